@@ -1,0 +1,89 @@
+# Run `make` for the list of targets.
+
+PYTHON ?= python3
+STUDY ?=
+WHEELHOUSE ?=
+VENV ?=
+PYTEST_ARGS ?=
+
+# PYTHON=3.12 means python3.12, and the wheels of Python 3.12 to `make wheelhouse`.
+INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python$(PYTHON),$(PYTHON))
+PYTHON_VERSION ?= $(PYTHON)
+
+STAMP := .make/python
+RUN = "$$(cat $(STAMP))"
+
+# The environment is looked at again when its interpreter is gone, or the caller asks for another.
+CHOSEN := $(wildcard $(shell cat $(STAMP) 2>/dev/null))
+ASKED := $(filter command%,$(origin PYTHON) $(origin WHEELHOUSE) $(origin VENV))
+AGAIN := $(if $(ASKED),again,$(if $(CHOSEN),,again))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup plan reproduce report test lint format pins wheelhouse clean again
+
+help: ## print this list
+	@echo "fp8study: should I pre-train in FP8, on my GPUs, for my model?"
+	@echo
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | \
+		while IFS='|' read -r target what; do printf '%-18s %s\n' "$$target" "$$what"; done
+	@echo
+	@echo "Variables:"
+	@echo "  STUDY=name         the study to plan or reproduce; without it, the default one"
+	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
+	@echo "  VENV=1             build .venv even if the active environment would do"
+	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
+	@echo "  PYTEST_ARGS=...    more arguments to pytest, as PYTEST_ARGS='-n 2 -k stats'"
+
+setup: $(STAMP) ## choose or build the environment (the active one if it has all, else .venv)
+	@echo "setup: using $$(cat $(STAMP)); to choose again: make -B setup"
+
+$(STAMP): pyproject.toml requirements/cpu.txt scripts/setup_environment.py $(AGAIN)
+	@"$(INTERPRETER)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "setup: PYTHON=$(PYTHON) is no Python 3.11 to 3.13: name one that is," \
+			"as make setup PYTHON=python3.12" >&2; exit 1; }
+	@"$(INTERPRETER)" scripts/setup_environment.py \
+		$(if $(WHEELHOUSE),--wheelhouse "$(WHEELHOUSE)") $(if $(VENV),--venv)
+
+plan: $(STAMP) ## show the runs of a study, what they cost, and which are done
+	@$(RUN) -m fp8study.cli plan $(STUDY)
+
+reproduce: $(STAMP) ## run a study on this machine's GPUs, notebook by notebook
+	@$(RUN) -m fp8study.cli reproduce $(STUDY)
+
+report: $(STAMP) ## render the report from the records (no GPU)
+	@$(RUN) -m fp8study.cli report
+
+test: $(STAMP) ## run the tests; those that need a GPU skip without one
+	@$(RUN) -m pytest -q $(PYTEST_ARGS)
+
+lint: $(STAMP) ## check style, format and types (ruff, mypy)
+	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check .
+	@$(RUN) -m mypy
+
+format: $(STAMP) ## rewrite the sources in the project's style
+	@$(RUN) -m ruff check --fix .
+	@$(RUN) -m ruff format .
+
+# A fresh resolution under the torch that is pinned now: for another, edit its line first.
+# Lines with a marker (needed by other Pythons only) and the header are kept by hand.
+pins: ## resolve the exact pins of requirements/cpu.txt anew
+	@rm -rf .make/pins && mkdir -p .make
+	@grep '^torch==' requirements/cpu.txt > .make/torch.txt
+	@"$(INTERPRETER)" -m venv .make/pins
+	@.make/pins/bin/python -m pip install -q -c .make/torch.txt '.[dev]'
+	@{ grep '^#' requirements/cpu.txt; \
+		.make/pins/bin/python -m pip freeze --all --exclude fp8study --exclude pip | \
+			sed -e 's/+.*//' -e '/^\(nvidia-.*-cu[0-9]*\|cuda-.*\|triton\)==/d'; \
+		grep ';' requirements/cpu.txt; } > .make/cpu.txt
+	@mv .make/cpu.txt requirements/cpu.txt && rm -rf .make/pins .make/torch.txt
+	@echo "requirements/cpu.txt: $$(grep -c == requirements/cpu.txt) pins"
+
+wheelhouse: ## gather wheels for a GPU node without network, as PYTHON=3.12
+	@python3 scripts/wheelhouse.py --python "$(PYTHON_VERSION)" \
+		$(if $(WHEELHOUSE),--output "$(WHEELHOUSE)")
+
+clean: ## remove .venv, the wheelhouse, the rendered report and caches; results stay
+	rm -rf .venv .make wheelhouse report/_site report/.quarto
+	rm -rf .mypy_cache .ruff_cache .pytest_cache dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,8 @@
+"""fp8study: should I pre-train in FP8, on my GPUs, for my model?
+
+Data flows one way: study, config, run, record, table, verdict, report. The half that answers
+(`records`, `stats`, `tables`, `plots`, `render`) never imports torch, so that a report renders
+on a laptop from committed records.
+"""
+
+__version__ = "0.1.0"

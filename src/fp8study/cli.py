@@ -1,0 +1,149 @@
+"""The command line: ``fp8study plan | reproduce | run | report | studies``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+import yaml
+
+from fp8study.defaults import config_for, study_for
+from fp8study.errors import UserError
+from fp8study.provenance import Machine, this_machine
+from fp8study.studies import Study, load_study, study_names
+
+app = typer.Typer(
+    help="Should I pre-train in FP8, on my GPUs, for my model?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+StudyName = Annotated[
+    str | None, typer.Argument(help="A file of pipelines/studies; by default smoke, or quick on "
+                               "a machine with GPUs.")
+]  # fmt: skip
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="field=value, set in every run; repeatable.")
+]
+
+
+def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Show a mistake of the user as one line, and leave with status 2."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            print(f"fp8study: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("fp8study: stopped; finished runs are kept, start again to go on",
+                  file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return guarded
+
+
+def _parse(assignments: list[str] | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for assignment in assignments or []:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--set: '{assignment}' is no assignment; write field=value")
+        values[name.strip()] = yaml.safe_load(text)
+    return values
+
+
+def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine, dict[str, Any]]:
+    machine, values = this_machine(), _parse(overrides)
+    return load_study(name or study_for(machine), values), machine, values
+
+
+@app.command()
+@_one_line_errors
+def studies() -> None:
+    """List the studies with their questions."""
+    for name in study_names():
+        study = load_study(name)
+        print(f"{name:<14}{len(study.runs):>4} runs  {study.question}")
+
+
+@app.command()
+@_one_line_errors
+def plan(study: StudyName = None, set_: Overrides = None) -> None:
+    """Show a study's runs, what they cost here, and which are done."""
+    from fp8study.pipeline import plan_text
+
+    loaded, machine, _ = _load(study, set_)
+    print(plan_text(loaded, machine))
+
+
+@app.command()
+@_one_line_errors
+def reproduce(
+    study: StudyName = None,
+    set_: Overrides = None,
+    report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
+) -> None:
+    """Run a study's missing runs on this machine, then render the report."""
+    from fp8study.pipeline import failed, run_study
+
+    loaded, machine, values = _load(study, set_)
+    records = run_study(loaded, machine, values)
+    if report:
+        _render(only_if_changed=True)
+    if number := failed(records, loaded):
+        raise UserError(
+            f"reproduce: {number} of {len(loaded.runs)} runs have no result; their last lines are "
+            "in the notebooks beside their records, and starting again repeats only them"
+        )
+
+
+@app.command()
+@_one_line_errors
+def run(
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+) -> None:
+    """Train one run without a notebook; fields that are not set are this machine's defaults."""
+    import time
+
+    from fp8study.launch import RunFailed, launch
+    from fp8study.paths import results_dir
+
+    machine = this_machine()
+    config = config_for(machine, _parse(set_))
+    name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"
+    run_dir = out or results_dir() / "local" / "adhoc" / name
+    try:
+        record = launch(config, run_dir, show=lambda line: print(f"\r{line}", end="", flush=True))
+    except RunFailed as error:
+        raise UserError(str(error)) from None
+    print(f"\n{record.status}: {run_dir}/run.json")
+
+
+@app.command()
+@_one_line_errors
+def report(
+    force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
+) -> None:
+    """Render the report: with Quarto where it is installed, else with our own renderer."""
+    _render(only_if_changed=not force)
+
+
+def _render(only_if_changed: bool) -> None:
+    from fp8study.reporting import render_report
+
+    print(f"report: {render_report(only_if_changed)}")
+
+
+if __name__ == "__main__":
+    app()

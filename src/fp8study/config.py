@@ -1,0 +1,298 @@
+"""One run, described completely: the frozen, strict `RunConfig`.
+
+Two runs with equal configurations are the same experiment. Everything that is decided by the
+machine (the device, whether FP8 is emulated) is resolved by `fp8study.machine` before training
+and stored in the record, so that a configuration file means the same everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fp8study.errors import UserError, nearest
+
+Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
+Strategy = Literal["fsdp2", "ddp", "none"]
+Schedule = Literal["constant", "linear", "cosine"]
+MasterDtype = Literal["fp32", "bf16"]
+OptimizerBinding = Literal["after_conversion", "before_conversion"]
+
+PRECISION_ALIASES = {"fp8": "fp8_tensorwise"}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that determines a training run.
+
+    Raises:
+        UserError: A value has the wrong type or range, or two values exclude each other.
+    """
+
+    model: str = "llama-3.2-1b"
+    """A preset of `fp8study.models.PRESETS`, or a Hugging Face model id or folder whose
+    configuration is used (weights are always random)."""
+    precision: Precision = "bf16"
+    """Arithmetic of the linear layers; ``fp8`` is an alias of ``fp8_tensorwise``."""
+    num_gpus: int = 1
+    """Number of processes, one per GPU; on a machine without GPU, CPU processes stand in."""
+    strategy: Strategy = "fsdp2"
+    """How the processes share the model: fully sharded, replicated, or one plain process."""
+    sequence_length: int = 4096
+    """Tokens per packed sequence."""
+    micro_batch_size: int = 1
+    """Sequences per GPU and forward pass."""
+    gradient_accumulation_steps: int = 1
+    """Forward and backward passes per optimizer step."""
+    num_steps: int = 100
+    """Optimizer steps."""
+    num_warmup_steps: int = 10
+    """First steps left out of every timing (compilation, allocator, clocks)."""
+    learning_rate: float = 3e-4
+    """Peak learning rate of AdamW."""
+    lr_schedule: Schedule = "constant"
+    """After its warm-up the rate stays, or falls to a tenth of its peak at the last step."""
+    lr_warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from zero."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay (torch's default)."""
+    adam_beta2: float = 0.999
+    """AdamW's second-moment decay (torch's default); beta1 is 0.9."""
+    max_grad_norm: float | None = None
+    """Clip the global gradient norm to this; none: neither clipped nor computed."""
+    seed: int = 0
+    """Seeds the initial weights and the order of the data."""
+    compile: bool = True
+    """Compile each decoder layer with torch.compile."""
+    activation_checkpointing: bool = False
+    """Recompute each decoder layer in the backward pass."""
+    master_dtype: MasterDtype = "fp32"
+    """Dtype of the parameters that the optimizer updates; compute is always bf16."""
+    optimizer_binding: OptimizerBinding = "after_conversion"
+    """``after_conversion``: the optimizer is made last, over the parameters that are trained.
+    ``before_conversion``: it is made first and Accelerate converts and wraps afterwards, as
+    document A does; on one process with FP8 all-gather this leaves most weights untrained."""
+    fp8_all_gather: bool | None = None
+    """Gather weights in FP8 (tensorwise only). None: on for tensorwise under FSDP2 on two or
+    more GPUs, else off."""
+    fp8_emulate: bool | None = None
+    """Compute FP8 matmuls by casting and multiplying in high precision. None: only where there
+    is no GPU."""
+    skip: tuple[str, ...] = ("lm_head",)
+    """Shell-style patterns of module names kept out of FP8; each must match a linear layer."""
+    corpus: str = "synthetic"
+    """``tinystories``, ``text:PATH`` or ``synthetic``."""
+    tokenizer: str = "auto"
+    """``auto``: the model's own where it can be had, else ``bpe``, trained on the corpus;
+    otherwise a Hugging Face tokenizer id or folder."""
+    log_every: int = 1
+    """Write every this many steps to ``metrics.jsonl``."""
+
+    def __post_init__(self) -> None:
+        precision = PRECISION_ALIASES.get(self.precision, self.precision)
+        object.__setattr__(self, "precision", precision)
+        _check_types(self)
+        _check_ranges(self)
+        if self.fp8_all_gather is None:
+            on = precision == "fp8_tensorwise" and self.strategy == "fsdp2" and self.num_gpus > 1
+            object.__setattr__(self, "fp8_all_gather", on)
+        _check_pairs(self)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether any linear layer computes in FP8."""
+        return self.precision != "bf16"
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences in one optimizer step, over all GPUs: the effective batch."""
+        return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step, over all GPUs."""
+        return self.sequences_per_step * self.sequence_length
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain YAML and JSON types."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+
+    def digest(self) -> str:
+        """Return eight hexadecimal digits that change with any field."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+FIELD_NAMES = tuple(f.name for f in dataclasses.fields(RunConfig))
+
+
+def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunConfig:
+    """Build a `RunConfig` from untyped values, as a notebook, YAML or a command line gives them.
+
+    Args:
+        values: Field names to values. Whole floats count as integers, integers as floats, and a
+            comma-separated text as a list, since papermill can pass nothing else.
+        source: Where the values come from, for the message.
+
+    Raises:
+        UserError: An unknown name, a wrong type, or whatever `RunConfig` refuses.
+    """
+    for name in values:
+        if name not in FIELD_NAMES:
+            raise UserError(
+                f"{source}: unknown parameter '{name}'{nearest(str(name), FIELD_NAMES)}; "
+                f"known: {', '.join(FIELD_NAMES)}"
+            )
+    hints = typing.get_type_hints(RunConfig)
+    return RunConfig(**{name: _coerce(value, hints[name]) for name, value in values.items()})
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read a configuration written by `save_config`.
+
+    Raises:
+        UserError: The file cannot be read or holds no valid configuration.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot read the configuration ({error})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of field names to values")
+    return make_config(values, source=str(path))
+
+
+def save_config(config: RunConfig, path: Path) -> None:
+    """Write the resolved configuration as YAML."""
+    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
+
+
+def _coerce(value: Any, hint: Any) -> Any:
+    """Undo what text-only interfaces did to a value; leave anything else for `_check_types`."""
+    kinds = _alternatives(hint)
+    if isinstance(value, bool) or value is None:
+        return value
+    if float in kinds and (isinstance(value, int) or (isinstance(value, str) and _is_float(value))):
+        return float(value)  # YAML reads 1e-5 as a text
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, list):
+            return tuple(value)
+    return value
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the members of ``A | B``, or the hint itself."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+def _check_types(config: RunConfig) -> None:
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        value = getattr(config, name)
+        if not any(_fits(value, kind) for kind in _alternatives(hint)):
+            raise UserError(f"{name}: {value!r} is not valid{_expectation(value, hint)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return value in typing.get_args(kind)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if kind is type(None):
+        return value is None
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else (int, float)) and value is not True and (
+            value is not False
+        )
+    return isinstance(value, kind)
+
+
+def _expectation(value: Any, hint: Any) -> str:
+    kinds = _alternatives(hint)
+    choices = [c for kind in kinds if typing.get_origin(kind) is Literal for c in
+               typing.get_args(kind)]
+    if choices:
+        return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
+    names = ["a list of texts" if typing.get_origin(k) is tuple else
+             "none" if k is type(None) else k.__name__ for k in kinds]
+    return f"; give {' or '.join(names)}"
+
+
+def _check_ranges(config: RunConfig) -> None:
+    positive = (
+        "num_gpus", "sequence_length", "micro_batch_size", "gradient_accumulation_steps",
+        "num_steps", "log_every", "learning_rate",
+    )  # fmt: skip
+    for name in positive:
+        if getattr(config, name) <= 0:
+            raise UserError(f"{name}: {getattr(config, name)} is not positive; give at least 1"
+                            if name != "learning_rate" else
+                            f"{name}: {config.learning_rate} is not positive; try 3e-4")
+    for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "weight_decay"):
+        if getattr(config, name) < 0:
+            raise UserError(f"{name}: {getattr(config, name)} is negative; give 0 or more")
+    if config.max_grad_norm is not None and config.max_grad_norm <= 0:
+        raise UserError(f"max_grad_norm: {config.max_grad_norm} is not positive; give none for no "
+                        "clipping")
+    if not 0 <= config.adam_beta2 < 1:
+        raise UserError(f"adam_beta2: {config.adam_beta2} is outside [0, 1); try 0.999")
+
+
+def _check_pairs(config: RunConfig) -> None:
+    if config.num_warmup_steps >= config.num_steps:
+        raise UserError(
+            f"num_warmup_steps: {config.num_warmup_steps} leaves none of num_steps="
+            f"{config.num_steps} to time; lower the one or raise the other"
+        )
+    if config.strategy == "none" and config.num_gpus > 1:
+        raise UserError(
+            f"strategy: 'none' is one process but num_gpus={config.num_gpus}; "
+            "use strategy=fsdp2 or strategy=ddp, or num_gpus=1"
+        )
+    if config.fp8_all_gather and config.precision != "fp8_tensorwise":
+        raise UserError(
+            f"fp8_all_gather: true needs precision=fp8_tensorwise, not {config.precision} "
+            "(torchao gathers only tensorwise-scaled weights in FP8); set fp8_all_gather=false"
+        )
+    if config.fp8_all_gather and config.strategy == "ddp":
+        raise UserError(
+            "fp8_all_gather: true has nothing to gather under strategy=ddp; set it false"
+        )
+    if config.precision == "fp8_rowwise_gw_hp" and config.strategy != "fsdp2":
+        raise UserError(
+            f"precision: 'fp8_rowwise_gw_hp' fails in torchao under strategy={config.strategy} "
+            "(its high-precision product mixes fp32 weights with bf16 activations); "
+            "use strategy=fsdp2"
+        )
+    if (
+        config.master_dtype == "bf16"
+        and config.strategy == "fsdp2"
+        and config.optimizer_binding == "before_conversion"
+    ):
+        raise UserError(
+            "master_dtype: 'bf16' cannot be kept under strategy=fsdp2 with "
+            "optimizer_binding=before_conversion (Accelerate upcasts to fp32 there); "
+            "use master_dtype=fp32"
+        )

@@ -1,0 +1,239 @@
+"""From a corpus to packed token blocks, once per corpus and tokenizer.
+
+Tokens are cached as one flat array on disk and read through a memory map, so a run of eight
+processes tokenises nothing and holds nothing in memory. No torch here: the launcher prepares
+the data and reports any mistake before a GPU is touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fp8study.config import RunConfig
+from fp8study.corpus import SEPARATOR, Corpus, check_corpus_name, load_corpus
+from fp8study.errors import UserError
+from fp8study.models import HUB_IDS, PRESETS
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: Size of the vocabulary that `bpe` learns, unless the model's own is smaller.
+BPE_VOCAB_SIZE = 8192
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A tokenised corpus on disk."""
+
+    corpus: str
+    corpus_sha256: str
+    tokenizer: str
+    """``bpe-8192`` for one trained on this corpus, else its id or folder."""
+    tokenizer_sha256: str
+    vocab_size: int
+    num_train_tokens: int
+    warnings: list[str]
+    """Fallbacks taken on the way; they go into the run record."""
+    folder: str
+
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """Return all tokens, documents separated by the end token: uint32[num_train_tokens]."""
+        return np.load(Path(self.folder) / "tokens.npy", mmap_mode="r")
+
+
+def cache_dir() -> Path:
+    """Return ``$FP8STUDY_CACHE``, or ``fp8study`` below the user's cache folder."""
+    chosen = os.environ.get("FP8STUDY_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "fp8study"
+
+
+def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
+    """Tokenise the configured corpus, or find it in the cache.
+
+    Args:
+        config: The run; its corpus, tokenizer, sequence length and batch are used.
+        model_vocab_size: No token id may reach it.
+
+    Raises:
+        UserError: The corpus or tokenizer cannot be had, or is too short for one step.
+    """
+    check_corpus_name(config.corpus)
+    corpus = load_corpus(config.corpus)
+    spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
+    folder = cache_dir() / "tokens" / hashlib.sha256(spec.encode()).hexdigest()[:16]
+    with _locked(folder):
+        if not (folder / "data.json").exists():
+            _build(corpus, config, model_vocab_size, folder)
+    data = PreparedData(**json.loads((folder / "data.json").read_text(encoding="utf-8")))
+    num_blocks = data.num_train_tokens // config.sequence_length
+    if num_blocks < config.sequences_per_step:
+        raise UserError(
+            f"sequence_length: {config.sequence_length} × {config.sequences_per_step} sequences "
+            f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
+            "lower it or give a larger corpus"
+        )
+    return data
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process build a cache entry while the others wait for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
+            "set it to a writable folder with free space"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Path) -> None:
+    tokenizer, name, notes = _tokenizer(corpus, config, model_vocab_size)
+    end = tokenizer.token_to_id(SEPARATOR)
+    if end is None:
+        end = PRESETS.get(config.model, {}).get("eos_token_id", 0)
+    pieces: list[npt.NDArray[np.uint32]] = []
+    encodings = tokenizer.encode_batch(
+        corpus.documents, add_special_tokens=False
+    )
+    for encoding in encodings:
+        pieces.append(np.array([*encoding.ids, end], dtype=np.uint32))
+    tokens = np.concatenate(pieces)
+    if int(tokens.max()) >= model_vocab_size:
+        raise UserError(
+            f"tokenizer: '{name}' makes token {int(tokens.max())}, outside the model's "
+            f"vocabulary of {model_vocab_size}; use tokenizer=bpe"
+        )
+    serialised = tokenizer.to_str()
+    try:
+        np.save(folder / "tokens.npy", tokens)
+        (folder / "tokenizer.json").write_text(serialised, encoding="utf-8")
+        data = PreparedData(
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            tokenizer=name,
+            tokenizer_sha256=hashlib.sha256(serialised.encode()).hexdigest(),
+            vocab_size=tokenizer.get_vocab_size(),
+            num_train_tokens=len(tokens),
+            warnings=notes,
+            folder=str(folder),
+        )
+        # Written last and renamed: its presence says that the tokens beside it are whole.
+        partial = folder / "data.json.partial"
+        partial.write_text(json.dumps(asdict(data)), encoding="utf-8")
+        partial.replace(folder / "data.json")
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(
+            f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
+            "free some space or set it to another folder"
+        ) from error
+
+
+def _tokenizer(
+    corpus: Corpus, config: RunConfig, model_vocab_size: int
+) -> tuple[tokenizers.Tokenizer, str, list[str]]:
+    """Return the tokenizer, its name for the record, and what had to be fallen back on."""
+    wanted = config.tokenizer
+    if wanted == "auto":
+        own = HUB_IDS.get(config.model, None if config.model in PRESETS else config.model)
+        if own is not None:
+            try:
+                return _pretrained(own), own, []
+            except UserError as error:
+                note = f"{error}; a BPE trained on the corpus stands in"
+                return *_trained(corpus, model_vocab_size), [note]
+        wanted = "bpe"
+    if wanted == "bpe":
+        return *_trained(corpus, model_vocab_size), []
+    return _pretrained(wanted), wanted, []
+
+
+def _pretrained(name: str) -> tokenizers.Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name).backend_tokenizer
+    except Exception as error:  # the hub client raises a dozen unrelated kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"tokenizer: '{name}' cannot be loaded ({reason.rstrip('.')}); use tokenizer=bpe"
+        ) from error
+
+
+def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenizer, str]:
+    """Train a byte-level BPE on the corpus; the same corpus gives the same tokenizer."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    vocab_size = min(BPE_VOCAB_SIZE, model_vocab_size)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.documents, trainer)
+    return tokenizer, f"bpe-{tokenizer.get_vocab_size()}"
+
+
+class BlockOrder:
+    """Which token block each rank sees in each forward pass.
+
+    Blocks are shuffled anew for every epoch from the seed alone. A step takes the next
+    ``num_gpus × accumulation × micro-batch`` blocks, so two precisions with one seed see the
+    same tokens in the same order, ranks never share a block within an epoch, and equal
+    effective batches hold equal tokens however they are split.
+    """
+
+    def __init__(self, config: RunConfig, num_tokens: int) -> None:
+        self.num_blocks = num_tokens // config.sequence_length
+        self._config = config
+        self._epoch = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def block_ids(self, step: int, micro_step: int, rank: int) -> list[int]:
+        """Return the `micro_batch_size` block numbers of one forward pass, counted from 0."""
+        size = self._config.micro_batch_size
+        first = step * self._config.sequences_per_step
+        first += (micro_step * self._config.num_gpus + rank) * size
+        return [self._block(first + offset) for offset in range(size)]
+
+    def epochs(self, num_steps: int) -> float:
+        """Return how often the corpus has been seen after `num_steps` steps."""
+        return num_steps * self._config.sequences_per_step / self.num_blocks
+
+    def _block(self, position: int) -> int:
+        epoch, index = divmod(position, self.num_blocks)
+        if epoch != self._epoch:
+            draw = np.random.default_rng([self._config.seed, epoch])
+            self._order, self._epoch = draw.permutation(self.num_blocks), epoch
+        return int(self._order[index])
+
+
+def batch(
+    tokens: npt.NDArray[np.uint32], block_ids: list[int], sequence_length: int
+) -> npt.NDArray[np.int64]:
+    """Cut the given blocks out of the token array: int64[len(block_ids), sequence_length]."""
+    rows = [tokens[b * sequence_length : (b + 1) * sequence_length] for b in block_ids]
+    return np.stack(rows).astype(np.int64)

@@ -1,0 +1,24 @@
+"""The one exception that a user is meant to read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: one line naming the field, the value and the remedy.
+
+    The command line prints it without a traceback and exits with status 2.
+    """
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string.
+
+    Args:
+        word: What the user wrote.
+        candidates: The words that would have been accepted.
+    """
+    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""

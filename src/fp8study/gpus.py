@@ -1,0 +1,145 @@
+"""Which GPUs there are, and which of them a run may use.
+
+Snakemake counts GPUs but does not say which; two runs that each want one would both take the
+first. So a run leases its GPUs with a lock file per GPU, held open by its training processes:
+the operating system gives the GPU back when the last of them is gone, however they ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8study.errors import UserError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU, as the driver's management library describes it."""
+
+    index: int
+    """Its number on the machine, as CUDA_VISIBLE_DEVICES takes it."""
+    uuid: str
+    name: str
+    memory_gib: float
+    compute_capability: tuple[int, int]
+    power_limit_watts: float | None
+    clock_sm_max_mhz: int | None
+    clock_memory_max_mhz: int | None
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible, without importing torch."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []  # no driver: a machine without GPU
+    try:
+        gpus = [_describe(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return gpus
+    by_key = {str(g.index): g for g in gpus} | {g.uuid: g for g in gpus}
+    return [by_key[key.strip()] for key in chosen.split(",") if key.strip() in by_key]
+
+
+def _describe(pynvml: Any, index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(function: str, *arguments: int) -> Any:
+        """Ask what some drivers and virtual machines do not answer."""
+        try:
+            return getattr(pynvml, function)(handle, *arguments)
+        except pynvml.NVMLError:
+            return None
+
+    power = ask("nvmlDeviceGetPowerManagementLimit")
+    capability = ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
+    return Gpu(
+        index=index,
+        uuid=ask("nvmlDeviceGetUUID") or "",
+        name=ask("nvmlDeviceGetName") or "unknown",
+        memory_gib=pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
+        compute_capability=(capability[0], capability[1]),
+        power_limit_watts=power / 1000 if power else None,
+        clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+        clock_memory_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+    )
+
+
+@dataclass(frozen=True)
+class Lease:
+    """GPUs held for one run."""
+
+    indices: tuple[int, ...]
+    file_descriptors: tuple[int, ...]
+    """Hand these down to the training processes: they keep the lease alive."""
+
+
+def lock_dir() -> Path:
+    """Return the folder of the lock files: ``$FP8STUDY_LOCKS``, or one shared by the machine."""
+    chosen = os.environ.get("FP8STUDY_LOCKS")
+    return Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"fp8study-{os.getuid()}"
+
+
+@contextmanager
+def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Iterator[Lease]:
+    """Hold `num_gpus` of the given GPUs, waiting until that many are free.
+
+    All or none are taken, under one machine-wide lock, so two waiting runs cannot each hold
+    half of what the other needs.
+
+    Args:
+        num_gpus: How many to hold.
+        indices: GPUs to choose from, in order of preference.
+        poll_seconds: How often to look again.
+
+    Raises:
+        UserError: More are asked for than there are.
+    """
+    if num_gpus > len(indices):
+        raise UserError(
+            f"num_gpus: {num_gpus} is more than the {len(indices)} visible GPUs; lower it or "
+            "widen CUDA_VISIBLE_DEVICES"
+        )
+    folder = lock_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    while (held := _try_lease(num_gpus, indices, folder)) is None:
+        time.sleep(poll_seconds)
+    try:
+        yield held
+    finally:
+        for descriptor in held.file_descriptors:
+            os.close(descriptor)
+
+
+def _try_lease(num_gpus: int, indices: list[int], folder: Path) -> Lease | None:
+    with (folder / "all.lock").open("w") as everyone:
+        fcntl.flock(everyone, fcntl.LOCK_EX)
+        taken: dict[int, int] = {}
+        for index in indices:
+            if len(taken) == num_gpus:
+                break
+            descriptor = os.open(folder / f"gpu-{index}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+            else:
+                taken[index] = descriptor
+        if len(taken) == num_gpus:
+            return Lease(tuple(taken), tuple(taken.values()))
+        for descriptor in taken.values():
+            os.close(descriptor)
+        return None

@@ -1,0 +1,58 @@
+"""The two small files by which the launcher and the training processes talk."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8study.data import PreparedData
+from fp8study.records import write_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the launcher has decided before training starts."""
+
+    data: PreparedData
+    emulate_fp8: bool
+    gpu_name: str | None
+    launched_at: float
+    """Seconds since the epoch: start-up is counted from here."""
+
+    def save(self, run_dir: Path) -> None:
+        """Write ``job.json``."""
+        write_json(run_dir / "job.json", dataclasses.asdict(self))
+
+    @staticmethod
+    def load(run_dir: Path) -> Job:
+        """Read ``job.json``."""
+        content = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
+        return Job(**content | {"data": PreparedData(**content["data"])})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training has to say at its end, good or bad."""
+
+    status: str
+    status_detail: str | None = None
+    versions: dict[str, str | None] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def save(self, run_dir: Path) -> None:
+        """Write ``outcome.json``; where several ranks fail, the first one's reason stays."""
+        if not (run_dir / "outcome.json").exists():
+            write_json(run_dir / "outcome.json", dataclasses.asdict(self))
+
+    @staticmethod
+    def load(run_dir: Path) -> Outcome | None:
+        """Read ``outcome.json``, or return None where training could not even write it."""
+        try:
+            return Outcome(**json.loads((run_dir / "outcome.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None

@@ -1,0 +1,250 @@
+"""Start a run as a child process, follow it, and write its record whatever its end.
+
+The launcher imports no torch: it runs inside a notebook's kernel, where a crash, an exhausted
+GPU or a hanging collective of the training must not reach.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from fp8study import data as tokens
+from fp8study.config import RunConfig, save_config
+from fp8study.errors import UserError
+from fp8study.gpus import lease
+from fp8study.job import Job, Outcome
+from fp8study.models import check_model_name, model_vocab_size
+from fp8study.provenance import Machine, git_state, machine_facts, this_machine, versions
+from fp8study.records import RESULTS, RunRecord, read_metrics, write_record
+
+PROGRESS = "progress: "
+Show = Callable[[str], None]
+
+#: Lines of a failing child that are shown and kept.
+TAIL_LINES = 30
+
+
+class RunFailed(Exception):
+    """A run ended without a result; its record says so and its last lines are in the message."""
+
+
+def _utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def launch(
+    config: RunConfig,
+    run_dir: Path,
+    study: str = "adhoc",
+    show: Show = print,
+    machine: Machine | None = None,
+) -> RunRecord:
+    """Train one run in child processes and return its record.
+
+    Args:
+        config: The run.
+        run_dir: Its folder; made if missing. Its last part is the run's id.
+        study: The study it belongs to.
+        show: Receives each progress line.
+        machine: Where to run; by default the machine we are on.
+
+    Returns:
+        The record, also written to ``run.json``. Its status may be ``diverged`` or
+        ``out_of_memory``: those are results.
+
+    Raises:
+        UserError: The run is impossible here; nothing was started.
+        RunFailed: Training failed for another reason; the record says so.
+        KeyboardInterrupt: The run was interrupted; the record says so.
+    """
+    machine = machine or this_machine()
+    machine.check(config)
+    check_model_name(config.model)
+    prepared = tokens.prepare(config, model_vocab_size(config.model))
+    with ExitStack() as held:
+        descriptor = held.enter_context(_locked_folder(run_dir))
+        kept = [descriptor]
+        environment = _environment(config, machine)
+        if machine.gpus:
+            leased = held.enter_context(lease(config.num_gpus, [g.index for g in machine.gpus]))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
+            kept += leased.file_descriptors
+        save_config(config, run_dir / "config.yaml")
+        started_at = _utc_now()
+        Job(
+            data=prepared,
+            emulate_fp8=machine.emulates_fp8(config),
+            gpu_name=machine.gpus[0].name if machine.gpus else None,
+            launched_at=time.time(),
+        ).save(run_dir)
+        record_parts: dict[str, Any] = {
+            "run_id": run_dir.name,
+            "study": study,
+            "config": config.to_dict(),
+            "started_at": started_at,
+            "machine": machine_facts(machine),
+            "git": git_state(Path(__file__).parent),
+            "data": _data_facts(prepared),
+        }
+        follow = _Follower(show, run_dir)
+        try:
+            code = follow.run(_command(config, run_dir), environment, tuple(kept))
+        except BaseException:
+            _finish(run_dir, config, record_parts, Outcome("interrupted", "stopped by the user"))
+            raise
+        outcome = Outcome.load(run_dir) or _unexplained(code, follow.tail)
+        record = _finish(run_dir, config, record_parts, outcome)
+    if record.status not in RESULTS:
+        tail = "\n".join(follow.tail)
+        raise RunFailed(f"{tail}\nrun {record.run_id} {record.status}: {record.status_detail}")
+    return record
+
+
+@contextmanager
+def _locked_folder(run_dir: Path) -> Iterator[int]:
+    """Hold a run's folder, so that two launchers never write the same run."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UserError(
+            f"run_dir: cannot write '{run_dir}' ({error.strerror}); choose a writable folder with "
+            "free space"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in ("job.json", "outcome.json"):
+            (run_dir / name).unlink(missing_ok=True)
+        yield descriptor
+    except BlockingIOError as error:
+        raise UserError(
+            f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
+    environment = dict(os.environ)
+    if not machine.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        # Tiny layers gain nothing from threads, and runs share the few cores.
+        environment["OMP_NUM_THREADS"] = "1"
+    environment.setdefault("OMP_NUM_THREADS", "8")
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def _command(config: RunConfig, run_dir: Path) -> list[str]:
+    script = ["-m", "fp8study.train", str(run_dir)]
+    if config.strategy == "none":
+        return [sys.executable, *script]
+    processes = f"--nproc-per-node={config.num_gpus}"
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *script]
+
+
+class _Follower:
+    """Runs the child, shows its progress and keeps the rest of what it prints."""
+
+    def __init__(self, show: Show, run_dir: Path) -> None:
+        self.show = show
+        self.run_dir = run_dir
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def run(self, command: list[str], environment: dict[str, str], kept: tuple[int, ...]) -> int:
+        """Return the child's exit status; end it if we are interrupted.
+
+        The child keeps the lock files' descriptors and our end of its standard input: if we
+        vanish, it stops by itself and the locks go with it.
+        """
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            pass_fds=kept,
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        try:
+            with (self.run_dir / "train.log").open("w", encoding="utf-8") as log:
+                for line in child.stdout:
+                    self._take(line.rstrip("\n"), log)
+            return child.wait()
+        finally:
+            _end(child)
+
+    def _take(self, line: str, log: TextIO) -> None:
+        if line.startswith(PROGRESS):
+            self.show(line.removeprefix(PROGRESS))
+        else:
+            log.write(line + "\n")
+            log.flush()
+            self.tail.append(line)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Stop the child and everything it started."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        os.killpg(child.pid, sign)
+        try:
+            child.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _unexplained(code: int, tail: deque[str]) -> Outcome:
+    """Explain an end about which training itself could write nothing."""
+    how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+    last = next((line for line in reversed(tail) if line.strip()), "no output")
+    return Outcome("failed", f"{how}: {last.strip()}")
+
+
+def _finish(
+    run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Outcome
+) -> RunRecord:
+    """Write the record and remove the files that only served the run."""
+    steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
+    seen = steps * config.tokens_per_step
+    record = RunRecord(
+        **parts,
+        status=outcome.status,
+        status_detail=outcome.status_detail,
+        ended_at=_utc_now(),
+        versions=versions() | outcome.versions,
+        model=outcome.model,
+        results={"steps_completed": steps} | outcome.results,
+        warnings=outcome.warnings,
+    )
+    data = parts["data"]
+    data["num_tokens_seen"] = seen
+    data["epochs"] = seen / data["num_train_tokens"]
+    record.warnings.extend(data.pop("warnings"))
+    write_record(record, run_dir)
+    for name in ("job.json", "outcome.json"):
+        (run_dir / name).unlink(missing_ok=True)
+    return record
+
+
+def _data_facts(prepared: tokens.PreparedData) -> dict[str, Any]:
+    facts = asdict(prepared)
+    del facts["folder"]
+    return facts

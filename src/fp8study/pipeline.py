@@ -1,0 +1,186 @@
+"""Run a study: the plan, then Snakemake, then what became of every run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fp8study.errors import UserError
+from fp8study.paths import project_root, results_dir
+from fp8study.provenance import Machine
+from fp8study.records import RESULTS, RunRecord, read_metrics, read_record
+from fp8study.studies import PlannedRun, Study, estimated_minutes
+
+
+def plan_text(study: Study, machine: Machine) -> str:
+    """Return what a study would do here: its question, runs, GPUs and rough time."""
+    pending = study.pending()
+    slots = _num_slots(machine)
+    where = f"{len(machine.gpus)} × {machine.gpus[0].name}" if machine.gpus else (
+        f"{machine.num_cpus} CPU cores, FP8 emulated"
+    )
+    lines = [
+        f"Study {study.name}: {study.question}",
+        f"On {where}. {len(study.runs)} runs, {len(study.runs) - len(pending)} done, "
+        f"{len(pending)} to do, about {estimated_minutes(study, pending, slots):.0f} min.",
+    ]
+    for run in study.runs:
+        c = run.config
+        state = "to do" if run in pending else "done"
+        lines.append(
+            f"  {state:<6}{c.model:<14} {c.precision:<18} {c.num_gpus} × {c.strategy:<6} "
+            f"seq {c.sequence_length:<6} batch {c.micro_batch_size} × "
+            f"{c.gradient_accumulation_steps}  {c.num_steps} steps  seed {c.seed}  {run.run_id}"
+        )
+    return "\n".join(lines)
+
+
+def _num_slots(machine: Machine) -> int:
+    return len(machine.gpus) or machine.num_cpus
+
+
+@contextmanager
+def _one_at_a_time(root: Path) -> Iterator[None]:
+    """Refuse a second pipeline in this checkout; a killed one leaves no lock behind."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".pipeline.lock").open("a")
+    except OSError as error:
+        raise UserError(
+            f"results: cannot write '{root}' ({error.strerror}); make the folder writable or free "
+            "some space"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                "reproduce: another pipeline is running in this checkout; wait for it, or clone "
+                "the repository a second time"
+            ) from error
+        yield
+
+
+def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> list[RunRecord]:
+    """Do a study's pending runs and return the records of all of its runs.
+
+    Prints the plan, a line per finished run, and a summary. A failed run does not stop the
+    others.
+
+    Args:
+        study: From `fp8study.studies.load_study`.
+        machine: Where we are.
+        overrides: The ones that `study` was loaded with.
+
+    Raises:
+        UserError: A run is impossible here, or another pipeline is at work in this checkout.
+    """
+    for run in study.runs:
+        machine.check(run.config)
+    with _one_at_a_time(results_dir() / "local"):
+        print(plan_text(study, machine), flush=True)
+        pending = study.pending()
+        if pending:
+            study.write_configs()
+            _snakemake(study, machine, overrides, pending)
+    return [read_record(r.run_dir / "run.json") for r in study.runs if _ended(r)]
+
+
+def _ended(run: PlannedRun) -> bool:
+    return (run.run_dir / "run.json").exists()
+
+
+def _snakemake(
+    study: Study, machine: Machine, overrides: Mapping[str, Any], pending: list[PlannedRun]
+) -> None:
+    root = project_root()
+    log_path = results_dir() / "local" / study.name / "snakemake.log"
+    command = [
+        sys.executable, "-m", "snakemake", "--snakefile", "pipelines/Snakefile",
+        "--cores", str(max(_num_slots(machine), machine.num_cpus)),
+        "--resources", f"gpus={_num_slots(machine)}",
+        "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
+        "--nolock",  # ours is released even when we are killed
+        "--config", f"study={study.name}", f"overrides={json.dumps(dict(overrides))}",
+    ]  # fmt: skip
+    with log_path.open("w", encoding="utf-8") as log:
+        child = subprocess.Popen(
+            command, cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            _follow(child, pending)
+        finally:
+            _stop(child)
+    if child.returncode and not any(_ended(run) for run in pending):
+        tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
+        raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """End Snakemake and its runs: they notice that their launchers are gone."""
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        os.killpg(child.pid, sign)
+        try:
+            child.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
+    """Print a line for each run as it ends, and now and then how far the others are."""
+    started = spoken = time.monotonic()
+    waiting = list(pending)
+    while True:
+        alive = child.poll() is None
+        for run in [r for r in waiting if _ended(r)]:
+            waiting.remove(run)
+            spoken = time.monotonic()
+            number = len(pending) - len(waiting)
+            print(
+                f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}",
+                flush=True,
+            )
+        if not alive:
+            break
+        if time.monotonic() - spoken > 30:
+            spoken = time.monotonic()
+            print(f"[{spoken - started:4.0f} s] {_running_line(waiting)}", flush=True)
+        time.sleep(0.5)
+    for run in waiting:
+        print(f"no record: {run.run_id}; see {run.run_dir}/papermill.log", flush=True)
+
+
+def _result_line(run: PlannedRun) -> str:
+    record = read_record(run.run_dir / "run.json")
+    results = record.results
+    rate, loss = results.get("tokens_per_second_per_gpu"), results.get("loss_last20_mean")
+    figures = f"{rate:,.0f} tok/s/GPU" if rate else ""
+    figures += f"  loss {loss:.4f}" if loss is not None else ""
+    detail = f"  {record.status_detail}" if record.status_detail else ""
+    return f"{record.status:<10} {run.run_id}  {figures}{detail}"
+
+
+def _running_line(waiting: list[PlannedRun]) -> str:
+    states = []
+    for run in waiting:
+        rows = read_metrics(run.run_dir)
+        if rows:
+            states.append(f"{run.run_id} step {rows[-1]['step']}/{run.config.num_steps}")
+    return "running: " + ("; ".join(states) if states else "starting …")
+
+
+def failed(records: list[RunRecord], study: Study) -> int:
+    """Return how many of a study's runs have no result."""
+    return len(study.runs) - sum(record.status in RESULTS for record in records)

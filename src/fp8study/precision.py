@@ -1,0 +1,99 @@
+"""FP8 linear layers through torchao: which layers, which recipe, and what was really done."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8study.config import RunConfig
+from fp8study.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torchao.float8 import Float8LinearConfig
+
+_RECIPES = {
+    "fp8_tensorwise": "tensorwise",
+    "fp8_rowwise": "rowwise",
+    "fp8_rowwise_gw_hp": "rowwise_with_gw_hp",
+}
+
+#: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class LinearCount:
+    """How many linear layers a model has and how many compute in FP8."""
+
+    num_linear: int
+    num_linear_fp8: int
+
+
+def float8_config(config: RunConfig, emulate: bool) -> Float8LinearConfig:
+    """Return torchao's configuration of the chosen recipe.
+
+    Args:
+        config: An FP8 run.
+        emulate: Cast to FP8 and back but multiply in high precision, for machines without FP8.
+    """
+    from torchao.float8 import Float8LinearConfig
+
+    recipe = Float8LinearConfig.from_recipe_name(_RECIPES[config.precision])
+    return dataclasses.replace(
+        recipe,
+        enable_fsdp_float8_all_gather=bool(config.fp8_all_gather),
+        emulate=emulate,
+    )
+
+
+def float8_filter(
+    config: RunConfig, model: torch.nn.Module
+) -> Callable[[torch.nn.Module, str], bool]:
+    """Return the predicate that tells torchao which linear layers to convert.
+
+    Raises:
+        UserError: A pattern of ``skip`` matches no linear layer: a misspelt pattern would
+            otherwise convert what was meant to be kept.
+    """
+    linears = [n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    for pattern in config.skip:
+        if not fnmatch.filter(linears, pattern):
+            raise UserError(
+                f"skip: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
+                "patterns are shell-style over full module names"
+            )
+
+    def convert(module: torch.nn.Module, name: str) -> bool:
+        return (
+            isinstance(module, torch.nn.Linear)
+            and module.in_features % ALIGNMENT == 0
+            and module.out_features % ALIGNMENT == 0
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in config.skip)
+        )
+
+    return convert
+
+
+def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) -> None:
+    """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16."""
+    if not config.is_fp8:
+        return
+    from torchao.float8 import convert_to_float8_training
+
+    convert_to_float8_training(
+        model,
+        config=float8_config(config, emulate),
+        module_filter_fn=float8_filter(config, model),
+    )
+
+
+def count_linear(model: torch.nn.Module) -> LinearCount:
+    """Count linear layers, and those that compute in FP8."""
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    fp8 = [m for m in linears if type(m).__name__ == "Float8Linear"]
+    return LinearCount(len(linears), len(fp8))

@@ -1,0 +1,155 @@
+"""Where a run happened: versions, machine and commit. Nothing of the environment's variables."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8study.config import RunConfig
+from fp8study.errors import UserError
+from fp8study.gpus import Gpu, visible_gpus
+from fp8study.hardware import FP8_CAPABILITY
+
+_PACKAGES = (
+    "fp8study", "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
+    "triton", "numpy", "papermill", "snakemake",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can run on."""
+
+    gpus: tuple[Gpu, ...]
+    num_cpus: int
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return "cuda" if self.gpus else "cpu"
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that this machine cannot do.
+
+        Raises:
+            UserError: Too few GPUs, or FP8 on a GPU that has none.
+        """
+        if not self.gpus:
+            if config.num_gpus > self.num_cpus:
+                raise UserError(
+                    f"num_gpus: {config.num_gpus} is more than the {self.num_cpus} CPU cores that "
+                    "stand in for GPUs on this machine; lower it"
+                )
+            return
+        if config.num_gpus > len(self.gpus):
+            raise UserError(
+                f"num_gpus: {config.num_gpus} is more than the {len(self.gpus)} visible GPUs; "
+                "lower it or widen CUDA_VISIBLE_DEVICES"
+            )
+        weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
+        if config.is_fp8 and not config.fp8_emulate and weakest.compute_capability < FP8_CAPABILITY:
+            capability = ".".join(map(str, weakest.compute_capability))
+            raise UserError(
+                f"precision: '{config.precision}' needs compute capability 8.9 (Ada, Hopper) or "
+                f"newer, but {weakest.name} has {capability}; use precision=bf16, or "
+                "fp8_emulate=true to study the numbers without the speed"
+            )
+
+    def emulates_fp8(self, config: RunConfig) -> bool:
+        """Return whether FP8 products are computed in high precision here."""
+        return not self.gpus if config.fp8_emulate is None else config.fp8_emulate
+
+
+def this_machine() -> Machine:
+    """Describe the machine we are on."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return Machine(tuple(visible_gpus()), num_cpus)
+
+
+def machine_facts(machine: Machine) -> dict[str, Any]:
+    """Return the ``machine`` part of a record (see `fp8study.records.RunRecord`)."""
+    facts: dict[str, Any] = {
+        "device": machine.device,
+        "cpu_name": _cpu_name(),
+        "num_cpus": machine.num_cpus,
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+    }
+    if machine.gpus:
+        gpu = machine.gpus[0]
+        facts |= {
+            "gpu_name": gpu.name,
+            "num_gpus_on_machine": len(machine.gpus),
+            "gpu_memory_gib": round(gpu.memory_gib, 1),
+            "compute_capability": ".".join(map(str, gpu.compute_capability)),
+            "power_limit_watts": gpu.power_limit_watts,
+            "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
+            "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
+            "driver": _driver(),
+            "gpu_link": _gpu_link(),
+        }
+    return facts
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of every package that shapes a result."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Return the commit of the checkout and whether it holds uncommitted changes."""
+    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    status = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if commit is None else bool(status)}
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or "unknown"
+
+
+def _driver() -> str | None:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu_link() -> str | None:
+    """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …)."""
+    matrix = _output("nvidia-smi", "topo", "-m")
+    if matrix is None:
+        return None
+    rows = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
+    links = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
+    order = ["SYS", "NODE", "PHB", "PXB", "PIX"]
+    slow = [link for link in order if link in links]
+    return slow[0] if slow else ", ".join(sorted(links)) or None

@@ -1,0 +1,205 @@
+"""What a run leaves behind, and how it is read again.
+
+A run owns one folder, ``results/<machine>/<study>/<run_id>/``:
+
+``config.yaml``
+    the resolved `fp8study.config.RunConfig`;
+``metrics.jsonl``
+    one line per logged step, flushed as it is written;
+``run.json``
+    the `RunRecord`, written once, atomically, when the run has ended, whatever its end.
+
+``<machine>`` is ``local`` for what ran in this checkout and ``reference/<name>`` for what is
+committed. Run ids are opaque: everything is read from the record, nothing from the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8study.errors import UserError
+
+SCHEMA_VERSION = 1
+
+#: A run that ended in one of these has given its answer; it is not run again.
+RESULTS = ("completed", "diverged", "out_of_memory")
+#: These are failures of the infrastructure or of the code; a resumed study runs them again.
+FAILURES = ("failed", "interrupted")
+STATUSES = RESULTS + FAILURES
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that the reporting half knows about one run.
+
+    The dictionaries are open for new keys (a newer writer may add some) and are read with
+    ``get``; the keys listed here are always written when the run got far enough to know them.
+    """
+
+    run_id: str
+    """Opaque name, unique within its study."""
+    study: str
+    """The study that declared the run; ``adhoc`` for one started by hand."""
+    status: str
+    """One of `STATUSES`."""
+    config: dict[str, Any]
+    """The resolved configuration, field by field."""
+    started_at: str
+    """Start of the launcher, ISO 8601, UTC."""
+    ended_at: str
+    """End of the launcher, ISO 8601, UTC."""
+    status_detail: str | None = None
+    """One line that explains any status but ``completed``."""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """python, fp8study, torch, torchao, accelerate, transformers, triton, cuda, nccl …"""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """device (``cuda`` or ``cpu``), gpu_name, num_gpus_on_machine, gpu_memory_gib, driver,
+    compute_capability, power_limit_watts, clock_sm_max_mhz, clock_memory_max_mhz, gpu_link
+    (``NV18``, ``PIX`` …), cpu_name, num_cpus, memory_gib, platform."""
+    git: dict[str, Any] = field(default_factory=dict)
+    """commit (40 hex digits or null) and dirty (bool or null)."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """corpus, corpus_sha256, tokenizer, tokenizer_sha256, vocab_size, num_train_tokens,
+    num_tokens_seen, epochs."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
+    parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """steps_completed, startup_seconds, first_step_seconds, compile_seconds, num_timed_steps,
+    step_time_ms_median, step_time_ms_p10, step_time_ms_p90, tokens_per_second_per_gpu,
+    tflops_per_gpu, mfu_bf16_peak_pct (null where the peak is unknown), memory_peak_gib,
+    loss_start, loss_last20_mean. Rates are over the timed window, warm-up left out."""
+    warnings: list[str] = field(default_factory=list)
+    """Every fallback that was taken and every defect that was asked for, one line each."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this layout."""
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise UserError(
+                f"schema_version: {self.schema_version!r} is not {SCHEMA_VERSION}; "
+                "read it with the version of fp8study that wrote it"
+            )
+        if self.status not in STATUSES:
+            raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
+        for name in ("run_id", "study", "started_at", "ended_at"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
+        for name in ("config", "versions", "machine", "git", "data", "model", "results"):
+            if not isinstance(getattr(self, name), dict):
+                raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the whole new one.
+
+    Non-finite floats become null: JSON has no NaN.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump(_finite(content), stream, indent=1, allow_nan=False)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def write_record(record: RunRecord, run_dir: Path) -> None:
+    """Write ``run.json`` atomically."""
+    write_json(run_dir / "run.json", dataclasses.asdict(record))
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read one ``run.json``.
+
+    Raises:
+        UserError: The file is not JSON, misses a field or breaks the schema.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known = {f.name for f in dataclasses.fields(RunRecord)}
+        return RunRecord(**{key: value for key, value in content.items() if key in known})
+    except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path}: not a run record ({error})") from error
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl``: one dictionary per logged step, in order.
+
+    Keys: step (from 1), loss (mean over ranks; null if not finite), learning_rate,
+    step_time_ms, tokens_per_second_per_gpu, tflops_per_gpu, tokens_seen (all ranks), timed
+    (true inside the timed window). A half-written last line, as a killed run leaves it, is
+    left out.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A record with the place it was read from."""
+
+    record: RunRecord
+    run_dir: Path
+    machine_label: str
+    """``local``, or the folder's name below ``results/reference``."""
+
+
+def set_aside(path: Path, reason: str) -> Path:
+    """Rename a file out of the pipeline's way, never over an earlier one, and say so."""
+    for number in range(1, 1000):
+        target = path.with_name(f"{path.stem}.{reason}{number}{path.suffix}")
+        if not target.exists():
+            path.rename(target)
+            return target
+    raise UserError(f"{path}: a thousand files set aside beside it already; remove some")
+
+
+def load_runs(results_dir: Path) -> list[StoredRun]:
+    """Read every record below `results_dir`, in a stable order.
+
+    A corrupt ``run.json`` is reported as a warning, left out and the rest still used. One in
+    ``local`` is renamed as well, so that the study runs it again.
+
+    Args:
+        results_dir: The folder that holds ``reference/`` and ``local/``.
+    """
+    found = []
+    places = [("local", results_dir / "local")]
+    places += [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
+    for label, root in places:
+        for path in sorted(root.glob("*/*/run.json")):
+            try:
+                found.append(StoredRun(read_record(path), path.parent, label))
+            except UserError as error:
+                note = f"set aside as {set_aside(path, 'corrupt').name}" if label == "local" else ""
+                warnings.warn(f"left out: {error} {note}".rstrip(), stacklevel=2)
+    return found

@@ -1,0 +1,156 @@
+"""Studies: a question, and the runs that would answer it.
+
+A study is a YAML file in ``pipelines/studies``. Its runs are the cross product of ``arms``
+(each an override of ``base``), ``factors`` (each a list of values of one field) and ``seeds``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fp8study.config import RunConfig, make_config, save_config
+from fp8study.errors import UserError, nearest
+from fp8study.paths import results_dir, studies_dir
+from fp8study.records import RESULTS, read_record, set_aside
+
+_KEYS = ("question", "claims", "base", "arms", "factors", "seeds", "minutes_per_run", "margin")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study and where it will be stored."""
+
+    run_id: str
+    config: RunConfig
+    run_dir: Path
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question with its runs."""
+
+    name: str
+    question: str
+    claims: tuple[str, ...]
+    """Claims of the source documents that it speaks to."""
+    runs: tuple[PlannedRun, ...]
+    minutes_per_run: float
+    """Rough length of one run on the machine it was written for, start-up included."""
+
+    def pending(self) -> list[PlannedRun]:
+        """Return the runs that have no result yet.
+
+        Records that hold no result (failed, interrupted, corrupt) are set aside, never
+        deleted, so that the run can be repeated.
+        """
+        return [run for run in self.runs if not _has_result(run.run_dir / "run.json")]
+
+    def write_configs(self) -> None:
+        """Write each run's ``config.yaml``, which the pipeline hands to the notebook."""
+        for run in self.runs:
+            path = run.run_dir / "config.yaml"
+            try:
+                run.run_dir.mkdir(parents=True, exist_ok=True)
+                if not path.exists():
+                    save_config(run.config, path)
+            except OSError as error:
+                raise UserError(
+                    f"results: cannot write '{path}' ({error.strerror}); make the folder "
+                    "writable or free some space"
+                ) from error
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies in this checkout."""
+    return sorted(path.stem for path in studies_dir().glob("*.yaml"))
+
+
+def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
+    """Read a study and expand it into runs.
+
+    Args:
+        name: The file's name without ``.yaml``.
+        overrides: Fields set in every run, over everything that the file says.
+
+    Raises:
+        UserError: There is no such study, or the file or a run in it is invalid.
+    """
+    path = studies_dir() / f"{name}.yaml"
+    if not path.is_file():
+        names = study_names()
+        raise UserError(
+            f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot read the study ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with {', '.join(_KEYS)}")
+    for key in content:
+        if key not in _KEYS:
+            raise UserError(f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: "
+                            f"{', '.join(_KEYS)}")
+    if not content.get("question"):
+        raise UserError(f"{path}: question: missing; say what the runs are to decide")
+    configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
+    return Study(
+        name=name,
+        question=content["question"].strip(),
+        claims=tuple(content.get("claims", ())),
+        runs=tuple(_planned(config, name) for config in configs),
+        minutes_per_run=float(content.get("minutes_per_run", 1)),
+    )
+
+
+def _expand(content: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    base = content.get("base") or {}
+    arms = content.get("arms") or [{}]
+    factors = content.get("factors") or {}
+    seeds = content.get("seeds") or [0]
+    combinations = [dict(zip(factors, values, strict=True)) for values in
+                    itertools.product(*factors.values())]
+    return [
+        base | arm | combination | {"seed": seed} | dict(overrides or {})
+        for arm in arms
+        for combination in combinations
+        for seed in seeds
+    ]
+
+
+def _planned(config: RunConfig, study: str) -> PlannedRun:
+    model = config.model.rstrip("/").split("/")[-1]
+    run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
+    return PlannedRun(run_id, config, results_dir() / "local" / study / run_id)
+
+
+def _has_result(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        status = read_record(path).status
+    except UserError as error:
+        print(f"corrupt record: {error}; set aside as {set_aside(path, 'corrupt').name}")
+        return False
+    if status in RESULTS:
+        return True
+    set_aside(path, status)
+    return False
+
+
+def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> float:
+    """Return a rough wall time of the given runs.
+
+    Args:
+        study: Gives the length of one run.
+        runs: The runs to be done.
+        num_slots: GPUs, or CPU cores, to share among them.
+    """
+    occupied = sum(run.config.num_gpus for run in runs) * study.minutes_per_run
+    return max(occupied / num_slots, study.minutes_per_run if runs else 0.0)

@@ -1,0 +1,300 @@
+"""The training process: one per GPU, started by `fp8study.launch` through torchrun.
+
+    python -m fp8study.train RUN_DIR
+
+It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leaves an
+``outcome.json``; the launcher turns that into the run's record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import set_seed
+
+from fp8study.config import RunConfig, load_config
+from fp8study.data import BlockOrder, batch
+from fp8study.errors import UserError
+from fp8study.flops import flops_per_token, num_matmul_parameters
+from fp8study.job import Job, Outcome
+from fp8study.meters import (
+    FinishedStep,
+    StepMeter,
+    allocator_retries,
+    memory_peak_gib,
+    summarise,
+)
+from fp8study.models import build_model
+from fp8study.parallel import (
+    gradient_sync,
+    make_accelerator,
+    parameters_outside_optimizer_pct,
+    prepare,
+)
+from fp8study.precision import count_linear
+
+#: The launcher shows lines that start with this as its live progress line.
+PROGRESS = "progress: "
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Return the learning rate of a step, counted from 0."""
+    if step < config.lr_warmup_steps:
+        return config.learning_rate * (step + 1) / config.lr_warmup_steps
+    if config.lr_schedule == "constant":
+        return config.learning_rate
+    done = (step - config.lr_warmup_steps) / max(1, config.num_steps - 1 - config.lr_warmup_steps)
+    fall = done if config.lr_schedule == "linear" else (1 - math.cos(math.pi * done)) / 2
+    return config.learning_rate * (1 - 0.9 * fall)
+
+
+class Trainer:
+    """One process's share of a run."""
+
+    def __init__(self, config: RunConfig, job: Job) -> None:
+        self.config, self.job = config, job
+        self.state = PartialState(cpu=not torch.cuda.is_available())
+        self.device = self.state.device
+        if self.state.num_processes != config.num_gpus:
+            raise UserError(
+                f"num_gpus: {config.num_gpus}, but {self.state.num_processes} processes were "
+                "started; start runs through the notebook or `fp8study run`"
+            )
+        set_seed(config.seed)
+        dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
+        model = build_model(config.model, dtype, self.device, config.seed)
+        matmul_parameters = num_matmul_parameters(model)
+        self.flops_per_token = flops_per_token(
+            matmul_parameters, model.config, config.sequence_length
+        )
+        self.model_facts: dict[str, Any] = {
+            "num_parameters": sum(p.numel() for p in model.parameters()),
+            "num_matmul_parameters": matmul_parameters,
+            "flops_per_token": self.flops_per_token,
+        }
+        accelerator = make_accelerator(config, model, job.emulate_fp8)
+        self.model, self.optimizer = prepare(
+            config, accelerator, model, self._make_optimizer, job.emulate_fp8
+        )
+        self.model_facts |= self._binding_facts()
+
+    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=self.config.learning_rate,
+            betas=(0.9, self.config.adam_beta2),
+            weight_decay=self.config.weight_decay,
+            fused=True,
+        )
+
+    def _binding_facts(self) -> dict[str, Any]:
+        """Describe what will really be trained; refuse a stale optimizer nobody asked for."""
+        outside = parameters_outside_optimizer_pct(self.model, self.optimizer)
+        if outside > 0 and self.config.optimizer_binding == "after_conversion":
+            raise RuntimeError(
+                f"{outside:.1f} % of the weights are not in the optimizer although it was made "
+                "last; this is a defect of fp8study or of the installed torchao or accelerate"
+            )
+        linear = count_linear(self.model)
+        if self.config.is_fp8 and linear.num_linear_fp8 == 0:
+            raise UserError(
+                f"skip: no linear layer is left for precision={self.config.precision}; "
+                "remove a pattern or use precision=bf16"
+            )
+        return {
+            "num_linear": linear.num_linear,
+            "num_linear_fp8": linear.num_linear_fp8,
+            "parameters_outside_optimizer_pct": outside,
+            "parameter_dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
+        }
+
+    def warnings(self) -> list[str]:
+        """Return the defects of this run that a reader of its numbers must know."""
+        outside = self.model_facts["parameters_outside_optimizer_pct"]
+        notes = []
+        if outside > 0:
+            notes.append(f"stale optimizer: {outside:.1f} % of the weights are never trained")
+        if self.job.emulate_fp8 and self.config.is_fp8:
+            notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
+        return notes
+
+    def train(self, metrics: TextIO | None) -> list[FinishedStep]:
+        """Run all steps.
+
+        Args:
+            metrics: Receives one JSON line per logged step; None on all ranks but the first.
+
+        Returns:
+            Every step, in order.
+
+        Raises:
+            Diverged: A loss was not finite.
+        """
+        config = self.config
+        tokens = self.job.data.tokens()
+        order = BlockOrder(config, self.job.data.num_train_tokens)
+        meter = StepMeter(self.device, config.num_steps)
+        self.steps: list[FinishedStep] = []
+        self.timed_retries = 0
+        self.startup_seconds = time.time() - self.job.launched_at
+        meter.start()
+        for step in range(config.num_steps):
+            if step == config.num_warmup_steps:
+                retries_before = allocator_retries(self.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(config, step)
+            total = torch.zeros((), device=self.device)
+            for micro_step in range(config.gradient_accumulation_steps):
+                ids = order.block_ids(step, micro_step, self.state.process_index)
+                total += self._micro_step(batch(tokens, ids, config.sequence_length), micro_step)
+            if config.max_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self._log(meter.end_step(total), metrics)
+        self._log(meter.finish(), metrics)
+        self.timed_retries = allocator_retries(self.device) - retries_before
+        return self.steps
+
+    def _micro_step(self, blocks: Any, micro_step: int) -> torch.Tensor:
+        ids_BT = torch.from_numpy(blocks)  # B: sequences, T: tokens
+        if self.device.type == "cuda":
+            ids_BT = ids_BT.pin_memory().to(self.device, non_blocking=True)
+        is_last = micro_step == self.config.gradient_accumulation_steps - 1
+        with gradient_sync(self.model, is_last):
+            loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
+            loss = loss / self.config.gradient_accumulation_steps
+            loss.backward()
+        return loss.detach()
+
+    def _log(self, finished: Iterable[FinishedStep], metrics: TextIO | None) -> None:
+        for done in finished:
+            self.steps.append(done)
+            if metrics is not None:
+                self._write(done, metrics)
+            if not math.isfinite(done.loss):
+                raise Diverged(
+                    f"loss is {done.loss} at step {done.step + 1}; try a lower learning_rate, "
+                    "a longer lr_warmup_steps or max_grad_norm=1"
+                )
+
+    def _write(self, done: FinishedStep, metrics: TextIO) -> None:
+        config, number = self.config, done.step + 1
+        rate = config.tokens_per_step / config.num_gpus / done.step_time_ms * 1000
+        tflops = rate * self.flops_per_token / 1e12
+        if number % config.log_every == 0 or number == config.num_steps:
+            row = {
+                "step": number,
+                "loss": done.loss if math.isfinite(done.loss) else None,
+                "learning_rate": learning_rate(config, done.step),
+                "step_time_ms": done.step_time_ms,
+                "tokens_per_second_per_gpu": rate,
+                "tflops_per_gpu": tflops,
+                "tokens_seen": number * config.tokens_per_step,
+                "timed": done.step >= config.num_warmup_steps,
+            }
+            metrics.write(json.dumps(row) + "\n")
+            metrics.flush()
+        left_s = (config.num_steps - number) * done.step_time_ms / 1000
+        print(
+            f"{PROGRESS}step {number:>5}/{config.num_steps}  loss {done.loss:7.4f}  "
+            f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU  "
+            f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}",
+            flush=True,
+        )
+
+    def outcome(self, status: str, detail: str | None) -> Outcome:
+        """Collect the results over all ranks; every rank must call it."""
+        results = summarise(self.steps, self.config, self.flops_per_token, self.job.gpu_name)
+        results["startup_seconds"] = self.startup_seconds
+        results["memory_peak_gib"] = memory_peak_gib(self.device)
+        results["num_alloc_retries"] = self.timed_retries
+        notes = self.warnings()
+        if self.timed_retries:
+            notes.append(
+                f"the allocator ran out of memory {self.timed_retries} times in the timed window: "
+                "the timings measure that, compare no speed with this run"
+            )
+        return Outcome(status, detail, _torch_versions(), self.model_facts, results, notes)
+
+
+def _torch_versions() -> dict[str, str | None]:
+    has_cuda = torch.cuda.is_available()
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_cuda else None,
+    }
+
+
+def run(run_dir: Path) -> None:
+    """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
+    config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
+    trainer = Trainer(config, job)
+    is_main = trainer.state.is_main_process
+    metrics = (run_dir / "metrics.jsonl").open("w", encoding="utf-8") if is_main else None
+    status, detail = "completed", None
+    try:
+        trainer.train(metrics)
+    except Diverged as error:  # on every rank at the same step: the loss is the same number
+        status, detail = "diverged", str(error)
+    finally:
+        if metrics is not None:
+            metrics.close()
+    outcome = trainer.outcome(status, detail)
+    if is_main:
+        outcome.save(run_dir)
+    trainer.state.wait_for_everyone()
+    trainer.state.destroy_process_group()
+
+
+def _stop_with_launcher() -> None:
+    """End this process when the launcher is gone: its end of our standard input closes."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> int:
+    """Train the run in the folder named on the command line; return the exit status."""
+    run_dir = Path(sys.argv[1])
+    _stop_with_launcher()
+    try:
+        run(run_dir)
+    except torch.OutOfMemoryError as error:
+        detail = f"{str(error).splitlines()[0]}; lower micro_batch_size or sequence_length, or " \
+                 "set activation_checkpointing=true or more num_gpus"  # fmt: skip
+        Outcome("out_of_memory", detail).save(run_dir)
+        return 3
+    except UserError as error:
+        Outcome("failed", str(error)).save(run_dir)
+        return 2
+    except Exception as error:
+        traceback.print_exc()
+        reason = (str(error).strip().splitlines() or [""])[0]
+        Outcome("failed", f"{type(error).__name__}: {reason}").save(run_dir)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Render the real report against synthetic records."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fp8study import pages, sentences
+from fp8study.render import render_site
+from tests.factories import (
+    make_broken,
+    make_document_a,
+    make_quick,
+    make_record,
+    make_results,
+    make_smoke,
+    store,
+    store_trained,
+)
+
+ROOT = Path(__file__).parents[2]
+REPORT = ROOT / "report"
+NAMES = ("index", "performance", "quality", "methods")
+STALE = "stale optimizer (78.4 % of parameters not trained)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The text of every page of the report on all synthetic records."""
+    results = make_results(tmp_path_factory.mktemp("results"))
+    output = tmp_path_factory.mktemp("site") / "_site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(pages.RESULTS_VARIABLE, str(results))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *_python_path()]))
+        render_site(REPORT, output)
+    return {name: (output / f"{name}.html").read_text(encoding="utf-8") for name in NAMES}
+
+
+def _python_path() -> list[str]:
+    return [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+
+
+def plain(page: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_page_has_no_python_leftovers(site: dict[str, str], name: str) -> None:
+    text = plain(site[name])
+    for leftover in ("Traceback", "<NA>", "&lt;NA&gt;", " nan ", "None ", "Axes", "@fig", "@tbl"):
+        assert leftover not in text, leftover
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["index", "performance", "quality"])
+def test_stale_run_is_labelled_on_every_page(site: dict[str, str], name: str) -> None:
+    assert STALE in plain(site[name])
+
+
+@pytest.mark.slow
+def test_answer_is_computed(site: dict[str, str]) -> None:
+    text = plain(site["index"])
+    assert "FP8 was faster than BF16 in 8 and slower in 0 of 8 comparisons" in text
+    assert "20.0 % faster than BF16 on 4 GPUs" in text
+    assert "the stale optimizer made the failure" in text
+
+
+@pytest.mark.slow
+def test_failed_runs_and_their_reasons_are_shown(site: dict[str, str]) -> None:
+    for status in ("failed", "interrupted", "out_of_memory", "diverged"):
+        assert f"synthetic: {status} | with a bar" in plain(site["methods"])
+
+
+@pytest.mark.slow
+def test_every_image_has_an_alternative(site: dict[str, str]) -> None:
+    images = re.findall(r"<img[^>]*>", "".join(site.values()))
+    assert len(images) == 5
+    assert all(re.search(r'alt="[^"]{40,}"', image) for image in images)
+
+
+def run_cells(page: str) -> str:
+    """Run the cells of a page in this process and return what they would show, as text."""
+    text = (REPORT / f"{page}.qmd").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    shown = []
+    for cell in re.findall(r"```\{python\}\n(.*?)```", text, flags=re.DOTALL):
+        code = "\n".join(line for line in cell.splitlines() if not line.startswith("#|"))
+        if code.startswith("from"):
+            exec(code, names)
+            continue
+        value = eval(f"({code})", names)
+        texts = [t.get_text() for t in getattr(value, "texts", [])]
+        shown += [str(getattr(value, "data", "")), *texts]
+    return plain("\n".join(shown))
+
+
+@pytest.mark.parametrize("page", NAMES)
+@pytest.mark.parametrize("make", [make_quick, make_document_a, make_smoke, make_broken])
+def test_page_stands_on_any_subset(
+    page: str, make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)  # type: ignore[operator]
+    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
+    monkeypatch.chdir(REPORT)
+    assert run_cells(page)
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_page_says_what_to_run_when_there_is_nothing(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
+    monkeypatch.chdir(REPORT)
+    assert "No GPU records here yet: run make reproduce STUDY=" in run_cells(page)
+
+
+def test_cpu_runs_alone_claim_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_smoke(tmp_path)
+    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
+    monkeypatch.chdir(REPORT)
+    text = "".join(run_cells(page) for page in NAMES)
+    assert "faster" not in text
+    assert "slower" not in text
+    assert "tokens/s" not in text
+    assert "No GPU records yet" in text
+
+
+@pytest.mark.parametrize(
+    ("pct", "words"),
+    [
+        (7.04, "7.0 % faster than BF16"),
+        (-23.96, "24.0 % slower than BF16"),
+        (0.01, "as fast as BF16"),
+        (-0.01, "as fast as BF16"),
+    ],
+)
+def test_words_follow_the_sign(pct: float, words: str) -> None:
+    assert sentences.compared(pct) == words
+
+
+@pytest.mark.parametrize(
+    ("healthy_end", "words"),
+    [
+        (5.41, "the stale optimizer made the failure"),
+        (7.0, "made most of the failure"),
+        (9.9, "does not explain the failure"),
+    ],
+)
+def test_document_a_sentence_follows_the_losses(
+    healthy_end: float, words: str, tmp_path: Path
+) -> None:
+    common = {"study": "document-a", "num_steps": 200}
+    fp8 = {"precision": "fp8_tensorwise"}
+    store_trained(tmp_path, "local", 5.4, **common)
+    store_trained(tmp_path, "local", healthy_end, **common, **fp8)
+    stale = make_record(
+        optimizer_binding="before_conversion", results={"loss_last20_mean": 10.0}, **common, **fp8
+    )
+    stale.model["parameters_outside_optimizer_pct"] = 78.4
+    store(tmp_path, "local", stale)
+    text = sentences.document_a(pages.load_report(tmp_path))
+    assert words in text
+    assert "78.4 %" in text
+
+
+def test_slower_fp8_is_called_slower(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record())
+    store(tmp_path, "local", make_record(precision="fp8_rowwise"))
+    report = pages.load_report(tmp_path)
+    assert "faster than BF16 in 0 and slower in 1 of 1 comparison" in sentences.speed_summary(
+        report
+    )
+    assert "10.0 % slower than BF16 on 1 GPU" in sentences.speed_details(report)
+
+
+def test_corrupt_record_is_named(tmp_path: Path) -> None:
+    run_dir = store(tmp_path, "reference/box", make_record())
+    (run_dir / "run.json").write_text("{")
+    report = pages.load_report(tmp_path)
+    assert report.runs.empty
+    assert "not a run record" in sentences.unreadable(report)
+
+
+def test_results_folder_is_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(pages.RESULTS_VARIABLE, raising=False)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "report").mkdir()
+    assert pages.find_results(tmp_path / "report") == tmp_path / "results"
+
+
+def test_named_results_folder_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path / "missing"))
+    with pytest.raises(pages.UserError, match=pages.RESULTS_VARIABLE):
+        pages.find_results()
+
+
+def test_page_types_no_training_number() -> None:
+    """A measured number in the prose would outlive its record."""
+    for page in NAMES:
+        text = (REPORT / f"{page}.qmd").read_text(encoding="utf-8")
+        prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        found = re.findall(r"\d[\d,.]*\s*(?:tokens/s|TFLOP/s|GiB|nats)", prose)
+        assert not found, (page, found)

@@ -1,0 +1,115 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8study.errors import UserError
+from fp8study.records import (
+    RunRecord,
+    load_runs,
+    read_metrics,
+    read_record,
+    set_aside,
+    write_json,
+    write_record,
+)
+from tests.factories import loss_curve, make_record, store
+
+
+def test_record_survives_the_round_trip(tmp_path: Path) -> None:
+    record = make_record(status="diverged", status_detail="loss is not finite", warnings=["w"])
+    write_record(record, tmp_path)
+    assert read_record(tmp_path / "run.json") == record
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_non_finite_numbers_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": [float("nan"), (float("inf"), 1.5)]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": [None, [None, 1.5]]}
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"new": object()})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("status", "fine"),
+        ("schema_version", 2),
+        ("run_id", 3),
+        ("started_at", None),
+        ("config", []),
+        ("results", None),
+    ],
+)
+def test_broken_schema_is_refused(field: str, value: object) -> None:
+    with pytest.raises(UserError, match=field):
+        make_record(**{field: value})
+
+
+def test_unknown_field_of_a_newer_writer_is_ignored(tmp_path: Path) -> None:
+    write_record(make_record(), tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"new_field": 1}))
+    assert read_record(path) == make_record()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"run_id": "x"}'])
+def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"run\.json: not a run record"):
+        read_record(path)
+
+
+def test_metrics_stop_at_a_half_written_line(tmp_path: Path) -> None:
+    run_dir = store(tmp_path, "local", make_record(), loss_curve(3, 5.0))
+    path = run_dir / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 4, "lo')
+    assert [row["step"] for row in read_metrics(run_dir)] == [1, 2, 3]
+
+
+def test_no_metrics_is_no_error(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+def test_runs_are_labelled_by_machine(tmp_path: Path) -> None:
+    store(tmp_path, "reference/box", make_record())
+    store(tmp_path, "local", make_record())
+    assert [run.machine_label for run in load_runs(tmp_path)] == ["local", "box"]
+
+
+def test_no_results_are_no_runs(tmp_path: Path) -> None:
+    assert load_runs(tmp_path / "missing") == []
+
+
+def test_corrupt_record_is_reported_and_the_rest_used(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(run_id="good"))
+    for place in ("local", "reference/box"):
+        bad = store(tmp_path, place, make_record(run_id="bad"))
+        (bad / "run.json").write_text("{")
+    with pytest.warns(UserWarning, match="left out") as caught:
+        runs = load_runs(tmp_path)
+    assert [run.record.run_id for run in runs] == ["good"]
+    assert len(caught) == 2
+    assert (tmp_path / "local/quick/bad/run.corrupt1.json").exists()
+    # A committed file is never renamed.
+    assert (tmp_path / "reference/box/quick/bad/run.json").exists()
+
+
+def test_set_aside_never_overwrites(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        (tmp_path / "run.json").write_text(text)
+        set_aside(tmp_path / "run.json", "corrupt")
+    assert (tmp_path / "run.corrupt1.json").read_text() == "first"
+    assert (tmp_path / "run.corrupt2.json").read_text() == "second"
+
+
+def test_minimal_record_is_valid() -> None:
+    assert RunRecord("id", "study", "failed", {}, "a", "b").schema_version == 1

@@ -1,0 +1,272 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fp8study import plots, tables
+from fp8study.records import load_runs
+from tests.factories import (
+    CPU,
+    make_broken,
+    make_document_a,
+    make_quick,
+    make_record,
+    make_results,
+    make_smoke,
+    store,
+)
+
+STALE = "stale optimizer (78.4 % of parameters not trained)"
+ALL_TABLES = [
+    tables.throughput_table,
+    tables.loss_gap_table,
+    tables.document_a_table,
+    tables.provenance_table,
+    tables.failures_table,
+    tables.data_table,
+]
+
+
+def frame(results: Path) -> pd.DataFrame:
+    return tables.runs_frame(load_runs(results))
+
+
+def store_pair(results: Path, fp8: dict[str, Any], bf16: dict[str, Any] | None = None) -> None:
+    """Store a BF16 and a tensorwise run, each with its own changes."""
+    store(results, "local", make_record(run_id="bf16", **(bf16 or {})))
+    changes = {"precision": "fp8_tensorwise"} | fp8
+    store(results, "local", make_record(run_id="fp8", **changes))
+
+
+def fp8_row(table: pd.DataFrame) -> pd.Series:
+    (row,) = [row for _, row in table.iterrows() if row["precision"] != "bf16"]
+    return row
+
+
+def test_frame_is_typed_and_an_empty_one_has_the_same_columns(tmp_path: Path) -> None:
+    full, empty = frame(make_results(tmp_path)), tables.runs_frame([])
+    assert list(full) == list(empty) == list(tables.RUN_COLUMNS)
+    assert full.dtypes.to_dict() == empty.dtypes.to_dict()
+    assert str(full["num_gpus"].dtype) == "Int64"
+    assert str(full["tokens_per_second_per_gpu"].dtype) == "float64"
+
+
+def test_wrong_types_in_a_record_become_missing(tmp_path: Path) -> None:
+    results = {"tokens_per_second_per_gpu": "fast", "memory_peak_gib": None}
+    store(tmp_path, "local", make_record(results=results, compile="yes"))
+    row = frame(tmp_path).iloc[0]
+    assert pd.isna(row["tokens_per_second_per_gpu"])
+    assert pd.isna(row["memory_peak_gib"])
+    assert pd.isna(row["compile"])
+
+
+def test_metrics_have_one_row_per_step(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    metrics = tables.metrics_frame(load_runs(tmp_path))
+    assert list(metrics) == list(tables.METRIC_COLUMNS)
+    assert (metrics.groupby("run_id").size() == 400).all()
+    assert list(tables.metrics_frame([])) == list(tables.METRIC_COLUMNS)
+
+
+@pytest.mark.parametrize("table", ALL_TABLES)
+def test_no_runs_give_an_empty_table(table: Any) -> None:
+    assert table(tables.runs_frame([])).empty
+
+
+@pytest.mark.parametrize("table", ALL_TABLES)
+def test_failures_alone_do_not_break_a_table(table: Any, tmp_path: Path) -> None:
+    make_broken(tmp_path)
+    table(frame(tmp_path))
+
+
+def test_speedup_is_over_the_paired_bf16_run(tmp_path: Path) -> None:
+    make_quick(tmp_path, seeds=3)
+    table = tables.throughput_table(frame(tmp_path))
+    fp8 = table[table["precision"] != "bf16"]
+    assert len(fp8) == 6
+    assert fp8["speedup_pct"].to_numpy() == pytest.approx(20.0)
+    assert set(table["num_runs"]) == {3}
+    assert table.loc[table["precision"] == "bf16", "speedup_pct"].isna().all()
+
+
+def test_speed_is_the_median_over_seeds(tmp_path: Path) -> None:
+    for seed, speed in enumerate((1.0, 2.0, 900.0)):
+        results = {"tokens_per_second_per_gpu": speed}
+        store(tmp_path, "local", make_record(seed=seed, results=results))
+    (row,) = tables.throughput_table(frame(tmp_path)).to_dict("records")
+    assert row["tokens_per_second_per_gpu"] == 2.0
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"seed": 1},
+        {"learning_rate": 1e-3},
+        {"micro_batch_size": 2},
+        {"master_dtype": "bf16"},
+        {"study": "other"},
+        {"machine": {"gpu_name": "Another GPU"}},
+        {"versions": {"torch": "2.12.0"}},
+        {"status": "diverged"},
+    ],
+)
+def test_no_partner_leaves_the_comparison_blank(difference: dict[str, Any], tmp_path: Path) -> None:
+    store_pair(tmp_path, {}, difference)
+    runs = frame(tmp_path)
+    row = fp8_row(tables.throughput_table(runs))
+    assert pd.isna(row["speedup_pct"])
+    assert row["note"] == "no BF16 partner"
+    assert tables.loss_gap_table(runs).empty
+
+
+@pytest.mark.parametrize(
+    "fp8_only",
+    [
+        {"fp8_all_gather": True},
+        {"optimizer_binding": "before_conversion"},
+        {"skip": ["lm_head", "*.0.*"]},
+        {"fp8_emulate": True},
+    ],
+)
+def test_what_exists_for_fp8_only_does_not_spoil_a_pair(
+    fp8_only: dict[str, Any], tmp_path: Path
+) -> None:
+    store_pair(tmp_path, fp8_only)
+    assert fp8_row(tables.throughput_table(frame(tmp_path)))["speedup_pct"] == pytest.approx(20)
+
+
+def test_cpu_runs_get_no_speedup(tmp_path: Path) -> None:
+    make_smoke(tmp_path)
+    table = tables.throughput_table(frame(tmp_path))
+    assert len(table) == 6
+    assert table["speedup_pct"].isna().all()
+    assert table["note"].str.contains("CPU").all()
+    store_pair(tmp_path, {"study": "document-a", "machine": CPU}, {"study": "document-a"})
+    by_document = tables.document_a_table(frame(tmp_path))
+    on_cpu = by_document[by_document["device"] == "cpu"]
+    assert on_cpu[["tokens_per_second_per_gpu", "speedup_pct"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("strain", [{"memory_peak_gib": 130.0}, {"num_alloc_retries": 1}])
+def test_nearly_full_memory_is_noted(strain: dict[str, Any], tmp_path: Path) -> None:
+    store_pair(tmp_path, {}, {"results": strain})
+    assert fp8_row(tables.throughput_table(frame(tmp_path)))["note"] == "memory nearly full"
+
+
+@pytest.mark.parametrize(
+    "table", [tables.throughput_table, tables.loss_gap_table, tables.document_a_table]
+)
+def test_every_table_names_the_stale_optimizer(table: Any, tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    rows = table(frame(tmp_path))
+    assert rows["stale"].sum() == 1
+    (arm,) = rows.loc[rows["stale"].astype(bool), "arm"]
+    assert arm == f"FP8 tensorwise, {STALE}"
+    assert not rows.loc[~rows["stale"].astype(bool), "arm"].str.contains("stale").any()
+
+
+def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    runs, metrics = frame(tmp_path), tables.metrics_frame(load_runs(tmp_path))
+    speed = tables.throughput_table(runs)
+    for figure in (plots.throughput_figure(speed), plots.memory_figure(speed)):
+        words = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert sum(STALE in word for word in words) == 1
+    curves = plots.loss_curves_figure(metrics, runs)
+    assert any(STALE in text.get_text() for text in curves.legends[0].get_texts())
+    document_a = plots.document_a_figure(metrics, runs)
+    words = [" ".join(text.get_text().split()) for text in document_a.axes[0].texts]
+    assert sum(STALE in word for word in words) == 1
+    assert len(words) == 6  # five arms and the uniform guess
+
+
+def test_unknown_share_outside_the_optimizer_is_labelled_too(tmp_path: Path) -> None:
+    stale = {"optimizer_binding": "before_conversion"}
+    store_pair(tmp_path, stale | {"model": "x"})
+    record = make_record(precision="fp8_tensorwise", run_id="unknown", **stale)
+    record.model["parameters_outside_optimizer_pct"] = None
+    store(tmp_path, "local", record)
+    runs = frame(tmp_path).set_index("run_id")
+    assert "share of parameters not trained unknown" in runs.loc["unknown", "arm"]
+    assert not runs.loc["fp8", "stale"]
+
+
+def test_document_a_arms(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    table = tables.document_a_table(frame(tmp_path))
+    assert len(table) == 5
+    outside = table["parameters_outside_optimizer_pct"]
+    assert outside.tolist() == [0, 0, 78.4, 0, 0]
+    assert table.loc[table["stale"].astype(bool), "loss_last20_mean"].item() > 9
+
+
+def test_one_pair_has_no_interval(tmp_path: Path) -> None:
+    store_pair(tmp_path, {"results": {"loss_last20_mean": 5.61}})
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert row["gap"] == pytest.approx(0.11)
+    assert row["gap_pct"] == pytest.approx(2.0)
+    assert row["interval"] == "one pair: no interval"
+    assert row["verdict"] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [((0.001, 0.002, 0.0), "equivalent"), ((0.5, 0.51, 0.49), "different")],
+)
+def test_three_pairs_have_an_interval_and_a_verdict(
+    gaps: tuple[float, ...], verdict: str, tmp_path: Path
+) -> None:
+    for seed, gap in enumerate(gaps):
+        for precision, loss in (("bf16", 5.0 + seed), ("fp8_rowwise", 5.0 + seed + gap)):
+            results = {"loss_last20_mean": loss}
+            record = make_record(precision=precision, seed=seed, results=results)
+            store(tmp_path, "local", record)
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert row["num_pairs"] == 3
+    assert row["verdict"] == verdict
+    assert row["gap_pct_low_95"] < row["gap_pct_low_90"] < row["gap_pct"]
+    assert row["interval"].startswith("90 %: ")
+
+
+def test_lost_runs_are_counted(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    lost = make_record(precision="fp8_tensorwise", seed=1, status="diverged")
+    store(tmp_path, "local", lost)
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_lost"]) == (1, 1)
+
+
+def test_failures_and_provenance_account_for_every_run(tmp_path: Path) -> None:
+    runs = frame(make_results(tmp_path))
+    failures = tables.failures_table(runs)
+    assert sorted(failures["status"]) == [
+        "diverged",
+        "failed",
+        "failed",
+        "interrupted",
+        "out_of_memory",
+    ]
+    assert tables.provenance_table(runs)["num_runs"].sum() == len(runs)
+
+
+def test_uncommitted_changes_are_named(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(git={"dirty": True}))
+    (commit,) = tables.provenance_table(frame(tmp_path))["commit"]
+    assert commit == "0123456789 + uncommitted changes"
+
+
+def test_reporting_imports_no_torch() -> None:
+    code = "import sys, fp8study.pages, fp8study.plots, fp8study.sentences; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_published_leads_are_computed(tmp_path: Path) -> None:
+    path = tmp_path / "published.csv"
+    path.write_text("source,setting,gpus,bf16,fp8_tensorwise,fp8_rowwise\ns,x,1,100,125,\n")
+    (row,) = tables.published_table(path).to_dict("records")
+    assert row["fp8_tensorwise_pct"] == pytest.approx(25)
+    assert pd.isna(row["fp8_rowwise_pct"])

@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 STUDY ?=
+SET ?=
 WHEELHOUSE ?=
 VENV ?=
 PYTEST_ARGS ?=
@@ -12,6 +13,7 @@ PYTHON_VERSION ?= $(PYTHON)
 
 STAMP := .make/python
 RUN = "$$(cat $(STAMP))"
+OVERRIDES = $(foreach assignment,$(SET),--set '$(assignment)')
 
 # The environment is looked at again when its interpreter is gone, or the caller asks for another.
 CHOSEN := $(wildcard $(shell cat $(STAMP) 2>/dev/null))
@@ -29,6 +31,7 @@ help: ## print this list
 	@echo
 	@echo "Variables:"
 	@echo "  STUDY=name         the study to plan or reproduce; without it, the default one"
+	@echo "  SET='field=value'  fields to set in every run of the study, as SET='corpus=text:my.txt'"
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
@@ -45,10 +48,10 @@ $(STAMP): pyproject.toml requirements/cpu.txt scripts/setup_environment.py $(AGA
 		$(if $(WHEELHOUSE),--wheelhouse "$(WHEELHOUSE)") $(if $(VENV),--venv)
 
 plan: $(STAMP) ## show the runs of a study, what they cost, and which are done
-	@$(RUN) -m fp8study.cli plan $(STUDY)
+	@$(RUN) -m fp8study.cli plan $(STUDY) $(OVERRIDES)
 
 reproduce: $(STAMP) ## run a study on this machine's GPUs, notebook by notebook
-	@$(RUN) -m fp8study.cli reproduce $(STUDY)
+	@$(RUN) -m fp8study.cli reproduce $(STUDY) $(OVERRIDES)
 
 report: $(STAMP) ## render the report from the records (no GPU)
 	@$(RUN) -m fp8study.cli report

@@ -110,10 +110,16 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout and whether it holds uncommitted changes."""
+    """Return the commit of the checkout and whether it holds uncommitted changes.
+
+    Where there is no ``.git`` (a container, an exported archive), ``$FP8STUDY_COMMIT`` names
+    the commit and nothing is known about changes.
+    """
     commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
     status = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if commit is None else bool(status)}
+    if commit is None:
+        return {"commit": os.environ.get("FP8STUDY_COMMIT"), "dirty": None}
+    return {"commit": commit, "dirty": bool(status)}
 
 
 def _output(*command: str) -> str | None:

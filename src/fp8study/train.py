@@ -84,6 +84,7 @@ class Trainer:
             matmul_parameters, model.config, config.sequence_length
         )
         self.model_facts: dict[str, Any] = {
+            "vocab_size": model.config.vocab_size,
             "num_parameters": sum(p.numel() for p in model.parameters()),
             "num_matmul_parameters": matmul_parameters,
             "flops_per_token": self.flops_per_token,

@@ -111,7 +111,7 @@ def test_an_incomplete_environment_gets_a_venv_from_the_pins(
     assert python == str(checkout / ".venv" / "bin" / "python")
     assert steps[0][1:3] == ["-m", "venv"]
     # Exactly the pins: any looser request of torch would fetch another, gigabytes large.
-    assert steps[1][-3:] == ["install", "-r", "requirements/cpu.txt"]
+    assert steps[1][4:] == ["install", "--no-compile", "-r", "requirements/cpu.txt"]
 
 
 def test_venv_can_be_demanded(steps: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +168,8 @@ def test_changed_pins_update_the_venv(steps: list[list[str]], checkout: Path) ->
     assert [command[-2] for command in steps] == ["-r"]
 
 
-@pytest.mark.parametrize("arguments", [("--wheelhouse", "no-such-folder")])
-def test_a_bare_python_reports_a_bad_wheelhouse(arguments: tuple[str, ...]) -> None:
-    result = run_script("setup_environment.py", *arguments)
+def test_a_bare_python_reports_a_bad_wheelhouse() -> None:
+    result = run_script("setup_environment.py", "--wheelhouse", "no-such-folder")
     assert result.returncode == 1
     assert result.stderr.startswith("setup: WHEELHOUSE=no-such-folder holds no wheels")
     assert result.stderr.count("\n") == 1
@@ -185,6 +184,7 @@ def test_wheelhouse_names_a_bad_python(value: str, tmp_path: Path) -> None:
 
 
 def test_wheelhouse_leaves_torch_out_and_heeds_markers() -> None:
+    pytest.importorskip("pip")
     on_311, on_312 = wheelhouse.read_pins("3.11"), wheelhouse.read_pins("3.12")
     assert not any(pin.startswith(("torch==", "setuptools==")) for pin in on_312)
     assert any(pin.startswith("torchao==") for pin in on_312)

@@ -253,8 +253,8 @@ def choose_environment(wheelhouse: Path | None, always_venv: bool) -> str:
     missing, unlinted = find_unsatisfied(needed), find_unsatisfied(wanted)
     has_torch = "torch" not in map(name_of, missing)
     if missing and wheelhouse and has_torch:
-        complete_active([*needed, *wanted], len(missing + unlinted), wheelhouse)
-        missing, unlinted = [], []
+        complete_active(needed, len(missing), wheelhouse)
+        missing = []
     if missing:
         say(f"the active environment lacks {len(missing)} of {len(needed)} packages: using {VENV}")
         return build_venv(wheelhouse)

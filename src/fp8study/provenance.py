@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fp8study import __version__
 from fp8study.config import RunConfig
 from fp8study.errors import UserError
 from fp8study.gpus import Gpu, visible_gpus
 from fp8study.hardware import FP8_CAPABILITY
 
 _PACKAGES = (
-    "fp8study", "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
+    "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
     "triton", "numpy", "papermill", "snakemake",
 )  # fmt: skip
 
@@ -80,7 +81,7 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
         "cpu_name": _cpu_name(),
         "num_cpus": machine.num_cpus,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
     }
     if machine.gpus:
         gpu = machine.gpus[0]
@@ -100,7 +101,10 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of every package that shapes a result."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "fp8study": __version__,  # a linked checkout has no installed metadata
+    }
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

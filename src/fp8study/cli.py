@@ -45,8 +45,9 @@ def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             print(f"fp8study: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            print("fp8study: stopped; finished runs are kept, start again to go on",
-                  file=sys.stderr)
+            print(
+                "fp8study: stopped; finished runs are kept, start again to go on", file=sys.stderr
+            )
             raise typer.Exit(130) from None
 
     return guarded

@@ -223,20 +223,29 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is type(None):
         return value is None
     if kind in (int, float):
-        return isinstance(value, int if kind is int else (int, float)) and value is not True and (
-            value is not False
+        return (
+            isinstance(value, int if kind is int else (int, float))
+            and value is not True
+            and (value is not False)
         )
     return isinstance(value, kind)
 
 
 def _expectation(value: Any, hint: Any) -> str:
     kinds = _alternatives(hint)
-    choices = [c for kind in kinds if typing.get_origin(kind) is Literal for c in
-               typing.get_args(kind)]
+    choices = [
+        c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)
+    ]
     if choices:
         return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
-    names = ["a list of texts" if typing.get_origin(k) is tuple else
-             "none" if k is type(None) else k.__name__ for k in kinds]
+    names = [
+        "a list of texts"
+        if typing.get_origin(k) is tuple
+        else "none"
+        if k is type(None)
+        else k.__name__
+        for k in kinds
+    ]
     return f"; give {' or '.join(names)}"
 
 
@@ -247,15 +256,18 @@ def _check_ranges(config: RunConfig) -> None:
     )  # fmt: skip
     for name in positive:
         if getattr(config, name) <= 0:
-            raise UserError(f"{name}: {getattr(config, name)} is not positive; give at least 1"
-                            if name != "learning_rate" else
-                            f"{name}: {config.learning_rate} is not positive; try 3e-4")
+            raise UserError(
+                f"{name}: {getattr(config, name)} is not positive; give at least 1"
+                if name != "learning_rate"
+                else f"{name}: {config.learning_rate} is not positive; try 3e-4"
+            )
     for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "weight_decay"):
         if getattr(config, name) < 0:
             raise UserError(f"{name}: {getattr(config, name)} is negative; give 0 or more")
     if config.max_grad_norm is not None and config.max_grad_norm <= 0:
-        raise UserError(f"max_grad_norm: {config.max_grad_norm} is not positive; give none for no "
-                        "clipping")
+        raise UserError(
+            f"max_grad_norm: {config.max_grad_norm} is not positive; give none for no clipping"
+        )
     if not 0 <= config.adam_beta2 < 1:
         raise UserError(f"adam_beta2: {config.adam_beta2} is outside [0, 1); try 0.999")
 

@@ -75,8 +75,9 @@ def load_corpus(corpus: str) -> Corpus:
         raise UserError(f"corpus: cannot read '{path}' as UTF-8 ({error})") from error
     documents = [part.strip() for part in text.split(SEPARATOR) if part.strip()]
     if not documents:
-        raise UserError(f"corpus: '{path}' holds no text; it needs stories separated by "
-                        f"{SEPARATOR}")
+        raise UserError(
+            f"corpus: '{path}' holds no text; it needs stories separated by {SEPARATOR}"
+        )
     return _named(f"text:{path.name}", documents)
 
 

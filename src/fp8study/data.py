@@ -110,9 +110,7 @@ def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Pat
     if end is None:
         end = PRESETS.get(config.model, {}).get("eos_token_id", 0)
     pieces: list[npt.NDArray[np.uint32]] = []
-    encodings = tokenizer.encode_batch(
-        corpus.documents, add_special_tokens=False
-    )
+    encodings = tokenizer.encode_batch(corpus.documents, add_special_tokens=False)
     for encoding in encodings:
         pieces.append(np.array([*encoding.ids, end], dtype=np.uint32))
     tokens = np.concatenate(pieces)

@@ -218,9 +218,7 @@ def _unexplained(code: int, tail: deque[str]) -> Outcome:
     return Outcome("failed", f"{how}: {last.strip()}")
 
 
-def _finish(
-    run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Outcome
-) -> RunRecord:
+def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Outcome) -> RunRecord:
     """Write the record and remove the files that only served the run."""
     steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
     seen = steps * config.tokens_per_step

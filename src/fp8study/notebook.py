@@ -101,7 +101,9 @@ def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) ->
         failure, record = error, read_record(run_dir / "run.json")
         print(error)
     results = record.results
-    live.update({"text/plain": f"{record.status} after {results['steps_completed']} steps"}, raw=True)
+    live.update(
+        {"text/plain": f"{record.status} after {results['steps_completed']} steps"}, raw=True
+    )
     return NotebookRun(run_dir, record, failure)
 
 
@@ -132,7 +134,9 @@ def loss_figure(run: NotebookRun) -> Figure:
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     metrics = pd.DataFrame(read_metrics(run.run_dir), columns=["step", "loss"])
     sns.lineplot(metrics, x="step", y="loss", ax=axes, linewidth=1.5)
-    axes.set(xlabel="optimizer step", ylabel="training loss, nats per token", title=run.record.run_id)
+    axes.set(
+        xlabel="optimizer step", ylabel="training loss, nats per token", title=run.record.run_id
+    )
     sns.despine(figure)
     plt.close(figure)  # shown once, as the cell's value
     return figure

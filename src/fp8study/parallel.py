@@ -125,9 +125,7 @@ def _scale_weights_once_a_step(model: torch.nn.Module, optimizer: torch.optim.Op
     """
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-    optimizer.register_step_post_hook(
-        lambda *_: precompute_float8_dynamic_scale_for_fsdp(model)
-    )
+    optimizer.register_step_post_hook(lambda *_: precompute_float8_dynamic_scale_for_fsdp(model))
 
 
 @contextmanager

@@ -25,8 +25,10 @@ def plan_text(study: Study, machine: Machine) -> str:
     """Return what a study would do here: its question, runs, GPUs and rough time."""
     pending = study.pending()
     slots = _num_slots(machine)
-    where = f"{len(machine.gpus)} × {machine.gpus[0].name}" if machine.gpus else (
-        f"{machine.num_cpus} CPU cores, FP8 emulated"
+    where = (
+        f"{len(machine.gpus)} × {machine.gpus[0].name}"
+        if machine.gpus
+        else (f"{machine.num_cpus} CPU cores, FP8 emulated")
     )
     lines = [
         f"Study {study.name}: {study.question}",

@@ -95,8 +95,9 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         raise UserError(f"{path}: expected a mapping with {', '.join(_KEYS)}")
     for key in content:
         if key not in _KEYS:
-            raise UserError(f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: "
-                            f"{', '.join(_KEYS)}")
+            raise UserError(
+                f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: {', '.join(_KEYS)}"
+            )
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
     configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
@@ -109,13 +110,16 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     )
 
 
-def _expand(content: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def _expand(
+    content: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
     base = content.get("base") or {}
     arms = content.get("arms") or [{}]
     factors = content.get("factors") or {}
     seeds = content.get("seeds") or [0]
-    combinations = [dict(zip(factors, values, strict=True)) for values in
-                    itertools.product(*factors.values())]
+    combinations = [
+        dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
+    ]
     return [
         base | arm | combination | {"seed": seed} | dict(overrides or {})
         for arm in arms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -43,6 +44,15 @@ def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except UserError as error:
             print(f"fp8study: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+                raise
+            print(
+                f"fp8study: cannot write '{error.filename or 'a file'}' ({error.strerror}); free "
+                "some space or make its folder writable, then start again: nothing is lost",
+                file=sys.stderr,
+            )
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print(

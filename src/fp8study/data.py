@@ -7,13 +7,9 @@ the data and reports any mistake before a GPU is touched.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +20,7 @@ import numpy.typing as npt
 from fp8study.config import RunConfig
 from fp8study.corpus import SEPARATOR, Corpus, check_corpus_name, load_corpus
 from fp8study.errors import UserError
+from fp8study.locks import locked
 from fp8study.models import HUB_IDS, PRESETS
 
 if TYPE_CHECKING:
@@ -74,7 +71,7 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
     corpus = load_corpus(config.corpus)
     spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
     folder = cache_dir() / "tokens" / hashlib.sha256(spec.encode()).hexdigest()[:16]
-    with _locked(folder):
+    with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
         if not (folder / "data.json").exists():
             _build(corpus, config, model_vocab_size, folder)
     data = PreparedData(**json.loads((folder / "data.json").read_text(encoding="utf-8")))
@@ -86,22 +83,6 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
             "lower it or give a larger corpus"
         )
     return data
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process build a cache entry while the others wait for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
-            "set it to a writable folder with free space"
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Path) -> None:
@@ -138,7 +119,7 @@ def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Pat
         partial.write_text(json.dumps(asdict(data)), encoding="utf-8")
         partial.replace(folder / "data.json")
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "tokens.npy").unlink(missing_ok=True)  # give the space back
         raise UserError(
             f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
             "free some space or set it to another folder"

@@ -7,7 +7,6 @@ the operating system gives the GPU back when the last of them is gone, however t
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.errors import UserError
+from fp8study.locks import locked, open_lock, try_lock
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,6 @@ def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Itera
             "widen CUDA_VISIBLE_DEVICES"
         )
     folder = lock_dir()
-    folder.mkdir(parents=True, exist_ok=True)
     while (held := _try_lease(num_gpus, indices, folder)) is None:
         time.sleep(poll_seconds)
     try:
@@ -125,19 +124,16 @@ def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Itera
 
 
 def _try_lease(num_gpus: int, indices: list[int], folder: Path) -> Lease | None:
-    with (folder / "all.lock").open("w") as everyone:
-        fcntl.flock(everyone, fcntl.LOCK_EX)
+    with locked(folder / "all.lock", "FP8STUDY_LOCKS"):
         taken: dict[int, int] = {}
         for index in indices:
             if len(taken) == num_gpus:
                 break
-            descriptor = os.open(folder / f"gpu-{index}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-            else:
+            descriptor = open_lock(folder / f"gpu-{index}.lock", "FP8STUDY_LOCKS")
+            if try_lock(descriptor):
                 taken[index] = descriptor
+            else:
+                os.close(descriptor)
         if len(taken) == num_gpus:
             return Lease(tuple(taken), tuple(taken.values()))
         for descriptor in taken.values():

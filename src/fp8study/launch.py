@@ -7,15 +7,13 @@ GPU or a hanging collective of the training must not reach.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,6 +23,8 @@ from fp8study.config import RunConfig, save_config
 from fp8study.errors import UserError
 from fp8study.gpus import lease
 from fp8study.job import Job, Outcome
+from fp8study.leash import end
+from fp8study.locks import locked
 from fp8study.models import check_model_name, model_vocab_size
 from fp8study.provenance import Machine, git_state, machine_facts, this_machine, versions
 from fp8study.records import RESULTS, RunRecord, read_metrics, write_record
@@ -74,21 +74,30 @@ def launch(
     check_model_name(config.model)
     prepared = tokens.prepare(config, model_vocab_size(config.model))
     with ExitStack() as held:
-        descriptor = held.enter_context(_locked_folder(run_dir))
-        kept = [descriptor]
+        busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
+        kept = [held.enter_context(locked(run_dir / ".lock", "run_dir", busy))]
+        _remove_messages(run_dir)
         environment = _environment(config, machine)
         if machine.gpus:
             leased = held.enter_context(lease(config.num_gpus, [g.index for g in machine.gpus]))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
             kept += leased.file_descriptors
-        save_config(config, run_dir / "config.yaml")
         started_at = _utc_now()
-        Job(
+        job = Job(
             data=prepared,
             emulate_fp8=machine.emulates_fp8(config),
             gpu_name=machine.gpus[0].name if machine.gpus else None,
             launched_at=time.time(),
-        ).save(run_dir)
+        )
+        try:
+            save_config(config, run_dir / "config.yaml")
+            job.save(run_dir)
+            (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # an earlier, unfinished try's
+        except OSError as error:
+            raise UserError(
+                f"run_dir: cannot write '{run_dir}' ({error.strerror}); choose a writable folder "
+                "with free space"
+            ) from error
         record_parts: dict[str, Any] = {
             "run_id": run_dir.name,
             "study": study,
@@ -110,30 +119,6 @@ def launch(
         tail = "\n".join(follow.tail)
         raise RunFailed(f"{tail}\nrun {record.run_id} {record.status}: {record.status_detail}")
     return record
-
-
-@contextmanager
-def _locked_folder(run_dir: Path) -> Iterator[int]:
-    """Hold a run's folder, so that two launchers never write the same run."""
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(run_dir / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UserError(
-            f"run_dir: cannot write '{run_dir}' ({error.strerror}); choose a writable folder with "
-            "free space"
-        ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name in ("job.json", "outcome.json"):
-            (run_dir / name).unlink(missing_ok=True)
-        yield descriptor
-    except BlockingIOError as error:
-        raise UserError(
-            f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
-        ) from error
-    finally:
-        os.close(descriptor)
 
 
 def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
@@ -188,7 +173,7 @@ class _Follower:
                     self._take(line.rstrip("\n"), log)
             return child.wait()
         finally:
-            _end(child)
+            end(child)
 
     def _take(self, line: str, log: TextIO) -> None:
         if line.startswith(PROGRESS):
@@ -197,18 +182,6 @@ class _Follower:
             log.write(line + "\n")
             log.flush()
             self.tail.append(line)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """Stop the child and everything it started."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is not None:
-            return
-        os.killpg(child.pid, sign)
-        try:
-            child.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _unexplained(code: int, tail: deque[str]) -> Outcome:
@@ -236,10 +209,21 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
     data["num_tokens_seen"] = seen
     data["epochs"] = seen / data["num_train_tokens"]
     record.warnings.extend(data.pop("warnings"))
-    write_record(record, run_dir)
+    try:
+        write_record(record, run_dir)
+    except OSError as error:
+        raise UserError(
+            f"run_dir: cannot write '{run_dir}/run.json' ({error.strerror}); free some space and "
+            f"run again (the run itself: {record.status}, {record.status_detail or 'no defect'})"
+        ) from error
+    _remove_messages(run_dir)
+    return record
+
+
+def _remove_messages(run_dir: Path) -> None:
+    """Remove the files by which launcher and training talk; they only serve a running run."""
     for name in ("job.json", "outcome.json"):
         (run_dir / name).unlink(missing_ok=True)
-    return record
 
 
 def _data_facts(prepared: tokens.PreparedData) -> dict[str, Any]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from fp8study.errors import UserError
+from fp8study.leash import end
+from fp8study.locks import locked
 from fp8study.paths import project_root, results_dir
 from fp8study.provenance import Machine
-from fp8study.records import RESULTS, RunRecord, read_metrics, read_record
+from fp8study.records import RESULTS, RunRecord, read_metrics, read_record, write_json
 from fp8study.studies import PlannedRun, Study, estimated_minutes
 
 
@@ -50,28 +46,6 @@ def _num_slots(machine: Machine) -> int:
     return len(machine.gpus) or machine.num_cpus
 
 
-@contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
-    """Refuse a second pipeline in this checkout; a killed one leaves no lock behind."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / ".pipeline.lock").open("a")
-    except OSError as error:
-        raise UserError(
-            f"results: cannot write '{root}' ({error.strerror}); make the folder writable or free "
-            "some space"
-        ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                "reproduce: another pipeline is running in this checkout; wait for it, or clone "
-                "the repository a second time"
-            ) from error
-        yield
-
-
 def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> list[RunRecord]:
     """Do a study's pending runs and return the records of all of its runs.
 
@@ -88,12 +62,16 @@ def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> l
     """
     for run in study.runs:
         machine.check(run.config)
-    with _one_at_a_time(results_dir() / "local"):
+    busy = (
+        "reproduce: another pipeline is running in this checkout; wait for it, or clone the "
+        "repository a second time"
+    )
+    with locked(results_dir() / "local" / ".pipeline.lock", "results", busy) as lock:
         print(plan_text(study, machine), flush=True)
         pending = study.pending()
         if pending:
             study.write_configs()
-            _snakemake(study, machine, overrides, pending)
+            _snakemake(study, machine, overrides, pending, lock)
     return [read_record(r.run_dir / "run.json") for r in study.runs if _ended(r)]
 
 
@@ -102,42 +80,36 @@ def _ended(run: PlannedRun) -> bool:
 
 
 def _snakemake(
-    study: Study, machine: Machine, overrides: Mapping[str, Any], pending: list[PlannedRun]
+    study: Study,
+    machine: Machine,
+    overrides: Mapping[str, Any],
+    pending: list[PlannedRun],
+    lock: int,
 ) -> None:
     root = project_root()
     log_path = results_dir() / "local" / study.name / "snakemake.log"
+    plan_path = log_path.with_name("plan.json")
+    write_json(plan_path, {"study": study.name, "overrides": dict(overrides)})
     command = [
-        sys.executable, "-m", "snakemake", "--snakefile", "pipelines/Snakefile",
+        sys.executable, "-m", "fp8study.leash", "snakemake", "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(_num_slots(machine), machine.num_cpus)),
         "--resources", f"gpus={_num_slots(machine)}",
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
-        "--config", f"study={study.name}", f"overrides={json.dumps(dict(overrides))}",
+        "--configfile", str(plan_path),  # on its command line, numbers would become texts
     ]  # fmt: skip
     with log_path.open("w", encoding="utf-8") as log:
         child = subprocess.Popen(
-            command, cwd=root, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, cwd=root, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True, pass_fds=(lock,),
         )  # fmt: skip
         try:
             _follow(child, pending)
         finally:
-            _stop(child)
+            end(child)
     if child.returncode and not any(_ended(run) for run in pending):
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
         raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End Snakemake and its runs: they notice that their launchers are gone."""
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if child.poll() is not None:
-            return
-        os.killpg(child.pid, sign)
-        try:
-            child.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterable
@@ -29,6 +26,7 @@ from fp8study.data import BlockOrder, batch
 from fp8study.errors import UserError
 from fp8study.flops import flops_per_token, num_matmul_parameters
 from fp8study.job import Job, Outcome
+from fp8study.leash import follow_parent
 from fp8study.meters import (
     FinishedStep,
     StepMeter,
@@ -264,21 +262,10 @@ def run(run_dir: Path) -> None:
     trainer.state.destroy_process_group()
 
 
-def _stop_with_launcher() -> None:
-    """End this process when the launcher is gone: its end of our standard input closes."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> int:
     """Train the run in the folder named on the command line; return the exit status."""
     run_dir = Path(sys.argv[1])
-    _stop_with_launcher()
+    follow_parent()
     try:
         run(run_dir)
     except torch.OutOfMemoryError as error:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp8study.config import RunConfig
-from fp8study.corpus import SEPARATOR, Corpus, check_corpus_name, load_corpus
+from fp8study.corpus import SEPARATOR, Corpus, load_corpus
 from fp8study.errors import UserError
 from fp8study.locks import locked
 from fp8study.models import HUB_IDS, PRESETS
@@ -67,7 +67,6 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
     Raises:
         UserError: The corpus or tokenizer cannot be had, or is too short for one step.
     """
-    check_corpus_name(config.corpus)
     corpus = load_corpus(config.corpus)
     spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
     folder = cache_dir() / "tokens" / hashlib.sha256(spec.encode()).hexdigest()[:16]

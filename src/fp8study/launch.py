@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from fp8study import data as tokens
 from fp8study.config import RunConfig, save_config
+from fp8study.corpus import check_corpus_name
 from fp8study.errors import UserError
 from fp8study.gpus import lease
 from fp8study.job import Job, Outcome
@@ -42,6 +43,17 @@ class RunFailed(Exception):
 
 def _utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def check_possible(config: RunConfig, machine: Machine) -> None:
+    """Refuse, in a moment and without side effects, what cannot run here.
+
+    Raises:
+        UserError: The machine, the model's name or the corpus rules the run out.
+    """
+    machine.check(config)
+    check_model_name(config.model)
+    check_corpus_name(config.corpus)
 
 
 def launch(
@@ -70,8 +82,7 @@ def launch(
         KeyboardInterrupt: The run was interrupted; the record says so.
     """
     machine = machine or this_machine()
-    machine.check(config)
-    check_model_name(config.model)
+    check_possible(config, machine)
     prepared = tokens.prepare(config, model_vocab_size(config.model))
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from fp8study.config import FIELD_NAMES, RunConfig
 from fp8study.defaults import config_for
 from fp8study.errors import UserError, nearest
-from fp8study.launch import RunFailed, launch
+from fp8study.launch import RunFailed, check_possible, launch
 from fp8study.paths import results_dir
 from fp8study.provenance import this_machine
 from fp8study.records import RunRecord, read_metrics, read_record
@@ -53,7 +53,7 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
     machine = this_machine()
     chosen = {name: value for name, value in given.items() if name in FIELD_NAMES}
     config = config_for(machine, chosen)
-    machine.check(config)
+    check_possible(config, machine)
     return config
 
 

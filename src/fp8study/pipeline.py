@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8study.errors import UserError
+from fp8study.launch import check_possible
 from fp8study.leash import end
 from fp8study.locks import locked
 from fp8study.paths import project_root, results_dir
@@ -61,7 +62,7 @@ def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> l
         UserError: A run is impossible here, or another pipeline is at work in this checkout.
     """
     for run in study.runs:
-        machine.check(run.config)
+        check_possible(run.config, machine)
     busy = (
         "reproduce: another pipeline is running in this checkout; wait for it, or clone the "
         "repository a second time"

@@ -1,0 +1,246 @@
+"""Real training in child processes: gloo, emulated FP8, two processes where it matters."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fp8study.config import make_config
+from fp8study.errors import UserError
+from fp8study.launch import RunFailed, launch
+from fp8study.provenance import Machine
+from fp8study.records import RunRecord, read_metrics, read_record
+
+CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
+TINY: dict[str, Any] = {
+    "model": "tiny-llama", "sequence_length": 64, "micro_batch_size": 2, "num_steps": 8,
+    "num_warmup_steps": 2, "learning_rate": 3e-3, "compile": False,
+}  # fmt: skip
+
+Run = Callable[..., tuple[RunRecord, Path]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Train a configuration once per module, however many tests look at it."""
+
+    @cache
+    def trained(assignments: tuple[tuple[str, Any], ...]) -> tuple[RunRecord, Path]:
+        run_dir = tmp_path_factory.mktemp("run")
+        record = launch(make_config(TINY | dict(assignments)), run_dir, show=str, machine=CPU)
+        return record, run_dir
+
+    return lambda **values: trained(tuple(values.items()))
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run_dir)]
+
+
+def test_one_process_trains_and_leaves_a_whole_record(run: Run) -> None:
+    record, run_dir = run(strategy="none", micro_batch_size=4)
+    assert record.status == "completed"
+    assert read_record(run_dir / "run.json") == record
+    assert record.results["loss_last20_mean"] < record.results["loss_start"] - 0.3
+    assert record.results["num_timed_steps"] == 6
+    assert record.results["tokens_per_second_per_gpu"] > 0
+    assert record.results["mfu_bf16_peak_pct"] is None  # no GPU, no peak, no guess
+    assert record.data["epochs"] == pytest.approx(8 * 256 / record.data["num_train_tokens"])
+    assert len(read_metrics(run_dir)) == 8
+    assert yaml.safe_load((run_dir / "config.yaml").read_text()) == record.config
+    assert not (run_dir / "job.json").exists()
+    assert not (run_dir / "outcome.json").exists()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_two_processes_see_the_tokens_of_one(run: Run, strategy: str) -> None:
+    _, one = run(strategy="none", micro_batch_size=4)
+    record, two = run(strategy=strategy, num_gpus=2)
+    assert record.data["num_tokens_seen"] == 8 * 256
+    assert losses(two) == pytest.approx(losses(one), abs=0.02)
+
+
+def test_accumulation_is_the_same_batch_in_parts(run: Run) -> None:
+    _, whole = run(strategy="fsdp2", num_gpus=2)
+    _, parts = run(strategy="fsdp2", num_gpus=2, micro_batch_size=1, gradient_accumulation_steps=2)
+    assert losses(parts) == pytest.approx(losses(whole), abs=0.02)
+
+
+def test_fp8_converts_all_but_the_loss_head_and_trains_every_weight(run: Run) -> None:
+    bf16, bf16_dir = run(strategy="fsdp2", num_gpus=2)
+    fp8, fp8_dir = run(strategy="fsdp2", num_gpus=2, precision="fp8")
+    assert fp8.config["fp8_all_gather"] is True
+    assert (bf16.model["num_linear_fp8"], fp8.model["num_linear_fp8"]) == (0, 28)
+    assert fp8.model["parameters_outside_optimizer_pct"] == 0
+    assert any("emulated" in warning for warning in fp8.warnings)
+    assert bf16.data == fp8.data  # the same tokens, tokenizer and epochs
+    assert losses(fp8_dir) != losses(bf16_dir)  # FP8 did happen
+    assert losses(fp8_dir) == pytest.approx(losses(bf16_dir), abs=0.1)
+
+
+def test_rowwise_with_activation_checkpointing_and_bf16_masters(run: Run) -> None:
+    record, _ = run(
+        strategy="fsdp2", precision="fp8_rowwise", activation_checkpointing=True,
+        master_dtype="bf16", max_grad_norm=1.0,
+    )  # fmt: skip
+    assert record.status == "completed"
+    assert record.model["parameter_dtype"] == "bfloat16"
+    assert record.results["loss_last20_mean"] < record.results["loss_start"] - 0.2
+
+
+def test_same_seed_gives_the_same_losses_and_another_seed_does_not(run: Run) -> None:
+    _, first = run(strategy="none", micro_batch_size=4)
+    _, again = run(strategy="none", micro_batch_size=4, log_every=1)
+    _, other = run(strategy="none", micro_batch_size=4, seed=1)
+    assert losses(again) == losses(first)
+    assert losses(other) != losses(first)
+
+
+def test_document_a_leaves_most_weights_untrained_and_says_so(run: Run) -> None:
+    healthy, _ = run(strategy="none", precision="fp8", fp8_all_gather=True)
+    stale, _ = run(
+        strategy="none", precision="fp8", fp8_all_gather=True,
+        optimizer_binding="before_conversion",
+    )  # fmt: skip
+    assert healthy.model["parameters_outside_optimizer_pct"] == 0
+    assert stale.model["parameters_outside_optimizer_pct"] > 50
+    assert any("stale optimizer" in warning for warning in stale.warnings)
+    assert stale.results["loss_last20_mean"] > healthy.results["loss_last20_mean"] + 0.1
+
+
+def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
+    config = make_config(TINY | {"strategy": "none", "learning_rate": 1e30})
+    record = launch(config, tmp_path / "run", show=str, machine=CPU)
+    assert record.status == "diverged"
+    assert record.status_detail is not None
+    assert "at step" in record.status_detail
+    assert "learning_rate" in record.status_detail
+    assert 0 < record.results["steps_completed"] <= 8
+
+
+def test_a_failing_child_leaves_a_record_with_its_reason(tmp_path: Path) -> None:
+    config = make_config(TINY | {"precision": "fp8", "skip": "lm_haed", "num_gpus": 2})
+    with pytest.raises(RunFailed, match="did you mean 'lm_head'"):
+        launch(config, tmp_path / "run", show=str, machine=CPU)
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.status == "failed"
+    assert record.status_detail is not None
+    assert record.status_detail.startswith("skip: 'lm_haed' matches no linear layer")
+
+
+def test_a_killed_child_is_recorded_as_failed(tmp_path: Path) -> None:
+    config = make_config(TINY | {"strategy": "none", "num_steps": 5000})
+
+    def kill_training(line: str) -> None:
+        for status in Path("/proc").glob("[0-9]*/cmdline"):
+            if f"fp8study.train\0{tmp_path}/run" in status.read_text(errors="replace"):
+                os.kill(int(status.parent.name), signal.SIGKILL)
+
+    with pytest.raises(RunFailed, match="killed by signal 9"):
+        launch(config, tmp_path / "run", show=kill_training, machine=CPU)
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.status == "failed"
+    assert 0 < record.results["steps_completed"] < 5000
+
+
+def test_an_interrupted_run_is_recorded_and_its_child_ended(tmp_path: Path) -> None:
+    config = make_config(TINY | {"strategy": "none", "num_steps": 5000})
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(config, tmp_path / "run", show=interrupt, machine=CPU)
+    assert read_record(tmp_path / "run" / "run.json").status == "interrupted"
+
+
+def test_training_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
+    config = make_config(TINY | {"strategy": "none", "num_steps": 100_000})
+    launcher = multiprocessing.get_context("spawn").Process(
+        target=launch, args=(config, tmp_path / "run"), kwargs={"machine": CPU, "show": str}
+    )
+    launcher.start()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    launcher.kill()
+    # The lock of the run's folder goes with the last process that holds it.
+    wait_until(lambda: not is_being_written(tmp_path / "run"))
+
+
+def is_being_written(run_dir: Path) -> bool:
+    from fp8study.locks import locked
+
+    try:
+        with locked(run_dir / ".lock", "run_dir", busy="busy"):
+            return False
+    except UserError:
+        return True
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
+
+
+def test_two_launchers_never_write_one_run(tmp_path: Path) -> None:
+    config = make_config(TINY | {"strategy": "none", "num_steps": 100_000})
+    started = threading.Event()
+    refusals: list[str] = []
+
+    def second(line: str) -> None:
+        if not started.is_set():
+            started.set()
+            with pytest.raises(UserError, match="is being written by another run") as refusal:
+                launch(config, tmp_path / "run", show=str, machine=CPU)
+            refusals.append(str(refusal.value))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(config, tmp_path / "run", show=second, machine=CPU)
+    assert len(refusals) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"corpus": "text:missing.txt"}, "corpus: there is no file 'missing.txt'"),
+        ({"sequence_length": 10**7}, "longer than the corpus"),
+        ({"num_gpus": 4096}, "num_gpus: 4096 is more than"),
+        ({"model": "lama-3.1-8b"}, "did you mean 'llama-3.1-8b'"),
+    ],
+)
+def test_impossible_runs_start_nothing(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        launch(make_config(TINY | values), tmp_path / "run", show=str, machine=CPU)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_an_unwritable_place_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="run_dir: cannot write"):
+        launch(make_config(TINY), tmp_path / "file" / "run", show=str, machine=CPU)
+
+
+def test_metrics_are_json_lines_with_units_in_their_names(run: Run) -> None:
+    _, run_dir = run(strategy="none", micro_batch_size=4)
+    first = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    assert set(first) == {
+        "step", "loss", "learning_rate", "step_time_ms", "tokens_per_second_per_gpu",
+        "tflops_per_gpu", "tokens_seen", "timed",
+    }  # fmt: skip
+    assert (first["step"], first["timed"], first["tokens_seen"]) == (1, False, 256)

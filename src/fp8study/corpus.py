@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fp8study.errors import UserError, nearest
 from fp8study.grammar import stories
+from fp8study.hub import is_reachable
 
 SEPARATOR = "<|endoftext|>"
 
@@ -90,6 +91,7 @@ def _named(name: str, documents: list[str]) -> Corpus:
 
 
 def _tinystories() -> list[str]:
+    is_reachable()
     import datasets
 
     try:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fp8study.config import RunConfig
 from fp8study.corpus import SEPARATOR, Corpus, load_corpus
 from fp8study.errors import UserError
+from fp8study.hub import is_reachable
 from fp8study.locks import locked
 from fp8study.models import HUB_IDS, PRESETS
 
@@ -145,6 +146,7 @@ def _tokenizer(
 
 
 def _pretrained(name: str) -> tokenizers.Tokenizer:
+    is_reachable()
     from transformers import AutoTokenizer
 
     try:

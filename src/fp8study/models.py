@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8study.errors import UserError, nearest
+from fp8study.hub import is_reachable
 
 if TYPE_CHECKING:
     import torch
@@ -94,9 +95,11 @@ def hf_config(model: str) -> PreTrainedConfig:
     Raises:
         UserError: The name is unknown or its configuration cannot be loaded.
     """
+    check_model_name(model)
+    if model not in PRESETS:
+        is_reachable()
     from transformers import AutoConfig
 
-    check_model_name(model)
     try:
         if model in PRESETS:
             values = dict(PRESETS[model])

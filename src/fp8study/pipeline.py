@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,9 @@ from fp8study.paths import project_root, results_dir
 from fp8study.provenance import Machine
 from fp8study.records import RESULTS, RunRecord, read_metrics, read_record, write_json
 from fp8study.studies import PlannedRun, Study, estimated_minutes
+
+#: With less than this, runs fail for want of space, whatever else they say.
+_LEAST_FREE_BYTES = 64 * 2**10
 
 
 def plan_text(study: Study, machine: Machine) -> str:
@@ -108,7 +112,12 @@ def _snakemake(
             _follow(child, pending)
         finally:
             end(child)
-    if child.returncode and not any(_ended(run) for run in pending):
+    if shutil.disk_usage(log_path.parent).free < _LEAST_FREE_BYTES:
+        raise UserError(
+            f"results: the disk of '{log_path.parent}' is full; free some space and start again: "
+            "finished runs are kept, the others start anew"
+        )
+    if child.returncode and not any((run.run_dir / "papermill.log").exists() for run in pending):
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
         raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
 

@@ -105,7 +105,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         name=name,
         question=content["question"].strip(),
         claims=tuple(content.get("claims", ())),
-        runs=tuple(_planned(config, name) for config in configs),
+        # An override of a factor makes its combinations equal: each is run once.
+        runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
         minutes_per_run=float(content.get("minutes_per_run", 1)),
     )
 

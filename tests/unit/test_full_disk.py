@@ -1,0 +1,37 @@
+"""A full disk is one clear line, from a real file system without space."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import ROOT, run_python
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small disk needs root on Linux")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_one_clear_line(small_disk: Path) -> None:
+    studies = small_disk / "pipelines" / "studies"
+    studies.mkdir(parents=True)
+    shutil.copy(ROOT / "pipelines" / "studies" / "smoke.yaml", studies)
+    with pytest.raises(OSError), (small_disk / "fill").open("wb") as fill:
+        fill.write(bytes(10**6))
+    done = run_python(small_disk, "-m", "fp8study.cli", "reproduce", "smoke", "--no-report")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "No space left" in line
+    assert "free some space" in line

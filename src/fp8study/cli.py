@@ -69,7 +69,12 @@ def _parse(assignments: list[str] | None) -> dict[str, Any]:
         name, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"--set: '{assignment}' is no assignment; write field=value")
-        values[name.strip()] = yaml.safe_load(text)
+        try:
+            values[name.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(
+                f"--set: '{assignment}' has no YAML value after '='; quote it or mend the brackets"
+            ) from None
     return values
 
 
@@ -105,15 +110,15 @@ def reproduce(
     report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
-    from fp8study.pipeline import failed, run_study
+    from fp8study.pipeline import num_without_result, run_study
 
     loaded, machine, values = _load(study, set_)
-    records = run_study(loaded, machine, values)
+    done = run_study(loaded, machine, values)
     if report:
         _render(only_if_changed=True)
-    if number := failed(records, loaded):
+    if number := num_without_result(done):
         raise UserError(
-            f"reproduce: {number} of {len(loaded.runs)} runs have no result; their last lines are "
+            f"reproduce: {number} of {len(done)} runs have no result; their last lines are "
             "in the notebooks beside their records, and starting again repeats only them"
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fp8study.errors import UserError, nearest
+from fp8study.errors import UserError, nearest, one_line
 
 Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
 Strategy = Literal["fsdp2", "ddp", "none"]
@@ -98,12 +99,14 @@ class RunConfig:
     """Write every this many steps to ``metrics.jsonl``."""
 
     def __post_init__(self) -> None:
-        precision = PRECISION_ALIASES.get(self.precision, self.precision)
-        object.__setattr__(self, "precision", precision)
+        if isinstance(self.precision, str):
+            precision = PRECISION_ALIASES.get(self.precision, self.precision)
+            object.__setattr__(self, "precision", precision)
         _check_types(self)
         _check_ranges(self)
         if self.fp8_all_gather is None:
-            on = precision == "fp8_tensorwise" and self.strategy == "fsdp2" and self.num_gpus > 1
+            is_sharded = self.strategy == "fsdp2" and self.num_gpus > 1
+            on = self.precision == "fp8_tensorwise" and is_sharded
             object.__setattr__(self, "fp8_all_gather", on)
         _check_pairs(self)
 
@@ -165,7 +168,7 @@ def load_config(path: Path) -> RunConfig:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot read the configuration ({error})") from error
+        raise UserError(f"{path}: cannot read the configuration ({one_line(error)})") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of field names to values")
     return make_config(values, source=str(path))
@@ -181,6 +184,8 @@ def _coerce(value: Any, hint: Any) -> Any:
     kinds = _alternatives(hint)
     if isinstance(value, bool) or value is None:
         return value
+    if value == "none" and type(None) in kinds:
+        return None
     if float in kinds and (isinstance(value, int) or (isinstance(value, str) and _is_float(value))):
         return float(value)  # YAML reads 1e-5 as a text
     if int in kinds and isinstance(value, float) and value.is_integer():
@@ -225,8 +230,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         return (
             isinstance(value, int if kind is int else (int, float))
-            and value is not True
-            and (value is not False)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
         )
     return isinstance(value, kind)
 
@@ -264,6 +269,8 @@ def _check_ranges(config: RunConfig) -> None:
     for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "weight_decay"):
         if getattr(config, name) < 0:
             raise UserError(f"{name}: {getattr(config, name)} is negative; give 0 or more")
+    if config.seed >= 2**32:
+        raise UserError(f"seed: {config.seed} is too large; give less than {2**32}")
     if config.max_grad_norm is not None and config.max_grad_norm <= 0:
         raise UserError(
             f"max_grad_norm: {config.max_grad_norm} is not positive; give none for no clipping"

@@ -74,7 +74,8 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
     with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
         if not (folder / "data.json").exists():
             _build(corpus, config, model_vocab_size, folder)
-    data = PreparedData(**json.loads((folder / "data.json").read_text(encoding="utf-8")))
+    content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
     num_blocks = data.num_train_tokens // config.sequence_length
     if num_blocks < config.sequences_per_step:
         raise UserError(

@@ -34,7 +34,10 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
         UserError: A name or value is invalid.
     """
     given = {name: value for name, value in chosen.items() if value is not None}
-    return make_config((_ON_GPU if machine.gpus else _ON_CPU) | given)
+    defaults = _ON_GPU if machine.gpus else _ON_CPU
+    if machine.gpus and not machine.has_fp8:
+        defaults = defaults | {"precision": "bf16"}
+    return make_config(defaults | given)
 
 
 def study_for(machine: Machine) -> str:

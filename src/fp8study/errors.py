@@ -13,6 +13,11 @@ class UserError(Exception):
     """
 
 
+def one_line(error: Exception) -> str:
+    """Return an exception's message without its line breaks, or its type if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string.
 

@@ -28,7 +28,8 @@ class Gpu:
     """Its number on the machine, as CUDA_VISIBLE_DEVICES takes it."""
     uuid: str
     name: str
-    memory_gib: float
+    memory_gib: float | None
+    """None where it shares the machine's memory."""
     compute_capability: tuple[int, int]
     power_limit_watts: float | None
     clock_sm_max_mhz: int | None
@@ -50,8 +51,17 @@ def visible_gpus() -> list[Gpu]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus
-    by_key = {str(g.index): g for g in gpus} | {g.uuid: g for g in gpus}
-    return [by_key[key.strip()] for key in chosen.split(",") if key.strip() in by_key]
+    visible: list[Gpu] = []
+    for key in map(str.strip, chosen.split(",")):
+        matches = [g for g in gpus if key == str(g.index) or _is_uuid_start(key, g.uuid)]
+        if len(matches) != 1 or matches[0] in visible:
+            break  # as CUDA does, hide this one and all that follow
+        visible += matches
+    return visible
+
+
+def _is_uuid_start(key: str, uuid: str) -> bool:
+    return key.startswith("GPU-") and uuid.startswith(key)
 
 
 def _describe(pynvml: Any, index: int) -> Gpu:
@@ -66,11 +76,12 @@ def _describe(pynvml: Any, index: int) -> Gpu:
 
     power = ask("nvmlDeviceGetPowerManagementLimit")
     capability = ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
+    memory = ask("nvmlDeviceGetMemoryInfo")
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID") or "",
         name=ask("nvmlDeviceGetName") or "unknown",
-        memory_gib=pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30,
+        memory_gib=memory.total / 2**30 if memory else None,
         compute_capability=(capability[0], capability[1]),
         power_limit_watts=power / 1000 if power else None,
         clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),

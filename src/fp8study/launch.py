@@ -49,11 +49,11 @@ def check_possible(config: RunConfig, machine: Machine) -> None:
     """Refuse, in a moment and without side effects, what cannot run here.
 
     Raises:
-        UserError: The machine, the model's name or the corpus rules the run out.
+        UserError: The model's name or the corpus is wrong, or the machine cannot do it.
     """
-    machine.check(config)
     check_model_name(config.model)
     check_corpus_name(config.corpus)
+    machine.check(config)
 
 
 def launch(
@@ -92,6 +92,7 @@ def launch(
         if machine.gpus:
             leased = held.enter_context(lease(config.num_gpus, [g.index for g in machine.gpus]))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
             kept += leased.file_descriptors
         started_at = _utc_now()
         job = Job(

@@ -110,6 +110,12 @@ def allocator_retries(device: torch.device) -> int:
     return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
 
 
+_RATES = (
+    "step_time_ms_median", "step_time_ms_p10", "step_time_ms_p90", "tokens_per_second_per_gpu",
+    "tflops_per_gpu", "mfu_bf16_peak_pct", "compile_seconds",
+)  # fmt: skip
+
+
 def summarise(
     steps: list[FinishedStep], config: RunConfig, flops_per_token: int, gpu_name: str | None
 ) -> dict[str, Any]:
@@ -134,7 +140,7 @@ def summarise(
     timed = steps[config.num_warmup_steps :]
     results["num_timed_steps"] = len(timed)
     if not timed:
-        return results
+        return results | dict.fromkeys(_RATES)
     times = sorted(s.step_time_ms for s in timed)
     median = statistics.median(times)
     window_s = sum(times) / 1000

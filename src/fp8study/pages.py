@@ -22,6 +22,8 @@ from fp8study.records import load_runs
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
 #: What to write for a value that no record holds.
 MISSING = "–"
+#: The format of a count that is worth a column only if some row has any.
+IF_ANY = "if any"
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,11 @@ LOSS_GAP = Layout(
     {
         **_ARM,
         "num_pairs": ("pairs", "d"),
-        "num_lost": ("lost", "d"),
+        "num_lost": ("lost", IF_ANY),
         "loss_bf16": ("BF16 loss", ".3f"),
         "loss": ("FP8 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
-        "interval": ("interval of the gap", ""),
+        "interval": ("interval of the gap, %", ""),
         "verdict": (f"verdict at ±{tables.LOSS_MARGIN_PCT} %", ""),
     },
     _GROUP,
@@ -101,18 +103,19 @@ DOCUMENT_A = Layout(
         "speedup_pct": ("v BF16, %", "+.1f"),
         "memory_peak_gib": ("peak memory, GiB", ".1f"),
     },
-    "{model} on {machine}, {master_dtype} masters",
+    "{model} on {machine}, {masters} masters",
 )
 DATA = Layout(
     {
-        "machine": ("machine", ""),
-        "study": ("study", ""),
         "corpus": ("corpus", ""),
-        "num_train_tokens": ("tokens in the corpus", ",d"),
-        "tokens_seen_max": ("tokens seen, most in a run", ",d"),
-        "epochs_max": ("passes, most in a run", ".2f"),
+        "corpus_sha": ("SHA-256", ""),
+        "vocab_size": ("vocabulary", ",d"),
+        "num_train_tokens": ("tokens", ",d"),
+        "tokens_seen_max": ("most seen in a run", ",d"),
+        "epochs_max": ("passes", ".2f"),
         "num_seeds": ("seeds", "d"),
-    }
+    },
+    "{study} on {machine}",
 )
 PROVENANCE = Layout(
     {
@@ -122,8 +125,6 @@ PROVENANCE = Layout(
         "version_torchao": ("torchao", ""),
         "version_transformers": ("transformers", ""),
         "commit": ("commit", ""),
-        "corpus": ("corpus", ""),
-        "corpus_sha": ("SHA-256", ""),
     },
     "{study} on {machine}, {first_run} to {last_run}: {statuses}",
 )
@@ -165,7 +166,7 @@ class Report:
     """Everything that a page shows is taken from here."""
 
     runs: pd.DataFrame
-    """From `fp8study.tables.runs_frame`."""
+    """From `fp8study.tables.runs_frame`, with short names of arms."""
     metrics: pd.DataFrame
     """From `fp8study.tables.metrics_frame`."""
     throughput: pd.DataFrame
@@ -232,7 +233,7 @@ def load_report(results_dir: Path | None = None) -> Report:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         stored = load_runs(results_dir or find_results())
-    runs = tables.runs_frame(stored)
+    runs = tables.shorten_arms(tables.runs_frame(stored))
     return Report(
         runs=runs,
         metrics=tables.metrics_frame(stored),
@@ -289,8 +290,9 @@ def _is_missing(value: object) -> bool:
 
 
 def _cell(value: object, spec: str) -> str:
-    if _is_missing(value):
+    if _is_missing(value) or (spec == IF_ANY and value == 0):
         return MISSING
+    spec = "d" if spec == IF_ANY else spec
     return format(value, spec).replace("-", "\u2212") if spec else str(value)
 
 

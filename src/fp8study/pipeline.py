@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from fp8study.corpus import check_corpus_name
 from fp8study.errors import UserError
-from fp8study.launch import check_possible
 from fp8study.leash import end
 from fp8study.locks import locked
+from fp8study.models import check_model_name
 from fp8study.paths import project_root, results_dir
 from fp8study.provenance import Machine
 from fp8study.records import RESULTS, RunRecord, read_metrics, read_record, write_json
@@ -24,7 +25,8 @@ _LEAST_FREE_BYTES = 64 * 2**10
 
 def plan_text(study: Study, machine: Machine) -> str:
     """Return what a study would do here: its question, runs, GPUs and rough time."""
-    pending = study.pending()
+    impossible = _impossible(study, machine)
+    pending = [run for run in study.pending() if run not in impossible]
     slots = _num_slots(machine)
     where = (
         f"{len(machine.gpus)} × {machine.gpus[0].name}"
@@ -33,17 +35,20 @@ def plan_text(study: Study, machine: Machine) -> str:
     )
     lines = [
         f"Study {study.name}: {study.question}",
-        f"On {where}. {len(study.runs)} runs, {len(study.runs) - len(pending)} done, "
+        f"On {where}. {len(study.runs)} runs, "
+        f"{len(study.runs) - len(pending) - len(impossible)} done, "
         f"{len(pending)} to do, about {estimated_minutes(study, pending, slots):.0f} min.",
     ]
     for run in study.runs:
         c = run.config
-        state = "to do" if run in pending else "done"
+        state = "to do" if run in pending else "cannot" if run in impossible else "done"
         lines.append(
-            f"  {state:<6}{c.model:<14} {c.precision:<18} {c.num_gpus} × {c.strategy:<6} "
+            f"  {state:<7}{c.model:<14} {c.precision:<18} {c.num_gpus} × {c.strategy:<6} "
             f"seq {c.sequence_length:<6} batch {c.micro_batch_size} × "
             f"{c.gradient_accumulation_steps}  {c.num_steps} steps  seed {c.seed}  {run.run_id}"
         )
+    for reason in dict.fromkeys(impossible.values()):
+        lines.append(f"  cannot be run here: {reason}")
     return "\n".join(lines)
 
 
@@ -51,11 +56,13 @@ def _num_slots(machine: Machine) -> int:
     return len(machine.gpus) or machine.num_cpus
 
 
-def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> list[RunRecord]:
-    """Do a study's pending runs and return the records of all of its runs.
+def run_study(
+    study: Study, machine: Machine, overrides: Mapping[str, Any]
+) -> list[tuple[PlannedRun, RunRecord | None]]:
+    """Do a study's pending runs and return the records of all that are possible here.
 
-    Prints the plan, a line per finished run, and a summary. A failed run does not stop the
-    others.
+    Prints the plan and a line per finished run. A failed run does not stop the others; a run
+    that this machine cannot do is left out and named.
 
     Args:
         study: From `fp8study.studies.load_study`.
@@ -63,21 +70,44 @@ def run_study(study: Study, machine: Machine, overrides: Mapping[str, Any]) -> l
         overrides: The ones that `study` was loaded with.
 
     Raises:
-        UserError: A run is impossible here, or another pipeline is at work in this checkout.
+        UserError: No run is possible here, or another pipeline is at work in this checkout.
     """
-    for run in study.runs:
-        check_possible(run.config, machine)
+    impossible = _impossible(study, machine)
+    if len(impossible) == len(study.runs):
+        raise UserError(next(iter(impossible.values())))
     busy = (
         "reproduce: another pipeline is running in this checkout; wait for it, or clone the "
         "repository a second time"
     )
     with locked(results_dir() / "local" / ".pipeline.lock", "results", busy) as lock:
         print(plan_text(study, machine), flush=True)
-        pending = study.pending()
+        possible = [run for run in study.runs if run not in impossible]
+        pending = [run for run in study.pending() if run in possible]
         if pending:
             study.write_configs()
             _snakemake(study, machine, overrides, pending, lock)
-    return [read_record(r.run_dir / "run.json") for r in study.runs if _ended(r)]
+    return [(run, _record(run)) for run in possible]
+
+
+def _impossible(study: Study, machine: Machine) -> dict[PlannedRun, str]:
+    """Return the runs that this machine cannot do, each with the reason.
+
+    Raises:
+        UserError: A run is wrong whatever the machine.
+    """
+    reasons = {}
+    for run in study.runs:
+        check_model_name(run.config.model)
+        check_corpus_name(run.config.corpus)
+        try:
+            machine.check(run.config)
+        except UserError as error:
+            reasons[run] = str(error)
+    return reasons
+
+
+def _record(run: PlannedRun) -> RunRecord | None:
+    return read_record(run.run_dir / "run.json") if _ended(run) else None
 
 
 def _ended(run: PlannedRun) -> bool:
@@ -94,7 +124,8 @@ def _snakemake(
     root = project_root()
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
-    write_json(plan_path, {"study": study.name, "overrides": dict(overrides)})
+    run_ids = [run.run_id for run in pending]
+    write_json(plan_path, {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids})
     command = [
         sys.executable, "-m", "fp8study.leash", "snakemake", "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(_num_slots(machine), machine.num_cpus)),
@@ -165,6 +196,6 @@ def _running_line(waiting: list[PlannedRun]) -> str:
     return "running: " + ("; ".join(states) if states else "starting …")
 
 
-def failed(records: list[RunRecord], study: Study) -> int:
-    """Return how many of a study's runs have no result."""
-    return len(study.runs) - sum(record.status in RESULTS for record in records)
+def num_without_result(done: list[tuple[PlannedRun, RunRecord | None]]) -> int:
+    """Return how many of the runs that `run_study` did have no result."""
+    return sum(record is None or record.status not in RESULTS for _, record in done)

@@ -27,6 +27,7 @@ from fp8study.plotstyle import (
     panels,
     set_title,
 )
+from fp8study.tables import MEMORY_FULL
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
@@ -80,15 +81,24 @@ def _throughput_panel(axis: Axes, group: pd.DataFrame, arms: list[str]) -> None:
         height = row["tokens_per_second_per_gpu"]
         stale = bool(row["stale"])
         axis.bar(place, height, width * 0.94, **_bar_style(row["precision"], stale))
-        if pd.notna(row["speedup_pct"]):
-            text = f"{row['speedup_pct']:+.0f} %" + ("\nstale" if stale else "")
-            axis.text(place, height, text, ha="center", va="bottom", fontsize=9.5)
+        text = _bar_text(row, stale)
+        axis.text(place, height, text, ha="center", va="bottom", fontsize=9, linespacing=1.05)
     axis.set_xticks(range(len(counts)), [str(count) for count in counts])
     axis.set_xlim(-0.6, len(counts) - 0.4)
     axis.grid(False, axis="x")
-    axis.margins(y=0.3 if group["stale"].any() else 0.14)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.22 * group["tokens_per_second_per_gpu"].max())
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _bar_text(row: pd.Series, stale: bool) -> str:
+    """Say over an FP8 bar how far ahead it is, or why that is not said."""
+    if row["precision"] == "bf16":
+        return ""
+    if MEMORY_FULL in row["note"]:
+        return "memory\nfull"
+    if pd.isna(row["speedup_pct"]):
+        return ""
+    return f"{row['speedup_pct']:+.0f} %".replace("-", "\u2212") + ("\nstale" if stale else "")
 
 
 def memory_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
@@ -114,8 +124,7 @@ def memory_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Fig
             axis.plot(places, rows["memory_peak_gib"], color=colour(precision), **marks)
         axis.set_xticks(range(len(counts)), [str(count) for count in counts])
         axis.set_xlim(-0.6, len(counts) - 0.4)
-        axis.margins(y=0.15)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.15 * group["memory_peak_gib"].max())
         machine, study, model, setting = context
         set_title(axis, f"{model}: {study} on {machine}\n{setting}")
         axis.set_ylabel("peak memory, GiB")
@@ -139,8 +148,12 @@ def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Seri
 
 
 def _smooth(loss: pd.Series, num_steps: int) -> pd.Series:
-    window = max(1, min(SMOOTHING_STEPS, num_steps // 8))
-    return loss.rolling(window, min_periods=1, center=True).mean()
+    """Return the running mean; its window opens slowly, so that the steep start stays in place."""
+    half = min(SMOOTHING_STEPS, num_steps // 8) // 2
+    means = [
+        loss.iloc[max(0, i - min(i, half)) : i + min(i, half) + 1].mean() for i in range(len(loss))
+    ]
+    return pd.Series(means, index=loss.index)
 
 
 def loss_curves_figure(
@@ -186,8 +199,8 @@ def _line_style(run: pd.Series) -> dict[str, Any]:
     if run["stale"]:
         return {"color": shade, "linewidth": 2.0, "linestyle": (0, (1, 1))}
     if run["precision"] == "bf16":
-        return {"color": shade, "linewidth": 3.2, "linestyle": "-"}
-    return {"color": shade, "linewidth": 1.6, "linestyle": (0, (4, 1.5))}
+        return {"color": shade, "linewidth": 3.4, "linestyle": "-"}
+    return {"color": shade, "linewidth": 1.7, "linestyle": (0, (3.5, 2.5))}
 
 
 def document_a_figure(
@@ -197,29 +210,32 @@ def document_a_figure(
 
     Args:
         metrics: From `metrics_frame`.
-        runs: Rows of `runs_frame`: the arms of one machine and model. Every seed is drawn; the
-            label carries the mean of the final losses.
+        runs: Rows of `runs_frame`: the arms of one machine and model. Every seed is drawn
+            faintly, their mean strongly; the label carries the mean of the final losses.
         empty: What to say if none of them logged a loss.
     """
     curves = list(_curves(metrics, runs[runs["status"].isin(["completed", "diverged"])]))
     if not curves:
         return message_figure(empty)
     figure, (axis,) = panels(1, height=4.3)
-    ends: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    arms: dict[tuple[str, str], list[tuple[pd.Series, pd.DataFrame]]] = {}
     last_step = max(int(curve["step"].max()) for _, curve in curves)
     for run, curve in curves:
-        style = _line_style(run)
-        smooth = _smooth(curve["loss"], len(curve))
-        axis.plot(curve["step"], curve["loss"], color=style["color"], alpha=0.15, linewidth=0.7)
-        axis.plot(curve["step"], smooth, **style)
-        arm = (str(run["arm"]), str(run["master_dtype"]))
-        end = float(curve["loss"].dropna().tail(FINAL_STEPS).mean())
-        ends.setdefault(arm, []).append((end, style["color"]))
+        shade = colour(run["precision"])
+        axis.plot(curve["step"], curve["loss"], color=shade, alpha=0.13, linewidth=0.6)
+        arms.setdefault((str(run["arm"]), str(run["master_dtype"])), []).append((run, curve))
     labels = []
-    for (name, master), values in ends.items():
-        mean = sum(value for value, _ in values) / len(values)
+    # BF16 first, so that a dashed FP8 curve on top leaves it visible.
+    for (name, master), seeds in sorted(
+        arms.items(), key=lambda arm: not arm[0][0].startswith("BF16")
+    ):
+        style = _line_style(seeds[0][0])
+        logged = pd.concat([curve.set_index("step")["loss"] for _, curve in seeds], axis=1)
+        axis.plot(logged.index, _smooth(logged.mean(axis=1), len(logged)), **style)
+        ends = [float(curve["loss"].dropna().tail(FINAL_STEPS).mean()) for _, curve in seeds]
+        mean = sum(ends) / len(ends)
         text = textwrap.fill(f"{name}, {master.upper()} masters: {mean:.2f}", 34)
-        labels.append((mean, text, values[0][1]))
+        labels.append((mean, text, style["color"]))
     guess = _uniform_guess(runs)
     if guess:
         axis.axhline(guess[0], color=GREY, linewidth=1, linestyle=(0, (6, 4)))

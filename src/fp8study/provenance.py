@@ -35,6 +35,12 @@ class Machine:
         """``cuda`` or ``cpu``."""
         return "cuda" if self.gpus else "cpu"
 
+    @property
+    def has_fp8(self) -> bool:
+        """Whether every GPU has FP8 matrix units."""
+        capabilities = [gpu.compute_capability for gpu in self.gpus]
+        return bool(capabilities) and min(capabilities) >= FP8_CAPABILITY
+
     def check(self, config: RunConfig) -> None:
         """Refuse a run that this machine cannot do.
 
@@ -53,8 +59,8 @@ class Machine:
                 f"num_gpus: {config.num_gpus} is more than the {len(self.gpus)} visible GPUs; "
                 "lower it or widen CUDA_VISIBLE_DEVICES"
             )
-        weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
-        if config.is_fp8 and not config.fp8_emulate and weakest.compute_capability < FP8_CAPABILITY:
+        if config.is_fp8 and not config.fp8_emulate and not self.has_fp8:
+            weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
             capability = ".".join(map(str, weakest.compute_capability))
             raise UserError(
                 f"precision: '{config.precision}' needs compute capability 8.9 (Ada, Hopper) or "
@@ -88,7 +94,7 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
         facts |= {
             "gpu_name": gpu.name,
             "num_gpus_on_machine": len(machine.gpus),
-            "gpu_memory_gib": round(gpu.memory_gib, 1),
+            "gpu_memory_gib": round(gpu.memory_gib, 1) if gpu.memory_gib else None,
             "compute_capability": ".".join(map(str, gpu.compute_capability)),
             "power_limit_watts": gpu.power_limit_watts,
             "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
@@ -123,7 +129,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     status = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     if commit is None:
         return {"commit": os.environ.get("FP8STUDY_COMMIT"), "dirty": None}
-    return {"commit": commit, "dirty": bool(status)}
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
 def _output(*command: str) -> str | None:
@@ -158,7 +164,8 @@ def _gpu_link() -> str | None:
     matrix = _output("nvidia-smi", "topo", "-m")
     if matrix is None:
         return None
-    rows = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
+    lines = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
+    rows = [words for words in lines if "X" in words]  # the header has none
     links = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
     order = ["SYS", "NODE", "PHB", "PXB", "PIX"]
     slow = [link for link in order if link in links]

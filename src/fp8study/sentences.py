@@ -10,26 +10,25 @@ import pandas as pd
 
 from fp8study import tables
 from fp8study.pages import Report
+from fp8study.words import compared, count, escape, how_to_get, no_gpu_records, signed
+
+__all__ = [
+    "compared",
+    "document_a",
+    "epochs",
+    "kept_in_bf16",
+    "limits",
+    "loss_summary",
+    "machines",
+    "memory_summary",
+    "no_gpu_records",
+    "speed_details",
+    "speed_summary",
+    "unreadable",
+]
 
 #: A share of a gap that counts as all of it, given the noise of single runs.
 NEARLY_ALL = 0.9
-
-
-def escape(text: str) -> str:
-    """Make a text from a record safe inside Markdown."""
-    for mark in "\\`*_[]<>$|":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())
-
-
-def how_to_get(study: str) -> str:
-    """Say which command makes the records of a study."""
-    return f"run `make reproduce STUDY={study}` on a machine with NVIDIA GPUs"
-
-
-def no_gpu_records(study: str = "quick") -> str:
-    """Say that there is nothing from a GPU, as plain text for tables and figures."""
-    return f"No GPU records here yet: {how_to_get(study).replace('`', '')}."
 
 
 def machines(report: Report) -> str:
@@ -43,7 +42,7 @@ def machines(report: Report) -> str:
         devices = ", ".join(names) or "device unknown"
         done = int((group["status"] == "completed").sum())
         lines.append(
-            f"- **{escape(str(machine))}** ({escape(devices)}): {_count(len(group), 'run')}, "
+            f"- **{escape(str(machine))}** ({escape(devices)}): {count(len(group), 'run')}, "
             f"{done} completed."
         )
     text = "\n".join(lines)
@@ -60,42 +59,45 @@ def unreadable(report: Report) -> str:
     return "Records that could not be read:\n\n" + "\n".join(lines)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def compared(pct: float) -> str:
-    """Put a relative difference in speed into words that follow its sign."""
-    if abs(pct) < 0.05:
-        return "as fast as BF16"
-    return f"{abs(pct):.1f} % {'faster' if pct > 0 else 'slower'} than BF16"
+def _healthy(report: Report) -> pd.DataFrame:
+    """The FP8 arms on GPUs that train every parameter and have a BF16 partner."""
+    table = report.throughput
+    alone = table["note"].str.contains("no BF16 partner")
+    chosen = (table["device"] == "cuda") & (table["precision"] != "bf16") & ~alone
+    return table[chosen & ~table["stale"].fillna(False).astype(bool)]
 
 
 def _speedups(report: Report) -> pd.DataFrame:
-    """The fair comparisons: on a GPU, with a BF16 partner, and with every parameter trained."""
-    table = report.throughput
-    chosen = table["speedup_pct"].notna() & (table["device"] == "cuda")
-    table = table[chosen & ~table["stale"].fillna(False).astype(bool)]
-    # The main question first, document A's special setting last.
-    return table.sort_values("study", key=lambda s: s.str.startswith("document-a"), kind="stable")
+    """The fair comparisons: neither of the two runs waited for memory."""
+    table = _healthy(report)
+    return table[table["speedup_pct"].notna()]
 
 
 def speed_summary(report: Report) -> str:
-    """Say in how many settings FP8 was faster, and by how much."""
+    """Say in how many settings FP8 was faster, and by how much; compiled and eager apart."""
     rows = _speedups(report)
     if rows.empty:
         return (
             "**Speed: no answer yet.** No FP8 run on a GPU has a BF16 partner that differs in "
             f"precision alone: {how_to_get('quick')}."
         )
+    eager = rows["setting"].str.contains("eager")
+    parts = [
+        _speed_sentence(part, how)
+        for part, how in ((rows[~eager], "compiled"), (rows[eager], "not compiled"))
+        if len(part)
+    ]
+    return f"**Speed.** {' '.join(parts)} Runs with a stale optimizer are not counted."
+
+
+def _speed_sentence(rows: pd.DataFrame, how: str) -> str:
     pct = rows["speedup_pct"].astype(float)
     faster, slower = int((pct >= 0.05).sum()), int((pct <= -0.05).sum())
-    low, high = f"{pct.min():+.1f}", f"{pct.max():+.1f}"
+    low, high = signed(pct.min(), 1), signed(pct.max(), 1)
     spread = f"{high} %" if low == high else f"{low} % to {high} %"
     return (
-        f"**Speed: FP8 was faster than BF16 in {faster} and slower in {slower} of "
-        f"{_count(len(rows), 'comparison')}** ({spread}), as follows. Runs with a stale optimizer "
-        "are not among them."
+        f"{how.capitalize()}, FP8 was faster than BF16 in {faster} and slower in {slower} of "
+        f"{count(len(rows), 'comparison')} ({spread})."
     )
 
 
@@ -103,20 +105,50 @@ def speed_details(report: Report) -> str:
     """One line for each model, setting and recipe, with the GPU counts side by side."""
     keys = ["machine", "gpu_name", "study", "model", "setting", "arm"]
     lines = []
-    for values, group in _speedups(report).groupby(keys, sort=False, dropna=False):
+    for values, group in _healthy(report).groupby(keys, sort=False, dropna=False):
         machine, gpu, study, model, setting, arm = (escape(str(v)) for v in values)
-        results = [
-            f"{compared(row['speedup_pct'])} on {_count(int(row['num_gpus']), 'GPU')}"
-            + (" (memory nearly full, so not a fair comparison)" if "memory" in row["note"] else "")
-            for _, row in group.sort_values("num_gpus").iterrows()
-        ]
+        results = []
+        for _, row in group.sort_values("num_gpus").iterrows():
+            where = f"on {count(int(row['num_gpus']), 'GPU')}"
+            if pd.isna(row["speedup_pct"]):
+                results.append(f"not compared {where}, where memory was nearly full")
+            else:
+                results.append(f"{compared(row['speedup_pct'])} {where}")
         runs = sorted({int(n) for n in group["num_runs"]})
         seeds = f"{runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
         lines.append(
-            f"- {model}, {arm} ({study} on {machine}, {gpu}; {setting}; "
-            f"n = {seeds} per arm): {'; '.join(results)}."
+            f"- **{model}, {arm}:** {'; '.join(results)}. ({study} on {machine}, {gpu}; {setting}; "
+            f"n = {seeds} per arm.)"
         )
     return "\n".join(lines)
+
+
+def memory_summary(report: Report) -> str:
+    """Say what FP8 did to peak memory where every parameter is trained."""
+    pct = _healthy(report)["memory_change_pct"].dropna().astype(float)
+    if pct.empty:
+        return f"No FP8 run on a GPU has a BF16 partner yet: {how_to_get('quick')}."
+    return (
+        f"In {count(len(pct), 'comparison')} FP8's peak differed from BF16's by "
+        f"{signed(pct.min(), 1)} % to {signed(pct.max(), 1)} %, runs with a stale optimizer left "
+        "out."
+    )
+
+
+def kept_in_bf16(report: Report, study: str = "") -> str:
+    """Say which layers the FP8 runs keep out of FP8, where the arms' names do not.
+
+    Args:
+        report: The records.
+        study: Speak of the studies of that name's beginning only.
+    """
+    runs = report.runs[report.runs["study"].fillna("").str.startswith(study)]
+    lists = runs.dropna(subset="kept_in_bf16").groupby("study", sort=False)["kept_in_bf16"].first()
+    if lists.empty:
+        return ""
+    names = [f"{' and '.join(f'`{n}`' for n in kept.split())} ({s})" for s, kept in lists.items()]
+    rest = "" if study else "; elsewhere `lm_head`, unless an arm's name says otherwise"
+    return f"Kept out of FP8: {'; '.join(names)}{rest}."
 
 
 def loss_summary(report: Report) -> str:
@@ -129,30 +161,54 @@ def loss_summary(report: Report) -> str:
     parts = [_loss_sentence(gpu, "on GPUs") if len(gpu) else "**Loss:** no pair on GPUs yet."]
     if len(cpu):
         parts.append(_loss_sentence(cpu, "on CPUs with emulated FP8"))
-    return " ".join(parts)
+    return "\n\n".join(parts)
 
 
 def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
-    pct = gaps["gap_pct"].astype(float)
-    worst = gaps.iloc[int(pct.abs().to_numpy().argmax())]
-    tested = gaps[gaps["gap_pct_low_90"].notna()]
-    text = (
-        f"**Loss {where}:** in {_count(len(gaps), 'comparison')} FP8's final training loss differs "
-        f"from BF16's by {pct.min():+.2f} % to {pct.max():+.2f} % (+: worse); the largest gap is "
-        f"{escape(str(worst['model']))}, {escape(str(worst['arm']))}, "
-        f"{escape(str(worst['setting']))}. "
-    )
-    if tested.empty:
-        return text + (
-            "No comparison has the three seeds that an interval needs, so none shows that FP8 and "
-            "BF16 are the same, or that they differ."
-        )
-    counts = tested["verdict"].value_counts()
+    tested = gaps["gap_pct_low_90"].notna()
+    text = f"**Loss {where}.**"
+    if tested.any():
+        text += f" {_tested_sentence(gaps[tested])}"
+    if not tested.all():
+        text += f" {_untested_sentence(gaps[~tested], bool(tested.any()))}"
+    return text
+
+
+def _tested_sentence(gaps: pd.DataFrame) -> str:
+    counts = gaps["verdict"].value_counts()
     verdicts = ", ".join(f"{counts.get(v, 0)} {v}" for v in ("equivalent", "different"))
-    return text + (
-        f"Of the {len(tested)} with three seeds or more, at a margin of "
-        f"±{tables.LOSS_MARGIN_PCT} %: {verdicts}, {counts.get('undecided', 0)} undecided."
+    text = (
+        f"Of {count(len(gaps), 'comparison')} with three seeds or more, at a margin of "
+        f"±{tables.LOSS_MARGIN_PCT} %: {verdicts}, {counts.get('undecided', 0)} undecided "
+        f"(mean gaps {_span(gaps)}; +: FP8 is worse)."
     )
+    within = gaps[gaps["verdict"] == "equivalent"]
+    sure = (within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)
+    if sure.any():
+        text += (
+            f" Equivalent is not equal: in {int(sure.sum())} of them the 95 % interval leaves out "
+            "zero, so there is a difference, smaller than the margin."
+        )
+    return text
+
+
+def _untested_sentence(gaps: pd.DataFrame, others: bool) -> str:
+    worst = gaps.iloc[int(gaps["gap_pct"].astype(float).abs().to_numpy().argmax())]
+    unit = "process" if worst["device"] == "cpu" else "GPU"
+    several = "" if worst["num_gpus"] == 1 else "es" if unit == "process" else "s"
+    return (
+        f"{'The other ' if others else ''}{count(len(gaps), 'comparison')} "
+        f"{'has' if len(gaps) == 1 else 'have'} fewer than three seeds and so no interval: gaps of "
+        f"{_span(gaps)} (+: FP8 is worse), the largest with {escape(str(worst['model']))}, "
+        f"{escape(str(worst['arm']))}, on {worst['num_gpus']} {unit}{several}. They show neither "
+        "that FP8 and BF16 are the same, nor that they differ."
+    )
+
+
+def _span(gaps: pd.DataFrame) -> str:
+    pct = gaps["gap_pct"].astype(float)
+    low, high = signed(pct.min(), 2), signed(pct.max(), 2)
+    return f"{low} %" if low == high else f"{low} % to {high} %"
 
 
 def document_a(report: Report) -> str:
@@ -220,25 +276,25 @@ def limits(report: Report) -> str:
     if len(rows):
         single = int((rows["num_runs"] == 1).sum())
         lines.append(
-            f"- {single} of {_count(len(rows), 'speed comparison')} "
+            f"- {single} of {count(len(rows), 'speed comparison')} "
             f"{'rests' if single == 1 else 'rest'} on one run per arm. Repeat before you rely on "
             "a difference of a few per cent."
         )
     if len(gaps):
         single = int((gaps["num_pairs"] < 3).sum())
         lines.append(
-            f"- {single} of {_count(len(gaps), 'loss comparison')} "
+            f"- {single} of {count(len(gaps), 'loss comparison')} "
             f"{'has' if single == 1 else 'have'} fewer than three seeds and so no interval."
         )
-    full = int(rows["note"].str.contains("memory").sum()) if len(rows) else 0
+    full = int(_healthy(report)["note"].str.contains(tables.MEMORY_FULL).sum())
     if full:
         lines.append(
-            f"- In {_count(full, 'speed comparison')} an arm nearly filled the GPU's memory; "
-            "time in the allocator may pass for a speed-up."
+            f"- {count(full, 'speed comparison')} {'is' if full == 1 else 'are'} left out: an arm "
+            "nearly filled the GPU's memory, and time in the allocator may pass for a speed-up."
         )
     lost = int((report.runs["status"] != "completed").sum())
     if lost:
-        lines.append(f"- {_count(lost, 'run')} did not complete: see [Methods](methods.qmd).")
+        lines.append(f"- {count(lost, 'run')} did not complete: see [Methods](methods.qmd).")
     if len(report.cpu_runs):
         lines.append(
             "- Runs on a CPU emulate FP8. They test the pipeline; their timings mean nothing for "
@@ -262,7 +318,7 @@ def epochs(report: Report) -> str:
         return f"No run saw its corpus more than once (at most {seen.max():.2f} passes)."
     repeated = int((seen > 1).sum())
     return (
-        f"{_count(repeated, 'run')} saw its corpus more than once (at most {seen.max():.1f} "
-        "passes): a low loss there is partly memory. Pairs are still fair, since both arms saw "
-        "the same data."
+        f"{count(repeated, 'run')} saw {'its' if repeated == 1 else 'their'} corpus more than "
+        f"once (at most {seen.max():.1f} passes): a low loss there is partly memory. Pairs are "
+        "still fair, since both arms saw the same data."
     )

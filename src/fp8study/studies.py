@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from fp8study.config import RunConfig, make_config, save_config
-from fp8study.errors import UserError, nearest
+from fp8study.errors import UserError, nearest, one_line
 from fp8study.paths import results_dir, studies_dir
 from fp8study.records import RESULTS, read_record, set_aside
 
@@ -90,7 +90,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot read the study ({error})") from error
+        raise UserError(f"{path}: cannot read the study ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping with {', '.join(_KEYS)}")
     for key in content:
@@ -100,6 +100,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
             )
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
+    _check_shape(content, path)
     configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
     return Study(
         name=name,
@@ -109,6 +110,25 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
         minutes_per_run=float(content.get("minutes_per_run", 1)),
     )
+
+
+def _check_shape(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse a value that is no mapping, list, text or number where one is needed."""
+
+    def need(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UserError(f"{path}: {name}: {value!r} is not {expected}")
+
+    need("question", content.get("question"), str, "a text")
+    need("base", content.get("base"), dict, "a mapping of fields to values")
+    need("factors", content.get("factors"), dict, "a mapping of fields to lists of values")
+    for name, values in (content.get("factors") or {}).items():
+        need(f"factors: {name}", values, list, "a list of values")
+    for name in ("arms", "seeds", "claims"):
+        need(name, content.get(name), list, "a list")
+    for arm in content.get("arms") or []:
+        need("arms", arm, dict, "a mapping of fields to values")
+    need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
 
 
 def _expand(

@@ -7,12 +7,11 @@ loss gap. CPU runs emulate FP8: they get no speed-up at all.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
 from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
+from fp8study.inventory import data_table, failures_table, provenance_table, published_table
 
 __all__ = [
     "METRIC_COLUMNS",
@@ -25,6 +24,7 @@ __all__ = [
     "provenance_table",
     "published_table",
     "runs_frame",
+    "shorten_arms",
     "throughput_table",
 ]
 
@@ -32,6 +32,8 @@ __all__ = [
 LOSS_MARGIN_PCT = 0.25
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up.
 MEMORY_LIMIT_SHARE = 0.85
+#: The note of a run that came near the limit; its speed is compared with nothing.
+MEMORY_FULL = "memory nearly full"
 
 _CONTEXT = ["machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting"]
 _ARM = [*_CONTEXT, "precision", "arm", "stale", "arm_key"]
@@ -54,6 +56,9 @@ THROUGHPUT_COLUMNS = [
     "memory_change_pct",
     "note",
 ]
+#: What an FP8 run says of the layers that it keeps out of FP8, inside its ``arm``.
+_SKIPS = r", skips ([^,]*)"
+
 LOSS_GAP_COLUMNS = [
     *_ARM,
     "num_pairs",
@@ -69,6 +74,29 @@ LOSS_GAP_COLUMNS = [
     "interval",
     "verdict",
 ]
+
+
+def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
+    """Leave out of the arms' names what tells no two of them apart.
+
+    When a BF16 run made its optimizer says nothing: nothing is converted. Which layers stay out
+    of FP8 is said once per study, if all of its FP8 runs agree.
+
+    Args:
+        runs: From `runs_frame`.
+
+    Returns:
+        The same rows with shorter names in ``arm``, and with ``kept_in_bf16``: the layers that
+        were taken out of the name, missing elsewhere.
+    """
+    arm = runs["arm"].astype(object)
+    is_bf16 = runs["precision"] == "bf16"
+    arm = arm.where(~is_bf16, arm.str.removesuffix(", optimizer made before conversion"))
+    kept = arm.str.extract(_SKIPS, expand=False).astype(object)
+    agreed = kept[~is_bf16].fillna("").groupby(runs["study"]).nunique() == 1
+    shorten = kept.notna() & runs["study"].map(agreed).fillna(False).astype(bool)
+    short = arm.str.replace(_SKIPS, "", regex=True)
+    return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
 
 def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -97,8 +125,9 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The columns of `THROUGHPUT_COLUMNS`. ``speedup_pct`` is the median over pairs of how much
         more tokens per second the arm makes than BF16 with everything else equal, %; it is
-        missing without a partner and on CPUs. ``mfu_bf16_peak_pct`` is over the dense BF16 peak
-        for every precision. ``note`` names what limits the comparison.
+        missing without a partner, on CPUs, and where either run nearly filled the GPU's memory.
+        ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every precision. ``note`` names what
+        limits the comparison.
     """
     timed = runs[(runs["status"] == "completed") & runs["tokens_per_second_per_gpu"].notna()]
     if timed.empty:
@@ -111,41 +140,52 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = pairs[pairs["device"] != "cpu"]
     speed = pairs["tokens_per_second_per_gpu"] / pairs["tokens_per_second_per_gpu_bf16"]
     memory = pairs["memory_peak_gib"] / pairs["memory_peak_gib_bf16"]
-    limit = MEMORY_LIMIT_SHARE * pairs["gpu_memory_gib"]
-    peak = pairs[["memory_peak_gib", "memory_peak_gib_bf16"]].max(axis=1)
-    retries = pairs[["num_alloc_retries", "num_alloc_retries_bf16"]].max(axis=1)
+    full = _nearly_full(pairs, "") | _nearly_full(pairs, "_bf16")
     pairs = pairs.assign(
-        speedup_pct=100 * (speed - 1),
+        # A run that waits for the allocator makes its partner look fast.
+        speedup_pct=(100 * (speed - 1)).where(~full),
         memory_change_pct=100 * (memory - 1),
-        full=(peak > limit) | (retries > 0),
     )
     by_arm = pairs.groupby("arm_key")
     table["speedup_pct"] = by_arm["speedup_pct"].median()
     table["memory_change_pct"] = by_arm["memory_change_pct"].median()
-    full = set(pairs.loc[pairs["full"], "arm_key"])
-    table["note"] = [_speed_note(row, key in full) for key, row in table.iterrows()]
+    strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[_nearly_full(timed, ""), "arm_key"])
+    paired = set(pairs["arm_key"])
+    table["note"] = [
+        _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
+    ]
     return _ordered(table.reset_index()[THROUGHPUT_COLUMNS])
 
 
-def _speed_note(row: pd.Series, full: bool) -> str:
+def _nearly_full(runs: pd.DataFrame, suffix: str) -> pd.Series:
+    """Tell the runs whose timings may be the allocator's."""
+    limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
+    return (runs[f"memory_peak_gib{suffix}"] > limit) | (runs[f"num_alloc_retries{suffix}"] > 0)
+
+
+def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
     if row["device"] == "cpu":
         return "CPU, FP8 emulated"
     notes = []
     if row["stale"]:
         notes.append("does less work per step")
     if full:
-        notes.append("memory nearly full")
-    if row["precision"] != "bf16" and pd.isna(row["speedup_pct"]):
+        notes.append(MEMORY_FULL)
+    if row["precision"] != "bf16" and not paired:
         notes.append("no BF16 partner")
     return "; ".join(notes)
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
-    """Sort by context, BF16 first and stale arms last, and drop nothing."""
+    """Sort by context, BF16 first and stale arms last, and drop nothing.
+
+    Document A's study comes last: it asks about its failure, in a setting that nobody would use.
+    """
     rank = (table["precision"] != "bf16").astype(int) + 2 * table["stale"].fillna(False).astype(int)
-    by = ["machine", "study", "model", "setting", "num_gpus"]
-    ordered = table.assign(_rank=rank).sort_values([*by, "_rank", "arm"], kind="stable")
-    return ordered.drop(columns="_rank").reset_index(drop=True)
+    last = table["study"].fillna("").str.startswith("document-a")
+    by = ["machine", "_last", "study", "model", "setting", "num_gpus", "_rank", "arm"]
+    ordered = table.assign(_rank=rank, _last=last).sort_values(by, kind="stable")
+    return ordered.drop(columns=["_rank", "_last"]).reset_index(drop=True)
 
 
 def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -194,10 +234,15 @@ def _intervals(gap_pct: list[float]) -> dict[str, object]:
         "gap_pct_high_90": narrow.high,
         "gap_pct_low_95": wide.low,
         "gap_pct_high_95": wide.high,
-        "interval": f"90 %: {narrow.low:+.2f} to {narrow.high:+.2f} %; "
-        f"95 %: {wide.low:+.2f} to {wide.high:+.2f} %",
+        "interval": f"{_interval_text(narrow)}; {_interval_text(wide)}",
         "verdict": outcome.verdict,
     }
+
+
+def _interval_text(interval: stats.Interval) -> str:
+    """Write an interval so that no line break falls into it."""
+    low, high = (f"{end:+.2f}".replace("-", "\u2212") for end in (interval.low, interval.high))
+    return f"{100 * interval.level:.0f} %: {low} to {high}".replace(" ", "\u00a0")
 
 
 def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -216,6 +261,7 @@ def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
     groups = chosen.groupby("arm_key", sort=False)
     table = groups[identity].first()
     table["num_runs"] = groups.size()
+    table["masters"] = table["master_dtype"].str.upper()
     table[columns] = groups[columns].mean()
     speed = throughput_table(chosen).set_index("arm_key")
     for name in ("tokens_per_second_per_gpu", "memory_peak_gib", "speedup_pct"):
@@ -226,74 +272,3 @@ def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(_rank=rank)
     table = table.sort_values(["machine", "study", "model", "master_dtype", "_rank", "arm"])
     return table.drop(columns="_rank").reset_index()
-
-
-def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Say, for each machine and study, where its numbers come from.
-
-    Returns:
-        One row per machine, study and installation: hardware, versions, commit, corpus, dates
-        and how many runs ended in which status.
-    """
-    hardware = runs["gpu_name"].fillna(runs["cpu_name"])
-    commit = runs["git_commit"].astype("object").map(lambda c: c[:10] if isinstance(c, str) else "")
-    dirty = runs["git_dirty"].map(lambda flag: " + uncommitted changes" if flag is True else "")
-    frame = runs.assign(
-        hardware=hardware,
-        commit=commit + dirty,
-        corpus_sha=runs["corpus_sha256"].map(lambda h: h[:10] if isinstance(h, str) else ""),
-    )
-    keys = ["machine", "study", "hardware", "driver", "version_torch", "version_torchao", "commit"]
-    keys += ["version_cuda", "version_transformers", "corpus", "corpus_sha"]
-    columns = [*keys, "first_run", "last_run", "num_runs", "statuses"]
-    rows = []
-    for values, group in frame.groupby(keys, dropna=False, sort=False):
-        counts = group["status"].value_counts()
-        rows.append(
-            {
-                **dict(zip(keys, values, strict=True)),
-                "first_run": str(group["started_at"].min())[:16].replace("T", " "),
-                "last_run": str(group["ended_at"].max())[:16].replace("T", " "),
-                "num_runs": len(group),
-                "statuses": ", ".join(f"{count} {status}" for status, count in counts.items()),
-            }
-        )
-    return pd.DataFrame(rows, columns=columns)
-
-
-def failures_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Every run that did not complete, with what it says of itself."""
-    columns = ["machine", "study", "model", "num_gpus", "arm", "seed", "run_id"]
-    columns += ["status", "steps_completed", "status_detail"]
-    return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
-
-
-def published_table(path: Path) -> pd.DataFrame:
-    """Figures that others published, tokens/s per GPU, with each recipe's lead over BF16.
-
-    Args:
-        path: ``published.csv``: source, setting, gpus, and one column per precision.
-
-    Returns:
-        The file with ``fp8_tensorwise_pct`` and ``fp8_rowwise_pct``, % over BF16, added.
-    """
-    table = pd.read_csv(path)
-    for recipe in ("fp8_tensorwise", "fp8_rowwise"):
-        table[f"{recipe}_pct"] = 100 * (table[recipe] / table["bf16"] - 1)
-    return table
-
-
-def data_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """How much of which corpus the runs of each study saw."""
-    keys = ["machine", "study", "corpus"]
-    seen = runs[runs["num_tokens_seen"].notna()]
-    return (
-        seen.groupby(keys, sort=False)
-        .agg(
-            num_train_tokens=("num_train_tokens", "max"),
-            tokens_seen_max=("num_tokens_seen", "max"),
-            epochs_max=("epochs", "max"),
-            num_seeds=("seed", "nunique"),
-        )
-        .reset_index()
-    )

@@ -1,0 +1,257 @@
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fp8study.errors import UserError
+from fp8study.gpus import lease, lock_dir, visible_gpus
+from fp8study.locks import locked, open_lock, try_lock
+
+ACROSS_PROCESSES_S = 10.0
+NOT_YET_S = 0.15
+
+
+@pytest.fixture(autouse=True)
+def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def is_free(index: int) -> bool:
+    descriptor = open_lock(lock_dir() / f"gpu-{index}.lock", "FP8STUDY_LOCKS")
+    try:
+        return try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Holder(threading.Thread):
+    """Leases GPUs in a thread of its own and keeps them until it is released."""
+
+    def __init__(self, num_gpus: int, indices: list[int]) -> None:
+        super().__init__(daemon=True)
+        self.wanted = (num_gpus, indices)
+        self.held: tuple[int, ...] = ()
+        self.has_them, self.may_go = threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with lease(*self.wanted, poll_seconds=0.01) as held:
+            self.held = held.indices
+            self.has_them.set()
+            self.may_go.wait(ACROSS_PROCESSES_S)
+
+    def release(self) -> None:
+        self.may_go.set()
+        self.join(ACROSS_PROCESSES_S)
+
+
+def test_leases_are_disjoint_and_follow_the_preference() -> None:
+    with lease(2, [3, 1, 0, 2]) as first, lease(2, [3, 1, 0, 2]) as second:
+        assert first.indices == (3, 1)
+        assert second.indices == (0, 2)
+        assert not any(map(is_free, range(4)))
+    assert all(map(is_free, range(4)))
+
+
+def test_gpus_are_given_back_after_an_error() -> None:
+    with pytest.raises(RuntimeError, match="boom"), lease(1, [0]):
+        assert not is_free(0)
+        raise RuntimeError("boom")
+    assert is_free(0)
+
+
+def test_lease_waits_until_enough_gpus_are_free() -> None:
+    with lease(1, [0, 1]):
+        waiting = Holder(2, [0, 1])
+        assert not waiting.has_them.wait(NOT_YET_S)
+    assert waiting.has_them.wait(ACROSS_PROCESSES_S)
+    assert waiting.held == (0, 1)
+    waiting.release()
+
+
+def test_waiting_lease_holds_none_of_the_gpus() -> None:
+    first = Holder(1, [1])
+    assert first.has_them.wait(ACROSS_PROCESSES_S)
+    large = Holder(2, [0, 1])
+    assert not large.has_them.wait(NOT_YET_S)
+    small = Holder(1, [0])
+    assert small.has_them.wait(ACROSS_PROCESSES_S)
+    first.release()
+    assert not large.has_them.wait(NOT_YET_S)
+    small.release()
+    assert large.has_them.wait(ACROSS_PROCESSES_S)
+    large.release()
+
+
+def test_many_waiting_runs_all_get_their_turn() -> None:
+    in_use: set[int] = set()
+    clashes: list[int] = []
+
+    def work() -> None:
+        with lease(2, [0, 1, 2], poll_seconds=0.005) as held:
+            clashes.extend(in_use & set(held.indices))
+            in_use.update(held.indices)
+            threading.Event().wait(0.005)
+            in_use.difference_update(held.indices)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(ACROSS_PROCESSES_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert clashes == []
+
+
+def test_lease_outlives_us_in_the_child_that_inherited_it_and_ends_when_that_is_killed() -> None:
+    with lease(1, [0]) as held:
+        child = subprocess.Popen(
+            [sys.executable, "-S", "-c", "import time; time.sleep(60)"],
+            pass_fds=held.file_descriptors,
+        )
+    try:
+        assert not is_free(0)
+        waiting = Holder(1, [0])
+        assert not waiting.has_them.wait(NOT_YET_S)
+    finally:
+        child.kill()
+        child.wait()
+    assert waiting.has_them.wait(ACROSS_PROCESSES_S)
+    waiting.release()
+    assert is_free(0)
+
+
+def test_child_that_inherits_nothing_does_not_keep_the_lease() -> None:
+    with lease(1, [0]):
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    try:
+        assert is_free(0)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("indices", [[], [0]])
+def test_more_gpus_than_there_are_is_refused(indices: list[int]) -> None:
+    with (
+        pytest.raises(UserError, match=r"^num_gpus: 2 is more than the .*CUDA_VISIBLE_DEVICES"),
+        lease(2, indices),
+    ):
+        pass
+
+
+def test_unwritable_lock_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "file" / "locks"))
+    with pytest.raises(UserError, match=r"^FP8STUDY_LOCKS: cannot write "), lease(1, [0]):
+        pass
+
+
+def test_lock_says_who_is_busy_or_waits(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / "a.lock", "field"),
+        pytest.raises(UserError, match=r"^busy here$"),
+        locked(tmp_path / "a.lock", "field", busy="busy here"),
+    ):
+        pass
+    with locked(tmp_path / "a.lock", "field", busy="busy here"):
+        pass
+
+
+class NvmlError(Exception):
+    pass
+
+
+def fake_nvml(num_gpus: int) -> SimpleNamespace:
+    """Return a management library whose second GPU answers as little as some drivers do."""
+
+    def silent_on_one(value: Any) -> Any:
+        def answer(handle: int, *_: int) -> Any:
+            if handle == 1:
+                raise NvmlError("Not Supported")
+            return value
+
+        return answer
+
+    return SimpleNamespace(
+        NVMLError=NvmlError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: num_gpus,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}abc-def",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=140 * 2**30),
+        nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0),
+        nvmlDeviceGetPowerManagementLimit=silent_on_one(700_000),
+        nvmlDeviceGetMaxClockInfo=silent_on_one(1980),
+    )
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    library = fake_nvml(4)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    yield library
+
+
+def test_gpus_are_described(four_gpus: SimpleNamespace) -> None:
+    first, second, *_ = visible_gpus()
+    assert (first.index, first.name, first.memory_gib) == (0, "NVIDIA H200", 140.0)
+    assert (first.compute_capability, first.power_limit_watts) == ((9, 0), 700.0)
+    assert (second.power_limit_watts, second.clock_sm_max_mhz) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("-1", []),
+        ("2", [2]),
+        ("3, 0", [3, 0]),
+        ("GPU-1abc-def,GPU-0abc-def", [1, 0]),
+        ("GPU-2", [2]),  # CUDA takes a unique beginning
+        ("1,-1,2", [1]),  # CUDA stops at the first that it does not know
+        ("0,0", [0]),  # nobody can lease one GPU twice
+    ],
+)
+def test_cuda_visible_devices_chooses_gpus(
+    chosen: str | None,
+    expected: list[int],
+    four_gpus: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [gpu.index for gpu in visible_gpus()] == expected
+
+
+def test_machine_without_a_driver_has_no_gpus(
+    four_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_driver() -> None:
+        raise NvmlError("Driver Not Loaded")
+
+    monkeypatch.setattr(four_gpus, "nvmlInit", no_driver)
+    assert visible_gpus() == []
+
+
+def test_gpu_that_shares_the_machines_memory_is_described(
+    four_gpus: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_supported(handle: int) -> None:
+        raise NvmlError("Not Supported")
+
+    monkeypatch.setattr(four_gpus, "nvmlDeviceGetMemoryInfo", not_supported)
+    assert len(visible_gpus()) == 4

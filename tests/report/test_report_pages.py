@@ -62,7 +62,10 @@ def test_stale_run_is_labelled_on_every_page(site: dict[str, str], name: str) ->
 @pytest.mark.slow
 def test_answer_is_computed(site: dict[str, str]) -> None:
     text = plain(site["index"])
-    assert "FP8 was faster than BF16 in 8 and slower in 0 of 8 comparisons" in text
+    # One of the six sits near the memory limit of one GPU.
+    assert "Compiled, FP8 was faster than BF16 in 5 and slower in 0 of 5 comparisons" in text
+    assert "Not compiled, FP8 was faster than BF16 in 2 and slower in 0 of 2 comparisons" in text
+    assert "not compared on 1 GPU, where memory was nearly full" in text
     assert "20.0 % faster than BF16 on 4 GPUs" in text
     assert "the stale optimizer made the failure" in text
 

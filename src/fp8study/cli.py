@@ -1,4 +1,4 @@
-"""The command line: ``fp8study plan | reproduce | run | report | studies``."""
+"""The command line: ``fp8study plan | reproduce | run | flops | report | studies``."""
 
 from __future__ import annotations
 
@@ -144,6 +144,34 @@ def run(
     except RunFailed as error:
         raise UserError(str(error)) from None
     print(f"\n{record.status}: {run_dir}/run.json")
+
+
+@app.command()
+@_one_line_errors
+def flops(
+    model: Annotated[str, typer.Option(help="A preset, a Hugging Face id or a folder.")],
+    sequence_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
+    precision: Annotated[str, typer.Option(help="bf16 or an FP8 recipe.")] = "fp8",
+    skip: Annotated[str, typer.Option(help="Layers kept out of FP8, comma-separated.")] = "lm_head",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Count the arithmetic of one token, and how much of it FP8 can take over."""
+    import json
+
+    from fp8study.config import make_config
+    from fp8study.flops import count_flops, flops_text
+
+    table = count_flops(
+        make_config(
+            {
+                "model": model,
+                "sequence_length": sequence_length,
+                "precision": precision,
+                "skip": skip,
+            }
+        )
+    )
+    print(json.dumps(table.to_dict(), indent=1) if as_json else flops_text(table))
 
 
 @app.command()

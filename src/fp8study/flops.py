@@ -1,35 +1,185 @@
-"""Useful arithmetic of one training token."""
+"""Useful arithmetic of one training token, counted once and for all.
+
+Conventions differ by a quarter between tools, so the one used here is stated: every linear layer
+counts, the loss head also where it shares the embedding's weights; the embedding look-up is no
+product; attention counts in full, without the causal discount; recomputation does not count.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from fp8study.config import RunConfig
+from fp8study.models import build_model
+from fp8study.precision import ALIGNMENT, float8_filter
+
+#: Two FLOPs a weight forward, two for the input's gradient, two for the weight's.
+_PER_WEIGHT = 6
+#: How much faster FP8 matrix units are than BF16 ones, by datasheet, on every GPU that has them.
+_FP8_RATIO = 2.0
+
 
 def num_matmul_parameters(model: torch.nn.Module) -> int:
-    """Return the weights that every token is multiplied with.
-
-    All linear layers count, the loss head also when it shares the embedding's weights; the
-    embedding look-up is no product and does not count. Call before sharding.
-    """
+    """Return the weights that every token is multiplied with. Call before sharding."""
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
 
 
-def flops_per_token(num_matmul_params: int, hf_config: Any, sequence_length: int) -> int:
-    """Return forward and backward FLOPs of one token.
+def attention_flops_per_token(hf_config: Any, sequence_length: int) -> int:
+    """Return forward and backward FLOPs of scores and their product with the values.
 
-    ``6 · N_matmul + 12 · layers · heads · head_dim · sequence_length``: two FLOPs a weight
-    forward and four backward; attention scores and their product with the values likewise,
-    without the causal discount and without recomputation (Chowdhery et al. 2022, PaLM,
-    appendix B).
+    ``12 · layers · heads · head_dim · sequence_length`` (Chowdhery et al. 2022, PaLM, appendix
+    B), every query against every key.
+
+    Args:
+        hf_config: A transformers configuration.
+        sequence_length: Tokens per sequence.
+    """
+    heads = hf_config.num_attention_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
+    return int(12 * hf_config.num_hidden_layers * heads * head_dim * sequence_length)
+
+
+def flops_per_token(num_matmul_params: int, hf_config: Any, sequence_length: int) -> int:
+    """Return forward and backward FLOPs of one token, the headline count.
 
     Args:
         num_matmul_params: From `num_matmul_parameters`.
         hf_config: A transformers configuration.
         sequence_length: Tokens per sequence.
     """
-    heads = hf_config.num_attention_heads
-    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
-    attention = 12 * hf_config.num_hidden_layers * heads * head_dim * sequence_length
-    return 6 * num_matmul_params + attention
+    return _PER_WEIGHT * num_matmul_params + attention_flops_per_token(hf_config, sequence_length)
+
+
+def document_a_flops_per_token(hf_config: Any, sequence_length: int) -> int:
+    """Return document A's count, the one of Accelerate's FSDP2 examples, to restate its figures.
+
+    Its term for the attention projections lacks the hidden size, and it has no loss head.
+    """
+    heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    head_dim = hf_config.hidden_size // heads
+    mlp = 18 * hf_config.hidden_size * hf_config.intermediate_size
+    projections = 12 * head_dim * (heads + kv_heads)
+    scores = 12 * heads * head_dim * sequence_length
+    return int((mlp + projections + scores) * hf_config.num_hidden_layers)
+
+
+def document_b_flops_per_token(
+    num_matmul_params: int, hf_config: Any, sequence_length: int, compiled: bool
+) -> int:
+    """Return document B's count: ours, plus the embedding in its compiled arms, by accident."""
+    embedding = hf_config.vocab_size * hf_config.hidden_size if compiled else 0
+    return flops_per_token(num_matmul_params + embedding, hf_config, sequence_length)
+
+
+@dataclass(frozen=True)
+class FlopsTable:
+    """FLOPs of one token, forward and backward, by component."""
+
+    model: str
+    precision: str
+    sequence_length: int
+    linear: dict[str, int]
+    """By the layer's own name (``q_proj`` … ``lm_head``), summed over the model's layers."""
+    attention: int
+    """Scores and values, in full."""
+    num_matmul_parameters: int
+    eligible: int
+    """Linear layers whose two dimensions divide by 16: what FP8 could take over."""
+    converted: int
+    """What the recipe and the filter really compute in FP8."""
+    document_a: int
+    document_b_compiled: int
+
+    @property
+    def total(self) -> int:
+        """The headline count."""
+        return sum(self.linear.values()) + self.attention
+
+    @property
+    def total_causal(self) -> float:
+        """With each query meeting only the keys before it: (S + 1) / 2 of S on average."""
+        causal = self.attention * (self.sequence_length + 1) / (2 * self.sequence_length)
+        return sum(self.linear.values()) + causal
+
+    def speedup_bound(self, flops: int) -> float:
+        """Return Amdahl's bound if `flops` ran at twice the rate and nothing else took time."""
+        share = flops / self.total
+        return 1 / (1 - share + share / _FP8_RATIO)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, derived figures included, as JSON types."""
+        return vars(self) | {
+            "total": self.total,
+            "total_causal": self.total_causal,
+            "eligible_pct": 100 * self.eligible / self.total,
+            "converted_pct": 100 * self.converted / self.total,
+            "speedup_bound_eligible": self.speedup_bound(self.eligible),
+            "speedup_bound_converted": self.speedup_bound(self.converted),
+        }
+
+
+def count_flops(config: RunConfig) -> FlopsTable:
+    """Count a run's FLOPs from the model itself, built without memory.
+
+    Args:
+        config: Its model, sequence length, precision and skip patterns are used.
+
+    Raises:
+        UserError: As `fp8study.models.hf_config`, or a skip pattern matches nothing.
+    """
+    model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
+    converts = float8_filter(config, model)
+    # The weight's gradient stays in BF16 in this recipe: one of three products.
+    share = {"bf16": 0.0, "fp8_rowwise_gw_hp": 2 / 3}.get(config.precision, 1.0)
+    linear: dict[str, int] = {}
+    eligible, converted = 0, 0.0
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        flops = _PER_WEIGHT * module.weight.numel()
+        leaf = name.rpartition(".")[2]
+        linear[leaf] = linear.get(leaf, 0) + flops
+        if module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0:
+            eligible += flops
+        if converts(module, name):
+            converted += share * flops
+    matmul_parameters = num_matmul_parameters(model)
+    length = config.sequence_length
+    return FlopsTable(
+        model=config.model,
+        precision=config.precision,
+        sequence_length=length,
+        linear=linear,
+        attention=attention_flops_per_token(model.config, length),
+        num_matmul_parameters=matmul_parameters,
+        eligible=eligible,
+        converted=round(converted),
+        document_a=document_a_flops_per_token(model.config, length),
+        document_b_compiled=document_b_flops_per_token(
+            matmul_parameters, model.config, length, compiled=True
+        ),
+    )
+
+
+def flops_text(table: FlopsTable) -> str:
+    """Return the table for reading, in GFLOP a token."""
+    rows = [*table.linear.items(), ("attention scores", table.attention)]
+    lines = [f"{table.model}, {table.sequence_length} tokens, forward and backward, a token"]
+    lines += [f"  {n:<24}{f / 1e9:>9.3f} GFLOP {100 * f / table.total:>6.1f} %" for n, f in rows]
+    lines += [
+        f"  {'total':<24}{table.total / 1e9:>9.3f} GFLOP  "
+        f"({table.num_matmul_parameters:,} matmul weights)",
+        f"  {'total, causal':<24}{table.total_causal / 1e9:>9.3f} GFLOP",
+        f"FP8 could take {100 * table.eligible / table.total:.1f} % of it: at most "
+        f"{table.speedup_bound(table.eligible):.2f} × as fast",
+        f"{table.precision} takes {100 * table.converted / table.total:.1f} %: at most "
+        f"{table.speedup_bound(table.converted):.2f} × as fast",
+        f"Document A's count: {table.document_a / 1e9:.3f} GFLOP "
+        f"({100 * table.document_a / table.total:.0f} % of ours); document B's in its compiled "
+        f"arms: {table.document_b_compiled / 1e9:.3f} GFLOP "
+        f"({100 * table.document_b_compiled / table.total:.0f} %)",
+    ]
+    return "\n".join(lines)

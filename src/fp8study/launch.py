@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from fp8study import data as tokens
 from fp8study.config import RunConfig, save_config
 from fp8study.corpus import check_corpus_name
-from fp8study.errors import UserError
+from fp8study.errors import UserError, one_line
 from fp8study.gpus import lease
 from fp8study.job import Job, Outcome
 from fp8study.leash import end
@@ -122,8 +122,12 @@ def launch(
         follow = _Follower(show, run_dir)
         try:
             code = follow.run(_command(config, run_dir), environment, tuple(kept))
-        except BaseException:
+        except KeyboardInterrupt:
             _finish(run_dir, config, record_parts, Outcome("interrupted", "stopped by the user"))
+            raise
+        except Exception as error:
+            reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
+            _finish(run_dir, config, record_parts, Outcome("failed", reason))
             raise
         outcome = Outcome.load(run_dir) or _unexplained(code, follow.tail)
         record = _finish(run_dir, config, record_parts, outcome)

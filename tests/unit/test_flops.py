@@ -57,11 +57,12 @@ def test_causal_attention_is_the_mean_over_the_queries() -> None:
 # Shares of the full count that published.md reads off document A's own figures, 2048 to 8192.
 @pytest.mark.parametrize(
     ("model", "shortest", "longest"),
-    [("llama-3.1-8b", 77, 81), ("llama-3.2-1b", 69, 76), ("qwen3-4b", 65, 66)],
+    [("llama-3.1-8b", 77, 81), ("llama-3.2-1b", 69, 76), ("qwen3-4b", 66, 65)],
 )
 def test_document_as_count_falls_short_by_a_quarter(
     model: str, shortest: int, longest: int
 ) -> None:
+    """For Qwen3 it also takes hidden size / heads for the head dimension, which is larger."""
     for length, percent in ((2048, shortest), (8192, longest)):
         table = count_flops(RunConfig(model=model, sequence_length=length))
         assert round(100 * table.document_a / table.total) == percent

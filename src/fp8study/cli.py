@@ -1,4 +1,4 @@
-"""The command line: ``fp8study plan | reproduce | run | flops | report | studies``."""
+"""The command line: ``fp8study plan | reproduce | run | flops | doctor | report | studies``."""
 
 from __future__ import annotations
 
@@ -144,6 +144,20 @@ def run(
     except RunFailed as error:
         raise UserError(str(error)) from None
     print(f"\n{record.status}: {run_dir}/run.json")
+
+
+@app.command()
+@_one_line_errors
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this machine and say what to do about each problem; fails if a run would."""
+    from fp8study.doctor import PROBLEM, examine, report_json, report_text
+
+    findings = examine(this_machine())
+    print(report_json(findings) if as_json else report_text(findings))
+    if any(finding.state == PROBLEM for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -86,7 +86,7 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
         "device": machine.device,
         "cpu_name": _cpu_name(),
         "num_cpus": machine.num_cpus,
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": round(memory_gib(), 1),
         "platform": f"{platform.system()} {platform.machine()}",
     }
     if machine.gpus:
@@ -99,10 +99,15 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
             "power_limit_watts": gpu.power_limit_watts,
             "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
             "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
-            "driver": _driver(),
-            "gpu_link": _gpu_link(),
+            "driver": driver_version(),
+            "gpu_link": gpu_link(),
         }
     return facts
+
+
+def memory_gib() -> float:
+    """Return the machine's physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def versions() -> dict[str, str | None]:
@@ -149,7 +154,8 @@ def _cpu_name() -> str:
     return match.group(1).strip() if match else platform.processor() or "unknown"
 
 
-def _driver() -> str | None:
+def driver_version() -> str | None:
+    """Return the NVIDIA driver's version; call only where there are GPUs."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -159,7 +165,7 @@ def _driver() -> str | None:
         pynvml.nvmlShutdown()
 
 
-def _gpu_link() -> str | None:
+def gpu_link() -> str | None:
     """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …)."""
     matrix = _output("nvidia-smi", "topo", "-m")
     if matrix is None:

@@ -14,8 +14,8 @@ from fp8study.gpus import Gpu
 from fp8study.hardware import GPU_PEAKS, find_peak, mfu_bf16_peak_pct
 from fp8study.provenance import (
     Machine,
-    _gpu_link,
     git_state,
+    gpu_link,
     machine_facts,
     this_machine,
     versions,
@@ -131,7 +131,7 @@ def test_slowest_link_between_gpus_is_named(
     smi.write_text(f"#!/bin/sh\nprintf '{header}\\n{matrix}\\n'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert _gpu_link() == expected
+    assert gpu_link() == expected
 
 
 def test_provenance_holds_no_value_of_an_environment_variable(

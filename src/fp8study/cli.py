@@ -1,4 +1,4 @@
-"""The command line: ``fp8study plan | reproduce | run | flops | doctor | report | studies``."""
+"""The command line of fp8study; ``fp8study --help`` lists the commands."""
 
 from __future__ import annotations
 
@@ -157,6 +157,26 @@ def doctor(
     findings = examine(this_machine())
     print(report_json(findings) if as_json else report_text(findings))
     if any(finding.state == PROBLEM for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_one_line_errors
+def audit(
+    run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
+) -> None:
+    """Show what a run really trained; fails if that is not what it claims."""
+    from fp8study.findings import audit_text, problems
+    from fp8study.records import read_record
+
+    record = read_record(run_dir if run_dir.suffix == ".json" else run_dir / "run.json")
+    if not record.audit:
+        raise UserError(
+            f"audit: '{run_dir}' holds none (status {record.status}); it ended before its first "
+            "step, or was made by an earlier version: run it again"
+        )
+    print(f"{record.run_id} ({record.status})\n{audit_text(record.audit)}")
+    if problems(record.audit):
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fp8study.config import RunConfig
 from fp8study.models import build_model
-from fp8study.precision import ALIGNMENT, float8_filter
+from fp8study.precision import float8_filter, is_aligned
 
 #: Two FLOPs a weight forward, two for the input's gradient, two for the weight's.
 _PER_WEIGHT = 6
@@ -142,7 +142,7 @@ def count_flops(config: RunConfig) -> FlopsTable:
         flops = _PER_WEIGHT * module.weight.numel()
         leaf = name.rpartition(".")[2]
         linear[leaf] = linear.get(leaf, 0) + flops
-        if module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0:
+        if is_aligned(module):
             eligible += flops
         if converts(module, name):
             converted += share * flops

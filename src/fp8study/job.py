@@ -42,6 +42,7 @@ class Outcome:
     versions: dict[str, str | None] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
+    audit: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     def save(self, run_dir: Path) -> None:

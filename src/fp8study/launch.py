@@ -219,6 +219,7 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
         versions=versions() | outcome.versions,
         model=outcome.model,
         results={"steps_completed": steps} | outcome.results,
+        audit=outcome.audit,
         warnings=outcome.warnings,
     )
     data = parts["data"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,14 +23,6 @@ _RECIPES = {
 
 #: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
 ALIGNMENT = 16
-
-
-@dataclass(frozen=True)
-class LinearCount:
-    """How many linear layers a model has and how many compute in FP8."""
-
-    num_linear: int
-    num_linear_fp8: int
 
 
 def float8_config(config: RunConfig, emulate: bool) -> Float8LinearConfig:
@@ -69,14 +60,26 @@ def float8_filter(
             )
 
     def convert(module: torch.nn.Module, name: str) -> bool:
-        return (
-            isinstance(module, torch.nn.Linear)
-            and module.in_features % ALIGNMENT == 0
-            and module.out_features % ALIGNMENT == 0
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in config.skip)
-        )
+        return isinstance(module, torch.nn.Linear) and why_skipped(config, name, module) is None
 
     return convert
+
+
+def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | None:
+    """Return why a linear layer stays out of FP8, or None if nothing keeps it out."""
+    if not config.is_fp8:
+        return f"precision={config.precision}"
+    if not is_aligned(module):
+        return f"a dimension does not divide by {ALIGNMENT}"
+    for pattern in config.skip:
+        if fnmatch.fnmatchcase(name, pattern):
+            return f"skip pattern '{pattern}'"
+    return None
+
+
+def is_aligned(module: torch.nn.Linear) -> bool:
+    """Return whether torchao's FP8 products take a layer of this shape."""
+    return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 
 def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) -> None:
@@ -90,10 +93,3 @@ def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) 
         config=float8_config(config, emulate),
         module_filter_fn=float8_filter(config, model),
     )
-
-
-def count_linear(model: torch.nn.Module) -> LinearCount:
-    """Count linear layers, and those that compute in FP8."""
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    fp8 = [m for m in linears if type(m).__name__ == "Float8Linear"]
-    return LinearCount(len(linears), len(fp8))

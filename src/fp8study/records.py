@@ -75,7 +75,10 @@ class RunRecord:
     """steps_completed, startup_seconds, first_step_seconds, compile_seconds, num_timed_steps,
     step_time_ms_median, step_time_ms_p10, step_time_ms_p90, tokens_per_second_per_gpu,
     tflops_per_gpu, mfu_bf16_peak_pct (null where the peak is unknown), memory_peak_gib,
-    loss_start, loss_last20_mean. Rates are over the timed window, warm-up left out."""
+    num_alloc_retries, loss_start, loss_last20_mean. Rates are over the timed window, warm-up
+    left out."""
+    audit: dict[str, Any] = field(default_factory=dict)
+    """What `fp8study.audit` saw around the first optimizer step; empty in older records."""
     warnings: list[str] = field(default_factory=list)
     """Every fallback that was taken and every defect that was asked for, one line each."""
     schema_version: int = SCHEMA_VERSION
@@ -92,7 +95,7 @@ class RunRecord:
         for name in ("run_id", "study", "started_at", "ended_at"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        for name in ("config", "versions", "machine", "git", "data", "model", "results"):
+        for name in ("config", "versions", "machine", "git", "data", "model", "results", "audit"):
             if not isinstance(getattr(self, name), dict):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
 

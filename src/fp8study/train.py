@@ -21,9 +21,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import set_seed
 
+from fp8study.audit import FirstStepAudit, conversion
 from fp8study.config import RunConfig, load_config
 from fp8study.data import BlockOrder, batch
 from fp8study.errors import UserError
+from fp8study.findings import cautions, problems
 from fp8study.flops import flops_per_token, num_matmul_parameters
 from fp8study.job import Job, Outcome
 from fp8study.leash import follow_parent
@@ -41,7 +43,6 @@ from fp8study.parallel import (
     parameters_outside_optimizer_pct,
     prepare,
 )
-from fp8study.precision import count_linear
 
 #: The launcher shows lines that start with this as its live progress line.
 PROGRESS = "progress: "
@@ -91,6 +92,7 @@ class Trainer:
         self.model, self.optimizer = prepare(
             config, accelerator, model, self._make_optimizer, job.emulate_fp8
         )
+        self.audit: dict[str, Any] = conversion(self.model, config)
         self.model_facts |= self._binding_facts()
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -110,15 +112,15 @@ class Trainer:
                 f"{outside:.1f} % of the weights are not in the optimizer although it was made "
                 "last; this is a defect of fp8study or of the installed torchao or accelerate"
             )
-        linear = count_linear(self.model)
-        if self.config.is_fp8 and linear.num_linear_fp8 == 0:
+        nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
+        if self.config.is_fp8 and nothing_left:
             raise UserError(
                 f"skip: no linear layer is left for precision={self.config.precision}; "
                 "remove a pattern or use precision=bf16"
             )
         return {
-            "num_linear": linear.num_linear,
-            "num_linear_fp8": linear.num_linear_fp8,
+            "num_linear": self.audit["num_linear"],
+            "num_linear_fp8": self.audit["num_linear_fp8"],
             "parameters_outside_optimizer_pct": outside,
             "parameter_dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
         }
@@ -129,6 +131,7 @@ class Trainer:
         notes = []
         if outside > 0:
             notes.append(f"stale optimizer: {outside:.1f} % of the weights are never trained")
+        notes += cautions(self.audit)
         if self.job.emulate_fp8 and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
@@ -164,12 +167,29 @@ class Trainer:
                 total += self._micro_step(batch(tokens, ids, config.sequence_length), micro_step)
             if config.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-            self.optimizer.step()
+            if step == 0:
+                self._audited_step()
+            else:
+                self.optimizer.step()
             self.optimizer.zero_grad()
             self._log(meter.end_step(total), metrics)
         self._log(meter.finish(), metrics)
         self.timed_retries = allocator_retries(self.device) - retries_before
         return self.steps
+
+    def _audited_step(self) -> None:
+        """Do the first optimizer step under observation; stop a run that trains something else.
+
+        Raises:
+            RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
+        """
+        audit = FirstStepAudit(self.model, self.optimizer)
+        audit.before()
+        self.optimizer.step()
+        self.audit |= audit.after()
+        found = problems(self.audit)
+        if found and self.config.optimizer_binding == "after_conversion":
+            raise RuntimeError(f"the audit failed: {'; '.join(found)}")
 
     def _micro_step(self, blocks: Any, micro_step: int) -> torch.Tensor:
         ids_BT = torch.from_numpy(blocks)  # B: sequences, T: tokens
@@ -230,7 +250,9 @@ class Trainer:
                 f"the allocator ran out of memory {self.timed_retries} times in the timed window: "
                 "the timings measure that, compare no speed with this run"
             )
-        return Outcome(status, detail, _torch_versions(), self.model_facts, results, notes)
+        return Outcome(
+            status, detail, _torch_versions(), self.model_facts, results, self.audit, notes
+        )
 
 
 def _torch_versions() -> dict[str, str | None]:

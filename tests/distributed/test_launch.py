@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import yaml
 
 from fp8study.config import make_config
 from fp8study.errors import UserError
+from fp8study.findings import cautions, problems
 from fp8study.launch import RunFailed, launch
 from fp8study.provenance import Machine
 from fp8study.records import RunRecord, read_metrics, read_record
@@ -116,7 +118,31 @@ def test_document_a_leaves_most_weights_untrained_and_says_so(run: Run) -> None:
     assert healthy.model["parameters_outside_optimizer_pct"] == 0
     assert stale.model["parameters_outside_optimizer_pct"] > 50
     assert any("stale optimizer" in warning for warning in stale.warnings)
+    assert stale.audit["num_frozen"] == stale.audit["num_outside_optimizer"] == 28
     assert stale.results["loss_last20_mean"] > healthy.results["loss_last20_mean"] + 0.1
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_the_audit_of_a_healthy_run_finds_nothing(run: Run, strategy: str) -> None:
+    values = {"precision": "fp8"} if strategy == "fsdp2" else {}
+    record, _ = run(strategy=strategy, num_gpus=2, **values)
+    assert problems(record.audit) == cautions(record.audit) == []
+    assert record.audit["num_trainable"] == 39
+
+
+def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import sys, fp8study.parallel as parallel, fp8study.train as train; "
+        "parallel.convert_to_float8 = lambda *_: None; sys.exit(train.main())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    monkeypatch.setattr("fp8study.launch._command", lambda *_: command)
+    config = make_config(TINY | {"strategy": "none", "precision": "fp8"})
+    with pytest.raises(RunFailed, match="28 linear layers should compute in FP8 but do not"):
+        launch(config, tmp_path / "run", show=str, machine=CPU)
+    assert read_record(tmp_path / "run" / "run.json").status == "failed"
 
 
 def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:

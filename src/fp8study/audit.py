@@ -1,0 +1,120 @@
+"""Proof that a run trains what it says it trains.
+
+FP8 fails silently: weights that the optimizer no longer holds, layers that were never converted,
+BF16 masters too coarse for the learning rate. Each leaves a plausible loss curve behind. So every
+run looks at itself around its first optimizer step and writes down what it saw.
+
+A step changes billions of numbers; looking at a few thousand per parameter is enough to tell
+frozen from trained, needs no memory, and takes well under a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from fp8study.config import RunConfig
+from fp8study.precision import why_skipped
+
+#: Elements looked at in each parameter's local shard.
+SAMPLES = 2048
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's plain numbers of a parameter, whatever it is wrapped in."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    inner = getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
+    return inner.detach().reshape(-1)
+
+
+class FirstStepAudit:
+    """Looks at every trainable parameter before and after the first optimizer step.
+
+    Call `before` when the gradients are there, then step, then `after`.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._optimizer = optimizer
+        self._before: dict[str, torch.Tensor] = {}
+        self._has_gradient: dict[str, torch.Tensor] = {}
+        self._gradient_dtypes: set[str] = set()
+
+    def before(self) -> None:
+        """Remember a sample of every parameter and whether its gradient is non-zero."""
+        for name, parameter in self._parameters.items():
+            self._before[name] = self._sample(parameter).clone()
+            if parameter.grad is not None:
+                gradient = plain(parameter.grad)
+                self._has_gradient[name] = gradient.count_nonzero() > 0
+                self._gradient_dtypes.add(_name(gradient.dtype))
+
+    def after(self) -> dict[str, Any]:
+        """Return what the step did; see `findings` for its meaning.
+
+        Returns:
+            ``num_trainable``, ``num_in_optimizer_twice``, ``outside_optimizer`` (names, at most
+            ten), ``num_outside_optimizer``, ``frozen`` and ``num_frozen`` (a gradient, but not
+            one number changed and no optimizer state), ``stalled_pct`` (share of the sampled
+            numbers with a gradient that the step left as they were) and the dtypes of masters,
+            gradients and optimizer state.
+        """
+        times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
+        outside = [n for n, p in self._parameters.items() if times_held[id(p)] == 0]
+        frozen, num_same, num_seen = [], 0, 0
+        for name, parameter in self._parameters.items():
+            if name not in self._has_gradient or not bool(self._has_gradient[name]):
+                continue
+            same = int((self._sample(parameter) == self._before[name]).sum())
+            num_same += same
+            num_seen += self._before[name].numel()
+            if same == self._before[name].numel() and not self._optimizer.state.get(parameter):
+                frozen.append(name)
+        states = [v for s in self._optimizer.state.values() for k, v in s.items() if k != "step"]
+        return {
+            "num_trainable": len(self._parameters),
+            "num_in_optimizer_twice": sum(times > 1 for times in times_held.values()),
+            "num_outside_optimizer": len(outside),
+            "outside_optimizer": outside[:10],
+            "num_frozen": len(frozen),
+            "frozen": frozen[:10],
+            "stalled_pct": 100 * num_same / num_seen if num_seen else None,
+            "master_dtypes": sorted({_name(plain(p).dtype) for p in self._parameters.values()}),
+            "gradient_dtypes": sorted(self._gradient_dtypes),
+            "optimizer_state_dtypes": sorted({_name(plain(s).dtype) for s in states}),
+        }
+
+    def _sample(self, parameter: torch.Tensor) -> torch.Tensor:
+        numbers = plain(parameter)
+        stride = max(1, numbers.numel() // SAMPLES)
+        return numbers[::stride]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
+    """Return which linear layers compute in FP8 and why the others do not.
+
+    Args:
+        model: After conversion.
+        config: The run.
+
+    Returns:
+        ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers) and
+        ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
+    """
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    fp8 = {n for n, m in linears.items() if type(m).__name__ == "Float8Linear"}
+    reasons = {n: why_skipped(config, n, m) for n, m in linears.items() if n not in fp8}
+    unexplained = [name for name, reason in reasons.items() if reason is None]
+    return {
+        "num_linear": len(linears),
+        "num_linear_fp8": len(fp8),
+        "skipped": dict(Counter(reason for reason in reasons.values() if reason)),
+        "num_unexplained": len(unexplained),
+        "unexplained": unexplained[:10],
+    }

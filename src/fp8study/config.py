@@ -175,8 +175,10 @@ def load_config(path: Path) -> RunConfig:
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML."""
-    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
+    """Write the resolved configuration as YAML, the whole file or none of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
+    partial.replace(path)
 
 
 def _coerce(value: Any, hint: Any) -> Any:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Size of the vocabulary that `bpe` learns, unless the model's own is smaller.
 BPE_VOCAB_SIZE = 8192
 
+#: Every byte: with fewer tokens no tokenizer can write all texts.
+_SMALLEST_VOCABULARY = 256
+
 
 @dataclass(frozen=True)
 class PreparedData:
@@ -87,10 +90,7 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
 
 
 def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Path) -> None:
-    tokenizer, name, notes = _tokenizer(corpus, config, model_vocab_size)
-    end = tokenizer.token_to_id(SEPARATOR)
-    if end is None:
-        end = PRESETS.get(config.model, {}).get("eos_token_id", 0)
+    tokenizer, end, name, notes = _tokenizer(corpus, config, model_vocab_size)
     pieces: list[npt.NDArray[np.uint32]] = []
     encodings = tokenizer.encode_batch(corpus.documents, add_special_tokens=False)
     for encoding in encodings:
@@ -129,37 +129,43 @@ def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Pat
 
 def _tokenizer(
     corpus: Corpus, config: RunConfig, model_vocab_size: int
-) -> tuple[tokenizers.Tokenizer, str, list[str]]:
-    """Return the tokenizer, its name for the record, and what had to be fallen back on."""
+) -> tuple[tokenizers.Tokenizer, int, str, list[str]]:
+    """Return the tokenizer, its end token, its name, and what had to be fallen back on."""
     wanted = config.tokenizer
     if wanted == "auto":
         own = HUB_IDS.get(config.model, None if config.model in PRESETS else config.model)
         if own is not None:
             try:
-                return _pretrained(own), own, []
+                return *_pretrained(own), own, []
             except UserError as error:
                 note = f"{error}; a BPE trained on the corpus stands in"
                 return *_trained(corpus, model_vocab_size), [note]
         wanted = "bpe"
     if wanted == "bpe":
         return *_trained(corpus, model_vocab_size), []
-    return _pretrained(wanted), wanted, []
+    return *_pretrained(wanted), wanted, []
 
 
-def _pretrained(name: str) -> tokenizers.Tokenizer:
+def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
     is_reachable()
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(name).backend_tokenizer
+        loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub client raises a dozen unrelated kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"tokenizer: '{name}' cannot be loaded ({reason.rstrip('.')}); use tokenizer=bpe"
         ) from error
+    # From a folder without tokenizer files transformers makes an empty one instead of failing.
+    if loaded.backend_tokenizer.get_vocab_size() < _SMALLEST_VOCABULARY:
+        raise UserError(f"tokenizer: '{name}' holds no vocabulary; use tokenizer=bpe")
+    if loaded.eos_token_id is None:
+        raise UserError(f"tokenizer: '{name}' has no end-of-text token; use tokenizer=bpe")
+    return loaded.backend_tokenizer, int(loaded.eos_token_id)
 
 
-def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenizer, str]:
+def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenizer, int, str]:
     """Train a byte-level BPE on the corpus; the same corpus gives the same tokenizer."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -175,7 +181,9 @@ def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus.documents, trainer)
-    return tokenizer, f"bpe-{tokenizer.get_vocab_size()}"
+    end = tokenizer.token_to_id(SEPARATOR)
+    assert end is not None  # it was given to the trainer
+    return tokenizer, end, f"bpe-{tokenizer.get_vocab_size()}"
 
 
 class BlockOrder:

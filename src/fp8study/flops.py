@@ -27,6 +27,24 @@ def num_matmul_parameters(model: torch.nn.Module) -> int:
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
 
 
+def uncounted_pct(model: torch.nn.Module) -> float:
+    """Return the share of the weights that multiply tokens but are no linear layer, in percent.
+
+    GPT-2's `Conv1D` and the fused experts of a mixture are such; neither the FLOPs count nor
+    torchao's conversion sees them. Embeddings are looked up and do not count. Call before
+    sharding.
+    """
+    known = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    weights = [p for p in model.parameters() if p.ndim >= 2]
+    total = sum(p.numel() for p in weights)
+    return 100 * sum(p.numel() for p in weights if id(p) not in known) / total if total else 0.0
+
+
 def attention_flops_per_token(hf_config: Any, sequence_length: int) -> int:
     """Return forward and backward FLOPs of scores and their product with the values.
 
@@ -37,6 +55,7 @@ def attention_flops_per_token(hf_config: Any, sequence_length: int) -> int:
         hf_config: A transformers configuration.
         sequence_length: Tokens per sequence.
     """
+    hf_config = hf_config.get_text_config()
     heads = hf_config.num_attention_heads
     head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
     return int(12 * hf_config.num_hidden_layers * heads * head_dim * sequence_length)

@@ -3,11 +3,15 @@
 The keys by which runs are compared are made here, once, from the configuration:
 
 ``arm_key``
-    equal for the runs that differ by their seed alone;
+    equal for the runs that differ by their seed alone; ``asked_key`` is the same, known before
+    the run has seen its data and model;
 ``pair_key``
     equal for runs that differ by their precision (and what exists for FP8 only) alone. It holds
-    the seed, the study, the machine and the version of torch, so that a comparison is never made
-    across machines, installations or data orders.
+    the seed, the study, the machine, the versions of torch and transformers, the data and the
+    model's size, so that a comparison is never made across machines, installations, data, data
+    orders or models.
+
+Runs with equal ``arm_key`` and ``pair_key`` are repeats of one seed.
 """
 
 from __future__ import annotations
@@ -104,6 +108,7 @@ _DERIVED = {
     "arm": _TEXT,
     "setting": _TEXT,
     "arm_key": _TEXT,
+    "asked_key": _TEXT,
     "pair_key": _TEXT,
     "num_warnings": _COUNT,
 }
@@ -196,8 +201,9 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["stale"] = _stale_note(record) is not None
     row["arm"] = arm_label(record)
     row["setting"] = setting_label(record.config)
-    row["arm_key"] = _key(run, ignored=("seed",))
-    row["pair_key"] = _key(run, ignored=FP8_FIELDS)
+    row["asked_key"] = _key(run, ignored=("seed",))
+    row["arm_key"] = row["asked_key"] + _trained(record)
+    row["pair_key"] = _key(run, ignored=FP8_FIELDS) + _trained(record)
     row["num_warnings"] = len(record.warnings)
     return row
 
@@ -213,6 +219,17 @@ def _key(run: StoredRun, ignored: tuple[str, ...]) -> str:
         record.study,
     ]
     return json.dumps([place, content], sort_keys=True, default=str)
+
+
+def _trained(record: RunRecord) -> str:
+    """What was trained on what: one configuration may name a file that has changed since."""
+    content = [
+        record.data.get("corpus_sha256"),
+        record.data.get("tokenizer_sha256"),
+        record.model.get("num_parameters"),
+        record.versions.get("transformers"),
+    ]
+    return json.dumps(content, default=str)
 
 
 def _stale_note(record: RunRecord) -> str | None:

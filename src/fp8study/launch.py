@@ -26,10 +26,11 @@ from fp8study.gpus import lease
 from fp8study.job import Job, Outcome
 from fp8study.leash import end
 from fp8study.locks import locked
-from fp8study.models import check_model_name, model_vocab_size
+from fp8study.models import check_length, check_model_name, model_vocab_size
 from fp8study.provenance import Machine, git_state, machine_facts, this_machine, versions
-from fp8study.records import RESULTS, RunRecord, read_metrics, write_record
+from fp8study.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 
+#: Lines of the child that start with this are its live progress line.
 PROGRESS = "progress: "
 Show = Callable[[str], None]
 
@@ -53,6 +54,7 @@ def check_possible(config: RunConfig, machine: Machine) -> None:
     """
     check_model_name(config.model)
     check_corpus_name(config.corpus)
+    check_length(config.model, config.sequence_length)
     machine.check(config)
 
 
@@ -94,6 +96,12 @@ def launch(
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
             kept += leased.file_descriptors
+            mine = [gpu for gpu in machine.gpus if gpu.index in leased.indices]
+            others = [gpu for gpu in machine.gpus if gpu.index not in leased.indices]
+            machine = Machine((*mine, *others), machine.num_cpus)  # the record describes ours
+        if (run_dir / "run.json").exists():
+            kept_as = set_aside(run_dir / "run.json", "earlier")
+            show(f"an earlier record of this run is kept as {kept_as.name}")
         started_at = _utc_now()
         job = Job(
             data=prepared,

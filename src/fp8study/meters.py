@@ -93,14 +93,25 @@ class StepMeter:
             yield FinishedStep(step, float(self._losses[step]), ended, duration_ms)
 
 
+def reset_memory_peak(device: torch.device) -> None:
+    """Forget the peak so far: each GPU held the whole model while it was built."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
 def memory_peak_gib(device: torch.device) -> float | None:
-    """Return the largest peak of allocated GPU memory over all ranks; None on a CPU."""
+    """Return the largest peak of GPU memory in training over all ranks; None on a CPU."""
     if device.type != "cuda":
         return None
-    peak = torch.tensor(torch.cuda.max_memory_allocated() / 2**30, device=device)
+    return over_ranks(torch.cuda.max_memory_allocated() / 2**30, device)
+
+
+def over_ranks(number: float, device: torch.device) -> float:
+    """Return the largest of the ranks' numbers; every rank must call it."""
+    largest = torch.tensor(float(number), dtype=torch.float64, device=device)
     if dist.is_initialized():
-        dist.all_reduce(peak, op=dist.ReduceOp.MAX)
-    return float(peak)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def allocator_retries(device: torch.device) -> int:

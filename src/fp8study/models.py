@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8study.errors import UserError, nearest
+from fp8study.errors import UserError, nearest, one_line
 from fp8study.hub import is_reachable
 
 if TYPE_CHECKING:
@@ -124,16 +124,20 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
         dtype: Dtype of the parameters.
         device: Where the weights are drawn; one device must hold them all at once.
         seed: Seed of the draw.
+
+    Raises:
+        UserError: As `hf_config`, or it is no causal language model.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     config = hf_config(model)
     torch.manual_seed(seed)
-    with torch.device(device):
-        built: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
-        )
+    try:
+        with torch.device(device):  # attention: transformers' choice, sdpa where it is supported
+            built: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except ValueError as error:
+        raise UserError(f"model: '{model}' cannot be built ({one_line(error)})") from error
     return built.train()
 
 
@@ -167,4 +171,27 @@ def model_vocab_size(model: str) -> int:
     """
     if model in PRESETS:
         return int(PRESETS[model]["vocab_size"])
-    return int(hf_config(model).vocab_size)
+    return int(text_config(hf_config(model)).vocab_size)
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the part of a configuration that describes the language model."""
+    part: PreTrainedConfig = config.get_text_config()
+    return part
+
+
+def check_length(model: str, sequence_length: int) -> None:
+    """Refuse sequences longer than the model has positions for.
+
+    Raises:
+        UserError: As `hf_config`, or the sequences are too long.
+    """
+    if model in PRESETS:
+        longest = PRESETS[model]["max_position_embeddings"]
+    else:
+        longest = getattr(text_config(hf_config(model)), "max_position_embeddings", None)
+    if longest is not None and sequence_length > longest:
+        raise UserError(
+            f"sequence_length: {sequence_length} is more than the {longest} positions of "
+            f"'{model}'; lower it"
+        )

@@ -83,8 +83,12 @@ def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) ->
         study: The folder of the results.
         run_id: The run's folder; by default the time and the configuration's digest.
     """
-    run_id = run_id or f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"
-    run_dir = results_dir() / "local" / study / run_id
+    now = time.strftime("%Y%m%dT%H%M%S")
+    run_id = f"{now}-{config.digest()}" if run_id is None else str(run_id)
+    for name, value in (("study", str(study)), ("run_id", run_id)):
+        if not value or value.startswith(".") or "/" in value:
+            raise UserError(f"{name}: '{value}' is no plain folder name; use letters and digits")
+    run_dir = results_dir() / "local" / str(study) / run_id
     live = display({"text/plain": "starting …"}, raw=True, display_id=True)
     shown_at = 0.0
 
@@ -96,7 +100,7 @@ def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) ->
 
     failure = None
     try:
-        record = launch(config, run_dir, study, show)
+        record = launch(config, run_dir, str(study), show)
     except RunFailed as error:
         failure, record = error, read_record(run_dir / "run.json")
         print(error)

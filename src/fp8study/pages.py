@@ -174,7 +174,7 @@ class Report:
     loss_gaps: pd.DataFrame
     """From `fp8study.tables.loss_gap_table`."""
     unreadable: tuple[str, ...]
-    """One line for each record that could not be read."""
+    """One line for each record that could not be read, set aside ones included."""
 
     @property
     def gpu_runs(self) -> pd.DataFrame:
@@ -232,14 +232,18 @@ def load_report(results_dir: Path | None = None) -> Report:
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        stored = load_runs(results_dir or find_results())
+        folder = results_dir or find_results()
+        stored = load_runs(folder)
     runs = tables.shorten_arms(tables.runs_frame(stored))
     return Report(
         runs=runs,
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
         loss_gaps=tables.loss_gap_table(runs),
-        unreadable=tuple(str(item.message) for item in caught),
+        unreadable=(
+            *(str(item.message) for item in caught),
+            *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),
+        ),
     )
 
 

@@ -7,13 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from fp8study import data as tokens
 from fp8study.corpus import check_corpus_name
 from fp8study.errors import UserError
 from fp8study.leash import end
 from fp8study.locks import locked
-from fp8study.models import check_model_name
+from fp8study.models import check_length, check_model_name, model_vocab_size
 from fp8study.paths import project_root, results_dir
 from fp8study.provenance import Machine
 from fp8study.records import RESULTS, RunRecord, read_metrics, read_record, write_json
@@ -80,10 +82,12 @@ def run_study(
         "repository a second time"
     )
     with locked(results_dir() / "local" / ".pipeline.lock", "results", busy) as lock:
+        study.make_room()
         print(plan_text(study, machine), flush=True)
         possible = [run for run in study.runs if run not in impossible]
         pending = [run for run in study.pending() if run in possible]
         if pending:
+            _prepare_data(pending)
             study.write_configs()
             _snakemake(study, machine, overrides, pending, lock)
     return [(run, _record(run)) for run in possible]
@@ -99,11 +103,20 @@ def _impossible(study: Study, machine: Machine) -> dict[PlannedRun, str]:
     for run in study.runs:
         check_model_name(run.config.model)
         check_corpus_name(run.config.corpus)
+        check_length(run.config.model, run.config.sequence_length)
         try:
             machine.check(run.config)
         except UserError as error:
             reasons[run] = str(error)
     return reasons
+
+
+def _prepare_data(pending: list[PlannedRun]) -> None:
+    """Tokenise once for all runs, and meet a missing corpus or hub before any run starts."""
+    for config in {(r.config.corpus, r.config.tokenizer, r.config.model,
+                    r.config.sequence_length, r.config.sequences_per_step): r.config
+                   for r in pending}.values():  # fmt: skip
+        tokens.prepare(config, model_vocab_size(config.model))
 
 
 def _record(run: PlannedRun) -> RunRecord | None:
@@ -125,6 +138,8 @@ def _snakemake(
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
     run_ids = [run.run_id for run in pending]
+    for run in pending:
+        (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
     write_json(plan_path, {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids})
     command = [
         sys.executable, "-m", "fp8study.leash", "snakemake", "--snakefile", "pipelines/Snakefile",
@@ -174,7 +189,13 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
             print(f"[{spoken - started:4.0f} s] {_running_line(waiting)}", flush=True)
         time.sleep(0.5)
     for run in waiting:
-        print(f"no record: {run.run_id}; see {run.run_dir}/papermill.log", flush=True)
+        print(f"no record: {run.run_id}: {_last_line(run.run_dir / 'papermill.log')}", flush=True)
+
+
+def _last_line(log: Path) -> str:
+    """Return what a run said last, which is its error if it has one."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it did not start")
 
 
 def _result_line(run: PlannedRun) -> str:

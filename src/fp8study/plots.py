@@ -27,12 +27,10 @@ from fp8study.plotstyle import (
     panels,
     set_title,
 )
-from fp8study.tables import MEMORY_FULL
+from fp8study.tables import MEMORY_FULL, newest_per_seed
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
-#: Steps whose mean is the final loss, as in a record's ``loss_last20_mean``.
-FINAL_STEPS = 20
 
 
 def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
@@ -211,9 +209,10 @@ def document_a_figure(
     Args:
         metrics: From `metrics_frame`.
         runs: Rows of `runs_frame`: the arms of one machine and model. Every seed is drawn
-            faintly, their mean strongly; the label carries the mean of the final losses.
+            faintly, their mean strongly; the label carries the mean of the records' final losses.
         empty: What to say if none of them logged a loss.
     """
+    runs = newest_per_seed(runs)
     curves = list(_curves(metrics, runs[runs["status"].isin(["completed", "diverged"])]))
     if not curves:
         return message_figure(empty)
@@ -232,10 +231,12 @@ def document_a_figure(
         style = _line_style(seeds[0][0])
         logged = pd.concat([curve.set_index("step")["loss"] for _, curve in seeds], axis=1)
         axis.plot(logged.index, _smooth(logged.mean(axis=1), len(logged)), **style)
-        ends = [float(curve["loss"].dropna().tail(FINAL_STEPS).mean()) for _, curve in seeds]
-        mean = sum(ends) / len(ends)
-        text = textwrap.fill(f"{name}, {master.upper()} masters: {mean:.2f}", 34)
-        labels.append((mean, text, style["color"]))
+        # The record's own mean is over steps; the curve holds logged rows only.
+        end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()
+        number = "diverged" if pd.isna(end) else f"{end:.2f}"
+        place = logged.stack().iloc[-1] if pd.isna(end) else end
+        text = textwrap.fill(f"{name}, {master.upper()} masters: {number}", 34)
+        labels.append((float(place), text, style["color"]))
     guess = _uniform_guess(runs)
     if guess:
         axis.axhline(guess[0], color=GREY, linewidth=1, linestyle=(0, (6, 4)))

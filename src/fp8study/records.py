@@ -35,6 +35,10 @@ FAILURES = ("failed", "interrupted")
 STATUSES = RESULTS + FAILURES
 
 
+class NewerRecord(UserError):
+    """A record that another version of fp8study wrote in another layout: sound, but not ours."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """Everything that the reporting half knows about one run.
@@ -86,7 +90,7 @@ class RunRecord:
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
-            raise UserError(
+            raise NewerRecord(
                 f"schema_version: {self.schema_version!r} is not {SCHEMA_VERSION}; "
                 "read it with the version of fp8study that wrote it"
             )
@@ -136,12 +140,22 @@ def read_record(path: Path) -> RunRecord:
     """Read one ``run.json``.
 
     Raises:
+        NewerRecord: Its ``schema_version`` is another than ours.
         UserError: The file is not JSON, misses a field or breaks the schema.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            # Before the fields, which another layout may lack.
+            raise NewerRecord(
+                f"{path}: schema_version: {version} is not {SCHEMA_VERSION}; "
+                "read it with the version of fp8study that wrote it"
+            )
         known = {f.name for f in dataclasses.fields(RunRecord)}
         return RunRecord(**{key: value for key, value in content.items() if key in known})
+    except NewerRecord:
+        raise
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path}: not a run record ({error})") from error
 
@@ -189,8 +203,8 @@ def set_aside(path: Path, reason: str) -> Path:
 def load_runs(results_dir: Path) -> list[StoredRun]:
     """Read every record below `results_dir`, in a stable order.
 
-    A corrupt ``run.json`` is reported as a warning, left out and the rest still used. One in
-    ``local`` is renamed as well, so that the study runs it again.
+    A ``run.json`` that is corrupt, or of another schema, is named in a warning, left out and the
+    rest still used. Nothing is written or renamed.
 
     Args:
         results_dir: The folder that holds ``reference/`` and ``local/``.
@@ -203,6 +217,5 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
             try:
                 found.append(StoredRun(read_record(path), path.parent, label))
             except UserError as error:
-                note = f"set aside as {set_aside(path, 'corrupt').name}" if label == "local" else ""
-                warnings.warn(f"left out: {error} {note}".rstrip(), stacklevel=2)
+                warnings.warn(f"left out: {error}", stacklevel=2)
     return found

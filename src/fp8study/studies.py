@@ -17,9 +17,9 @@ import yaml
 from fp8study.config import RunConfig, make_config, save_config
 from fp8study.errors import UserError, nearest, one_line
 from fp8study.paths import results_dir, studies_dir
-from fp8study.records import RESULTS, read_record, set_aside
+from fp8study.records import RESULTS, NewerRecord, read_record, set_aside
 
-_KEYS = ("question", "claims", "base", "arms", "factors", "seeds", "minutes_per_run", "margin")
+_KEYS = ("question", "claims", "base", "arms", "factors", "seeds", "minutes_per_run")
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,17 @@ class Study:
     """Rough length of one run on the machine it was written for, start-up included."""
 
     def pending(self) -> list[PlannedRun]:
-        """Return the runs that have no result yet.
+        """Return the runs that have no result yet."""
+        return [run for run in self.runs if _what_is_missing(run) is not None]
 
-        Records that hold no result (failed, interrupted, corrupt) are set aside, never
-        deleted, so that the run can be repeated.
-        """
-        return [run for run in self.runs if not _has_result(run.run_dir / "run.json")]
+    def make_room(self) -> None:
+        """Set aside the records that hold no result, so that their runs can be repeated."""
+        for run in self.runs:
+            path, reason = run.run_dir / "run.json", _what_is_missing(run)
+            if reason is not None and path.exists():
+                kept = set_aside(path, reason)
+                if reason in ("corrupt", "other"):
+                    print(f"{reason} record: '{path}' is not this run's; set aside as {kept.name}")
 
     def write_configs(self) -> None:
         """Write each run's ``config.yaml``, which the pipeline hands to the notebook."""
@@ -57,8 +62,7 @@ class Study:
             path = run.run_dir / "config.yaml"
             try:
                 run.run_dir.mkdir(parents=True, exist_ok=True)
-                if not path.exists():
-                    save_config(run.config, path)
+                save_config(run.config, path)
             except OSError as error:
                 raise UserError(
                     f"results: cannot write '{path}' ({error.strerror}); make the folder "
@@ -128,6 +132,13 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
         need(name, content.get(name), list, "a list")
     for arm in content.get("arms") or []:
         need("arms", arm, dict, "a mapping of fields to values")
+    factors = content.get("factors") or {}
+    for name, values in factors.items():
+        if not values:
+            raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
+    for part in (content.get("base") or {}, factors, *(content.get("arms") or [])):
+        if "seed" in part:
+            raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
 
 
@@ -155,18 +166,20 @@ def _planned(config: RunConfig, study: str) -> PlannedRun:
     return PlannedRun(run_id, config, results_dir() / "local" / study / run_id)
 
 
-def _has_result(path: Path) -> bool:
+def _what_is_missing(run: PlannedRun) -> str | None:
+    """Return None for a run with a result, else what there is instead of one."""
+    path = run.run_dir / "run.json"
     if not path.exists():
-        return False
+        return "nothing"
     try:
-        status = read_record(path).status
-    except UserError as error:
-        print(f"corrupt record: {error}; set aside as {set_aside(path, 'corrupt').name}")
-        return False
-    if status in RESULTS:
-        return True
-    set_aside(path, status)
-    return False
+        record = read_record(path)
+    except NewerRecord:
+        return None  # a result that we cannot read is still one
+    except UserError:
+        return "corrupt"
+    if record.config != run.config.to_dict():
+        return "other"
+    return None if record.status in RESULTS else record.status
 
 
 def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> float:

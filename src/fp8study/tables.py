@@ -12,6 +12,7 @@ import pandas as pd
 from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
 from fp8study.inventory import data_table, failures_table, provenance_table, published_table
+from fp8study.records import RESULTS
 
 __all__ = [
     "METRIC_COLUMNS",
@@ -21,6 +22,7 @@ __all__ = [
     "failures_table",
     "loss_gap_table",
     "metrics_frame",
+    "newest_per_seed",
     "provenance_table",
     "published_table",
     "runs_frame",
@@ -99,25 +101,40 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
 
+def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Keep the newest result of every seed of an arm: a repeat is no further seed.
+
+    Args:
+        runs: From `runs_frame`, or a selection of it.
+    """
+    results = runs[runs["status"].isin(RESULTS)].sort_values("ended_at", kind="stable")
+    newest = results.drop_duplicates(["arm_key", "pair_key"], keep="last")
+    return runs[runs.index.isin(newest.index)]
+
+
 def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     """Give every FP8 run the `value` of the BF16 run that differs in precision alone.
+
+    Each seed of an arm counts once, see `newest_per_seed`.
 
     Returns:
         The FP8 rows that have a partner, with the partner's value, peak memory and allocator
         retries in columns that end in ``_bf16``.
     """
-    usable = runs[(runs["status"] == "completed") & runs[value].notna()]
+    newest = newest_per_seed(runs)
+    usable = newest[(newest["status"] == "completed") & newest[value].notna()]
     baseline = (
         usable[(usable["precision"] == "bf16") & ~usable["stale"].fillna(False)]
-        .groupby("pair_key")[[value, "memory_peak_gib", "num_alloc_retries"]]
-        .median()
+        .sort_values("ended_at", kind="stable")
+        .drop_duplicates("pair_key", keep="last")
+        .set_index("pair_key")[[value, "memory_peak_gib", "num_alloc_retries"]]
         .add_suffix("_bf16")
     )
     return usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Speed and memory by arm: the median over seeds.
+    """Speed and memory by arm: the median over seeds, of which ``num_runs`` is the number.
 
     Args:
         runs: From `runs_frame`.
@@ -129,7 +146,8 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
         ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every precision. ``note`` names what
         limits the comparison.
     """
-    timed = runs[(runs["status"] == "completed") & runs["tokens_per_second_per_gpu"].notna()]
+    newest = newest_per_seed(runs)
+    timed = newest[(newest["status"] == "completed") & newest["tokens_per_second_per_gpu"].notna()]
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
     groups = timed.groupby("arm_key", sort=False)
@@ -197,22 +215,25 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The columns of `LOSS_GAP_COLUMNS`. Losses are means over the last 20 steps, in nats per
         token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
-        ``num_lost`` counts runs of the arm without a pair (failed, diverged, no partner). With
-        three pairs or more, the 90 and 95 % paired-t intervals and the verdict of the
-        equivalence test at `LOSS_MARGIN_PCT`; with fewer, ``interval`` says so.
+        ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
+        diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
+        the verdict of the equivalence test at `LOSS_MARGIN_PCT`; with fewer, ``interval`` says so.
     """
     pairs = _pairs(runs, "loss_last20_mean")
     if pairs.empty:
         return pd.DataFrame(columns=LOSS_GAP_COLUMNS)
-    started = runs.groupby("arm_key").size()
+    # What failed early does not know yet what it was to train on.
+    unknown = runs["corpus_sha256"].isna() | runs["num_parameters"].isna()
     rows = []
     for key, group in pairs.groupby("arm_key", sort=False):
         gap = group["loss_last20_mean"] - group["loss_last20_mean_bf16"]
         gap_pct = 100 * gap / group["loss_last20_mean_bf16"]
+        asked = group["asked_key"].iloc[0]
+        started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
         row = {name: group[name].iloc[0] for name in _ARM}
         row |= {
             "num_pairs": len(group),
-            "num_lost": int(started[key]) - len(group),
+            "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
             "loss_bf16": group["loss_last20_mean_bf16"].mean(),
             "loss": group["loss_last20_mean"].mean(),
             "gap": gap.mean(),
@@ -254,7 +275,7 @@ def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row per machine and arm of the studies named ``document-a…``; empty if there is none.
     """
-    chosen = runs[runs["study"].fillna("").str.startswith("document-a")]
+    chosen = newest_per_seed(runs[runs["study"].fillna("").str.startswith("document-a")])
     columns = ["parameters_outside_optimizer_pct", "loss_start", "loss_last20_mean"]
     identity = ["machine", "device", "study", "model", "master_dtype", "precision", "arm", "stale"]
     chosen = chosen[(chosen["status"] == "completed") & chosen["loss_last20_mean"].notna()]

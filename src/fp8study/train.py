@@ -8,7 +8,6 @@ It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leav
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -26,7 +25,7 @@ from fp8study.config import RunConfig, load_config
 from fp8study.data import BlockOrder, batch
 from fp8study.errors import UserError
 from fp8study.findings import cautions, problems
-from fp8study.flops import flops_per_token, num_matmul_parameters
+from fp8study.flops import flops_per_token, num_matmul_parameters, uncounted_pct
 from fp8study.job import Job, Outcome
 from fp8study.leash import follow_parent
 from fp8study.meters import (
@@ -34,33 +33,22 @@ from fp8study.meters import (
     StepMeter,
     allocator_retries,
     memory_peak_gib,
+    over_ranks,
+    reset_memory_peak,
     summarise,
 )
-from fp8study.models import build_model
+from fp8study.models import build_model, text_config
 from fp8study.parallel import (
     gradient_sync,
     make_accelerator,
     parameters_outside_optimizer_pct,
     prepare,
 )
-
-#: The launcher shows lines that start with this as its live progress line.
-PROGRESS = "progress: "
+from fp8study.progress import learning_rate, log_step
 
 
 class Diverged(Exception):
     """The loss is no longer a number."""
-
-
-def learning_rate(config: RunConfig, step: int) -> float:
-    """Return the learning rate of a step, counted from 0."""
-    if step < config.lr_warmup_steps:
-        return config.learning_rate * (step + 1) / config.lr_warmup_steps
-    if config.lr_schedule == "constant":
-        return config.learning_rate
-    done = (step - config.lr_warmup_steps) / max(1, config.num_steps - 1 - config.lr_warmup_steps)
-    fall = done if config.lr_schedule == "linear" else (1 - math.cos(math.pi * done)) / 2
-    return config.learning_rate * (1 - 0.9 * fall)
 
 
 class Trainer:
@@ -79,11 +67,12 @@ class Trainer:
         dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
         model = build_model(config.model, dtype, self.device, config.seed)
         matmul_parameters = num_matmul_parameters(model)
+        self.uncounted_pct = uncounted_pct(model)
         self.flops_per_token = flops_per_token(
             matmul_parameters, model.config, config.sequence_length
         )
         self.model_facts: dict[str, Any] = {
-            "vocab_size": model.config.vocab_size,
+            "vocab_size": text_config(model.config).vocab_size,
             "num_parameters": sum(p.numel() for p in model.parameters()),
             "num_matmul_parameters": matmul_parameters,
             "flops_per_token": self.flops_per_token,
@@ -92,7 +81,9 @@ class Trainer:
         self.model, self.optimizer = prepare(
             config, accelerator, model, self._make_optimizer, job.emulate_fp8
         )
-        self.audit: dict[str, Any] = conversion(self.model, config)
+        # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
+        self.bare_model = accelerator.unwrap_model(self.model)
+        self.audit: dict[str, Any] = conversion(self.bare_model, config)
         self.model_facts |= self._binding_facts()
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -115,8 +106,8 @@ class Trainer:
         nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
         if self.config.is_fp8 and nothing_left:
             raise UserError(
-                f"skip: no linear layer is left for precision={self.config.precision}; "
-                "remove a pattern or use precision=bf16"
+                f"precision: no linear layer is left for {self.config.precision}; remove a "
+                "pattern of skip, or use precision=bf16 if the model has no other nn.Linear"
             )
         return {
             "num_linear": self.audit["num_linear"],
@@ -131,7 +122,13 @@ class Trainer:
         notes = []
         if outside > 0:
             notes.append(f"stale optimizer: {outside:.1f} % of the weights are never trained")
-        notes += cautions(self.audit)
+        if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
+            notes += cautions(self.audit)
+        if self.uncounted_pct > 1:
+            notes.append(
+                f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
+                "the FLOPs, TFLOP/s and MFU leave them out, and FP8 does not reach them"
+            )
         if self.job.emulate_fp8 and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
@@ -153,8 +150,9 @@ class Trainer:
         order = BlockOrder(config, self.job.data.num_train_tokens)
         meter = StepMeter(self.device, config.num_steps)
         self.steps: list[FinishedStep] = []
-        self.timed_retries = 0
+        self.timed_retries = 0.0
         self.startup_seconds = time.time() - self.job.launched_at
+        reset_memory_peak(self.device)
         meter.start()
         for step in range(config.num_steps):
             if step == config.num_warmup_steps:
@@ -174,7 +172,9 @@ class Trainer:
             self.optimizer.zero_grad()
             self._log(meter.end_step(total), metrics)
         self._log(meter.finish(), metrics)
-        self.timed_retries = allocator_retries(self.device) - retries_before
+        self.timed_retries = over_ranks(
+            allocator_retries(self.device) - retries_before, self.device
+        )
         return self.steps
 
     def _audited_step(self) -> None:
@@ -183,7 +183,7 @@ class Trainer:
         Raises:
             RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
         """
-        audit = FirstStepAudit(self.model, self.optimizer)
+        audit = FirstStepAudit(self.bare_model, self.optimizer)
         audit.before()
         self.optimizer.step()
         self.audit |= audit.after()
@@ -206,49 +206,24 @@ class Trainer:
         for done in finished:
             self.steps.append(done)
             if metrics is not None:
-                self._write(done, metrics)
+                log_step(done, self.config, self.flops_per_token, metrics)
             if not math.isfinite(done.loss):
                 raise Diverged(
                     f"loss is {done.loss} at step {done.step + 1}; try a lower learning_rate, "
                     "a longer lr_warmup_steps or max_grad_norm=1"
                 )
 
-    def _write(self, done: FinishedStep, metrics: TextIO) -> None:
-        config, number = self.config, done.step + 1
-        rate = config.tokens_per_step / config.num_gpus / done.step_time_ms * 1000
-        tflops = rate * self.flops_per_token / 1e12
-        if number % config.log_every == 0 or number == config.num_steps:
-            row = {
-                "step": number,
-                "loss": done.loss if math.isfinite(done.loss) else None,
-                "learning_rate": learning_rate(config, done.step),
-                "step_time_ms": done.step_time_ms,
-                "tokens_per_second_per_gpu": rate,
-                "tflops_per_gpu": tflops,
-                "tokens_seen": number * config.tokens_per_step,
-                "timed": done.step >= config.num_warmup_steps,
-            }
-            metrics.write(json.dumps(row) + "\n")
-            metrics.flush()
-        left_s = (config.num_steps - number) * done.step_time_ms / 1000
-        print(
-            f"{PROGRESS}step {number:>5}/{config.num_steps}  loss {done.loss:7.4f}  "
-            f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU  "
-            f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}",
-            flush=True,
-        )
-
     def outcome(self, status: str, detail: str | None) -> Outcome:
         """Collect the results over all ranks; every rank must call it."""
         results = summarise(self.steps, self.config, self.flops_per_token, self.job.gpu_name)
         results["startup_seconds"] = self.startup_seconds
         results["memory_peak_gib"] = memory_peak_gib(self.device)
-        results["num_alloc_retries"] = self.timed_retries
+        results["num_alloc_retries"] = int(self.timed_retries)
         notes = self.warnings()
         if self.timed_retries:
             notes.append(
-                f"the allocator ran out of memory {self.timed_retries} times in the timed window: "
-                "the timings measure that, compare no speed with this run"
+                f"the allocator ran out of memory {self.timed_retries:.0f} times in the timed "
+                "window: the timings measure that, compare no speed with this run"
             )
         return Outcome(
             status, detail, _torch_versions(), self.model_facts, results, self.audit, notes

@@ -124,8 +124,8 @@ def test_document_a_leaves_most_weights_untrained_and_says_so(run: Run) -> None:
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
 def test_the_audit_of_a_healthy_run_finds_nothing(run: Run, strategy: str) -> None:
-    values = {"precision": "fp8"} if strategy == "fsdp2" else {}
-    record, _ = run(strategy=strategy, num_gpus=2, **values)
+    record, _ = run(strategy=strategy, num_gpus=2, precision="fp8")
+    assert record.audit["skipped"] == {"skip pattern 'lm_head'": 1}
     assert problems(record.audit) == cautions(record.audit) == []
     assert record.audit["num_trainable"] == 39
 
@@ -143,6 +143,34 @@ def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
     with pytest.raises(RunFailed, match="28 linear layers should compute in FP8 but do not"):
         launch(config, tmp_path / "run", show=str, machine=CPU)
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
+
+
+def test_an_earlier_record_is_kept_when_its_run_is_repeated(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        config = make_config(TINY | {"strategy": "none", "seed": seed})
+        launch(config, tmp_path / "run", show=str, machine=CPU)
+    earlier = read_record(tmp_path / "run" / "run.earlier1.json")
+    assert earlier.config["seed"] == 0
+    assert read_record(tmp_path / "run" / "run.json").config["seed"] == 1
+
+
+def test_a_folder_with_only_a_configuration_gets_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    """transformers makes an empty tokenizer there, which would turn all text into one token."""
+    config = {
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "vocab_size": 512, "architectures": ["GPT2LMHeadModel"],
+    }  # fmt: skip
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
+    values = TINY | {"model": str(tmp_path / "gpt2"), "strategy": "none"}
+    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+    assert record.data["tokenizer"] == "bpe-512"
+    assert any("holds no vocabulary" in warning for warning in record.warnings)
+    assert record.results["loss_last20_mean"] > 3  # nats: nothing like a constant text
+    # GPT-2's products are no nn.Linear; whoever reads the FLOPs must know.
+    assert any("no nn.Linear" in warning for warning in record.warnings)
+    with pytest.raises(UserError, match="more than the 64 positions"):
+        launch(make_config(values | {"sequence_length": 65}), tmp_path / "x", machine=CPU)
 
 
 def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
@@ -243,7 +271,8 @@ def test_two_launchers_never_write_one_run(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"corpus": "text:missing.txt"}, "corpus: there is no file 'missing.txt'"),
-        ({"sequence_length": 10**7}, "longer than the corpus"),
+        ({"sequence_length": 10**7}, "more than the 4096 positions"),
+        ({"micro_batch_size": 10**6}, "longer than the corpus"),
         ({"num_gpus": 4096}, "num_gpus: 4096 is more than"),
         ({"model": "lama-3.1-8b"}, "did you mean 'llama-3.1-8b'"),
     ],

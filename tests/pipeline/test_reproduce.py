@@ -56,6 +56,9 @@ def test_a_study_is_done_once_and_repaired_where_it_is_damaged(checkout: Path) -
     assert "2 done, 0 to do" in again.stdout
     assert records(checkout) == first
 
+    plan = run_python(checkout, "-m", "fp8study.cli", "plan", "tiny")
+    assert "2 done, 0 to do" in plan.stdout
+
     damaged, whole = first
     damaged.write_text('{"run_id": "half a rec')
     repaired = run_python(checkout, *REPRODUCE)
@@ -76,8 +79,11 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
     assert "did you mean 'lm_head'" in done.stdout
     statuses = sorted(record["status"] for record in records(checkout).values())
     assert statuses == ["completed", "failed"]
+    before = records(checkout)
     plan = run_python(checkout, "-m", "fp8study.cli", "plan", "tiny")
     assert "2 runs, 1 done, 1 to do" in plan.stdout
+    assert records(checkout) == before  # a plan changes nothing
+    run_python(checkout, *REPRODUCE)
     assert list((checkout / "results/local/tiny").glob("*/run.failed1.json"))
 
 
@@ -108,6 +114,13 @@ def test_a_killed_pipeline_loses_no_finished_run(checkout: Path) -> None:
     assert "2 runs, 1 done, 1 to do" in done.stdout
     ((path, record),) = finished.items()
     assert records(checkout)[path] == record
+
+
+def test_a_corpus_that_is_too_short_is_met_before_any_run(checkout: Path) -> None:
+    (checkout / "short.txt").write_text("A very short story.")
+    line = one_line(run_python(checkout, *REPRODUCE, "--set", "corpus=text:short.txt"))
+    assert "is longer than the corpus" in line
+    assert not list((checkout / "results/local/tiny").glob("*/papermill.log"))
 
 
 def test_a_second_pipeline_is_refused(checkout: Path) -> None:

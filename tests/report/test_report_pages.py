@@ -186,6 +186,22 @@ def test_corrupt_record_is_named(tmp_path: Path) -> None:
     assert "not a run record" in sentences.unreadable(report)
 
 
+def test_every_unreadable_record_is_named_on_every_reading(tmp_path: Path) -> None:
+    texts = {"corrupt": "{", "newer": '{"schema_version": 2}', "aside": None}
+    for name, text in texts.items():
+        run_dir = store(tmp_path, "local", make_record(run_id=name))
+        if text is None:
+            (run_dir / "run.json").rename(run_dir / "run.corrupt1.json")
+        else:
+            (run_dir / "run.json").write_text(text)
+    for _ in range(2):
+        text = sentences.unreadable(pages.load_report(tmp_path))
+        assert "corrupt/run.json: not a run record" in text
+        assert "newer/run.json: schema" in text
+        assert "set aside" in text
+        assert "aside/run.corrupt1.json" in text
+
+
 def test_results_folder_is_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(pages.RESULTS_VARIABLE, raising=False)
     (tmp_path / "results").mkdir()

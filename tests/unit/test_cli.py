@@ -83,7 +83,7 @@ def test_plan_tells_done_runs_from_those_to_do(
     monkeypatch.chdir(tmp_path)
     run = load_study("smoke").runs[2]
     run.run_dir.mkdir(parents=True)
-    write_record(make_record(), run.run_dir)
+    write_record(make_record(config=run.config.to_dict()), run.run_dir)
     done = fp8study(tmp_path, "plan", "smoke")
     assert "6 runs, 1 done, 5 to do" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("  done ")]

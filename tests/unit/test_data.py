@@ -1,6 +1,7 @@
 import collections
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,16 +158,19 @@ def test_unwritable_cache_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) 
         prepare(config_for_text(text), VOCAB_SIZE)
 
 
-def saved_tokenizer(folder: Path) -> Path:
-    """Save a tokenizer whose only words are numbered far apart."""
+def saved_tokenizer(folder: Path, num_fillers: int = 300, end: str | None = "[END]") -> Path:
+    """Save a tokenizer that knows two words of the text, numbered far apart."""
     import tokenizers
     import transformers
 
-    words = {"[UNK]": 0, "the": 1, "was": 900}
+    words = {"[UNK]": 0, "the": 1, "[END]": 2, "was": 900}
+    words |= {f"filler{number}": number for number in range(3, 3 + num_fillers)}
     model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
     own = tokenizers.Tokenizer(model)
     own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=own, unk_token="[UNK]")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, unk_token="[UNK]", eos_token=end
+    )
     fast.save_pretrained(folder)
     return folder
 
@@ -175,7 +179,20 @@ def test_tokenizer_may_be_a_folder(text: Path, tmp_path: Path) -> None:
     folder = saved_tokenizer(tmp_path / "tokenizer")
     data = prepare(config_for_text(text, tokenizer=str(folder)), 2048)
     assert data.tokenizer == str(folder)
-    assert set(np.unique(data.tokens())) == {0, 1, 900}
+    assert set(np.unique(data.tokens())) == {0, 1, 2, 900}
+    assert data.tokens()[-1] == 2  # its own end token closes every document
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"num_fillers": 3}, "holds no vocabulary"), ({"end": None}, "has no end-of-text token")],
+)
+def test_a_tokenizer_that_cannot_write_text_is_refused(
+    values: dict[str, Any], message: str, text: Path, tmp_path: Path
+) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer", **values)
+    with pytest.raises(UserError, match=f"^tokenizer: .*{message}; use tokenizer=bpe"):
+        prepare(config_for_text(text, tokenizer=str(folder)), 2048)
 
 
 def test_tokenizer_larger_than_the_model_is_refused(text: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from fp8study.errors import UserError
 from fp8study.records import (
+    NewerRecord,
     RunRecord,
     load_runs,
     read_metrics,
@@ -98,9 +99,26 @@ def test_corrupt_record_is_reported_and_the_rest_used(tmp_path: Path) -> None:
         runs = load_runs(tmp_path)
     assert [run.record.run_id for run in runs] == ["good"]
     assert len(caught) == 2
-    assert (tmp_path / "local/quick/bad/run.corrupt1.json").exists()
-    # A committed file is never renamed.
-    assert (tmp_path / "reference/box/quick/bad/run.json").exists()
+    # Reading writes nothing.
+    for place in ("local", "reference/box"):
+        names = sorted(path.name for path in (tmp_path / place / "quick/bad").iterdir())
+        assert names == ["metrics.jsonl", "run.json"]
+
+
+def test_record_of_another_schema_is_named_but_not_corrupt(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(run_id="good"))
+    path = store(tmp_path, "local", make_record(run_id="newer")) / "run.json"
+    path.write_text('{"schema_version": 2, "name": "another layout"}')
+    with pytest.raises(NewerRecord, match=r"run\.json: schema_version: 2 is not 1"):
+        read_record(path)
+    with pytest.warns(UserWarning, match=r"newer/run\.json: schema_version") as caught:
+        assert [run.record.run_id for run in load_runs(tmp_path)] == ["good"]
+    assert len(caught) == 1
+    assert path.exists()
+    path.write_text('{"schema_version": "two"}')
+    with pytest.raises(UserError, match="not a run record") as error:
+        read_record(path)
+    assert not isinstance(error.value, NewerRecord)
 
 
 def test_set_aside_never_overwrites(tmp_path: Path) -> None:

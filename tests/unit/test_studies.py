@@ -162,9 +162,11 @@ def test_only_runs_with_a_result_are_done(checkout: Path, status: str) -> None:
     study = load(checkout, seeds=[0, 1])
     first, second = study.runs
     first.run_dir.mkdir(parents=True)
-    write_record(make_record(status=status), first.run_dir)
+    write_record(make_record(status=status, config=first.config.to_dict()), first.run_dir)
     written = (first.run_dir / "run.json").read_bytes()
     assert study.pending() == ([second] if status in RESULTS else [first, second])
+    assert (first.run_dir / "run.json").exists()  # looking changes nothing
+    study.make_room()
     (kept,) = first.run_dir.iterdir()
     assert kept.read_bytes() == written
     assert kept.name == ("run.json" if status in RESULTS else f"run.{status}1.json")
@@ -179,6 +181,7 @@ def test_corrupt_record_is_set_aside_and_said(
     for number in (1, 2):
         (run.run_dir / "run.json").write_text(f'{{"half": {number}')
         assert study.pending() == [run]
+        study.make_room()
         assert (run.run_dir / f"run.corrupt{number}.json").read_text() == f'{{"half": {number}'
         assert f"set aside as run.corrupt{number}.json" in capsys.readouterr().out
     assert study.pending() == [run]
@@ -188,14 +191,37 @@ def test_corrupt_record_is_set_aside_and_said(
     ]
 
 
-def test_configs_are_written_once(checkout: Path) -> None:
+def test_a_record_of_another_configuration_is_no_result(checkout: Path) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    run.run_dir.mkdir(parents=True)
+    other = run.config.to_dict() | {"precision": "fp8_rowwise"}
+    write_record(make_record(status="completed", config=other), run.run_dir)
+    assert study.pending() == [run]
+    study.make_room()
+    assert (run.run_dir / "run.other1.json").exists()
+
+
+def test_a_newer_record_is_left_alone(checkout: Path) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    run.run_dir.mkdir(parents=True)
+    write_record(make_record(status="completed"), run.run_dir)
+    path = run.run_dir / "run.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    assert study.pending() == []
+    study.make_room()
+    assert path.exists()
+
+
+def test_configs_that_were_damaged_are_written_anew(checkout: Path) -> None:
     study = load(checkout, seeds=[0, 1])
     study.write_configs()
     for run in study.runs:
         assert load_config(run.run_dir / "config.yaml") == run.config
     (study.runs[0].run_dir / "config.yaml").write_text("seed: 9\n")
     study.write_configs()
-    assert (study.runs[0].run_dir / "config.yaml").read_text() == "seed: 9\n"
+    assert load_config(study.runs[0].run_dir / "config.yaml") == study.runs[0].config
 
 
 def test_unwritable_results_are_named(checkout: Path) -> None:

@@ -112,6 +112,9 @@ def test_speed_is_the_median_over_seeds(tmp_path: Path) -> None:
         {"study": "other"},
         {"machine": {"gpu_name": "Another GPU"}},
         {"versions": {"torch": "2.12.0"}},
+        {"versions": {"transformers": "6.0.0"}},
+        {"data": {"corpus_sha256": "cd" * 32}},
+        {"data": {"tokenizer_sha256": "cd" * 32}},
         {"status": "diverged"},
     ],
 )
@@ -122,6 +125,17 @@ def test_no_partner_leaves_the_comparison_blank(difference: dict[str, Any], tmp_
     assert pd.isna(row["speedup_pct"])
     assert row["note"] == "no BF16 partner"
     assert tables.loss_gap_table(runs).empty
+
+
+def test_another_model_of_the_same_name_is_no_partner(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    smaller = make_record(precision="fp8_tensorwise", run_id="fp8-smaller", seed=0)
+    smaller.model["num_parameters"] = 1
+    store(tmp_path, "local", smaller)
+    gaps = tables.loss_gap_table(frame(tmp_path))
+    assert gaps["num_pairs"].tolist() == [1]
+    speed = tables.throughput_table(frame(tmp_path))
+    assert sorted(speed["note"]) == ["", "", "no BF16 partner"]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +272,84 @@ def test_lost_runs_are_counted(tmp_path: Path) -> None:
     store(tmp_path, "local", lost)
     row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
     assert (row["num_pairs"], row["num_lost"]) == (1, 1)
+
+
+def store_repeat(results: Path, precision: str, minute: int, value: float, **changes: Any) -> None:
+    """Store a run of seed 0 that ended at `minute`, with a loss and a speed of `value`."""
+    measured = {"loss_last20_mean": value, "tokens_per_second_per_gpu": value}
+    record = make_record(
+        precision=precision,
+        # The order of names is the reverse of the order in time.
+        run_id=f"{precision}-{9 - minute}",
+        ended_at=f"2000-01-01T00:0{minute}:00+00:00",
+        results=measured,
+        study="document-a",
+        **changes,
+    )
+    store(results, "local", record)
+
+
+def test_repeats_of_a_seed_count_once_and_the_newest_counts(tmp_path: Path) -> None:
+    for minute, (bf16, fp8) in enumerate(((5.0, 9.0), (6.0, 9.0), (4.0, 5.0))):
+        store_repeat(tmp_path, "bf16", minute, bf16)
+        store_repeat(tmp_path, "fp8_rowwise", minute, fp8)
+    runs = frame(tmp_path)
+    row = tables.loss_gap_table(runs).iloc[0]
+    assert (row["num_pairs"], row["num_lost"]) == (1, 0)
+    assert (row["loss_bf16"], row["loss"]) == (4.0, 5.0)
+    assert row["interval"] == "one pair: no interval"
+    for table in (tables.throughput_table(runs), tables.document_a_table(runs)):
+        assert table["num_runs"].tolist() == [1, 1]
+        assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
+        assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
+
+
+def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    again = {"run_id": "again", "ended_at": "2000-01-02T00:00:00+00:00"}
+    store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="failed", **again))
+    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [1]
+    again["run_id"] = "and-again"
+    store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="diverged", **again))
+    assert tables.loss_gap_table(frame(tmp_path)).empty
+
+
+def test_run_that_failed_before_it_saw_its_data_is_lost(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    lost = make_record(precision="fp8_tensorwise", seed=1, status="failed")
+    lost.data.clear()
+    lost.model.clear()
+    store(tmp_path, "local", lost)
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_lost"]) == (1, 1)
+
+
+def test_reference_records_pair() -> None:
+    stored = load_runs(Path(__file__).parents[2] / "results")
+    runs = tables.runs_frame(run for run in stored if run.machine_label == "h200x4")
+    gaps = tables.loss_gap_table(runs)
+    assert len(runs) == 27
+    assert gaps.loc[gaps["study"] == "quick", "num_pairs"].tolist() == [1] * 6
+    assert gaps.loc[gaps["study"] == "document-a", "num_pairs"].tolist() == [3] * 3
+    assert tables.document_a_table(runs)["num_runs"].tolist() == [3] * 5
+
+
+def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) -> None:
+    """With log_every > 1 the last 20 logged rows reach further back than 20 steps."""
+    for precision, loss in (("bf16", 5.25), ("fp8_tensorwise", None)):
+        status = "completed" if loss else "diverged"
+        record = make_record(
+            study="document-a",
+            precision=precision,
+            status=status,
+            results={"loss_last20_mean": loss},
+        )
+        store(tmp_path, "local", record, [9.0, 8.0, 7.0])
+    stored = load_runs(tmp_path)
+    figure = plots.document_a_figure(tables.metrics_frame(stored), tables.runs_frame(stored))
+    words = [" ".join(text.get_text().split()) for text in figure.axes[0].texts]
+    assert "BF16, FP32 masters: 5.25" in words
+    assert "FP8 tensorwise, FP32 masters: diverged" in words
 
 
 def test_failures_and_provenance_account_for_every_run(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def build_venv(wheelhouse: Path | None) -> str:
     run_step(
         f"installing {what}",
         # Compiling all of torch takes as long as installing it; Python compiles what it imports.
-        pip(python, "install", "--no-compile", *offline(wheelhouse), *packages),
+        pip(python, "install", *offline(wheelhouse), *packages),
         remedy_for(wheelhouse),
     )
     install_package(python, wheelhouse)

@@ -204,7 +204,7 @@ def build_venv(wheelhouse: Path | None) -> str:
         what, packages = f"the pins of {PINS} (some minutes)", ["-r", str(PINS)]
     run_step(
         f"installing {what}",
-        # Compiling all of torch takes as long as installing it; Python compiles what it imports.
+        # pip compiles, too: where Python may not write bytecode, every run would do it anew.
         pip(python, "install", *offline(wheelhouse), *packages),
         remedy_for(wheelhouse),
     )

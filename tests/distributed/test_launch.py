@@ -227,9 +227,11 @@ def test_training_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher.start()
     metrics = tmp_path / "run" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    assert is_being_written(tmp_path / "run")
     launcher.kill()
     # The lock of the run's folder goes with the last process that holds it.
     wait_until(lambda: not is_being_written(tmp_path / "run"))
+    assert len(read_metrics(tmp_path / "run")) < 100_000  # ended, not finished
 
 
 def is_being_written(run_dir: Path) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from fp8study.config import RunConfig
-from fp8study.precision import why_skipped
+from fp8study.flops import Work
+from fp8study.precision import is_converted, why_skipped
 
 #: Elements looked at in each parameter's local shard.
 SAMPLES = 2048
@@ -110,7 +111,7 @@ def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
         ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
     """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    fp8 = {n for n, m in linears.items() if type(m).__name__ == "Float8Linear"}
+    fp8 = {n for n, m in linears.items() if is_converted(m)}
     reasons = {n: why_skipped(config, n, m) for n, m in linears.items() if n not in fp8}
     unexplained = [name for name, reason in reasons.items() if reason is None]
     return {
@@ -120,3 +121,32 @@ def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
         "num_unexplained": len(unexplained),
         "unexplained": unexplained[:10],
     }
+
+
+def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[str, Any]:
+    """Return what a profiled step says about where FP8 really ran.
+
+    Args:
+        step: From `fp8study.kernels.read_trace`; empty on ranks that record nothing.
+        work: What the converted layers should give.
+        emulated: Whether FP8 products are done in high precision, so that none is to be seen.
+
+    Returns:
+        ``matmul_dtypes`` (of both factors, as ``bfloat16 × bfloat16``), ``communication_dtypes``
+        (collective to dtypes); on a GPU also ``fp8_gemm_flops_pct`` and, unless it is
+        emulated, ``fp8_gemm_flops_pct_expected``.
+    """
+    if not step:
+        return {}
+    dtypes: dict[str, list[str]] = {}
+    for row in step["communication"]:
+        dtypes.setdefault(row["collective"], []).append(row["dtype"])
+    found: dict[str, Any] = {
+        "matmul_dtypes": [row["dtypes"] for row in step["gemm"]],
+        "communication_dtypes": dtypes,
+    }
+    if not emulated:
+        linear = work.flops_per_token - work.attention_flops_per_token
+        found["fp8_gemm_flops_pct"] = step["fp8_gemm_flops_pct"]
+        found["fp8_gemm_flops_pct_expected"] = 100 * work.fp8_flops_per_token / linear
+    return found

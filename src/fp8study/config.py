@@ -26,7 +26,17 @@ Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"
 Strategy = Literal["fsdp2", "ddp", "none"]
 Schedule = Literal["constant", "linear", "cosine"]
 MasterDtype = Literal["fp32", "bf16"]
+CompileCache = Literal["shared", "fresh"]
 OptimizerBinding = Literal["after_conversion", "before_conversion"]
+
+#: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
+REFUSED = {
+    "tensor_parallel_size": "FP8 with tensor parallelism is not supported: FP8 layers are "
+    "sharded by FSDP2 alone; use strategy=fsdp2 with more num_gpus",
+    "pipeline_parallel_size": "pipeline parallelism is not supported; use strategy=fsdp2",
+    "cpu_ram_efficient_loading": "RAM-efficient loading broadcasts plain tensors, which torchao's "
+    "FP8 weights are not; weights are random here, so leave it out",
+}  # fmt: skip
 
 PRECISION_ALIASES = {"fp8": "fp8_tensorwise"}
 
@@ -97,6 +107,13 @@ class RunConfig:
     otherwise a Hugging Face tokenizer id or folder."""
     log_every: int = 1
     """Write every this many steps to ``metrics.jsonl``."""
+    compile_cache: CompileCache = "shared"
+    """``shared``: compiled code is kept between runs on a machine, as torch does by default.
+    ``fresh``: the run starts from an empty cache of its own, to time a cold start."""
+    profile: bool = True
+    """Record one further step after the timed window: its products, communication and idle time."""
+    measure_overhead: bool = False
+    """After the timed window, time steps with and without the instruments in turns."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):
@@ -149,8 +166,13 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
     Raises:
         UserError: An unknown name, a wrong type, or whatever `RunConfig` refuses.
     """
-    for name in values:
-        if name not in FIELD_NAMES:
+    values = dict(values)
+    for name in list(values):
+        if name in REFUSED:
+            value = values.pop(name)
+            if value is True or value not in (None, False, 0, 1):
+                raise UserError(f"{source}: {name}: {value!r}: {REFUSED[name]}")
+        elif name not in FIELD_NAMES:
             raise UserError(
                 f"{source}: unknown parameter '{name}'{nearest(str(name), FIELD_NAMES)}; "
                 f"known: {', '.join(FIELD_NAMES)}"

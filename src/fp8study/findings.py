@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+#: Recomputation changes by some points how much of the arithmetic the FP8 layers do.
+PRODUCTS_TOLERANCE_PCT = 10.0
 #: Above this share of unmoved weights, BF16 masters stall rather than train.
 STALL_PCT = 50.0
 
@@ -33,6 +35,15 @@ def problems(audit: Mapping[str, Any]) -> list[str]:
             f"{number} parameters have a gradient but the first step did not touch them: "
             f"{_names(audit['frozen'], number)}"
         )
+    measured, expected = audit.get("fp8_gemm_flops_pct"), audit.get("fp8_gemm_flops_pct_expected")
+    if measured is not None and expected is not None:
+        if expected == 0 and measured > 0:
+            found.append(f"{measured:.0f} % of the matrix products ran in FP8, but none should")
+        elif measured < expected - PRODUCTS_TOLERANCE_PCT:
+            found.append(
+                f"{measured:.0f} % of the matrix products' FLOPs ran in FP8 in the profiled step, "
+                f"but {expected:.0f} % should"
+            )
     return found
 
 
@@ -59,6 +70,15 @@ def audit_text(audit: Mapping[str, Any]) -> str:
     for what in ("master", "gradient", "optimizer_state"):
         dtypes = ", ".join(audit[f"{what}_dtypes"])
         lines.append(f"  {'dtype':<9} {what.replace('_', ' ')}: {dtypes}")
+    if "matmul_dtypes" in audit:
+        lines.append(f"  {'dtype':<9} matmul inputs: {', '.join(audit['matmul_dtypes'])}")
+        for collective, dtypes in audit["communication_dtypes"].items():
+            lines.append(f"  {'dtype':<9} {collective.replace('_', '-')}: {', '.join(dtypes)}")
+    if audit.get("fp8_gemm_flops_pct") is not None:
+        lines.append(
+            f"  products  {audit['fp8_gemm_flops_pct']:.1f} % of their FLOPs in FP8 in a profiled "
+            f"step, {audit['fp8_gemm_flops_pct_expected']:.1f} % expected"
+        )
     stalled = audit["stalled_pct"]
     if stalled is not None:
         lines.append(f"  moved     {100 - stalled:.1f} % of the weights, in the first step")

@@ -14,7 +14,7 @@ import torch
 
 from fp8study.config import RunConfig
 from fp8study.models import build_model
-from fp8study.precision import float8_filter, is_aligned
+from fp8study.precision import float8_filter, is_aligned, is_converted
 
 #: Two FLOPs a weight forward, two for the input's gradient, two for the weight's.
 _PER_WEIGHT = 6
@@ -22,9 +22,46 @@ _PER_WEIGHT = 6
 _FP8_RATIO = 2.0
 
 
+@dataclass(frozen=True)
+class Work:
+    """One token's arithmetic in a run, forward and backward."""
+
+    flops_per_token: int
+    attention_flops_per_token: int
+    fp8_flops_per_token: float
+
+    @property
+    def fp8_share(self) -> float:
+        """Share of the FLOPs that are done in FP8, 0 to 1."""
+        return self.fp8_flops_per_token / self.flops_per_token
+
+
 def num_matmul_parameters(model: torch.nn.Module) -> int:
-    """Return the weights that every token is multiplied with. Call before sharding."""
-    return sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    """Return the weights that every token is multiplied with."""
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    return sum(m.in_features * m.out_features for m in linears)
+
+
+def work_per_token(model: torch.nn.Module, hf_config: Any, config: RunConfig) -> Work:
+    """Count a token's arithmetic in the model that is really trained.
+
+    Args:
+        model: Converted as the run converts it; sharded or not.
+        hf_config: Its transformers configuration.
+        config: The run.
+    """
+    converted = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and is_converted(m)]
+    in_fp8 = sum(m.in_features * m.out_features for m in converted)
+    return Work(
+        flops_per_token(num_matmul_parameters(model), hf_config, config.sequence_length),
+        attention_flops_per_token(hf_config, config.sequence_length),
+        _PER_WEIGHT * fp8_share_of_products(config.precision) * in_fp8,
+    )
+
+
+def fp8_share_of_products(precision: str) -> float:
+    """Return how many of a converted layer's three products are in FP8: all, two, or none."""
+    return {"bf16": 0.0, "fp8_rowwise_gw_hp": 2 / 3}.get(precision, 1.0)
 
 
 def uncounted_pct(model: torch.nn.Module) -> float:
@@ -151,8 +188,7 @@ def count_flops(config: RunConfig) -> FlopsTable:
     """
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     converts = float8_filter(config, model)
-    # The weight's gradient stays in BF16 in this recipe: one of three products.
-    share = {"bf16": 0.0, "fp8_rowwise_gw_hp": 2 / 3}.get(config.precision, 1.0)
+    share = fp8_share_of_products(config.precision)
     linear: dict[str, int] = {}
     eligible, converted = 0, 0.0
     for name, module in model.named_modules():

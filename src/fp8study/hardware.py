@@ -15,25 +15,27 @@ class GpuPeak:
     bf16_tflops: float
     fp8_tflops: float | None
     """None: the GPU has no FP8 matrix units."""
+    memory_tb_per_s: float | None
+    """Bandwidth of its memory; None: sold with several kinds of memory under this name."""
     source: str
 
 
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
-    GpuPeak("GB200", 2500, 5000, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("GB300", 2500, 5000, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("B300", 2250, 4500, "NVIDIA HGX B300 datasheet, sparsity removed"),
-    GpuPeak("B200", 2250, 4500, "NVIDIA HGX B200 datasheet, sparsity removed"),
-    GpuPeak("GH200", 989, 1979, "NVIDIA GH200 datasheet (Hopper SXM), sparsity removed"),
-    GpuPeak("H200 NVL", 835.5, 1671, "NVIDIA H200 NVL datasheet, sparsity removed"),
-    GpuPeak("H200", 989, 1979, "NVIDIA H200 SXM datasheet, sparsity removed"),
-    GpuPeak("H100 PCIe", 756, 1513, "NVIDIA H100 PCIe datasheet, sparsity removed"),
-    GpuPeak("H100 NVL", 835.5, 1671, "NVIDIA H100 NVL datasheet, sparsity removed"),
-    GpuPeak("H100", 989, 1979, "NVIDIA H100 SXM datasheet, sparsity removed"),
-    GpuPeak("A100", 312, None, "NVIDIA A100 datasheet"),
-    GpuPeak("L40S", 362, 733, "NVIDIA L40S datasheet, sparsity removed"),
-    GpuPeak("RTX 5090", 209.5, 419, "NVIDIA Blackwell whitepaper, FP32 accumulation"),
-    GpuPeak("RTX 4090", 165.2, 330.3, "NVIDIA Ada whitepaper, FP32 accumulation"),
+    GpuPeak("GB200", 2500, 5000, 8, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),
+    GpuPeak("GB300", 2500, 5000, 8, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
+    GpuPeak("B300", 2250, 4500, 8, "NVIDIA HGX B300 datasheet, sparsity removed"),
+    GpuPeak("B200", 2250, 4500, 8, "NVIDIA HGX B200 datasheet, sparsity removed"),
+    GpuPeak("GH200", 989, 1979, None, "NVIDIA GH200 datasheet (Hopper SXM), sparsity removed"),
+    GpuPeak("H200 NVL", 835.5, 1671, 4.8, "NVIDIA H200 NVL datasheet, sparsity removed"),
+    GpuPeak("H200", 989, 1979, 4.8, "NVIDIA H200 SXM datasheet, sparsity removed"),
+    GpuPeak("H100 PCIe", 756, 1513, 2.0, "NVIDIA H100 PCIe datasheet, sparsity removed"),
+    GpuPeak("H100 NVL", 835.5, 1671, 3.9, "NVIDIA H100 NVL datasheet, sparsity removed"),
+    GpuPeak("H100", 989, 1979, 3.35, "NVIDIA H100 SXM datasheet, sparsity removed"),
+    GpuPeak("A100", 312, None, None, "NVIDIA A100 datasheet"),
+    GpuPeak("L40S", 362, 733, 0.864, "NVIDIA L40S datasheet, sparsity removed"),
+    GpuPeak("RTX 5090", 209.5, 419, 1.792, "NVIDIA Blackwell whitepaper, FP32 accumulation"),
+    GpuPeak("RTX 4090", 165.2, 330.3, 1.008, "NVIDIA Ada whitepaper, FP32 accumulation"),
 )
 
 #: Slower than the namesake in the table, and by how much is not published here.
@@ -53,10 +55,27 @@ def find_peak(gpu_name: str | None) -> GpuPeak | None:
     return None
 
 
-def mfu_bf16_peak_pct(tflops_per_gpu: float, gpu_name: str | None) -> float | None:
-    """Return useful TFLOP/s as a percentage of the dense BF16 peak, whatever the precision.
+def bf16_peak_tflops(gpu_name: str | None) -> float | None:
+    """Return the dense BF16 peak, the denominator of `mfu_bf16_peak_pct`.
 
     None where the peak is unknown: a guess would look like a measurement.
     """
     peak = find_peak(gpu_name)
-    return 100.0 * tflops_per_gpu / peak.bf16_tflops if peak else None
+    return float(peak.bf16_tflops) if peak else None
+
+
+def mixed_peak_tflops(gpu_name: str | None, fp8_share: float) -> float | None:
+    """Return the peak of a run part of whose FLOPs are in FP8, that of `mfu_mixed_peak_pct`.
+
+    The time that both parts would take at their own dense peaks, one after the other:
+    ``1 / (fp8_share / fp8_peak + (1 - fp8_share) / bf16_peak)``.
+
+    Args:
+        gpu_name: As the driver reports it.
+        fp8_share: Share of the run's FLOPs that are done in FP8, 0 to 1.
+    """
+    peak = find_peak(gpu_name)
+    if peak is None or (fp8_share > 0 and peak.fp8_tflops is None):
+        return None
+    in_fp8 = fp8_share / peak.fp8_tflops if peak.fp8_tflops else 0.0
+    return 1 / (in_fp8 + (1 - fp8_share) / peak.bf16_tflops)

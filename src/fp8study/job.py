@@ -43,11 +43,18 @@ class Outcome:
     model: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)
+    instruments: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def save(self, run_dir: Path) -> None:
-        """Write ``outcome.json``; where several ranks fail, the first one's reason stays."""
-        if not (run_dir / "outcome.json").exists():
+    def save(self, run_dir: Path, replace: bool = False) -> None:
+        """Write ``outcome.json``.
+
+        Args:
+            run_dir: The run's folder.
+            replace: Take the place of an earlier one. By default the first one stays: where
+                several ranks fail, its reason is the cause of the others'.
+        """
+        if replace or not (run_dir / "outcome.json").exists():
             write_json(run_dir / "outcome.json", dataclasses.asdict(self))
 
     @staticmethod

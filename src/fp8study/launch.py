@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from fp8study import data as tokens
@@ -91,6 +92,10 @@ def launch(
         kept = [held.enter_context(locked(run_dir / ".lock", "run_dir", busy))]
         _remove_messages(run_dir)
         environment = _environment(config, machine)
+        if config.compile_cache == "fresh":
+            cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
+            environment["TORCHINDUCTOR_CACHE_DIR"] = cache
+            environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
         if machine.gpus:
             leased = held.enter_context(lease(config.num_gpus, [g.index for g in machine.gpus]))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
@@ -228,6 +233,7 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
         model=outcome.model,
         results={"steps_completed": steps} | outcome.results,
         audit=outcome.audit,
+        instruments=outcome.instruments,
         warnings=outcome.warnings,
     )
     data = parts["data"]

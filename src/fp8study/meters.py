@@ -1,13 +1,13 @@
-"""Time, loss and memory of a run, read without making the GPU wait.
+"""Time and loss of a run, read without making the GPU wait.
 
 Asking a GPU for a number stalls it until everything queued so far is done. So each step leaves
 its loss and a time stamp on the GPU's own queue, and the host reads them one step later, when
-the next step is already queued behind.
+the next step is already queued behind. Only the timed window's two ends wait for the GPU.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-from fp8study.config import RunConfig
-from fp8study.hardware import mfu_bf16_peak_pct
 
 
 @dataclass(frozen=True)
@@ -28,9 +25,9 @@ class FinishedStep:
     """Counted from 0."""
     loss: float
     """Mean over micro-steps and ranks; the same number on every rank."""
-    ended_s: float
-    """Seconds since `StepMeter.start`, on the device's clock."""
     step_time_ms: float
+    gradient_norm: float | None = None
+    """Before clipping, over all weights and ranks; None in a step where it was not computed."""
 
 
 class StepMeter:
@@ -39,6 +36,8 @@ class StepMeter:
     def __init__(self, device: torch.device, num_steps: int) -> None:
         self._cuda = device.type == "cuda"
         self._losses = torch.zeros(num_steps, pin_memory=self._cuda)
+        self._norms = torch.full((num_steps,), math.nan, pin_memory=self._cuda)
+        self._has_norm = [False] * num_steps
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
         self._num_read = 0
@@ -48,16 +47,23 @@ class StepMeter:
         """Mark the beginning of the first step."""
         self._stamp()
 
-    def end_step(self, loss: torch.Tensor) -> Iterator[FinishedStep]:
+    def end_step(
+        self, loss: torch.Tensor, gradient_norm: torch.Tensor | None = None
+    ) -> Iterator[FinishedStep]:
         """Queue the reading of a step that was just issued; yield the one before it.
 
         Args:
             loss: Scalar on the device, this rank's mean; averaged over ranks here.
+            gradient_norm: Scalar on the device, the same on all ranks, if it was computed.
         """
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
             loss = loss / dist.get_world_size()
-        self._losses[len(self._stamps) - 1].copy_(loss, non_blocking=True)
+        step = len(self._stamps) - 1
+        self._losses[step].copy_(loss, non_blocking=True)
+        if gradient_norm is not None:
+            self._norms[step].copy_(gradient_norm, non_blocking=True)
+            self._has_norm[step] = True
         self._stamp()
         yield from self._read(until=len(self._stamps) - 2)
 
@@ -65,17 +71,29 @@ class StepMeter:
         """Wait for the device and yield what is left."""
         yield from self._read(until=len(self._stamps) - 1)
 
+    def restart(self) -> None:
+        """Leave the time since the last step out of the next one; call after `finish`."""
+        if self._cuda:
+            now = self._event()
+            now.synchronize()
+            self._last_end = self._events[0].elapsed_time(now) / 1000
+        else:
+            self._last_end = time.perf_counter() - self._times[0]
+
     @property
     def _stamps(self) -> list[Any]:
         return self._events if self._cuda else self._times
 
     def _stamp(self) -> None:
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
+            self._events.append(self._event())
         else:
             self._times.append(time.perf_counter())
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def _seconds(self, index: int) -> float:
         if not self._cuda:
@@ -90,81 +108,28 @@ class StepMeter:
             self._num_read += 1
             duration_ms = 1000 * (ended - self._last_end)
             self._last_end = ended
-            yield FinishedStep(step, float(self._losses[step]), ended, duration_ms)
+            norm = float(self._norms[step]) if self._has_norm[step] else None
+            yield FinishedStep(step, float(self._losses[step]), duration_ms, norm)
 
 
-def reset_memory_peak(device: torch.device) -> None:
-    """Forget the peak so far: each GPU held the whole model while it was built."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+def from_all_ranks(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every rank's facts, in order, on every rank; every rank must call it."""
+    if not dist.is_initialized():
+        return [facts]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, facts)
+    return gathered
 
 
-def memory_peak_gib(device: torch.device) -> float | None:
-    """Return the largest peak of GPU memory in training over all ranks; None on a CPU."""
-    if device.type != "cuda":
-        return None
-    return over_ranks(torch.cuda.max_memory_allocated() / 2**30, device)
+def compile_cache() -> dict[str, int]:
+    """Return how many compiled graphs this process found in torch's cache, and how many not.
 
-
-def over_ranks(number: float, device: torch.device) -> float:
-    """Return the largest of the ranks' numbers; every rank must call it."""
-    largest = torch.tensor(float(number), dtype=torch.float64, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return float(largest)
-
-
-def allocator_retries(device: torch.device) -> int:
-    """Return how often this rank's allocator had to give memory back and try again so far."""
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
-
-
-_RATES = (
-    "step_time_ms_median", "step_time_ms_p10", "step_time_ms_p90", "tokens_per_second_per_gpu",
-    "tflops_per_gpu", "mfu_bf16_peak_pct", "compile_seconds",
-)  # fmt: skip
-
-
-def summarise(
-    steps: list[FinishedStep], config: RunConfig, flops_per_token: int, gpu_name: str | None
-) -> dict[str, Any]:
-    """Return the measured part of a record's ``results``.
-
-    Rates are tokens over wall time of the whole timed window: the steps after
-    ``num_warmup_steps``. Without any such step they are null.
-
-    Args:
-        steps: In order, from the first.
-        config: The run.
-        flops_per_token: From `fp8study.flops.flops_per_token`.
-        gpu_name: Decides the peak of the utilisation.
+    No misses: a warm start. No hits: a cold one.
     """
-    losses = [s.loss for s in steps]
-    results: dict[str, Any] = {
-        "steps_completed": len(steps),
-        "loss_start": losses[0] if losses else None,
-        "loss_last20_mean": statistics.fmean(losses[-20:]) if losses else None,
-        "first_step_seconds": steps[0].step_time_ms / 1000 if steps else None,
-    }
-    timed = steps[config.num_warmup_steps :]
-    results["num_timed_steps"] = len(timed)
-    if not timed:
-        return results | dict.fromkeys(_RATES)
-    times = sorted(s.step_time_ms for s in timed)
-    median = statistics.median(times)
-    window_s = sum(times) / 1000
-    rate = len(timed) * config.tokens_per_step / config.num_gpus / window_s
-    tflops = rate * flops_per_token / 1e12
-    return results | {
-        "step_time_ms_median": median,
-        "step_time_ms_p10": times[int(0.1 * (len(times) - 1))],
-        "step_time_ms_p90": times[round(0.9 * (len(times) - 1))],
-        "tokens_per_second_per_gpu": rate,
-        "tflops_per_gpu": tflops,
-        "mfu_bf16_peak_pct": mfu_bf16_peak_pct(tflops, gpu_name),
-        "compile_seconds": max(0.0, steps[0].step_time_ms - median) / 1000
-        if config.compile
-        else None,
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return {
+        "compile_cache_hits": int(found["fxgraph_cache_hit"]),
+        "compile_cache_misses": int(found["fxgraph_cache_miss"]),
     }

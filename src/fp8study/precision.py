@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ _RECIPES = {
     "fp8_rowwise": "rowwise",
     "fp8_rowwise_gw_hp": "rowwise_with_gw_hp",
 }
+
+#: A mixture's router decides by small differences, and its experts' products are small: both stay
+#: out of FP8. These are the names that transformers' models give them.
+_ROUTER = r"\.(router|gate|shared_expert_gate)$"
+_EXPERT = r"\.(experts|shared_experts?)\."
 
 #: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
 ALIGNMENT = 16
@@ -71,10 +77,19 @@ def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | 
         return f"precision={config.precision}"
     if not is_aligned(module):
         return f"a dimension does not divide by {ALIGNMENT}"
+    if re.search(_ROUTER, name):
+        return "router of a mixture of experts"
+    if re.search(_EXPERT, name):
+        return "expert of a mixture"
     for pattern in config.skip:
         if fnmatch.fnmatchcase(name, pattern):
             return f"skip pattern '{pattern}'"
     return None
+
+
+def is_converted(module: torch.nn.Module) -> bool:
+    """Return whether torchao has made a layer compute in FP8. Needs no import of torchao."""
+    return type(module).__name__ == "Float8Linear"
 
 
 def is_aligned(module: torch.nn.Linear) -> bool:
@@ -88,8 +103,26 @@ def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) 
         return
     from torchao.float8 import convert_to_float8_training
 
+    if config.fp8_all_gather and config.strategy == "fsdp2":
+        _check_even_shards(model, config)
     convert_to_float8_training(
         model,
         config=float8_config(config, emulate),
         module_filter_fn=float8_filter(config, model),
     )
+
+
+def _check_even_shards(model: torch.nn.Module, config: RunConfig) -> None:
+    """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that.
+
+    Raises:
+        UserError: A layer to be converted has rows that do not divide.
+    """
+    converts = float8_filter(config, model)
+    for name, module in model.named_modules():
+        if converts(module, name) and module.weight.shape[0] % config.num_gpus:
+            raise UserError(
+                f"num_gpus: {config.num_gpus} does not divide the {module.weight.shape[0]} rows of "
+                f"{name}, and FP8 weights can be gathered from even shards only; set "
+                "fp8_all_gather=false or choose another num_gpus"
+            )

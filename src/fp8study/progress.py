@@ -37,8 +37,9 @@ def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metric
     if number % config.log_every == 0 or number == config.num_steps:
         row = {
             "step": number,
-            "loss": done.loss if math.isfinite(done.loss) else None,
+            "loss": _finite(done.loss),
             "learning_rate": learning_rate(config, done.step),
+            "gradient_norm": _finite(done.gradient_norm),
             "step_time_ms": done.step_time_ms,
             "tokens_per_second_per_gpu": rate,
             "tflops_per_gpu": tflops,
@@ -54,3 +55,8 @@ def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metric
         f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}",
         flush=True,
     )
+
+
+def _finite(number: float | None) -> float | None:
+    """Return null for what JSON cannot hold."""
+    return number if number is not None and math.isfinite(number) else None

@@ -78,11 +78,18 @@ class RunRecord:
     results: dict[str, Any] = field(default_factory=dict)
     """steps_completed, startup_seconds, first_step_seconds, compile_seconds, num_timed_steps,
     step_time_ms_median, step_time_ms_p10, step_time_ms_p90, tokens_per_second_per_gpu,
-    tflops_per_gpu, mfu_bf16_peak_pct (null where the peak is unknown), memory_peak_gib,
-    num_alloc_retries, loss_start, loss_last20_mean. Rates are over the timed window, warm-up
-    left out."""
+    tflops_per_gpu, mfu_bf16_peak_pct and mfu_mixed_peak_pct with their denominators
+    bf16_peak_tflops and mixed_peak_tflops (null where the peak is unknown), mfu_achievable_pct,
+    warm_up_seconds, compile_cache_hits, compile_cache_misses, memory_peak_gib,
+    num_alloc_retries, num_device_allocs, loss_start, loss_last20_mean. Rates are over the timed
+    window, warm-up left out."""
     audit: dict[str, Any] = field(default_factory=dict)
     """What `fp8study.audit` saw around the first optimizer step; empty in older records."""
+    instruments: dict[str, Any] = field(default_factory=dict)
+    """memory (`fp8study.memory.summarise_memory`), energy (`fp8study.energy.summarise_energy`),
+    step (one profiled step, `fp8study.kernels.read_trace`), ceilings
+    (`fp8study.ceilings.measure_ceilings`), overhead (`fp8study.overhead.measure_overhead`).
+    What could not be measured is absent; empty in older records."""
     warnings: list[str] = field(default_factory=list)
     """Every fallback that was taken and every defect that was asked for, one line each."""
     schema_version: int = SCHEMA_VERSION
@@ -99,7 +106,8 @@ class RunRecord:
         for name in ("run_id", "study", "started_at", "ended_at"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        for name in ("config", "versions", "machine", "git", "data", "model", "results", "audit"):
+        for name in ("config", "versions", "machine", "git", "data", "model", "results", "audit",
+                     "instruments"):  # fmt: skip
             if not isinstance(getattr(self, name), dict):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
 

@@ -19,24 +19,19 @@ from typing import Any, TextIO
 import torch
 from accelerate import PartialState
 from accelerate.utils import set_seed
+from torch.distributed.tensor import DTensor
 
 from fp8study.audit import FirstStepAudit, conversion
+from fp8study.closer_look import look_closer
 from fp8study.config import RunConfig, load_config
 from fp8study.data import BlockOrder, batch
 from fp8study.errors import UserError
 from fp8study.findings import cautions, problems
-from fp8study.flops import flops_per_token, num_matmul_parameters, uncounted_pct
+from fp8study.flops import num_matmul_parameters, uncounted_pct, work_per_token
+from fp8study.instruments import Instruments
 from fp8study.job import Job, Outcome
 from fp8study.leash import follow_parent
-from fp8study.meters import (
-    FinishedStep,
-    StepMeter,
-    allocator_retries,
-    memory_peak_gib,
-    over_ranks,
-    reset_memory_peak,
-    summarise,
-)
+from fp8study.meters import FinishedStep, compile_cache
 from fp8study.models import build_model, text_config
 from fp8study.parallel import (
     gradient_sync,
@@ -45,6 +40,10 @@ from fp8study.parallel import (
     prepare,
 )
 from fp8study.progress import learning_rate, log_step
+from fp8study.summary import headline, notes_on_timing, summarise
+
+#: Steps between two looks at the gradients' norm, where nothing is clipped.
+GRADIENT_NORM_EVERY = 10
 
 
 class Diverged(Exception):
@@ -66,25 +65,30 @@ class Trainer:
         set_seed(config.seed)
         dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
         model = build_model(config.model, dtype, self.device, config.seed)
-        matmul_parameters = num_matmul_parameters(model)
         self.uncounted_pct = uncounted_pct(model)
-        self.flops_per_token = flops_per_token(
-            matmul_parameters, model.config, config.sequence_length
-        )
-        self.model_facts: dict[str, Any] = {
-            "vocab_size": text_config(model.config).vocab_size,
-            "num_parameters": sum(p.numel() for p in model.parameters()),
-            "num_matmul_parameters": matmul_parameters,
-            "flops_per_token": self.flops_per_token,
-        }
+        num_parameters = sum(p.numel() for p in model.parameters())
+        hf_config = model.config
         accelerator = make_accelerator(config, model, job.emulate_fp8)
         self.model, self.optimizer = prepare(
             config, accelerator, model, self._make_optimizer, job.emulate_fp8
         )
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
+        self.work = work_per_token(self.bare_model, hf_config, config)
+        self.model_facts: dict[str, Any] = {
+            "vocab_size": text_config(hf_config).vocab_size,
+            "num_parameters": num_parameters,
+            "num_matmul_parameters": num_matmul_parameters(self.bare_model),
+            "flops_per_token": self.work.flops_per_token,
+            "fp8_flops_per_token": self.work.fp8_flops_per_token,
+        }
         self.audit: dict[str, Any] = conversion(self.bare_model, config)
         self.model_facts |= self._binding_facts()
+        self.tokens = job.data.tokens()
+        self.order = BlockOrder(config, job.data.num_train_tokens)
+        self.instruments = Instruments(config, self.device)
+        self.steps: list[FinishedStep] = []
+        self.found: dict[str, Any] = {}
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -133,49 +137,54 @@ class Trainer:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
 
-    def train(self, metrics: TextIO | None) -> list[FinishedStep]:
-        """Run all steps.
+    def train(self, metrics: TextIO | None) -> None:
+        """Run all steps; `steps` holds them in order, also where training stops early.
 
         Args:
             metrics: Receives one JSON line per logged step; None on all ranks but the first.
 
-        Returns:
-            Every step, in order.
-
         Raises:
             Diverged: A loss was not finite.
         """
-        config = self.config
-        tokens = self.job.data.tokens()
-        order = BlockOrder(config, self.job.data.num_train_tokens)
-        meter = StepMeter(self.device, config.num_steps)
-        self.steps: list[FinishedStep] = []
-        self.timed_retries = 0.0
+        config, watch = self.config, self.instruments
         self.startup_seconds = time.time() - self.job.launched_at
-        reset_memory_peak(self.device)
-        meter.start()
-        for step in range(config.num_steps):
-            if step == config.num_warmup_steps:
-                retries_before = allocator_retries(self.device)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(config, step)
-            total = torch.zeros((), device=self.device)
-            for micro_step in range(config.gradient_accumulation_steps):
-                ids = order.block_ids(step, micro_step, self.state.process_index)
-                total += self._micro_step(batch(tokens, ids, config.sequence_length), micro_step)
-            if config.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_grad_norm)
-            if step == 0:
-                self._audited_step()
-            else:
-                self.optimizer.step()
-            self.optimizer.zero_grad()
-            self._log(meter.end_step(total), metrics)
-        self._log(meter.finish(), metrics)
-        self.timed_retries = over_ranks(
-            allocator_retries(self.device) - retries_before, self.device
-        )
-        return self.steps
+        watch.start()
+        try:
+            for step in range(config.num_steps):
+                if step == config.num_warmup_steps:
+                    self._log(watch.open_window(), metrics)
+                self._log(watch.clock.end_step(*self.step(step)), metrics)
+            self._log(watch.close_window(), metrics)
+        finally:
+            watch.stop()
+
+    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Do one optimizer step; return its loss on this rank and, now and then, gradient norm."""
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        loss = torch.zeros((), device=self.device)
+        for micro_step in range(config.gradient_accumulation_steps):
+            ids = self.order.block_ids(step, micro_step, self.state.process_index)
+            loss += self._micro_step(batch(self.tokens, ids, config.sequence_length), micro_step)
+        gradient_norm = self._gradient_norm(step)
+        if step == 0 and not self.steps:
+            self._audited_step()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, gradient_norm
+
+    def _gradient_norm(self, step: int) -> torch.Tensor | None:
+        """Clip if asked to; else look only now and then, since it reads every gradient."""
+        limit = self.config.max_grad_norm
+        if limit is None and step % GRADIENT_NORM_EVERY:
+            return None
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _audited_step(self) -> None:
         """Do the first optimizer step under observation; stop a run that trains something else.
@@ -183,10 +192,12 @@ class Trainer:
         Raises:
             RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
         """
+        self.instruments.memory.gradients_ready(self.model)
         audit = FirstStepAudit(self.bare_model, self.optimizer)
         audit.before()
         self.optimizer.step()
         self.audit |= audit.after()
+        self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit)
         if found and self.config.optimizer_binding == "after_conversion":
             raise RuntimeError(f"the audit failed: {'; '.join(found)}")
@@ -206,27 +217,27 @@ class Trainer:
         for done in finished:
             self.steps.append(done)
             if metrics is not None:
-                log_step(done, self.config, self.flops_per_token, metrics)
+                log_step(done, self.config, self.work.flops_per_token, metrics)
             if not math.isfinite(done.loss):
                 raise Diverged(
-                    f"loss is {done.loss} at step {done.step + 1}; try a lower learning_rate, "
-                    "a longer lr_warmup_steps or max_grad_norm=1"
+                    f"loss is {done.loss} at step {done.step + 1}; {self._gradient_history()}; try "
+                    "a lower learning_rate, a longer lr_warmup_steps or max_grad_norm=1"
                 )
+
+    def _gradient_history(self) -> str:
+        seen = [s for s in self.steps if s.gradient_norm is not None][-2:]
+        norms = [f"{s.gradient_norm:.3g} at step {s.step + 1}" for s in seen]
+        return f"the gradient norm was {', '.join(norms)}"
 
     def outcome(self, status: str, detail: str | None) -> Outcome:
         """Collect the results over all ranks; every rank must call it."""
-        results = summarise(self.steps, self.config, self.flops_per_token, self.job.gpu_name)
-        results["startup_seconds"] = self.startup_seconds
-        results["memory_peak_gib"] = memory_peak_gib(self.device)
-        results["num_alloc_retries"] = int(self.timed_retries)
-        notes = self.warnings()
-        if self.timed_retries:
-            notes.append(
-                f"the allocator ran out of memory {self.timed_retries:.0f} times in the timed "
-                "window: the timings measure that, compare no speed with this run"
-            )
+        results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
+        results |= {"startup_seconds": self.startup_seconds} | compile_cache()
+        found = self.found | self.instruments.facts(results["num_timed_steps"])
+        results |= headline(results, found)
+        notes = self.warnings() + notes_on_timing(results)
         return Outcome(
-            status, detail, _torch_versions(), self.model_facts, results, self.audit, notes
+            status, detail, _torch_versions(), self.model_facts, results, self.audit, found, notes
         )
 
 
@@ -252,9 +263,16 @@ def run(run_dir: Path) -> None:
     finally:
         if metrics is not None:
             metrics.close()
+    if status == "completed":
+        # Kept in case that a closer look fails: the run itself is done.
+        unfinished = trainer.outcome(status, detail)
+        unfinished.warnings.append("the measurements after training did not finish")
+        if is_main:
+            unfinished.save(run_dir)
+        look_closer(trainer, run_dir)
     outcome = trainer.outcome(status, detail)
     if is_main:
-        outcome.save(run_dir)
+        outcome.save(run_dir, replace=True)
     trainer.state.wait_for_everyone()
     trainer.state.destroy_process_group()
 

@@ -11,7 +11,7 @@ from fp8study import __version__
 from fp8study.config import RunConfig, make_config
 from fp8study.errors import UserError
 from fp8study.gpus import Gpu
-from fp8study.hardware import GPU_PEAKS, find_peak, mfu_bf16_peak_pct
+from fp8study.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
 from fp8study.provenance import (
     Machine,
     git_state,
@@ -204,7 +204,8 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
     "gpu_name", [None, "", "Tesla V100-SXM2-16GB", "NVIDIA L40", "NVIDIA H20", "NVIDIA H800"]
 )
 def test_no_peak_is_guessed(gpu_name: str | None) -> None:
-    assert mfu_bf16_peak_pct(400.0, gpu_name) is None
+    assert bf16_peak_tflops(gpu_name) is None
+    assert mixed_peak_tflops(gpu_name, 0.5) is None
 
 
 @pytest.mark.parametrize(
@@ -223,9 +224,13 @@ def test_peak_is_not_that_of_a_faster_or_slower_namesake(gpu_name: str, namesake
     assert peak is None or peak.bf16_tflops != other.bf16_tflops
 
 
-def test_utilisation_is_a_share_of_the_dense_bf16_peak() -> None:
-    assert mfu_bf16_peak_pct(494.5, "NVIDIA H200") == pytest.approx(50.0)
-    assert mfu_bf16_peak_pct(378.0, "NVIDIA H100 PCIe") == pytest.approx(50.0)
+def test_the_mixed_peak_lies_between_both_and_needs_fp8_units_only_for_fp8() -> None:
+    assert bf16_peak_tflops("NVIDIA H200") == mixed_peak_tflops("NVIDIA H200", 0.0) == 989
+    assert mixed_peak_tflops("NVIDIA H200", 1.0) == pytest.approx(1979)
+    # Half of the work at each peak takes 1/2/989 + 1/2/1979 of a second per TFLOP.
+    assert mixed_peak_tflops("NVIDIA H200", 0.5) == pytest.approx(1318.9, abs=0.1)
+    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.0) == 312
+    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.1) is None
 
 
 @pytest.mark.parametrize("peak", GPU_PEAKS, ids=lambda peak: peak.name_part)

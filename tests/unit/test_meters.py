@@ -7,8 +7,10 @@ import torch
 
 from fp8study.config import RunConfig
 from fp8study.data import PreparedData
+from fp8study.flops import Work
 from fp8study.job import Job, Outcome
-from fp8study.meters import FinishedStep, StepMeter, allocator_retries, memory_peak_gib, summarise
+from fp8study.meters import FinishedStep, StepMeter
+from fp8study.summary import headline, notes_on_timing, summarise
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(
@@ -26,13 +28,19 @@ RATES = (
     "tokens_per_second_per_gpu",
     "tflops_per_gpu",
     "mfu_bf16_peak_pct",
+    "mfu_mixed_peak_pct",
+    "warm_up_steps_seconds",
 )
 
 
 def steps(*times_ms: float) -> list[FinishedStep]:
     """Return steps that took these times; step i has loss 10 - i."""
-    ends = [sum(times_ms[: i + 1]) / 1000 for i in range(len(times_ms))]
-    return [FinishedStep(i, 10.0 - i, ends[i], t) for i, t in enumerate(times_ms)]
+    return [FinishedStep(i, 10.0 - i, t) for i, t in enumerate(times_ms)]
+
+
+def work(flops_per_token: int = 1, fp8_share: float = 0.0) -> Work:
+    """Return the work of a token, of which a share is in FP8."""
+    return Work(flops_per_token, 0, fp8_share * flops_per_token)
 
 
 def test_each_step_comes_once_in_order_and_one_late() -> None:
@@ -58,7 +66,26 @@ def test_times_are_those_of_the_steps() -> None:
     seen += meter.finish()
     assert seen[0].step_time_ms >= 30
     assert seen[2].step_time_ms >= 60 > seen[1].step_time_ms
-    assert seen[-1].ended_s == pytest.approx(sum(s.step_time_ms for s in seen) / 1000)
+
+
+def test_a_restart_leaves_a_pause_out_of_the_next_step() -> None:
+    meter = StepMeter(CPU, num_steps=2)
+    meter.start()
+    seen = [*meter.end_step(torch.zeros(())), *meter.finish()]
+    time.sleep(0.2)
+    meter.restart()
+    seen += [*meter.end_step(torch.zeros(())), *meter.finish()]
+    assert [s.step for s in seen] == [0, 1]
+    assert seen[1].step_time_ms < 200
+
+
+def test_a_gradient_norm_belongs_to_its_step() -> None:
+    meter, seen = StepMeter(CPU, num_steps=3), []
+    meter.start()
+    for norm in (torch.tensor(2.5), None, torch.tensor(0.5)):
+        seen += meter.end_step(torch.zeros(()), norm)
+    seen += meter.finish()
+    assert [s.gradient_norm for s in seen] == [2.5, None, 0.5]
 
 
 def test_run_without_steps_yields_none() -> None:
@@ -67,24 +94,46 @@ def test_run_without_steps_yields_none() -> None:
     assert list(meter.finish()) == []
 
 
-def test_a_cpu_has_no_gpu_memory() -> None:
-    assert memory_peak_gib(CPU) is None
-    assert allocator_retries(CPU) == 0
-
-
 def test_rates_are_tokens_over_the_whole_timed_window() -> None:
     done = steps(5000, 900, 100, 200, 300, 400)
-    found = summarise(done, CONFIG, flops_per_token=10**9, gpu_name="NVIDIA H200")
+    found = summarise(done, CONFIG, work(10**9), gpu_name="NVIDIA H200")
     # 2 GPUs × 3 sequences × 2 micro-steps × 128 tokens = 1536 a step; four steps in one second.
     assert found["tokens_per_second_per_gpu"] == pytest.approx(4 * 1536 / 2)
     assert found["tflops_per_gpu"] == pytest.approx(3.072)
     assert found["mfu_bf16_peak_pct"] == pytest.approx(100 * 3.072 / 989)
+    assert found["mfu_mixed_peak_pct"] == found["mfu_bf16_peak_pct"]
     assert found["num_timed_steps"] == 4
     assert found["steps_completed"] == 6
 
 
+def test_the_mixed_peak_weighs_both_peaks_by_the_work_done_at_them() -> None:
+    done = steps(5000, 900, 100, 200, 300, 400)
+    found = summarise(done, CONFIG, work(10**9, fp8_share=0.5), gpu_name="NVIDIA H200")
+    assert found["bf16_peak_tflops"] == 989
+    assert found["mixed_peak_tflops"] == pytest.approx(2 / (1 / 989 + 1 / 1979))
+    assert found["mfu_mixed_peak_pct"] == pytest.approx(100 * 3.072 / found["mixed_peak_tflops"])
+
+
+def test_the_headline_takes_what_instruments_saw_and_leaves_the_rest_null() -> None:
+    results = summarise(steps(5000, 900, 100, 200, 300, 400), CONFIG, work(10**12), None)
+    results["startup_seconds"] = 20.0
+    found = {
+        "memory": {"peak_gib": 7.5, "num_alloc_retries": 2, "num_device_allocs": 0},
+        "ceilings": {"run_tflops": 2 * results["tflops_per_gpu"]},
+    }
+    full = results | headline(results, found)
+    assert full["mfu_achievable_pct"] == pytest.approx(50)
+    # The first two steps took 5.4 s more than two usual ones.
+    assert full["warm_up_seconds"] == pytest.approx(25.4)
+    assert (full["memory_peak_gib"], full["energy_joule_per_token"]) == (7.5, None)
+    assert ["2 times" in note for note in notes_on_timing(full)] == [True]
+    empty = headline(results, {})
+    assert (empty["memory_peak_gib"], empty["mfu_achievable_pct"]) == (None, None)
+    assert notes_on_timing(empty) == []
+
+
 def test_times_leave_out_the_warm_up() -> None:
-    found = summarise(steps(5000, 900, 400, 100, 300, 200), CONFIG, 1, None)
+    found = summarise(steps(5000, 900, 400, 100, 300, 200), CONFIG, work(), None)
     assert found["step_time_ms_median"] == 250
     assert (found["step_time_ms_p10"], found["step_time_ms_p90"]) == (100, 400)
     assert found["first_step_seconds"] == 5
@@ -94,24 +143,24 @@ def test_times_leave_out_the_warm_up() -> None:
 def test_without_compilation_there_is_no_compile_time() -> None:
     done = steps(5000, 900, 100, 200, 300, 400)
     config = replace(CONFIG, compile=False, fp8_all_gather=None)
-    assert summarise(done, config, 1, None)["compile_seconds"] is None
+    assert summarise(done, config, work(), None)["compile_seconds"] is None
 
 
 def test_utilisation_of_an_unknown_gpu_is_null() -> None:
-    found = summarise(steps(9, 9, 1, 1, 1, 1), CONFIG, 10**9, "Some GPU")
+    found = summarise(steps(9, 9, 1, 1, 1, 1), CONFIG, work(10**9), "Some GPU")
     assert found["mfu_bf16_peak_pct"] is None
     assert found["tflops_per_gpu"] > 0
 
 
 def test_final_loss_is_the_mean_of_the_last_twenty() -> None:
-    found = summarise(steps(*[1.0] * 30), replace(CONFIG, num_steps=30), 1, None)
+    found = summarise(steps(*[1.0] * 30), replace(CONFIG, num_steps=30), work(), None)
     assert found["loss_start"] == 10.0
     assert found["loss_last20_mean"] == pytest.approx(10.0 - sum(range(10, 30)) / 20)
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 2])
 def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
-    found = summarise(steps(*[7.0] * num_done), CONFIG, 1, "NVIDIA H200")
+    found = summarise(steps(*[7.0] * num_done), CONFIG, work(), "NVIDIA H200")
     assert (found["steps_completed"], found["num_timed_steps"]) == (num_done, 0)
     assert {name: found[name] for name in RATES} == dict.fromkeys(RATES)
     assert (found["loss_start"] is None) is (num_done == 0)

@@ -1,0 +1,145 @@
+"""Energy, power and clocks of a GPU over the timed window, from the driver's own counters.
+
+Absent rather than zero: where the driver does not say, nothing is reported.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+
+#: Clocks and reasons are sampled; the energy is a counter and needs no sampling.
+SAMPLE_SECONDS = 0.25
+
+#: NVML's names of why a GPU does not run at its highest clock → ours.
+_REASONS = {
+    "nvmlClocksEventReasonSwPowerCap": "power_cap",
+    "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power_brake",
+    "nvmlClocksEventReasonSwThermalSlowdown": "thermal",
+    "nvmlClocksEventReasonHwThermalSlowdown": "thermal",
+    "nvmlClocksEventReasonHwSlowdown": "hardware_slowdown",
+    "nvmlClocksEventReasonSyncBoost": "sync_boost",
+}
+
+
+class PowerMeter:
+    """One GPU's energy between `open_window` and `close_window`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.facts: dict[str, Any] = {}
+        self._handle = _handle(device) if device.type == "cuda" else None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watts: list[float] = []
+        self._clocks: list[int] = []
+        self._reasons: Counter[str] = Counter()
+
+    def open_window(self) -> None:
+        """Read the counter and start sampling; call when the GPU has finished what came before."""
+        if self._handle is None:
+            return
+        self._started = time.perf_counter()
+        self._joules_before = _joules(self._handle)
+        self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
+        self._thread.start()
+
+    def close_window(self) -> None:
+        """Read the counter again; call when the GPU has finished the window's last step."""
+        if self._handle is None or self._thread is None:
+            return
+        joules, seconds = _joules(self._handle), time.perf_counter() - self._started
+        self.stop()
+        if joules is not None and self._joules_before is not None:
+            self.facts["joules"] = joules - self._joules_before
+            self.facts["watts_mean"] = self.facts["joules"] / seconds
+        elif self._watts:
+            self.facts["watts_mean"] = statistics.fmean(self._watts)
+            self.facts["joules"] = self.facts["watts_mean"] * seconds
+        if self._clocks:
+            self.facts["clock_sm_mhz_median"] = statistics.median(self._clocks)
+            self.facts["clock_sm_mhz_min"] = min(self._clocks)
+            self.facts["throttled_pct"] = {
+                reason: 100 * number / len(self._clocks) for reason, number in self._reasons.items()
+            }
+
+    def stop(self) -> None:
+        """End sampling, also where the window never closes."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _sample_until_stopped(self) -> None:
+        while not self._stop.wait(SAMPLE_SECONDS):
+            self._sample()
+
+    def _sample(self) -> None:
+        import pynvml
+
+        try:
+            self._watts.append(pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000)
+            clock = pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM)
+            mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
+        except pynvml.NVMLError:
+            return
+        self._clocks.append(clock)
+        self._reasons.update({
+            reason for name, reason in _REASONS.items() if mask & getattr(pynvml, name, 0)
+        })  # fmt: skip
+
+
+def _handle(device: torch.device) -> Any:
+    """Return NVML's handle of a torch device, found by its UUID: indices may be remapped."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except (pynvml.NVMLError, AttributeError):
+        return None
+
+
+def _joules(handle: Any) -> float | None:
+    import pynvml
+
+    try:
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
+    except pynvml.NVMLError:
+        return None
+
+
+def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
+    """Return a run's energy from its GPUs'.
+
+    Args:
+        ranks: Each rank's `PowerMeter.facts`, in order.
+        num_tokens: Tokens of the timed window over all ranks.
+
+    Returns:
+        ``joule_per_token`` (all GPUs' energy over all tokens), ``watts_mean`` and
+        ``clock_sm_mhz_median`` (means over GPUs), ``clock_sm_mhz_min``, ``throttled_pct`` (share
+        of samples by reason, the worst GPU's) and ``ranks``. Empty if any rank knows nothing.
+    """
+    if not ranks or any("joules" not in facts for facts in ranks):
+        return {}
+    summary: dict[str, Any] = {
+        "joule_per_token": sum(facts["joules"] for facts in ranks) / num_tokens,
+        "watts_mean": statistics.fmean(facts["watts_mean"] for facts in ranks),
+    }
+    if all("clock_sm_mhz_median" in facts for facts in ranks):
+        reasons = {reason for facts in ranks for reason in facts["throttled_pct"]}
+        medians = [facts["clock_sm_mhz_median"] for facts in ranks]
+        summary |= {
+            "clock_sm_mhz_median": statistics.fmean(medians),
+            "clock_sm_mhz_min": min(facts["clock_sm_mhz_min"] for facts in ranks),
+            "throttled_pct": {
+                r: max(facts["throttled_pct"].get(r, 0.0) for facts in ranks) for r in reasons
+            },
+        }
+    return summary | {"ranks": ranks}

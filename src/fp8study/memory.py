@@ -1,0 +1,99 @@
+"""Where a GPU's memory goes: parameters, gradients, optimizer states, and the rest.
+
+Two peaks matter. The first step's holds what compilation and the first allocation of the
+optimizer's states take; the steady one is what a long run needs. torch's allocator keeps more than
+it hands out ("reserved"); where even that does not suffice it gives memory back to the driver and
+tries again, which stalls the GPU, so such events inside the timed window void a timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+GIB = 2**30
+
+
+def local_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Return the bytes that tensors hold on this rank, whatever they are wrapped in."""
+    total = 0
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        inner = getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
+        total += inner.numel() * inner.element_size()
+    return total
+
+
+class MemoryMeter:
+    """One rank's memory. Outside a GPU only what tensors hold is known, no peak."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self.facts: dict[str, float | int] = {}
+
+    def start(self) -> None:
+        """Forget the peak so far: a GPU held the whole model while it was built."""
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def gradients_ready(self, model: torch.nn.Module) -> None:
+        """Note what the gradients take; call after the first backward pass."""
+        gradients = local_bytes(p.grad for p in model.parameters())
+        self.facts["gradients_gib"] = gradients / GIB
+
+    def first_step_done(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Note what parameters and optimizer states take, and the first step's peak."""
+        states = (v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v))
+        self.facts["parameters_gib"] = local_bytes(model.parameters()) / GIB
+        self.facts["optimizer_gib"] = local_bytes(states) / GIB
+        if self._cuda:
+            self.facts["first_step_allocated_gib"] = torch.cuda.max_memory_allocated() / GIB
+            self.facts["first_step_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+
+    def open_window(self) -> None:
+        """Begin the steady state: the timed window."""
+        if self._cuda:
+            self._peak_before = torch.cuda.max_memory_allocated() / GIB
+            torch.cuda.reset_peak_memory_stats()
+            self._retries, self._allocations = _events()
+
+    def close_window(self) -> None:
+        """Note the steady peaks and what the allocator had to do meanwhile."""
+        if not self._cuda:
+            return
+        retries, allocations = _events()
+        allocated = torch.cuda.max_memory_allocated() / GIB
+        known = sum(self.facts[f"{what}_gib"] for what in ("parameters", "gradients", "optimizer"))
+        self.facts |= {
+            "peak_gib": max(allocated, self._peak_before),
+            "steady_allocated_gib": allocated,
+            "steady_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+            "rest_gib": allocated - known,
+            "num_alloc_retries": retries - self._retries,
+            "num_device_allocs": allocations - self._allocations,
+        }
+
+
+def _events() -> tuple[int, int]:
+    """Return retries after a failed allocation, and allocations from the driver, so far."""
+    stats = torch.cuda.memory_stats()
+    return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_device_alloc", 0))
+
+
+def summarise_memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the worst rank's figures with all ranks' beside them.
+
+    Args:
+        ranks: Each rank's `MemoryMeter.facts`, in order.
+
+    Returns:
+        Every figure's largest value over ranks, and ``ranks``. Peaks and the split are GiB;
+        ``rest_gib`` is the steady peak less parameters, gradients and optimizer states:
+        activations, gathered weights and work space.
+    """
+    names = dict.fromkeys(name for facts in ranks for name in facts)
+    return {n: max(f[n] for f in ranks if n in f) for n in names} | {"ranks": ranks}

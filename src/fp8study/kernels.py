@@ -61,6 +61,9 @@ _COLLECTIVES = {
 }
 
 
+_COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
+
+
 @dataclass(frozen=True)
 class Interval:
     """Something that took time on the GPU, µs on the trace's clock."""
@@ -146,7 +149,7 @@ def _gemms(
     names: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, launcher in zip(kernels, launched_by, strict=True):
         product = _factors(launcher) if launcher is not None else None
-        if product is not None:
+        if product is not None and kernel["cat"] == "kernel":
             names[product[0]][_short(kernel["name"])] += kernel["dur"] / 1000
     for dtypes, row in rows.items():
         if kernels:
@@ -214,7 +217,8 @@ def kind_of(kernel: Mapping[str, Any], launcher: Mapping[str, Any] | None) -> st
 
     One of ``gemm_fp8``, ``gemm_bf16``, ``gemm_other``, ``attention``, ``optimizer``, ``loss``,
     ``communication``, ``fused`` (made by the compiler: casts, scales, norms, activations),
-    ``copy`` and ``other``.
+    ``copy`` (copies and casts outside the compiled layers, FSDP2's packing of weights and
+    gradients among them) and ``other``.
     """
     name, op = kernel["name"], (launcher or {}).get("name", "")
     if "nccl" in name.lower():
@@ -231,7 +235,7 @@ def kind_of(kernel: Mapping[str, Any], launcher: Mapping[str, Any] | None) -> st
         return "loss"
     if name.startswith("triton_"):
         return "fused"
-    if kernel.get("cat") != "kernel" or op in ("aten::copy_", "aten::split_with_sizes_copy"):
+    if kernel.get("cat") != "kernel" or op in _COPIES:
         return "copy"
     return "other"
 

@@ -14,7 +14,7 @@ import seaborn as sns
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from fp8study.config import FIELD_NAMES, RunConfig
+from fp8study.config import FIELD_NAMES, REFUSED, RunConfig
 from fp8study.defaults import config_for
 from fp8study.errors import UserError, nearest
 from fp8study.launch import RunFailed, check_possible, launch
@@ -46,12 +46,12 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
     }
     known = FIELD_NAMES + _PLACE
     for name in given:
-        if name not in known:
+        if name not in known and name not in REFUSED:
             raise UserError(
                 f"parameter '{name}' is unknown{nearest(name, known)}; known: {', '.join(known)}"
             )
     machine = this_machine()
-    chosen = {name: value for name, value in given.items() if name in FIELD_NAMES}
+    chosen = {name: value for name, value in given.items() if name in FIELD_NAMES or name in REFUSED}
     config = config_for(machine, chosen)
     check_possible(config, machine)
     return config

@@ -51,7 +51,9 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
                 f"parameter '{name}' is unknown{nearest(name, known)}; known: {', '.join(known)}"
             )
     machine = this_machine()
-    chosen = {name: value for name, value in given.items() if name in FIELD_NAMES or name in REFUSED}
+    chosen = {
+        name: value for name, value in given.items() if name in FIELD_NAMES or name in REFUSED
+    }
     config = config_for(machine, chosen)
     check_possible(config, machine)
     return config

@@ -16,6 +16,7 @@ from IPython.display import HTML
 from fp8study import tables
 from fp8study.errors import UserError
 from fp8study.hardware import GPU_PEAKS
+from fp8study.instrument_tables import instruments_frame
 from fp8study.records import load_runs
 
 #: Names the results folder, if it is not the one beside the report.
@@ -133,6 +134,7 @@ PEAKS = Layout(
         "name_part": ("GPU", ""),
         "bf16_tflops": ("BF16", "g"),
         "fp8_tflops": ("FP8", "g"),
+        "memory_tb_per_s": ("memory, TB/s", "g"),
         "source": ("source", ""),
     }
 )
@@ -173,6 +175,8 @@ class Report:
     """From `fp8study.tables.throughput_table`."""
     loss_gaps: pd.DataFrame
     """From `fp8study.tables.loss_gap_table`."""
+    instruments: pd.DataFrame
+    """From `fp8study.instrument_tables.instruments_frame`."""
     unreadable: tuple[str, ...]
     """One line for each record that could not be read, set aside ones included."""
 
@@ -240,6 +244,7 @@ def load_report(results_dir: Path | None = None) -> Report:
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
         loss_gaps=tables.loss_gap_table(runs),
+        instruments=instruments_frame(stored, runs),
         unreadable=(
             *(str(item.message) for item in caught),
             *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),

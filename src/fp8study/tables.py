@@ -34,6 +34,8 @@ __all__ = [
 LOSS_MARGIN_PCT = 0.25
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up.
 MEMORY_LIMIT_SHARE = 0.85
+#: Events in the timed window that void a timing.
+ALLOCATOR_EVENTS = ("num_alloc_retries", "num_device_allocs")
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
 
@@ -127,7 +129,7 @@ def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         usable[(usable["precision"] == "bf16") & ~usable["stale"].fillna(False)]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
-        .set_index("pair_key")[[value, "memory_peak_gib", "num_alloc_retries"]]
+        .set_index("pair_key")[[value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
         .add_suffix("_bf16")
     )
     return usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
@@ -172,13 +174,14 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     table["note"] = [
         _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
     ]
-    return _ordered(table.reset_index()[THROUGHPUT_COLUMNS])
+    return ordered(table.reset_index()[THROUGHPUT_COLUMNS])
 
 
 def _nearly_full(runs: pd.DataFrame, suffix: str) -> pd.Series:
     """Tell the runs whose timings may be the allocator's."""
     limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
-    return (runs[f"memory_peak_gib{suffix}"] > limit) | (runs[f"num_alloc_retries{suffix}"] > 0)
+    strained = [runs[f"{name}{suffix}"] > 0 for name in ALLOCATOR_EVENTS]
+    return (runs[f"memory_peak_gib{suffix}"] > limit) | strained[0] | strained[1]
 
 
 def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
@@ -194,7 +197,7 @@ def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
     return "; ".join(notes)
 
 
-def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Sort by context, BF16 first and stale arms last, and drop nothing.
 
     Document A's study comes last: it asks about its failure, in a setting that nobody would use.
@@ -240,7 +243,7 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
             "gap_pct": gap_pct.mean(),
         }
         rows.append(row | _intervals(gap_pct.tolist()))
-    return _ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
+    return ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
 
 
 def _intervals(gap_pct: list[float]) -> dict[str, object]:

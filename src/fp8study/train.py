@@ -44,6 +44,7 @@ from fp8study.parallel import (
     parameters_outside_optimizer_pct,
     prepare,
 )
+from fp8study.planted import trained_parameters, untrained_weights
 from fp8study.progress import learning_rate, log_step
 
 
@@ -88,7 +89,7 @@ class Trainer:
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            model.parameters(),
+            trained_parameters(self.config, model),
             lr=self.config.learning_rate,
             betas=(0.9, self.config.adam_beta2),
             weight_decay=self.config.weight_decay,
@@ -98,7 +99,8 @@ class Trainer:
     def _binding_facts(self) -> dict[str, Any]:
         """Describe what will really be trained; refuse a stale optimizer nobody asked for."""
         outside = parameters_outside_optimizer_pct(self.model, self.optimizer)
-        if outside > 0 and self.config.optimizer_binding == "after_conversion":
+        asked_for = self.config.optimizer_binding != "after_conversion" or self.config.untrained
+        if outside > 0 and not asked_for:
             raise RuntimeError(
                 f"{outside:.1f} % of the weights are not in the optimizer although it was made "
                 "last; this is a defect of fp8study or of the installed torchao or accelerate"
@@ -121,7 +123,8 @@ class Trainer:
         outside = self.model_facts["parameters_outside_optimizer_pct"]
         notes = []
         if outside > 0:
-            notes.append(f"stale optimizer: {outside:.1f} % of the weights are never trained")
+            fault = "planted fault" if self.config.untrained else "stale optimizer"
+            notes.append(f"{fault}: {outside:.1f} % of the weights are never trained")
         if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
             notes += cautions(self.audit)
         if self.uncounted_pct > 1:
@@ -183,7 +186,8 @@ class Trainer:
         Raises:
             RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
         """
-        audit = FirstStepAudit(self.bare_model, self.optimizer)
+        planted = untrained_weights(self.config, self.bare_model)
+        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
         audit.before()
         self.optimizer.step()
         self.audit |= audit.after()

@@ -11,6 +11,7 @@ frozen from trained, needs no memory, and takes well under a second.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -33,11 +34,19 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 class FirstStepAudit:
     """Looks at every trainable parameter before and after the first optimizer step.
 
-    Call `before` when the gradients are there, then step, then `after`.
+    Call `before` when the gradients are there, then step, then `after`. Weights that are left out
+    of the optimizer on purpose (`planted`) are counted, and are no finding.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        planted: Iterable[torch.nn.Parameter] = (),
+    ) -> None:
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        planted_ids = {id(weight) for weight in planted}
+        self._planted = {n for n, p in self._parameters.items() if id(p) in planted_ids}
         self._optimizer = optimizer
         self._before: dict[str, torch.Tensor] = {}
         self._has_gradient: dict[str, torch.Tensor] = {}
@@ -58,18 +67,21 @@ class FirstStepAudit:
         """Return what the step did; see `findings` for its meaning.
 
         Returns:
-            ``num_trainable``, ``num_in_optimizer_twice``, ``outside_optimizer`` (names, at most
-            ten), ``num_outside_optimizer``, ``frozen`` and ``num_frozen`` (a gradient, but not
-            one number changed and no optimizer state), ``stalled_pct`` (share of the sampled
-            numbers with a gradient that the step left as they were) and the dtypes of masters,
-            gradients and optimizer state.
+            ``num_trainable``, ``num_planted``, ``num_in_optimizer_twice``, ``outside_optimizer``
+            (names, at most ten) and ``num_outside_optimizer`` (planted ones not counted),
+            ``frozen`` and ``num_frozen`` (a gradient, but not one number changed and no optimizer
+            state), ``stalled_pct`` (share of the sampled numbers with a gradient that the step
+            left as they were) and the dtypes of masters, gradients and optimizer state.
         """
         times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
-        outside = [n for n, p in self._parameters.items() if times_held[id(p)] == 0]
+        all_outside = {n for n, p in self._parameters.items() if times_held[id(p)] == 0}
+        outside = [n for n in self._parameters if n in all_outside - self._planted]
         frozen, num_same, num_seen = [], 0, 0
         for name, parameter in self._parameters.items():
             if name not in self._has_gradient or not bool(self._has_gradient[name]):
                 continue
+            if name in self._planted & all_outside:
+                continue  # it cannot move, as asked for
             same = int((self._sample(parameter) == self._before[name]).sum())
             num_same += same
             num_seen += self._before[name].numel()
@@ -78,6 +90,7 @@ class FirstStepAudit:
         states = [v for s in self._optimizer.state.values() for k, v in s.items() if k != "step"]
         return {
             "num_trainable": len(self._parameters),
+            "num_planted": len(self._planted & all_outside),
             "num_in_optimizer_twice": sum(times > 1 for times in times_held.values()),
             "num_outside_optimizer": len(outside),
             "outside_optimizer": outside[:10],

@@ -100,6 +100,11 @@ class RunConfig:
     is no GPU."""
     skip: tuple[str, ...] = ("lm_head",)
     """Shell-style patterns of module names kept out of FP8; each must match a linear layer."""
+    untrained: tuple[str, ...] = ()
+    """Planted fault: shell-style patterns of linear layers whose weights are left out of the
+    optimizer on purpose; each must match one. Shows in BF16 what a stale optimizer does."""
+    repeat: int = 0
+    """Number of this repetition: it changes nothing but the identity of the run."""
     corpus: str = "synthetic"
     """``tinystories``, ``text:PATH`` or ``synthetic``."""
     tokenizer: str = "auto"
@@ -290,7 +295,7 @@ def _check_ranges(config: RunConfig) -> None:
                 if name != "learning_rate"
                 else f"{name}: {config.learning_rate} is not positive; try 3e-4"
             )
-    for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "weight_decay"):
+    for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "repeat", "weight_decay"):
         if getattr(config, name) < 0:
             raise UserError(f"{name}: {getattr(config, name)} is negative; give 0 or more")
     if config.seed >= 2**32:
@@ -328,6 +333,11 @@ def _check_pairs(config: RunConfig) -> None:
             f"precision: 'fp8_rowwise_gw_hp' fails in torchao under strategy={config.strategy} "
             "(its high-precision product mixes fp32 weights with bf16 activations); "
             "use strategy=fsdp2"
+        )
+    if config.untrained and config.optimizer_binding == "before_conversion":
+        raise UserError(
+            f"untrained: {', '.join(config.untrained)} cannot be told from what "
+            "optimizer_binding=before_conversion loses by itself; use after_conversion"
         )
     if (
         config.master_dtype == "bf16"

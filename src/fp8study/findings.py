@@ -63,6 +63,8 @@ def audit_text(audit: Mapping[str, Any]) -> str:
     """Return an audit for reading, problems first."""
     lines = [f"  problem   {line}" for line in problems(audit)]
     lines += [f"  caution   {line}" for line in cautions(audit)]
+    if planted := audit.get("num_planted"):
+        lines.append(f"  planted   {planted} weights left out of the optimizer on purpose")
     if not lines:
         lines.append("  healthy   every weight with a gradient is trained, every layer explained")
     lines.append(f"  FP8       {audit['num_linear_fp8']} of {audit['num_linear']} linear layers")

@@ -3,8 +3,8 @@
 The keys by which runs are compared are made here, once, from the configuration:
 
 ``arm_key``
-    equal for the runs that differ by their seed alone; ``asked_key`` is the same, known before
-    the run has seen its data and model;
+    equal for the runs that differ by their seed or repetition alone; ``asked_key`` is the same,
+    known before the run has seen its data and model;
 ``pair_key``
     equal for runs that differ by their precision (and what exists for FP8 only) alone. It holds
     the seed, the study, the machine, the versions of torch and transformers, the data and the
@@ -57,6 +57,7 @@ _CONFIG = {
     "master_dtype": _TEXT,
     "optimizer_binding": _TEXT,
     "fp8_all_gather": _FLAG,
+    "repeat": _COUNT,
     "corpus": _TEXT,
 }
 _MACHINE = {
@@ -114,6 +115,7 @@ _DERIVED = {
     "git_commit": _TEXT,
     "git_dirty": _FLAG,
     "stale": _FLAG,
+    "planted": _FLAG,
     "arm": _TEXT,
     "setting": _TEXT,
     "arm_key": _TEXT,
@@ -208,11 +210,12 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["git_commit"] = record.git.get("commit")
     row["git_dirty"] = record.git.get("dirty")
     row["stale"] = _stale_note(record) is not None
+    row["planted"] = bool(record.config.get("untrained"))
     row["arm"] = arm_label(record)
     row["setting"] = setting_label(record.config)
-    row["asked_key"] = _key(run, ignored=("seed",))
+    row["asked_key"] = _key(run, ignored=("seed", "repeat"))
     row["arm_key"] = row["asked_key"] + _trained(record)
-    row["pair_key"] = _key(run, ignored=FP8_FIELDS) + _trained(record)
+    row["pair_key"] = _key(run, ignored=(*FP8_FIELDS, "repeat")) + _trained(record)
     row["num_warnings"] = len(record.warnings)
     return row
 
@@ -242,10 +245,14 @@ def _trained(record: RunRecord) -> str:
 
 
 def _stale_note(record: RunRecord) -> str | None:
-    """The words that go with every number of a run whose optimizer holds stale parameters."""
+    """The words that go with every number of a run that trains only part of its model."""
     share = record.model.get("parameters_outside_optimizer_pct")
+    planted = bool(record.config.get("untrained"))
     if isinstance(share, int | float) and share > 0:
-        return f"stale optimizer ({share:.1f} % of parameters not trained)"
+        fault = "planted" if planted else "stale optimizer"
+        return f"{fault} ({share:.1f} % of parameters not trained)"
+    if share is None and planted:
+        return "planted (share of parameters not trained unknown)"
     asked_for = record.config.get("optimizer_binding") == "before_conversion"
     if share is None and asked_for and record.config.get("precision") != "bf16":
         return "stale optimizer (share of parameters not trained unknown)"

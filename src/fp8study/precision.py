@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,17 +58,31 @@ def float8_filter(
             otherwise convert what was meant to be kept.
     """
     linears = [n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    for pattern in config.skip:
-        if not fnmatch.filter(linears, pattern):
-            raise UserError(
-                f"skip: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
-                "patterns are shell-style over full module names"
-            )
+    check_patterns("skip", config.skip, linears)
 
     def convert(module: torch.nn.Module, name: str) -> bool:
         return isinstance(module, torch.nn.Linear) and why_skipped(config, name, module) is None
 
     return convert
+
+
+def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:
+    """Refuse a pattern that names no layer: it would silently do nothing.
+
+    Args:
+        field: The configuration's field, for the message.
+        patterns: Shell-style, over full module names.
+        linears: Names of the model's linear layers.
+
+    Raises:
+        UserError: A pattern matches none of them.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(linears, pattern):
+            raise UserError(
+                f"{field}: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
+                "patterns are shell-style over full module names"
+            )
 
 
 def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | None:

@@ -2,7 +2,8 @@
 
 With three to ten seeds a bootstrap interval is far too narrow; Student's t on the paired
 differences is not. And "no significant difference" is not "the same": sameness is tested
-against a margin that is stated first (two one-sided tests, TOST).
+against a margin that is stated first (two one-sided tests, TOST). What such an experiment could
+have seen is in `fp8study.power`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fp8study.errors import UserError
 
 #: From here on an interval is given; below, the spread is not known well enough to be useful.
 MIN_PAIRS_FOR_INTERVAL = 3
+#: From here on a bootstrap interval covers about as often as it says.
+MIN_VALUES_FOR_BOOTSTRAP = 16
 
 Verdict = Literal["equivalent", "different", "undecided"]
 
@@ -94,6 +97,124 @@ def tost(differences: Sequence[float], margin: float, alpha: float = 0.05) -> Eq
     elif interval.low > margin or interval.high < -margin:
         verdict = "different"
     return Equivalence(verdict, p_value, margin, interval)
+
+
+def paired_t_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Student's paired t test of no difference.
+
+    Args:
+        differences: One difference per pair (seed), at least two.
+
+    Raises:
+        UserError: As `paired_t_interval`.
+    """
+    mean, error, freedom = _moments(differences)
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * stats.t.sf(abs(mean) / error, freedom))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust a family of p-values so that one false alarm in the whole family is as rare as asked.
+
+    Holm's step-down method (Scandinavian Journal of Statistics 6, 1979): valid however the tests
+    depend on one another, and they do here, since they share their BF16 runs.
+
+    Args:
+        p_values: The family, between 0 and 1.
+
+    Returns:
+        The adjusted p-values, in the order given.
+
+    Raises:
+        UserError: One is not a probability.
+    """
+    values = np.asarray(p_values, dtype=float)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise UserError("p_values: not all are between 0 and 1; leave out tests without a result")
+    order = np.argsort(values, kind="stable")
+    stepped = np.maximum.accumulate(values[order] * np.arange(values.size, 0, -1))
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return [float(p) for p in adjusted]
+
+
+def bootstrap_interval(
+    values: Sequence[float], level: float, method: Literal["percentile", "BCa"] = "BCa"
+) -> Interval:
+    """Bootstrap interval of a mean, for many values of unknown distribution.
+
+    Args:
+        values: At least `MIN_VALUES_FOR_BOOTSTRAP`: with fewer it is far too narrow.
+        level: Confidence level, between 0 and 1.
+        method: Plain percentiles, or bias-corrected and accelerated (Efron, Journal of the
+            American Statistical Association 82, 1987).
+
+    Raises:
+        UserError: Too few values, one that is not finite, or a wrong level.
+    """
+    if len(values) < MIN_VALUES_FOR_BOOTSTRAP:
+        raise UserError(
+            f"values: {len(values)} are too few for a bootstrap; give "
+            f"{MIN_VALUES_FOR_BOOTSTRAP} or more, or use paired_t_interval"
+        )
+    mean, error, _ = _moments(values)
+    if not 0 < level < 1:
+        raise UserError(f"level: {level!r} is not between 0 and 1")
+    if error == 0:
+        return Interval(level, mean, mean)
+    drawn = stats.bootstrap(
+        (np.asarray(values, dtype=float),),
+        np.mean,
+        confidence_level=level,
+        method=method,
+        random_state=np.random.default_rng(0),  # the same interval at every rendering
+    ).confidence_interval
+    return Interval(level, float(drawn.low), float(drawn.high))
+
+
+@dataclass(frozen=True)
+class OneWay:
+    """The spread of values taken apart by one factor (one-way analysis of variance)."""
+
+    between_pct: float
+    """Share of the sum of squares that lies between the groups, %."""
+    spread_within: float
+    """Standard deviation within groups, pooled, in the unit of the values."""
+    p_value: float
+    """Of the F test that all groups have one mean."""
+
+
+def one_way(groups: Sequence[Sequence[float]]) -> OneWay:
+    """Take the spread of values apart: between the levels of one factor, and within them.
+
+    Args:
+        groups: The values at each level; two levels or more, more values than levels.
+
+    Raises:
+        UserError: Fewer, or a value that is not finite.
+    """
+    arrays = [np.asarray(group, dtype=float) for group in groups]
+    count = sum(array.size for array in arrays)
+    if len(arrays) < 2 or min(a.size for a in arrays) < 1 or count <= len(arrays):
+        raise UserError(
+            f"groups: {count} values in {len(arrays)} groups are too few; give two groups or "
+            "more, and more values than groups"
+        )
+    everything = np.concatenate(arrays)
+    if not np.isfinite(everything).all():
+        raise UserError("groups: not all values are finite; leave out runs without a loss")
+    within = float(sum(((a - a.mean()) ** 2).sum() for a in arrays))
+    between = float(sum(a.size * (a.mean() - everything.mean()) ** 2 for a in arrays))
+    freedoms = len(arrays) - 1, count - len(arrays)
+    if within + between == 0:
+        return OneWay(0.0, 0.0, 1.0)
+    ratio = math.inf if within == 0 else (between / freedoms[0]) / (within / freedoms[1])
+    return OneWay(
+        between_pct=100 * between / (within + between),
+        spread_within=math.sqrt(within / freedoms[1]),
+        p_value=float(stats.f.sf(ratio, *freedoms)),
+    )
 
 
 def _moments(differences: Sequence[float]) -> tuple[float, float, int]:

@@ -19,7 +19,14 @@ from fp8study.errors import UserError, nearest, one_line
 from fp8study.paths import results_dir, studies_dir
 from fp8study.records import RESULTS, NewerRecord, read_record, set_aside
 
-_KEYS = ("question", "claims", "base", "arms", "factors", "seeds", "minutes_per_run")
+#: Largest relative loss difference that counts as none, % of the BF16 loss, unless a study says
+#: otherwise: DeepSeek-V3's published bound.
+LOSS_MARGIN_PCT = 0.25
+
+_KEYS = (
+    "question", "claims", "expectation", "margin_pct", "base", "arms", "factors", "seeds",
+    "minutes_per_run",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,10 @@ class Study:
     runs: tuple[PlannedRun, ...]
     minutes_per_run: float
     """Rough length of one run on the machine it was written for, start-up included."""
+    margin_pct: float = LOSS_MARGIN_PCT
+    """Largest loss difference that counts as none, % of the BF16 loss, stated before the runs."""
+    expectation: str = ""
+    """What its author expected, written before the runs; empty if nothing was written."""
 
     def pending(self) -> list[PlannedRun]:
         """Return the runs that have no result yet."""
@@ -113,6 +124,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         # An override of a factor makes its combinations equal: each is run once.
         runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
         minutes_per_run=float(content.get("minutes_per_run", 1)),
+        margin_pct=float(content.get("margin_pct") or LOSS_MARGIN_PCT),
+        expectation=(content.get("expectation") or "").strip(),
     )
 
 
@@ -124,6 +137,7 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path}: {name}: {value!r} is not {expected}")
 
     need("question", content.get("question"), str, "a text")
+    need("expectation", content.get("expectation"), str, "a text")
     need("base", content.get("base"), dict, "a mapping of fields to values")
     need("factors", content.get("factors"), dict, "a mapping of fields to lists of values")
     for name, values in (content.get("factors") or {}).items():
@@ -140,6 +154,13 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
         if "seed" in part:
             raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
+    margin = content.get("margin_pct")
+    need("margin_pct", margin, (int, float), "a number")
+    if margin is not None and not 0 < margin < 100:
+        raise UserError(
+            f"{path}: margin_pct: {margin} is outside (0, 100); give % of the BF16 loss, "
+            f"{LOSS_MARGIN_PCT} by default"
+        )
 
 
 def _expand(

@@ -39,6 +39,7 @@ from fp8study.parallel import (
     parameters_outside_optimizer_pct,
     prepare,
 )
+from fp8study.planted import trained_parameters, untrained_weights
 from fp8study.progress import learning_rate, log_step
 from fp8study.summary import headline, notes_on_timing, summarise
 
@@ -92,7 +93,7 @@ class Trainer:
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            model.parameters(),
+            trained_parameters(self.config, model),
             lr=self.config.learning_rate,
             betas=(0.9, self.config.adam_beta2),
             weight_decay=self.config.weight_decay,
@@ -102,7 +103,8 @@ class Trainer:
     def _binding_facts(self) -> dict[str, Any]:
         """Describe what will really be trained; refuse a stale optimizer nobody asked for."""
         outside = parameters_outside_optimizer_pct(self.model, self.optimizer)
-        if outside > 0 and self.config.optimizer_binding == "after_conversion":
+        asked_for = self.config.optimizer_binding != "after_conversion" or self.config.untrained
+        if outside > 0 and not asked_for:
             raise RuntimeError(
                 f"{outside:.1f} % of the weights are not in the optimizer although it was made "
                 "last; this is a defect of fp8study or of the installed torchao or accelerate"
@@ -125,7 +127,8 @@ class Trainer:
         outside = self.model_facts["parameters_outside_optimizer_pct"]
         notes = []
         if outside > 0:
-            notes.append(f"stale optimizer: {outside:.1f} % of the weights are never trained")
+            fault = "planted fault" if self.config.untrained else "stale optimizer"
+            notes.append(f"{fault}: {outside:.1f} % of the weights are never trained")
         if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
             notes += cautions(self.audit)
         if self.uncounted_pct > 1:
@@ -180,7 +183,8 @@ class Trainer:
         limit = self.config.max_grad_norm
         if limit is None and step % GRADIENT_NORM_EVERY:
             return None
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        held = (p for group in self.optimizer.param_groups for p in group["params"])
+        parameters = [p for p in held if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
         if limit is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
@@ -193,7 +197,8 @@ class Trainer:
             RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
         """
         self.instruments.memory.gradients_ready(self.model)
-        audit = FirstStepAudit(self.bare_model, self.optimizer)
+        planted = untrained_weights(self.config, self.bare_model)
+        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
         audit.before()
         self.optimizer.step()
         self.audit |= audit.after()

@@ -20,7 +20,8 @@ OTHER: dict[str, Any] = {
     "seed": 1, "compile": False, "activation_checkpointing": True, "master_dtype": "bf16",
     "optimizer_binding": "before_conversion", "fp8_all_gather": True, "fp8_emulate": True,
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
-    "log_every": 5,
+    "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
+    "compile_cache": "fresh", "profile": False, "measure_overhead": True,
 }  # fmt: skip
 
 

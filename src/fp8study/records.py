@@ -83,6 +83,8 @@ class RunRecord:
     left out."""
     audit: dict[str, Any] = field(default_factory=dict)
     """What `fp8study.audit` saw around the first optimizer step; empty in older records."""
+    noise: dict[str, Any] = field(default_factory=dict)
+    """What `fp8study.gradient_noise` measured; empty unless ``noise_at_steps`` asked for it."""
     warnings: list[str] = field(default_factory=list)
     """Every fallback that was taken and every defect that was asked for, one line each."""
     schema_version: int = SCHEMA_VERSION
@@ -99,7 +101,8 @@ class RunRecord:
         for name in ("run_id", "study", "started_at", "ended_at"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        for name in ("config", "versions", "machine", "git", "data", "model", "results", "audit"):
+        sections = ("config", "versions", "machine", "git", "data", "model", "results", "audit")
+        for name in (*sections, "noise"):
             if not isinstance(getattr(self, name), dict):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
 

@@ -212,6 +212,21 @@ class BlockOrder:
         """Return how often the corpus has been seen after `num_steps` steps."""
         return num_steps * self._config.sequences_per_step / self.num_blocks
 
+    def unseen(self, count: int) -> list[int]:
+        """Return `count` blocks that the run never trains on: the next ones of its first epoch.
+
+        Raises:
+            UserError: Training leaves fewer.
+        """
+        used = self._config.num_steps * self._config.sequences_per_step
+        if used + count > self.num_blocks:
+            raise UserError(
+                f"noise_samples: {count} sequences that training does not see are more than the "
+                f"{max(0, self.num_blocks - used)} that num_steps={self._config.num_steps} leaves "
+                f"of {self.num_blocks}; lower num_steps or give a larger corpus"
+            )
+        return [self._block(used + offset) for offset in range(count)]
+
     def _block(self, position: int) -> int:
         epoch, index = divmod(position, self.num_blocks)
         if epoch != self._epoch:

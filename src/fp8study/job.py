@@ -44,6 +44,7 @@ class Outcome:
     results: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    noise: dict[str, Any] = field(default_factory=dict)
 
     def save(self, run_dir: Path) -> None:
         """Write ``outcome.json``; where several ranks fail, the first one's reason stays."""

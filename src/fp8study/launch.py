@@ -228,6 +228,7 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
         model=outcome.model,
         results={"steps_completed": steps} | outcome.results,
         audit=outcome.audit,
+        noise=outcome.noise,
         warnings=outcome.warnings,
     )
     data = parts["data"]

@@ -38,6 +38,7 @@ from fp8study.meters import (
     summarise,
 )
 from fp8study.models import build_model, text_config
+from fp8study.noise_meter import NoiseMeter
 from fp8study.parallel import (
     gradient_sync,
     make_accelerator,
@@ -84,6 +85,7 @@ class Trainer:
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
         self.audit: dict[str, Any] = conversion(self.bare_model, config)
+        self.noise = NoiseMeter(config, job, self.bare_model, self.device)
         self.model_facts |= self._binding_facts()
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -129,6 +131,8 @@ class Trainer:
                 f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
                 "the FLOPs, TFLOP/s and MFU leave them out, and FP8 does not reach them"
             )
+        if self.config.noise_at_steps:
+            notes.append("training paused to measure noise: the run has no timings and no peak")
         if self.job.emulate_fp8 and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
@@ -153,6 +157,7 @@ class Trainer:
         self.timed_retries = 0.0
         self.startup_seconds = time.time() - self.job.launched_at
         reset_memory_peak(self.device)
+        self.noise.measure_if_due(0)
         meter.start()
         for step in range(config.num_steps):
             if step == config.num_warmup_steps:
@@ -171,6 +176,7 @@ class Trainer:
                 self.optimizer.step()
             self.optimizer.zero_grad()
             self._log(meter.end_step(total), metrics)
+            self.noise.measure_if_due(step + 1)
         self._log(meter.finish(), metrics)
         self.timed_retries = over_ranks(
             allocator_retries(self.device) - retries_before, self.device
@@ -217,7 +223,8 @@ class Trainer:
         """Collect the results over all ranks; every rank must call it."""
         results = summarise(self.steps, self.config, self.flops_per_token, self.job.gpu_name)
         results["startup_seconds"] = self.startup_seconds
-        results["memory_peak_gib"] = memory_peak_gib(self.device)
+        paused = bool(self.config.noise_at_steps)  # the peak is then the measurement's
+        results["memory_peak_gib"] = None if paused else memory_peak_gib(self.device)
         results["num_alloc_retries"] = int(self.timed_retries)
         notes = self.warnings()
         if self.timed_retries:
@@ -225,9 +232,8 @@ class Trainer:
                 f"the allocator ran out of memory {self.timed_retries:.0f} times in the timed "
                 "window: the timings measure that, compare no speed with this run"
             )
-        return Outcome(
-            status, detail, _torch_versions(), self.model_facts, results, self.audit, notes
-        )
+        facts = (self.model_facts, results, self.audit, notes, self.noise.to_dict())
+        return Outcome(status, detail, _torch_versions(), *facts)
 
 
 def _torch_versions() -> dict[str, str | None]:

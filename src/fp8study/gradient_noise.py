@@ -58,9 +58,10 @@ def measure_noise(
         (the N×N inner products <g_i, g_j> of the BF16 gradients, over ``all`` parameters and
         over those of the ``fp8_layers``, if there are any); ``comparisons``, each with
         ``precision``, ``reference``, by parameter the means over sequences of
-        ``error_square`` |e_i|², ``reference_square`` and ``error_dot_reference``, and, but for
-        FP8 against FP32, ``error_batch_square`` (of the mean error) and ``error_grams``
-        (<e_i, e_j>); ``parameters``: their names, sizes and BF16 gradients' squares;
+        ``error_square`` |e_i|² and ``error_dot_reference``, and, but for FP8 against FP32,
+        ``error_batch_square`` (of the mean error) and ``error_grams`` (<e_i, e_j>);
+        ``parameters``: their names, sizes and, by reference, mean squared gradients, and the
+        squares of the mean BF16 gradient (``batch_square``);
         ``products``: `measure_products` of the first sequence.
     """
     device = ids_NT.device
@@ -99,6 +100,7 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
     scopes = {"all": torch.ones(len(weights), dtype=torch.bool)}
     if any(shadows.is_fp8):
         scopes["fp8_layers"] = torch.tensor(shadows.is_fp8)
+    fp32_square = torch.stack(against_fp32).mean(0)[:, 2]
     comparisons = [_comparison("bf16", "fp32", against_fp32, errors.grams(), scopes)]
     for recipe in RECIPES:
         against_bf16, against_fp32 = [], []
@@ -117,7 +119,10 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
             "names": shadows.names,
             "num_elements": [w.numel() for w in weights],
             "is_fp8": shadows.is_fp8,
-            "square": _numbers(gradient_grams.diagonal(dim1=1, dim2=2).mean(1), digits=5),
+            "square": {
+                "bf16": _numbers(gradient_grams.diagonal(dim1=1, dim2=2).mean(1), digits=5),
+                "fp32": _numbers(fp32_square, digits=5),
+            },
             "batch_square": _numbers(gradient_grams.mean((1, 2)), digits=5),
         },
     }
@@ -157,7 +162,7 @@ class GradientSet:
 def _compare(
     rounded: Any, reference: Any, errors: GradientSet | None = None, i: int = 0
 ) -> torch.Tensor:
-    """Return float64[parameters, 3]: |e|², |reference|² and <e, reference> of one sequence.
+    """Return float64[parameters, 3]: |e|², <e, reference> and |reference|² of one sequence.
 
     Args:
         rounded: The gradient that is judged, one tensor a parameter.
@@ -171,8 +176,8 @@ def _compare(
         error = a.reshape(-1).float() - exact
         if errors is not None:
             errors.blocks[p][i] = error
-        rows.append(torch.stack([(error * error).sum(), (exact * exact).sum(),
-                                 (error * exact).sum()]))  # fmt: skip
+        sums = ((error * error).sum(), (error * exact).sum(), (exact * exact).sum())
+        rows.append(torch.stack(sums))
     return torch.stack(rows).double()
 
 
@@ -185,7 +190,7 @@ def _comparison(
 ) -> dict[str, Any]:
     """Write a comparison down; `sums` holds float64[parameters, 3] for each of N sequences."""
     means_P3 = torch.stack(sums).mean(0)
-    names = ("error_square", "reference_square", "error_dot_reference")
+    names = ("error_square", "error_dot_reference")
     found: dict[str, Any] = {"precision": precision, "reference": reference}
     found |= {name: _numbers(means_P3[:, k], digits=5) for k, name in enumerate(names)}
     if grams is not None and scopes is not None:

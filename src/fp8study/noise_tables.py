@@ -132,22 +132,24 @@ def gradient_table(section: Section) -> pd.DataFrame:
     """
     rows = []
     for step, point in _points(section):
-        is_fp8 = np.array(point["parameters"]["is_fp8"], dtype=bool)
+        parts = point["parameters"]
+        is_fp8 = np.array(parts["is_fp8"], dtype=bool)
         for found in point["comparisons"]:
             what = {"step": step, "precision": found["precision"], "reference": found["reference"]}
             losses = [point["losses"][found[k]] for k in ("precision", "reference")]
             for scope in point["gradient_grams"]:
                 chosen = is_fp8 if scope == "fp8_layers" else np.ones_like(is_fp8)
-                quality = _quality(*(np.sum(part[chosen]) for part in _sums(found)))
+                quality = _quality(*(np.sum(part[chosen]) for part in _sums(parts, found)))
                 change = float(np.mean(np.subtract(*losses)))
                 rows.append(what | {"scope": scope} | quality | {"loss_change": change})
     return pd.DataFrame(rows)
 
 
-def _sums(found: Mapping[str, Any]) -> list[noise.Array]:
-    """Return |e|², |reference|² and <e, reference> by parameter."""
-    names = ("error_square", "reference_square", "error_dot_reference")
-    return [np.array(found[name], dtype=float) for name in names]
+def _sums(parts: Mapping[str, Any], found: Mapping[str, Any]) -> list[noise.Array]:
+    """Return |e|², |reference|² and <e, reference> of a comparison by parameter."""
+    reference = parts["square"][found["reference"]]
+    sums = (found["error_square"], reference, found["error_dot_reference"])
+    return [np.array(part, dtype=float) for part in sums]
 
 
 def _quality(error: Any, reference: Any, dot: Any) -> dict[str, Any]:
@@ -206,7 +208,7 @@ def parameter_table(section: Section) -> pd.DataFrame:
     for step, point in _points(section):
         parts = point["parameters"]
         for found in point["comparisons"]:
-            sums = _sums(found)
+            sums = _sums(parts, found)
             batch_error = found.get("error_batch_square")
             content = {
                 "step": step,

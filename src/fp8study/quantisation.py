@@ -96,7 +96,7 @@ def measure_products(
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+    return float(f"{value:.3g}")
 
 
 def _float8_layers(model: torch.nn.Module) -> dict[str, Any]:

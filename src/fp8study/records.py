@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,9 @@ RESULTS = ("completed", "diverged", "out_of_memory")
 #: These are failures of the infrastructure or of the code; a resumed study runs them again.
 FAILURES = ("failed", "interrupted")
 STATUSES = RESULTS + FAILURES
+
+#: A list of numbers and nulls over many lines; the line break tells it from a text, which has none.
+_NUMBERS = re.compile(r"(?<=\[)\n\s*(?:(?:[-+.\deE]+|null),?\s+)+(?=\])")
 
 
 class NewerRecord(UserError):
@@ -110,13 +114,14 @@ class RunRecord:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one.
 
-    Non-finite floats become null: JSON has no NaN.
+    Non-finite floats become null: JSON has no NaN. Lists of numbers stay on one line.
     """
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            json.dump(_finite(content), stream, indent=1, allow_nan=False)
-            stream.write("\n")
+            stream.write(text + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

@@ -105,7 +105,7 @@ def test_the_parts_add_up_and_fp8_layers_are_a_scope_of_their_own(point: dict[st
     assert sum(parts["is_fp8"]) == 28
     assert not parts["is_fp8"][parts["names"].index("lm_head.weight")]
     everything, fp8 = (np.array(point["gradient_grams"][s]) for s in ("all", "fp8_layers"))
-    square = np.array(parts["square"])
+    square = np.array(parts["square"]["bf16"])
     assert square.sum() == pytest.approx(np.trace(everything) / N, rel=1e-3)
     assert square[parts["is_fp8"]].sum() == pytest.approx(np.trace(fp8) / N, rel=1e-3)
     assert np.array(parts["batch_square"]).sum() == pytest.approx(everything.mean(), rel=1e-3)
@@ -207,7 +207,8 @@ def test_a_linear_model_with_gradients_and_errors_known_on_paper() -> None:
     assert np.array_equal(point["gradient_grams"]["all"], paper @ paper.T)
     assert np.array_equal(point["gradient_grams"]["fp8_layers"], paper[:, :2] @ paper[:, :2].T)
     squares = [np.square(part).sum(1).mean() for part in (paper[:, :2], paper[:, 2:])]
-    assert point["parameters"]["square"] == pytest.approx(squares)
+    assert point["parameters"]["square"]["bf16"] == pytest.approx(squares, rel=1e-4)
+    assert point["parameters"]["square"]["fp32"] == pytest.approx(squares, rel=1e-4)
     assert sum(comparison(point, "bf16", "fp32")["error_square"]) == 0
     found = comparison(point, "fp8_tensorwise", "bf16")
     assert found["error_square"] == [4, 16]

@@ -36,7 +36,6 @@ def make_point(step: int, error_size: float = 0.1) -> dict[str, Any]:
         "precision": "fp8_rowwise",
         "reference": "bf16",
         "error_square": np.square(error).sum(2).mean(0).tolist(),
-        "reference_square": np.square(gradient).sum(2).mean(0).tolist(),
         "error_dot_reference": (error * gradient).sum(2).mean(0).tolist(),
     }
     kept = {"error_batch_square": np.square(error.mean(0)).sum(1).tolist(),
@@ -51,7 +50,7 @@ def make_point(step: int, error_size: float = 0.1) -> dict[str, Any]:
             "names": NAMES,
             "num_elements": [30, 30],
             "is_fp8": [False, True],
-            "square": np.square(gradient).sum(2).mean(0).tolist(),
+            "square": dict.fromkeys(("bf16", "fp32"), np.square(gradient).sum(2).mean(0).tolist()),
             "batch_square": np.square(gradient.mean(0)).sum(1).tolist(),
         },
         "products": {

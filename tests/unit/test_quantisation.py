@@ -159,7 +159,7 @@ def test_products_of_a_model_are_those_of_its_operands() -> None:
     cast = cast_operands(fp8, "output", input_MK, model.first.weight.detach(), exact)
     expected = float(relative_error(torch.mm(*cast), exact))
     row = dict(zip(STATISTICS, found["values"]["fp8_tensorwise"]["output"][0], strict=True))
-    assert row["error"] == pytest.approx(expected, rel=1e-3)
+    assert row["error"] == pytest.approx(expected, rel=5e-3)
     assert row["first_error"] > 0 < row["second_error"]
     high, plain = (found["values"][r]["grad_weight"][0] for r in ("fp8_rowwise_gw_hp", "bf16"))
     assert high == plain

@@ -69,7 +69,8 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
         model_vocab_size: No token id may reach it.
 
     Raises:
-        UserError: The corpus or tokenizer cannot be had, or is too short for one step.
+        UserError: The corpus or tokenizer cannot be had, or is too short for one step or for the
+            unseen sequences of a noise measurement.
     """
     corpus = load_corpus(config.corpus)
     spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
@@ -86,6 +87,8 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
             f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
             "lower it or give a larger corpus"
         )
+    if config.noise_at_steps:
+        BlockOrder(config, data.num_train_tokens).unseen(config.noise_samples)
     return data
 
 

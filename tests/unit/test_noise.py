@@ -13,12 +13,16 @@ from fp8study import noise
 from fp8study.errors import UserError
 
 N, DIMENSION = 16, 120
-DRAW = np.random.default_rng(1)
 #: Spreads over four decades, as in a network, and a true gradient of norm 3.
 DEVIATIONS = np.geomspace(1.0, 0.01, DIMENSION)
 TRACE = float((DEVIATIONS**2).sum())
 TRUE_GRADIENT = np.full(DIMENSION, 3 / math.sqrt(DIMENSION))
 NOISE_SCALE = TRACE / 9
+
+
+@pytest.fixture
+def draw() -> np.random.Generator:
+    return np.random.default_rng(1)
 
 
 def gradients(draw: np.random.Generator, count: int = N) -> noise.Array:
@@ -29,8 +33,8 @@ def inner(rows: noise.Array) -> noise.Array:
     return rows @ rows.T
 
 
-def test_moments_are_unbiased() -> None:
-    found = [noise.moments(inner(gradients(DRAW))) for _ in range(600)]
+def test_moments_are_unbiased(draw: np.random.Generator) -> None:
+    found = [noise.moments(inner(gradients(draw))) for _ in range(600)]
     squares = np.array([m.mean_square for m in found])
     traces = np.array([m.trace for m in found])
     for values, truth in ((squares, 9.0), (traces, TRACE)):
@@ -38,24 +42,26 @@ def test_moments_are_unbiased() -> None:
         assert values.std() < 0.5 * truth  # or the line above would say nothing
 
 
-def test_a_diagonal_that_passed_for_pairs_would_be_noticed() -> None:
+def test_a_diagonal_that_passed_for_pairs_would_be_noticed(draw: np.random.Generator) -> None:
     """The naive |mean of g|² is too large by tr(S)/N."""
-    naive = np.mean([inner(gradients(DRAW)).mean() for _ in range(600)])
+    naive = np.mean([inner(gradients(draw)).mean() for _ in range(600)])
     assert naive == pytest.approx(9 + TRACE / N, rel=0.02)
     assert TRACE / N > 0.06 * 9
 
 
-def test_the_noise_scale_and_its_interval_cover_about_as_often_as_they_say() -> None:
-    found = [noise.noise_scale(inner(gradients(DRAW))) for _ in range(400)]
+def test_the_noise_scale_and_its_interval_cover_about_as_often_as_they_say(
+    draw: np.random.Generator,
+) -> None:
+    found = [noise.noise_scale(inner(gradients(draw))) for _ in range(400)]
     covered = np.mean([e.low <= NOISE_SCALE <= e.high for e in found])
     assert 0.90 < covered < 0.985
     assert np.median([e.value for e in found]) == pytest.approx(NOISE_SCALE, rel=0.05)
 
 
-def test_the_noise_scale_is_unbounded_where_there_is_no_gradient() -> None:
+def test_the_noise_scale_is_unbounded_where_there_is_no_gradient(draw: np.random.Generator) -> None:
     estimates = []
     for _ in range(200):
-        estimates.append(noise.noise_scale(inner(gradients(DRAW) - TRUE_GRADIENT)))
+        estimates.append(noise.noise_scale(inner(gradients(draw) - TRUE_GRADIENT)))
     assert np.mean([math.isinf(e.high) for e in estimates]) > 0.9
 
 
@@ -67,25 +73,27 @@ def planted(draw: np.random.Generator) -> tuple[noise.Array, noise.Array]:
     return gradients(draw), systematic + random
 
 
-def test_planted_errors_are_taken_apart() -> None:
-    found = [noise.moments(inner(planted(DRAW)[1])) for _ in range(400)]
+def test_planted_errors_are_taken_apart(draw: np.random.Generator) -> None:
+    found = [noise.moments(inner(planted(draw)[1])) for _ in range(400)]
     assert np.mean([m.mean_square for m in found]) == pytest.approx(0.04, rel=0.05)
     assert np.mean([m.trace for m in found]) == pytest.approx(0.25, rel=0.02)
     assert noise.Moments(0.04, 0.25).at_batch(5) == pytest.approx(0.04 + 0.05)
 
 
-def test_the_crossing_and_its_interval_cover_about_as_often_as_they_say() -> None:
+def test_the_crossing_and_its_interval_cover_about_as_often_as_they_say(
+    draw: np.random.Generator,
+) -> None:
     truth = (TRACE - 0.25) / 0.04
-    found = [noise.crossing_batch(*map(inner, planted(DRAW))) for _ in range(400)]
+    found = [noise.crossing_batch(*map(inner, planted(draw))) for _ in range(400)]
     covered = np.mean([e.low <= truth <= e.high for e in found])
     assert 0.90 < covered < 0.985
     assert np.median([e.value for e in found]) == pytest.approx(truth, rel=0.1)
     assert truth > 200
 
 
-def test_systematic_share_covers() -> None:
+def test_systematic_share_covers(draw: np.random.Generator) -> None:
     truth = 0.04 / 0.29
-    found = [noise.systematic_share(inner(planted(DRAW)[1])) for _ in range(300)]
+    found = [noise.systematic_share(inner(planted(draw)[1])) for _ in range(300)]
     assert 0.88 < np.mean([e.low <= truth <= e.high for e in found]) < 0.99
 
 
@@ -123,13 +131,13 @@ def test_an_error_without_a_systematic_part_never_crosses() -> None:
     assert found.value == math.inf == found.high
 
 
-def test_variance_falls_with_the_batch_unless_neighbours_agree() -> None:
+def test_variance_falls_with_the_batch_unless_neighbours_agree(draw: np.random.Generator) -> None:
     outside = 0
     for _ in range(60):
-        found = noise.variance_of_means(inner(gradients(DRAW)), 4)
+        found = noise.variance_of_means(inner(gradients(draw)), 4)
         outside += not found.low <= found.value <= found.high
     assert outside <= 9  # 3 expected
-    rows = np.repeat(gradients(DRAW, N // 2), 2, axis=0)  # each sequence twice in a row
+    rows = np.repeat(gradients(draw, N // 2), 2, axis=0)  # each sequence twice in a row
     alike = noise.variance_of_means(inner(rows), 2)
     assert alike.value > alike.high > 1
     assert alike.value == pytest.approx(2, rel=0.15)

@@ -66,7 +66,7 @@ def measure_noise(
     """
     device = ids_NT.device
     _release(device)
-    with _exact_fp32():
+    with exact_fp32():
         shadows = Shadows(config, trained, emulate)
         point = _gradients(shadows, ids_NT)
         converted: dict[str, torch.nn.Module] = {
@@ -219,8 +219,12 @@ def _numbers(tensor: torch.Tensor, digits: int = 9) -> Any:
 
 
 @contextmanager
-def _exact_fp32() -> Iterator[None]:
-    """Multiply FP32 matrices in FP32 (no TF32), whatever the training has chosen."""
+def exact_fp32() -> Iterator[None]:
+    """Multiply FP32 matrices in FP32 (no TF32), whatever the training has chosen.
+
+    On a GPU the attention kernel for FP32 heeds no such flag: it makes one FP32 product from three
+    TF32 ones, which is nearly as accurate. `tests/gpu` holds the gradient against FP64.
+    """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -11,6 +11,9 @@ same sequences, none of which the run trains on:
     inner products say how much of the error averages away over sequences and how much does not.
 3.  The error of each single matrix product: `fp8study.quantisation`.
 
+A batch here is a mean of gradients of single sequences, as with ``micro_batch_size=1`` on many
+GPUs or in many accumulation steps. In a larger micro-batch sequences share tensorwise scales.
+
 What computes in which precision is said in `fp8study.shadows`. An error is taken in FP32 before
 anything is rounded; the inner products are of its BF16 rounding, whose own relative error of at
 most 2^-9 per element is of no account here.

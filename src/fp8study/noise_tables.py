@@ -1,8 +1,10 @@
 """Tidy frames of what runs measured about noise and precision.
 
 Each function takes the ``noise`` section of one record (see `fp8study.gradient_noise`) and
-returns one frame; `over_runs` does so for many records and says which row is whose. Points of a
-diverged run, whose numbers are not finite, are left out.
+returns one frame. Points of a diverged run, whose numbers are not finite, are left out. For all
+records of a checkout, in seconds and without a GPU:
+
+    over_runs(crossing_table, load_runs(results_dir()))
 
 Errors are relative L2 norms. A comparison is named by its ``precision`` and its ``reference``.
 A ``scope`` is ``all`` parameters, or those of the ``fp8_layers``: embedding and head make up much

@@ -119,18 +119,25 @@ class RunConfig:
     """Record one further step after the timed window: its products, communication and idle time."""
     measure_overhead: bool = False
     """After the timed window, time steps with and without the instruments in turns."""
+    noise_at_steps: tuple[int, ...] = ()
+    """Numbers of optimizer steps after which training pauses and `fp8study.gradient_noise`
+    measures; 0 is before the first. Such a run has no timings: the pauses are in them."""
+    noise_samples: int = 16
+    """Sequences measured at each of these points, taken from text that training never sees."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):
             precision = PRECISION_ALIASES.get(self.precision, self.precision)
             object.__setattr__(self, "precision", precision)
         _check_types(self)
+        object.__setattr__(self, "noise_at_steps", tuple(sorted(set(self.noise_at_steps))))
         _check_ranges(self)
         if self.fp8_all_gather is None:
             is_sharded = self.strategy == "fsdp2" and self.num_gpus > 1
             on = self.precision == "fp8_tensorwise" and is_sharded
             object.__setattr__(self, "fp8_all_gather", on)
         _check_pairs(self)
+        _check_noise(self)
 
     @property
     def is_fp8(self) -> bool:
@@ -219,11 +226,22 @@ def _coerce(value: Any, hint: Any) -> Any:
         return float(value)  # YAML reads 1e-5 as a text
     if int in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        if isinstance(value, list):
-            return tuple(value)
+    for kind in kinds:
+        if typing.get_origin(kind) is tuple:
+            return _coerce_list(value, typing.get_args(kind)[0])
+    return value
+
+
+def _coerce_list(value: Any, item: type) -> Any:
+    """As `_coerce`, for a list: ``0,50`` is one, and so is a number on its own."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+        if item is int and all(part.isdecimal() for part in value):
+            value = [int(part) for part in value]
+    elif isinstance(value, item):
+        value = [value]
+    if isinstance(value, list):
+        return tuple(_coerce(part, item) for part in value)
     return value
 
 
@@ -253,7 +271,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if origin is Literal:
         return value in typing.get_args(kind)
     if origin is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        item_kind = typing.get_args(kind)[0]
+        return isinstance(value, tuple) and all(_fits(item, item_kind) for item in value)
     if kind is type(None):
         return value is None
     if kind in (int, float):
@@ -273,7 +292,7 @@ def _expectation(value: Any, hint: Any) -> str:
     if choices:
         return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
     names = [
-        "a list of texts"
+        ("a list of texts" if typing.get_args(k)[0] is str else "a list of whole numbers")
         if typing.get_origin(k) is tuple
         else "none"
         if k is type(None)
@@ -349,3 +368,27 @@ def _check_pairs(config: RunConfig) -> None:
             "optimizer_binding=before_conversion (Accelerate upcasts to fp32 there); "
             "use master_dtype=fp32"
         )
+
+
+def _check_noise(config: RunConfig) -> None:
+    """Refuse noise measurements where they would measure something else, or nothing."""
+    if not 4 <= config.noise_samples <= 64:
+        raise UserError(
+            f"noise_samples: {config.noise_samples} is outside 4 to 64; try 16 (an interval needs "
+            "four, and the record holds their number squared)"
+        )
+    if not config.noise_at_steps:
+        return
+    for step in config.noise_at_steps:
+        if not 0 <= step <= config.num_steps:
+            raise UserError(
+                f"noise_at_steps: {step} is outside 0 to num_steps={config.num_steps}; give "
+                "numbers of completed optimizer steps"
+            )
+    needed = {"num_gpus": 1, "master_dtype": "fp32", "optimizer_binding": "after_conversion"}
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise UserError(
+                f"noise_at_steps: noise is measured with {name}={value}, not "
+                f"{getattr(config, name)}; set {name}={value} or noise_at_steps=[]"
+            )

@@ -69,7 +69,8 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
         model_vocab_size: No token id may reach it.
 
     Raises:
-        UserError: The corpus or tokenizer cannot be had, or is too short for one step.
+        UserError: The corpus or tokenizer cannot be had, or is too short for one step or for the
+            unseen sequences of a noise measurement.
     """
     corpus = load_corpus(config.corpus)
     spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
@@ -86,6 +87,8 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
             f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
             "lower it or give a larger corpus"
         )
+    if config.noise_at_steps:
+        BlockOrder(config, data.num_train_tokens).unseen(config.noise_samples)
     return data
 
 
@@ -211,6 +214,21 @@ class BlockOrder:
     def epochs(self, num_steps: int) -> float:
         """Return how often the corpus has been seen after `num_steps` steps."""
         return num_steps * self._config.sequences_per_step / self.num_blocks
+
+    def unseen(self, count: int) -> list[int]:
+        """Return `count` blocks that the run never trains on: the next ones of its first epoch.
+
+        Raises:
+            UserError: Training leaves fewer.
+        """
+        used = self._config.num_steps * self._config.sequences_per_step
+        if used + count > self.num_blocks:
+            raise UserError(
+                f"noise_samples: {count} sequences that training does not see are more than the "
+                f"{max(0, self.num_blocks - used)} that num_steps={self._config.num_steps} leaves "
+                f"of {self.num_blocks}; lower num_steps or give a larger corpus"
+            )
+        return [self._block(used + offset) for offset in range(count)]
 
     def _block(self, position: int) -> int:
         epoch, index = divmod(position, self.num_blocks)

@@ -45,6 +45,7 @@ class Outcome:
     audit: dict[str, Any] = field(default_factory=dict)
     instruments: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    noise: dict[str, Any] = field(default_factory=dict)
 
     def save(self, run_dir: Path, replace: bool = False) -> None:
         """Write ``outcome.json``.

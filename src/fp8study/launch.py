@@ -234,6 +234,7 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
         results={"steps_completed": steps} | outcome.results,
         audit=outcome.audit,
         instruments=outcome.instruments,
+        noise=outcome.noise,
         warnings=outcome.warnings,
     )
     data = parts["data"]

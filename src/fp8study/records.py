@@ -19,6 +19,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,9 @@ RESULTS = ("completed", "diverged", "out_of_memory")
 #: These are failures of the infrastructure or of the code; a resumed study runs them again.
 FAILURES = ("failed", "interrupted")
 STATUSES = RESULTS + FAILURES
+
+#: A list of numbers and nulls over many lines; the line break tells it from a text, which has none.
+_NUMBERS = re.compile(r"(?<=\[)\n\s*(?:(?:[-+.\deE]+|null),?\s+)+(?=\])")
 
 
 class NewerRecord(UserError):
@@ -90,6 +94,8 @@ class RunRecord:
     step (one profiled step, `fp8study.kernels.read_trace`), ceilings
     (`fp8study.ceilings.measure_ceilings`), overhead (`fp8study.overhead.measure_overhead`).
     What could not be measured is absent; empty in older records."""
+    noise: dict[str, Any] = field(default_factory=dict)
+    """What `fp8study.gradient_noise` measured; empty unless ``noise_at_steps`` asked for it."""
     warnings: list[str] = field(default_factory=list)
     """Every fallback that was taken and every defect that was asked for, one line each."""
     schema_version: int = SCHEMA_VERSION
@@ -106,8 +112,8 @@ class RunRecord:
         for name in ("run_id", "study", "started_at", "ended_at"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        for name in ("config", "versions", "machine", "git", "data", "model", "results", "audit",
-                     "instruments"):  # fmt: skip
+        sections = ("config", "versions", "machine", "git", "data", "model", "results", "audit")
+        for name in (*sections, "instruments", "noise"):
             if not isinstance(getattr(self, name), dict):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
 
@@ -115,13 +121,14 @@ class RunRecord:
 def write_json(path: Path, content: Any) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one.
 
-    Non-finite floats become null: JSON has no NaN.
+    Non-finite floats become null: JSON has no NaN. Lists of numbers stay on one line.
     """
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
-            json.dump(_finite(content), stream, indent=1, allow_nan=False)
-            stream.write("\n")
+            stream.write(text + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

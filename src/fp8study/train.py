@@ -33,6 +33,7 @@ from fp8study.job import Job, Outcome
 from fp8study.leash import follow_parent
 from fp8study.meters import FinishedStep, compile_cache
 from fp8study.models import build_model, text_config
+from fp8study.noise_meter import NoiseMeter
 from fp8study.parallel import (
     gradient_sync,
     make_accelerator,
@@ -84,6 +85,7 @@ class Trainer:
             "fp8_flops_per_token": self.work.fp8_flops_per_token,
         }
         self.audit: dict[str, Any] = conversion(self.bare_model, config)
+        self.noise = NoiseMeter(config, job, self.bare_model, self.device)
         self.model_facts |= self._binding_facts()
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
@@ -136,6 +138,8 @@ class Trainer:
                 f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
                 "the FLOPs, TFLOP/s and MFU leave them out, and FP8 does not reach them"
             )
+        if self.config.noise_at_steps:
+            notes.append("training paused to measure noise: the run has no timings and no peak")
         if self.job.emulate_fp8 and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
@@ -151,12 +155,14 @@ class Trainer:
         """
         config, watch = self.config, self.instruments
         self.startup_seconds = time.time() - self.job.launched_at
+        self.noise.measure_if_due(0)
         watch.start()
         try:
             for step in range(config.num_steps):
                 if step == config.num_warmup_steps:
                     self._log(watch.open_window(), metrics)
                 self._log(watch.clock.end_step(*self.step(step)), metrics)
+                self.noise.measure_if_due(step + 1)
             self._log(watch.close_window(), metrics)
         finally:
             watch.stop()
@@ -185,7 +191,7 @@ class Trainer:
             return None
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])  # type: ignore[misc]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
         if limit is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -238,11 +244,21 @@ class Trainer:
         """Collect the results over all ranks; every rank must call it."""
         results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
         results |= {"startup_seconds": self.startup_seconds} | compile_cache()
-        found = self.found | self.instruments.facts(results["num_timed_steps"])
+        found = dict(self.found)
+        if not self.config.noise_at_steps:  # else they would describe that measurement
+            found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
         notes = self.warnings() + notes_on_timing(results)
         return Outcome(
-            status, detail, _torch_versions(), self.model_facts, results, self.audit, found, notes
+            status,
+            detail,
+            versions=_torch_versions(),
+            model=self.model_facts,
+            results=results,
+            audit=self.audit,
+            instruments=found,
+            noise=self.noise.to_dict(),
+            warnings=notes,
         )
 
 
@@ -268,7 +284,7 @@ def run(run_dir: Path) -> None:
     finally:
         if metrics is not None:
             metrics.close()
-    if status == "completed":
+    if status == "completed" and not config.noise_at_steps:
         # Kept in case that a closer look fails: the run itself is done.
         unfinished = trainer.outcome(status, detail)
         unfinished.warnings.append("the measurements after training did not finish")

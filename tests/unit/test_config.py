@@ -22,6 +22,7 @@ OTHER: dict[str, Any] = {
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,
+    "noise_at_steps": (0, 5), "noise_samples": 8,
 }  # fmt: skip
 
 
@@ -62,6 +63,10 @@ def test_digest_ignores_the_order_and_the_spelling_of_values() -> None:
         ("skip", [], ()),
         ("precision", "fp8", "fp8_tensorwise"),
         ("strategy", "none", "none"),
+        ("noise_at_steps", "50, 0", (0, 50)),
+        ("noise_at_steps", 50, (50,)),  # as papermill reads -p noise_at_steps 50
+        ("noise_at_steps", [50, 0.0, 50], (0, 50)),
+        ("noise_at_steps", "", ()),
     ],
 )
 def test_values_of_text_only_interfaces_are_understood(
@@ -86,6 +91,13 @@ def test_values_of_text_only_interfaces_are_understood(
         ({"compile": 1}, ["compile", "1", "bool"]),
         ({"model": 3}, ["model", "3", "str"]),
         ({"skip": [1]}, ["skip", "list of texts"]),
+        ({"noise_at_steps": "0,x"}, ["noise_at_steps", "'x'", "list of whole numbers"]),
+        ({"noise_at_steps": [0.5]}, ["noise_at_steps", "0.5", "list of whole numbers"]),
+        ({"noise_at_steps": [True]}, ["noise_at_steps", "True", "list of whole numbers"]),
+        ({"noise_at_steps": [-1]}, ["noise_at_steps", "-1", "0 to num_steps=100"]),
+        ({"noise_at_steps": [101]}, ["noise_at_steps", "101", "0 to num_steps=100"]),
+        ({"noise_samples": 3}, ["noise_samples", "3", "try 16"]),
+        ({"noise_samples": 65}, ["noise_samples", "65", "4 to 64"]),
         ({"learing_rate": 1}, ["parameters", "learing_rate", "mean 'learning_rate'?"]),
         ({"num_gpus": 0}, ["num_gpus", "0"]),
         ({"sequence_length": -1}, ["sequence_length", "-1"]),
@@ -123,6 +135,13 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"precision": "fp8_rowwise", "fp8_all_gather": True}, "fp8_all_gather", "tensorwise"),
         ({"precision": "fp8", "fp8_all_gather": True, "strategy": "ddp"}, "fp8_all_gather", "set"),
         ({"precision": "fp8_rowwise_gw_hp", "strategy": "ddp"}, "precision", "strategy=fsdp2"),
+        ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
+        ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
+        (
+            {"noise_at_steps": [0], "optimizer_binding": "before_conversion"},
+            "noise_at_steps",
+            "optimizer_binding=after_conversion",
+        ),
         (
             {"master_dtype": "bf16", "optimizer_binding": "before_conversion"},
             "master_dtype",

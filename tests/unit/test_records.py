@@ -131,3 +131,17 @@ def test_set_aside_never_overwrites(tmp_path: Path) -> None:
 
 def test_minimal_record_is_valid() -> None:
     assert RunRecord("id", "study", "failed", {}, "a", "b").schema_version == 1
+
+
+def test_numbers_stay_on_one_line_and_texts_as_they_are(tmp_path: Path) -> None:
+    content = {
+        "gram": [[1.5, -2e-30], [float("nan"), 4]],
+        "texts": ["[ 1,  2 ]", "a  b", "[\n 1,\n 2\n]"],
+        "mixed": [1, "two  spaces", {"deep": [1e5, None]}],
+        "empty": [],
+    }
+    write_json(tmp_path / "a.json", content)
+    text = (tmp_path / "a.json").read_text(encoding="utf-8")
+    assert "[1.5, -2e-30]" in text
+    content["gram"] = [[1.5, -2e-30], [None, 4]]
+    assert json.loads(text) == content

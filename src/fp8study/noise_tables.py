@@ -129,8 +129,9 @@ def variance_table(section: Section) -> pd.DataFrame:
 def gradient_table(section: Section) -> pd.DataFrame:
     """One row per point, scope and comparison: the error of the gradient of one sequence.
 
-    From mean squares over the sequences. ``loss_change`` is the mean difference of the losses,
-    nats per token; its sequences are the same, so it has no sampling error.
+    From mean squares over the sequences, which a single one may dominate: so the median and the
+    worst sequence's errors over their BF16 gradients are given too, where they were kept.
+    ``loss_change`` is the mean difference of the losses, nats per token, on the same sequences.
     """
     rows = []
     for step, point in _points(section):
@@ -142,8 +143,13 @@ def gradient_table(section: Section) -> pd.DataFrame:
             for scope in point["gradient_grams"]:
                 chosen = is_fp8 if scope == "fp8_layers" else np.ones_like(is_fp8)
                 quality = _quality(*(np.sum(part[chosen]) for part in _sums(parts, found)))
-                change = float(np.mean(np.subtract(*losses)))
-                rows.append(what | {"scope": scope} | quality | {"loss_change": change})
+                row = what | {"scope": scope} | quality
+                row["loss_change"] = float(np.mean(np.subtract(*losses)))
+                if "error_grams" in found:
+                    grams = (found["error_grams"][scope], point["gradient_grams"][scope])
+                    each = noise.relative_error(*(np.diagonal(gram) for gram in grams))
+                    row |= {"median_error": np.median(each), "worst_error": each.max()}
+                rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -87,6 +87,19 @@ def test_a_scope_shows_what_the_whole_hides(section: dict[str, Any]) -> None:
     assert whole["loss_change"] == pytest.approx(0.5)
 
 
+def test_the_worst_sequence_is_shown_beside_the_median(section: dict[str, Any]) -> None:
+    point = json.loads(json.dumps(section["points"][0]))
+    for gram in point["comparisons"][0]["error_grams"].values():
+        for i in range(N):
+            gram[i][i] = 0.01 * point["gradient_grams"]["all"][i][i]
+        gram[3][3] *= 25
+    table = tables.gradient_table(section | {"points": [point]}).set_index(["reference", "scope"])
+    row = table.loc[("bf16", "all")]
+    assert row["median_error"] == pytest.approx(0.1)
+    assert row["worst_error"] == pytest.approx(0.5)
+    assert math.isnan(table.loc[("fp32", "all")]["worst_error"])
+
+
 def test_errors_on_one_axis(section: dict[str, Any]) -> None:
     table = tables.budget_table(section)
     rows = table[(table["step"] == 0) & (table["scope"] == "all")].set_index("batch")

@@ -53,6 +53,12 @@ def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> p
     return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one")
 
 
+def of_the_instruments(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the study that was made for these tables where it was run, else all that there is."""
+    own = frame[(frame["study"] == "instruments") & (frame["device"] == "cuda")]
+    return own if len(own) else frame
+
+
 def _column(frame: pd.DataFrame, name: str) -> pd.Series:
     """Return a column as numbers, all missing where no run has it."""
     if name not in frame:
@@ -133,8 +139,10 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
 def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Where one profiled step's kernel time went, ms, and how much of the products was FP8.
 
-    ``step_time_ms_median`` is the timed window's step, ``profiled_ms`` the profiled one: where
-    the profiler slowed the step down, kernels' times hold but waiting does not.
+    ``step_time_ms_median`` is the timed window's step and ``profiled_ms`` the profiled one, which
+    the profiler may have slowed down: kernels' times hold, waiting does not. So
+    ``not_computing_ms`` is the timed step less the time in which the profiled one computed:
+    idle, or waiting for communication.
     """
     kinds = {kind: f"step.by_kind_ms.{kind}" for kind in KINDS}
     others = {
@@ -146,7 +154,11 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
         "fp8_gemm_flops_pct": "step.fp8_gemm_flops_pct",
         "fp8_expected_pct": "audit.fp8_gemm_flops_pct_expected",
     }
-    return _by_arm(frame[_column(frame, "step.step_ms").notna()], kinds | others)
+    table = _by_arm(frame[_column(frame, "step.step_ms").notna()], kinds | others)
+    waiting = table["exposed_communication_ms"] + table["idle_ms"]
+    computing = table["profiled_ms"] - waiting
+    table["not_computing_ms"] = (table["step_time_ms_median"] - computing).clip(lower=0)
+    return table
 
 
 def products_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -158,7 +170,7 @@ def products_table(frame: pd.DataFrame) -> pd.DataFrame:
         for product in products if isinstance(products, list) else []:
             kernels = product.get("kernels") or ["–"]
             known = {"machine": run["machine"], "model": run["model"], "arm": run["arm"]}
-            rows.append(known | {"dtypes": product["dtypes"], "kernel": kernels[0]})
+            rows.append(known | {"dtypes": short_dtypes(product["dtypes"]), "kernel": kernels[0]})
     if not rows:
         return pd.DataFrame(columns=columns)
     groups = pd.DataFrame(rows).groupby(["machine", "model", "dtypes"], sort=True)
@@ -216,7 +228,9 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
             total = sum(part["gib"] for part in parts)
             row[f"{collective}_gib"] = total if parts else math.nan
             row[f"{collective}_dtypes"] = ", ".join(
-                part["dtype"] if len(parts) == 1 else f"{part['dtype']} {part['gib']:.2g}"
+                short_dtypes(part["dtype"])
+                if len(parts) == 1
+                else f"{short_dtypes(part['dtype'])} {part['gib']:.2g}"
                 for part in parts
             )
         rows.append(row)
@@ -305,7 +319,15 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _list(names: object) -> str:
-    return ", ".join(map(str, names)) if isinstance(names, list) else ""
+    return short_dtypes(", ".join(map(str, names))) if isinstance(names, list) else ""
+
+
+def short_dtypes(text: str) -> str:
+    """Return dtypes under the names that papers use."""
+    for torchs, short in (("float8_e4m3fn", "E4M3"), ("float8_e5m2", "E5M2"),
+                          ("bfloat16", "BF16"), ("float32", "FP32")):  # fmt: skip
+        text = text.replace(torchs, short)
+    return text
 
 
 def overhead_pairs(frame: pd.DataFrame) -> list[float]:

@@ -301,7 +301,7 @@ def _is_missing(value: object) -> bool:
 def _cell(value: object, spec: str) -> str:
     if _is_missing(value) or (spec == IF_ANY and value == 0):
         return MISSING
-    spec = "d" if spec == IF_ANY else spec
+    spec = ".0f" if spec == IF_ANY else spec
     return format(value, spec).replace("-", "\u2212") if spec else str(value)
 
 

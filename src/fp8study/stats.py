@@ -226,3 +226,27 @@ def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
         raise UserError("differences: not all are finite; leave out runs without a loss")
     error = float(values.std(ddof=1)) / math.sqrt(values.size)
     return float(values.mean()), error, values.size - 1
+
+
+#: Below this the outermost values do not cover 95 %.
+MIN_FOR_MEDIAN_INTERVAL = 6
+
+
+def median_interval(values: Sequence[float], level: float) -> Interval:
+    """Return an interval of the median from order statistics, whatever the distribution.
+
+    The narrowest symmetric pair of ranks whose binomial coverage reaches `level` (Conover,
+    Practical Nonparametric Statistics, section 3.2): a few wild values do not move it.
+
+    Args:
+        values: Independent values.
+        level: Least coverage, between 0 and 1.
+
+    Raises:
+        UserError: Too few values for the level.
+    """
+    ordered = sorted(values)
+    rank = int(stats.binom.ppf((1 - level) / 2, len(ordered), 0.5))
+    if len(ordered) == 0 or rank < 1:
+        raise UserError(f"values: {len(ordered)} are too few for a {100 * level:.0f} % interval")
+    return Interval(level, ordered[rank - 1], ordered[-rank])

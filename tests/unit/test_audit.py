@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from fp8study.audit import FirstStepAudit, conversion
+from fp8study.audit import FirstStepAudit, audited_products, conversion
 from fp8study.config import RunConfig, make_config
 from fp8study.findings import audit_text, cautions, problems
+from fp8study.flops import Work
 from fp8study.models import build_model
 from fp8study.precision import convert_to_float8
 
@@ -101,6 +103,50 @@ def test_fp8_that_was_silently_switched_off_is_found() -> None:
     assert audit["num_linear_fp8"] == 0
     assert audit["num_unexplained"] == 28
     assert problems(audit)[0].startswith("28 linear layers should compute in FP8 but do not")
+
+
+def test_products_that_ran_in_another_arithmetic_than_they_should_are_found() -> None:
+    work = Work(flops_per_token=1100, attention_flops_per_token=100, fp8_flops_per_token=800)
+    step = {"gemm": [{"dtypes": "bfloat16 × bfloat16"}], "fp8_gemm_flops_pct": 0.0,
+            "communication": [{"collective": "all_gather", "dtype": "uint8"},
+                              {"collective": "all_gather", "dtype": "bfloat16"}]}  # fmt: skip
+    silent = audited_products(step, work, emulated=False)
+    assert silent["fp8_gemm_flops_pct_expected"] == pytest.approx(80)
+    assert silent["communication_dtypes"] == {"all_gather": ["uint8", "bfloat16"]}
+    assert problems(silent) == [
+        "0 % of the matrix products' FLOPs ran in FP8 in the profiled step, but 80 % should"
+    ]
+    healthy = audited_products(step | {"fp8_gemm_flops_pct": 79.0}, work, emulated=False)
+    assert problems(healthy) == []
+    stray = audited_products(step | {"fp8_gemm_flops_pct": 3.0}, Work(1100, 100, 0.0), False)
+    assert problems(stray) == ["3 % of the matrix products ran in FP8, but none should"]
+    # Emulated products are in high precision by design, and other ranks record nothing.
+    assert problems(audited_products(step, work, emulated=True)) == []
+    assert audited_products({}, work, emulated=False) == {}
+
+
+def test_experts_and_routers_stay_out_of_fp8_whatever_their_shape() -> None:
+    def linear() -> torch.nn.Linear:
+        return torch.nn.Linear(32, 32)
+
+    mlp = torch.nn.ModuleDict(
+        {
+            "gate": linear(),
+            "experts": torch.nn.ModuleList([torch.nn.ModuleDict({"up_proj": linear()})]),
+            "shared_expert": torch.nn.ModuleDict({"gate_proj": linear()}),
+            "shared_expert_gate": linear(),
+        }
+    )
+    layer = torch.nn.ModuleDict(
+        {"mlp": mlp, "self_attn": torch.nn.ModuleDict({"o_proj": linear()})}
+    )
+    dense = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"gate_proj": linear()})})
+    model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer, dense])})
+    config = make_config({"precision": "fp8", "skip": ()})
+    convert_to_float8(model, config, emulate=True)
+    audit = conversion(model, config)
+    assert audit["skipped"] == {"router of a mixture of experts": 2, "expert of a mixture": 2}
+    assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (2, 0)
 
 
 def test_layers_of_odd_shape_are_explained() -> None:

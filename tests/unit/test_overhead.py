@@ -1,0 +1,39 @@
+"""Blocks with and without instruments, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fp8study.overhead import BLOCK_STEPS, NUM_PAIRS, measure_overhead
+
+
+def test_each_kind_gets_its_blocks_and_goes_first_every_other_time() -> None:
+    done: list[str] = []
+
+    @contextmanager
+    def watched(step: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        done.append("[")
+
+        def measured() -> None:
+            time.sleep(0.002)
+            done.append("m")
+
+        yield measured
+        done.append("]")
+
+    found = measure_overhead(lambda: done.append("p"), watched, torch.device("cpu"))
+    pair = ("[" + BLOCK_STEPS * "m" + "]", BLOCK_STEPS * "p")
+    assert "".join(done) == "".join(
+        part for number in range(NUM_PAIRS) for part in (pair[::-1] if number % 2 else pair)
+    )
+    assert len(found["plain_ms"]) == len(found["measured_ms"]) == NUM_PAIRS
+    assert min(found["measured_ms"]) >= 2
+    pairs = zip(found["measured_ms"], found["plain_ms"], strict=True)
+    mean = sum(100 * (measured / plain - 1) for measured, plain in pairs) / NUM_PAIRS
+    assert found["overhead_pct"] == pytest.approx(mean)
+    assert found["overhead_pct_low_95"] < mean < found["overhead_pct_high_95"]

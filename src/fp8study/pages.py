@@ -17,6 +17,7 @@ from fp8study import tables
 from fp8study.errors import UserError
 from fp8study.hardware import GPU_PEAKS
 from fp8study.records import load_runs
+from fp8study.studies import stated_margins
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -88,7 +89,8 @@ LOSS_GAP = Layout(
         "loss": ("FP8 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
         "interval": ("interval of the gap, %", ""),
-        "verdict": (f"verdict at ±{tables.LOSS_MARGIN_PCT} %", ""),
+        "margin_pct": ("margin, ± %", "g"),
+        "verdict": ("verdict", ""),
     },
     _GROUP,
 )
@@ -239,7 +241,7 @@ def load_report(results_dir: Path | None = None) -> Report:
         runs=runs,
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
-        loss_gaps=tables.loss_gap_table(runs),
+        loss_gaps=tables.loss_gap_table(runs, stated_margins()),
         unreadable=(
             *(str(item.message) for item in caught),
             *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),

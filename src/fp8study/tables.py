@@ -7,14 +7,18 @@ loss gap. CPU runs emulate FP8: they get no speed-up at all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
 from fp8study.inventory import data_table, failures_table, provenance_table, published_table
 from fp8study.records import RESULTS
+from fp8study.studies import LOSS_MARGIN_PCT
 
 __all__ = [
+    "LOSS_MARGIN_PCT",
     "METRIC_COLUMNS",
     "RUN_COLUMNS",
     "data_table",
@@ -30,8 +34,6 @@ __all__ = [
     "throughput_table",
 ]
 
-#: Largest relative loss difference that counts as none, %: DeepSeek-V3's published bound.
-LOSS_MARGIN_PCT = 0.25
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up.
 MEMORY_LIMIT_SHARE = 0.85
 #: The note of a run that came near the limit; its speed is compared with nothing.
@@ -74,6 +76,7 @@ LOSS_GAP_COLUMNS = [
     "gap_pct_low_95",
     "gap_pct_high_95",
     "interval",
+    "margin_pct",
     "verdict",
 ]
 
@@ -206,18 +209,20 @@ def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop(columns=["_rank", "_last"]).reset_index(drop=True)
 
 
-def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
+def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
     """Compare the final training loss of every arm with BF16, paired by seed.
 
     Args:
         runs: From `runs_frame`.
+        margins: Study → the margin that its file states, % of the BF16 loss; `LOSS_MARGIN_PCT`
+            for the others.
 
     Returns:
         The columns of `LOSS_GAP_COLUMNS`. Losses are means over the last 20 steps, in nats per
         token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
-        the verdict of the equivalence test at `LOSS_MARGIN_PCT`; with fewer, ``interval`` says so.
+        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
     """
     pairs = _pairs(runs, "loss_last20_mean")
     if pairs.empty:
@@ -231,7 +236,9 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
         asked = group["asked_key"].iloc[0]
         started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
         row = {name: group[name].iloc[0] for name in _ARM}
+        margin = (margins or {}).get(row["study"], LOSS_MARGIN_PCT)
         row |= {
+            "margin_pct": margin,
             "num_pairs": len(group),
             "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
             "loss_bf16": group["loss_last20_mean_bf16"].mean(),
@@ -239,15 +246,15 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
             "gap": gap.mean(),
             "gap_pct": gap_pct.mean(),
         }
-        rows.append(row | _intervals(gap_pct.tolist()))
+        rows.append(row | _intervals(gap_pct.tolist(), margin))
     return _ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
 
 
-def _intervals(gap_pct: list[float]) -> dict[str, object]:
+def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
     if len(gap_pct) < stats.MIN_PAIRS_FOR_INTERVAL:
         count = "one pair" if len(gap_pct) == 1 else f"{len(gap_pct)} pairs"
         return {"interval": f"{count}: no interval", "verdict": "undecided"}
-    outcome = stats.tost(gap_pct, LOSS_MARGIN_PCT)
+    outcome = stats.tost(gap_pct, margin)
     wide = stats.paired_t_interval(gap_pct, 0.95)
     narrow = outcome.interval
     return {

@@ -13,7 +13,7 @@ from fp8study.errors import UserError
 from fp8study.models import PRESETS
 from fp8study.paths import project_root, results_dir, run_notebook, studies_dir
 from fp8study.records import RESULTS, STATUSES, write_record
-from fp8study.studies import Study, estimated_minutes, load_study, study_names
+from fp8study.studies import Study, estimated_minutes, load_study, stated_margins, study_names
 from tests.factories import make_record
 
 CHECKOUT = Path(__file__).parents[2]
@@ -315,3 +315,12 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     repeats = [c for c in configs if c.repeat == 1]
     assert {c.precision for c in repeats} == {"bf16"}
     assert all(replace(c, repeat=0) in configs for c in repeats)
+
+
+def test_margins_are_the_ones_that_the_files_state(checkout: Path) -> None:
+    write_study(checkout, "wide", margin_pct=2)
+    write_study(checkout, "silent")
+    assert stated_margins() == {"silent": 0.25, "wide": 2.0}
+    write_study(checkout, "wrong", margin_pct=-2)
+    with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
+        stated_margins()

@@ -175,6 +175,8 @@ class Report:
     """From `fp8study.tables.throughput_table`."""
     loss_gaps: pd.DataFrame
     """From `fp8study.tables.loss_gap_table`."""
+    margins: Mapping[str, float]
+    """Study → the margin that its file states, % of the BF16 loss."""
     unreadable: tuple[str, ...]
     """One line for each record that could not be read, set aside ones included."""
 
@@ -237,11 +239,13 @@ def load_report(results_dir: Path | None = None) -> Report:
         folder = results_dir or find_results()
         stored = load_runs(folder)
     runs = tables.shorten_arms(tables.runs_frame(stored))
+    margins = stated_margins()
     return Report(
         runs=runs,
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
-        loss_gaps=tables.loss_gap_table(runs, stated_margins()),
+        loss_gaps=tables.loss_gap_table(runs, margins),
+        margins=margins,
         unreadable=(
             *(str(item.message) for item in caught),
             *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),

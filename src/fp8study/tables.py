@@ -27,6 +27,7 @@ __all__ = [
     "loss_gap_table",
     "metrics_frame",
     "newest_per_seed",
+    "paired_losses",
     "provenance_table",
     "published_table",
     "runs_frame",
@@ -121,8 +122,8 @@ def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     Each seed of an arm counts once, see `newest_per_seed`.
 
     Returns:
-        The FP8 rows that have a partner, with the partner's value, peak memory and allocator
-        retries in columns that end in ``_bf16``.
+        The FP8 rows that have a partner, with the partner's name, value, peak memory and
+        allocator retries in columns that end in ``_bf16``.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -130,10 +131,23 @@ def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         usable[(usable["precision"] == "bf16") & ~usable["stale"].fillna(False)]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
-        .set_index("pair_key")[[value, "memory_peak_gib", "num_alloc_retries"]]
+        .set_index("pair_key")[["run_id", value, "memory_peak_gib", "num_alloc_retries"]]
         .add_suffix("_bf16")
     )
     return usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
+
+
+def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return every FP8 run that has a BF16 partner, stale ones too, one row per pair.
+
+    Args:
+        runs: From `runs_frame`.
+
+    Returns:
+        The columns of `runs_frame`, and of the partner ``run_id_bf16``, ``loss_last20_mean_bf16``,
+        ``memory_peak_gib_bf16`` and ``num_alloc_retries_bf16``.
+    """
+    return _pairs(runs, "loss_last20_mean")
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -273,16 +287,17 @@ def _interval_text(interval: stats.Interval) -> str:
     return f"{100 * interval.level:.0f} %: {low} to {high}".replace(" ", "\u00a0")
 
 
-def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
+def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFrame:
     """The arms of document A's single-GPU failure, with what their optimizers did not train.
 
     Args:
         runs: From `runs_frame`, or a selection of it.
+        study: Beginning of the names of the studies to show.
 
     Returns:
-        One row per machine and arm of the studies named ``document-a…``; empty if there is none.
+        One row per machine and arm of those studies; empty if there is none.
     """
-    chosen = newest_per_seed(runs[runs["study"].fillna("").str.startswith("document-a")])
+    chosen = newest_per_seed(runs[runs["study"].fillna("").str.startswith(study)])
     columns = ["parameters_outside_optimizer_pct", "loss_start", "loss_last20_mean"]
     identity = ["machine", "device", "study", "model", "master_dtype", "precision", "arm", "stale"]
     chosen = chosen[(chosen["status"] == "completed") & chosen["loss_last20_mean"].notna()]
@@ -292,7 +307,9 @@ def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
     table["masters"] = table["master_dtype"].str.upper()
     table[columns] = groups[columns].mean()
     speed = throughput_table(chosen).set_index("arm_key")
-    for name in ("tokens_per_second_per_gpu", "memory_peak_gib", "speedup_pct"):
+    for name in (
+        "tokens_per_second_per_gpu", "memory_peak_gib", "speedup_pct", "memory_change_pct",
+    ):  # fmt: skip
         table[name] = pd.to_numeric(speed[name].reindex(table.index), errors="coerce")
     # A CPU's tokens per second with emulated FP8 say nothing; leave nothing to be quoted.
     table.loc[table["device"] == "cpu", "tokens_per_second_per_gpu"] = float("nan")

@@ -8,7 +8,6 @@ EFFECTS = Layout(
     {
         "part": ("part", ""),
         "num_pairs": ("n", "d"),
-        "mean": ("nats", "+.3f"),
         "mean_pct": ("% of BF16 loss", "+.2f"),
         "interval": ("95 % interval, %", ""),
         "p_holm": ("p, Holm", ".2g"),
@@ -45,12 +44,11 @@ EFFECTIVE_BATCH = Layout(
     {
         "effective_batch": ("effective batch", ".0f"),
         "way": ("reached by", ""),
-        "arm": ("precision", ""),
         "num_pairs": ("pairs", "d"),
         "loss_bf16": ("BF16 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
         "interval": ("interval of the gap, %", ""),
         "verdict": ("verdict", ""),
     },
-    "{model}, {study} on {machine}; margin ±{margin_pct} %",
+    "{arm}, {model}, {study} on {machine}; margin ±{margin_pct} %",
 )

@@ -43,7 +43,7 @@ def attribution(table: pd.DataFrame) -> str:
     where = f"{escape(str(first['model']))} in the study {escape(str(first['study']))} on " \
             f"{escape(str(first['machine']))} ({escape(str(first['setting']))})"  # fmt: skip
     emulated = " FP8 is emulated there." if first["device"] == "cpu" else ""
-    text = [f"This is {where}.{emulated}", _whole(rows), _planted(rows), *_others(rows)]
+    text = [f"What follows is for {where}.{emulated}", _whole(rows), _planted(rows), *_others(rows)]
     if missing := effects.absent_parts(table, key):
         text.append(f"Not measured there: {', '.join(missing)}; {how_to_get('attribution')}.")
     return "\n\n".join(part for part in text if part)
@@ -87,8 +87,12 @@ def _planted(rows: pd.DataFrame) -> str:
             continue
         text = (
             f"With {masters} masters, a BF16 run that leaves the same weights out of its optimizer "
-            f"ends {signed(float(fault['mean_pct']), 1)} % from BF16."
+            f"ends {signed(float(fault['mean_pct']), 1)} % from BF16"
         )
+        whole = _row(rows, effects.WHOLE_GAP, masters)
+        if whole is not None and whole["mean"] > 0:
+            text += f", {100 * fault['mean'] / whole['mean']:.1f} % of the stale FP8 run's gap"
+        text += "."
         if twin is not None:
             text += f" The stale FP8 run differs from it by {_numbers(twin)}."
             if twin["verdict"] == "equivalent" and fault["verdict"] == "different":
@@ -112,10 +116,14 @@ def _numbers(row: pd.Series) -> str:
     text = f"{signed(float(row['mean_pct']), 2)} %"
     if pd.isna(row["p_holm"]):
         return f"{text} ({count(int(row['num_pairs']), 'pair')}: no interval)"
+    found = (
+        ""
+        if row["verdict"] == "different"
+        else f"; differences from {row['detectable_pct']:.2f} % on would have been found"
+    )
     return (
         f"{text} (95 %: {row['interval']}; n = {row['num_pairs']}; {row['verdict']} at "
-        f"±{row['margin_pct']:g} %; differences from {row['detectable_pct']:.2f} % on would have "
-        "been found)"
+        f"±{row['margin_pct']:g} %{found})"
     )
 
 
@@ -138,7 +146,7 @@ def speed_apart(throughput: pd.DataFrame) -> str:
         lines.append(
             f"- **{escape(str(model))}** ({escape(str(study))} on {escape(str(machine))}; "
             f"{escape(str(setting))}): stale {_lead(stale)}; with every parameter trained "
-            f"{_lead(fair)}. Skipped work is "
+            f"{_lead(fair)}. The work it skips is "
             f"{signed(float(stale['speedup_pct'] - fair['speedup_pct']), 1)} points of the speed "
             f"and {signed(float(stale['memory_change_pct'] - fair['memory_change_pct']), 1)} "
             "points of the memory."

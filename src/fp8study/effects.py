@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,14 +123,22 @@ def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
         is the smallest true difference that so many pairs of this spread find four times in five;
         ``share_pct`` is the mean over that of the whole gap.
     """
-    newest = newest_per_seed(runs)
-    usable = newest[(newest["status"] == "completed") & newest["loss_last20_mean"].notna()]
     rows = []
-    for key, group in usable.groupby("effect_key", sort=False):
-        if group["stale"].fillna(False).astype(bool).any():
-            margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
-            rows += _setting_rows(str(key), group, margin)
+    for key, group in _faulty_settings(runs):
+        margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
+        rows += _setting_rows(key, group, margin)
     return pd.DataFrame(rows, columns=EFFECT_COLUMNS)
+
+
+def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield each setting in which some run has a fault, with its newest finished runs."""
+    newest = newest_per_seed(runs)
+    known = newest["loss_last20_mean"].notna() & newest["seed"].notna()
+    for key, group in newest[known & (newest["status"] == "completed")].groupby(
+        "effect_key", sort=False
+    ):
+        if group["stale"].fillna(False).astype(bool).any():
+            yield str(key), group
 
 
 def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str, object]]:
@@ -234,12 +242,8 @@ def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
         (share of the sum of squares between the factor's levels), ``spread_within`` (nats) and
         ``p_value`` of the F test.
     """
-    newest = newest_per_seed(runs)
-    usable = newest[(newest["status"] == "completed") & newest["loss_last20_mean"].notna()]
     rows = []
-    for key, group in usable.groupby("effect_key", sort=False):
-        if not group["stale"].fillna(False).astype(bool).any():
-            continue
+    for key, group in _faulty_settings(runs):
         context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
         for factor, column in FACTORS.items():
             levels = [g.tolist() for _, g in group.groupby(column)["loss_last20_mean"]]

@@ -37,6 +37,8 @@ def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         if ours is None or theirs is None:
             continue
         gap = (100 * (ours - theirs) / theirs).dropna()
+        if gap.empty:
+            continue
         identity = {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
         frames.append(pd.DataFrame({"step": gap.index, "gap_pct": gap.to_numpy()} | identity))
     if not frames:
@@ -109,7 +111,7 @@ def effective_batch_table(
     gaps = gaps.reset_index(drop=True).assign(
         effective_batch=sizes.prod(axis=1), way=[_way(*row) for row in sizes.to_numpy()]
     )
-    return gaps.sort_values(["machine", "model", "way", "effective_batch"], kind="stable")
+    return gaps.sort_values(["machine", "model", "arm", "effective_batch", "way"], kind="stable")
 
 
 def _way(num_gpus: float, micro_batch: float, accumulation: float) -> str:

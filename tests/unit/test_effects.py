@@ -319,3 +319,22 @@ def test_answers_come_without_torch() -> None:
         "fp8study.effect_sentences, fp8study.effect_layouts; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
+    make_attribution(tmp_path, seeds=3)
+    whole = table(tmp_path)
+    record = make_record(study="attribution", run_id="seedless")
+    del record.config["seed"]
+    record.model["parameters_outside_optimizer_pct"] = 50.0
+    store(tmp_path, "local", record)
+    assert len(table(tmp_path)) == len(whole)
+    assert len(effects.factor_table(frame(tmp_path))) == len(effects.FACTORS)
+
+
+def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        store(tmp_path, "local", make_record(precision=precision), [9.0, 8.0, 7.0])
+    stored = load_runs(tmp_path)
+    along = gap_by_step(tables.metrics_frame(stored), tables.runs_frame(stored))
+    assert along.empty

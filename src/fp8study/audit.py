@@ -123,7 +123,8 @@ def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
         ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
     """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    fp8 = {n for n, m in linears.items() if type(m).__name__ == "Float8Linear"}
+    # Sharding gives a module a class of its own, derived from what it was.
+    fp8 = {n for n, m in linears.items() if "Float8Linear" in {c.__name__ for c in type(m).mro()}}
     reasons = {n: why_skipped(config, n, m) for n, m in linears.items() if n not in fp8}
     unexplained = [name for name, reason in reasons.items() if reason is None]
     return {

@@ -42,8 +42,7 @@ def attribution(table: pd.DataFrame) -> str:
     first = rows.iloc[0]
     where = f"{escape(str(first['model']))} in the study {escape(str(first['study']))} on " \
             f"{escape(str(first['machine']))} ({escape(str(first['setting']))})"  # fmt: skip
-    emulated = " FP8 is emulated there." if first["device"] == "cpu" else ""
-    text = [f"What follows is for {where}.{emulated}", _whole(rows), _planted(rows), *_others(rows)]
+    text = [f"What follows is for {where}.", _whole(rows), _planted(rows), *_others(rows)]
     if missing := effects.absent_parts(table, key):
         text.append(f"Not measured there: {', '.join(missing)}; {how_to_get('attribution')}.")
     return "\n\n".join(part for part in text if part)

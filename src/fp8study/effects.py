@@ -127,7 +127,9 @@ def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
     for key, group in _faulty_settings(runs):
         margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
         rows += _setting_rows(key, group, margin)
-    return pd.DataFrame(rows, columns=EFFECT_COLUMNS)
+    table = pd.DataFrame(rows, columns=EFFECT_COLUMNS)
+    on_gpu_first = (table["device"] != "cuda").argsort(kind="stable")
+    return table.iloc[on_gpu_first.to_numpy()].reset_index(drop=True)
 
 
 def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -145,6 +147,8 @@ def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str
     losses = _losses(group)
     context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
     context["setting"] = re.sub(r", (BF16|FP32) masters", "", str(group["setting"].iloc[0]))
+    if context["device"] == "cpu":
+        context["setting"] += ", on a CPU with FP8 emulated"
     rows = []
     for part in parts():
         by_seed = _differences(part, losses)

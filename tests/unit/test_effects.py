@@ -338,3 +338,14 @@ def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
     stored = load_runs(tmp_path)
     along = gap_by_step(tables.metrics_frame(stored), tables.runs_frame(stored))
     assert along.empty
+
+
+def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:
+    fault = {"untrained": ["model.layers.*"]}
+    for machine, facts in (("local", CPU), ("reference/box", {})):
+        for end, arm in ((6.0, {}), (9.0, fault)):
+            store_attribution_arm(tmp_path, end, 0, machine, machine=facts, **arm)
+    parts = table(tmp_path)
+    assert parts["machine"].tolist() == ["box", "local"]
+    assert parts["setting"].str.contains("FP8 emulated").tolist() == [False, True]
+    assert "in the study attribution on box" in attribution(parts)

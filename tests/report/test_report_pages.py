@@ -238,7 +238,7 @@ def test_attribution_says_what_its_records_say(site: dict[str, str]) -> None:
     assert "The stale optimizer is nearly all of it (99.9 %)" in text
     assert "planted (78.4 % of parameters not trained)" in plain(site["performance"])
     assert "So the fault makes the failure, whatever the precision." in text
-    assert "% of the stale FP8 run's gap" in text
+    assert "% of the stale FP8 run" in text
     assert "7 equivalent, 0 different, 0 undecided" in text
     assert "No run was done again with its seed: run make reproduce STUDY=loss-parity" in text
     assert "Not measured there" not in text

@@ -10,6 +10,9 @@ The keys by which runs are compared are made here, once, from the configuration:
     the seed, the study, the machine, the versions of torch and transformers, the data and the
     model's size, so that a comparison is never made across machines, installations, data, data
     orders or models.
+``effect_key``
+    equal for runs that differ by seed, repetition, precision (and what exists for FP8 only, but
+    for the layers left out), masters and fault alone: the arms of an attribution.
 
 Runs with equal ``arm_key`` and ``pair_key`` are repeats of one seed.
 """
@@ -26,6 +29,12 @@ from fp8study.records import RunRecord, StoredRun, read_metrics
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
 FP8_FIELDS = ("precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip")
+
+#: What the arms of an attribution differ by: their effects are told apart.
+EFFECT_FIELDS = (
+    "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "master_dtype", "untrained",
+    "seed", "repeat",
+)  # fmt: skip
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
 DEFAULT_SKIP = ["lm_head"]
@@ -121,6 +130,7 @@ _DERIVED = {
     "arm_key": _TEXT,
     "asked_key": _TEXT,
     "pair_key": _TEXT,
+    "effect_key": _TEXT,
     "num_warnings": _COUNT,
 }
 
@@ -216,6 +226,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["asked_key"] = _key(run, ignored=("seed", "repeat"))
     row["arm_key"] = row["asked_key"] + _trained(record)
     row["pair_key"] = _key(run, ignored=(*FP8_FIELDS, "repeat")) + _trained(record)
+    row["effect_key"] = _key(run, ignored=EFFECT_FIELDS) + _trained(record)
     row["num_warnings"] = len(record.warnings)
     return row
 

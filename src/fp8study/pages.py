@@ -18,6 +18,7 @@ from fp8study.errors import UserError
 from fp8study.hardware import GPU_PEAKS
 from fp8study.instrument_tables import instruments_frame
 from fp8study.records import load_runs
+from fp8study.studies import stated_margins
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -89,7 +90,8 @@ LOSS_GAP = Layout(
         "loss": ("FP8 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
         "interval": ("interval of the gap, %", ""),
-        "verdict": (f"verdict at ±{tables.LOSS_MARGIN_PCT} %", ""),
+        "margin_pct": ("margin, ± %", "g"),
+        "verdict": ("verdict", ""),
     },
     _GROUP,
 )
@@ -177,6 +179,8 @@ class Report:
     """From `fp8study.tables.loss_gap_table`."""
     instruments: pd.DataFrame
     """From `fp8study.instrument_tables.instruments_frame`."""
+    margins: Mapping[str, float]
+    """Study → the margin that its file states, % of the BF16 loss."""
     unreadable: tuple[str, ...]
     """One line for each record that could not be read, set aside ones included."""
 
@@ -239,12 +243,14 @@ def load_report(results_dir: Path | None = None) -> Report:
         folder = results_dir or find_results()
         stored = load_runs(folder)
     runs = tables.shorten_arms(tables.runs_frame(stored))
+    margins = stated_margins()
     return Report(
         runs=runs,
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
-        loss_gaps=tables.loss_gap_table(runs),
+        loss_gaps=tables.loss_gap_table(runs, margins),
         instruments=instruments_frame(stored, runs),
+        margins=margins,
         unreadable=(
             *(str(item.message) for item in caught),
             *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),

@@ -40,6 +40,8 @@ def plan_text(study: Study, machine: Machine) -> str:
         f"On {where}. {len(study.runs)} runs, "
         f"{len(study.runs) - len(pending) - len(impossible)} done, "
         f"{len(pending)} to do, about {estimated_minutes(study, pending, slots):.0f} min.",
+        f"Losses are judged at ±{study.margin_pct:g} % of BF16's. "
+        f"Expected: {study.expectation or 'nothing was written down'}",
     ]
     for run in study.runs:
         c = run.config

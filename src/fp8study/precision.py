@@ -102,8 +102,11 @@ def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | 
 
 
 def is_converted(module: torch.nn.Module) -> bool:
-    """Return whether torchao has made a layer compute in FP8. Needs no import of torchao."""
-    return type(module).__name__ == "Float8Linear"
+    """Return whether torchao has made a layer compute in FP8. Needs no import of torchao.
+
+    Sharding gives a module a class of its own, derived from what it was.
+    """
+    return any(ancestor.__name__ == "Float8Linear" for ancestor in type(module).mro())
 
 
 def is_aligned(module: torch.nn.Linear) -> bool:
@@ -112,18 +115,36 @@ def is_aligned(module: torch.nn.Linear) -> bool:
 
 
 def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) -> None:
-    """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16."""
+    """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16.
+
+    Raises:
+        UserError: A pattern of ``skip`` matches nothing, or FP8 all-gather would give the loss
+            head a weight of its own that it shared with the embedding.
+    """
     if not config.is_fp8:
         return
     from torchao.float8 import convert_to_float8_training
 
     if config.fp8_all_gather and config.strategy == "fsdp2":
         _check_even_shards(model, config)
+    was_tied = _is_tied(model)
     convert_to_float8_training(
         model,
         config=float8_config(config, emulate),
         module_filter_fn=float8_filter(config, model),
     )
+    if was_tied and not _is_tied(model):
+        raise UserError(
+            "skip: the loss head shares its weight with the embedding, and fp8_all_gather=true "
+            "would part them; add lm_head to skip, or set fp8_all_gather=false"
+        )
+
+
+def _is_tied(model: torch.nn.Module) -> bool:
+    """Return whether embedding and loss head are one weight."""
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    weights = [getattr(end, "weight", None) for end in ends]
+    return weights[0] is not None and weights[0] is weights[1]
 
 
 def _check_even_shards(model: torch.nn.Module, config: RunConfig) -> None:

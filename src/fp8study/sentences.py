@@ -179,7 +179,7 @@ def _tested_sentence(gaps: pd.DataFrame) -> str:
     verdicts = ", ".join(f"{counts.get(v, 0)} {v}" for v in ("equivalent", "different"))
     text = (
         f"Of {count(len(gaps), 'comparison')} with three seeds or more, at a margin of "
-        f"±{tables.LOSS_MARGIN_PCT} %: {verdicts}, {counts.get('undecided', 0)} undecided "
+        f"{_margins(gaps)}: {verdicts}, {counts.get('undecided', 0)} undecided "
         f"(mean gaps {_span(gaps)}; +: FP8 is worse)."
     )
     within = gaps[gaps["verdict"] == "equivalent"]
@@ -190,6 +190,11 @@ def _tested_sentence(gaps: pd.DataFrame) -> str:
             "zero, so there is a difference, smaller than the margin."
         )
     return text
+
+
+def _margins(gaps: pd.DataFrame) -> str:
+    margins = sorted({float(margin) for margin in gaps["margin_pct"]})
+    return " or ".join(f"±{margin:g} %" for margin in margins)
 
 
 def _untested_sentence(gaps: pd.DataFrame, others: bool) -> str:

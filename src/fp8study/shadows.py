@@ -26,7 +26,7 @@ import torch
 from fp8study.audit import plain
 from fp8study.config import Precision, RunConfig
 from fp8study.models import build_model
-from fp8study.precision import convert_to_float8
+from fp8study.precision import convert_to_float8, is_converted
 
 RECIPES: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp")
 
@@ -60,7 +60,7 @@ class Shadows:
         fp8_layers = {
             f"{name}.weight"
             for name, module in self.models[RECIPES[0]].named_modules()
-            if type(module).__name__ == "Float8Linear"
+            if is_converted(module)
         }
         self.is_fp8 = [name in fp8_layers for name in self.names]
         """Which of the parameters an FP8 layer multiplies with, in the order of `names`."""

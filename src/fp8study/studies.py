@@ -102,6 +102,35 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         raise UserError(
             f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
         )
+    content = _read(path)
+    configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
+    return Study(
+        name=name,
+        question=content["question"].strip(),
+        claims=tuple(content.get("claims", ())),
+        # An override of a factor makes its combinations equal: each is run once.
+        runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
+        minutes_per_run=float(content.get("minutes_per_run", 1)),
+        margin_pct=_margin_pct(content),
+        expectation=(content.get("expectation") or "").strip(),
+    )
+
+
+def stated_margins() -> dict[str, float]:
+    """Return the margin of each study of this checkout, % of the BF16 loss.
+
+    Raises:
+        UserError: A study's file is invalid.
+    """
+    return {path.stem: _margin_pct(_read(path)) for path in sorted(studies_dir().glob("*.yaml"))}
+
+
+def _margin_pct(content: Mapping[str, Any]) -> float:
+    return float(content.get("margin_pct") or LOSS_MARGIN_PCT)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a study's file and refuse one of the wrong shape."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -116,17 +145,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
     _check_shape(content, path)
-    configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
-    return Study(
-        name=name,
-        question=content["question"].strip(),
-        claims=tuple(content.get("claims", ())),
-        # An override of a factor makes its combinations equal: each is run once.
-        runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
-        minutes_per_run=float(content.get("minutes_per_run", 1)),
-        margin_pct=float(content.get("margin_pct") or LOSS_MARGIN_PCT),
-        expectation=(content.get("expectation") or "").strip(),
-    )
+    return content
 
 
 def _check_shape(content: Mapping[str, Any], path: Path) -> None:

@@ -7,14 +7,18 @@ loss gap. CPU runs emulate FP8: they get no speed-up at all.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
 from fp8study.inventory import data_table, failures_table, provenance_table, published_table
 from fp8study.records import RESULTS
+from fp8study.studies import LOSS_MARGIN_PCT
 
 __all__ = [
+    "LOSS_MARGIN_PCT",
     "METRIC_COLUMNS",
     "RUN_COLUMNS",
     "data_table",
@@ -23,6 +27,7 @@ __all__ = [
     "loss_gap_table",
     "metrics_frame",
     "newest_per_seed",
+    "paired_losses",
     "provenance_table",
     "published_table",
     "runs_frame",
@@ -30,8 +35,6 @@ __all__ = [
     "throughput_table",
 ]
 
-#: Largest relative loss difference that counts as none, %: DeepSeek-V3's published bound.
-LOSS_MARGIN_PCT = 0.25
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up.
 MEMORY_LIMIT_SHARE = 0.85
 #: Events in the timed window that void a timing.
@@ -76,6 +79,7 @@ LOSS_GAP_COLUMNS = [
     "gap_pct_low_95",
     "gap_pct_high_95",
     "interval",
+    "margin_pct",
     "verdict",
 ]
 
@@ -120,8 +124,8 @@ def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     Each seed of an arm counts once, see `newest_per_seed`.
 
     Returns:
-        The FP8 rows that have a partner, with the partner's value, peak memory and allocator
-        retries in columns that end in ``_bf16``.
+        The FP8 rows that have a partner, with the partner's name, value, peak memory and
+        allocator retries in columns that end in ``_bf16``.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -129,10 +133,23 @@ def _pairs(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         usable[(usable["precision"] == "bf16") & ~usable["stale"].fillna(False)]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
-        .set_index("pair_key")[[value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
+        .set_index("pair_key")[["run_id", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
         .add_suffix("_bf16")
     )
     return usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
+
+
+def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return every FP8 run that has a BF16 partner, stale ones too, one row per pair.
+
+    Args:
+        runs: From `runs_frame`.
+
+    Returns:
+        The columns of `runs_frame`, and of the partner ``run_id_bf16``, ``loss_last20_mean_bf16``,
+        ``memory_peak_gib_bf16`` and ``num_alloc_retries_bf16``.
+    """
+    return _pairs(runs, "loss_last20_mean")
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -209,18 +226,20 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop(columns=["_rank", "_last"]).reset_index(drop=True)
 
 
-def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
+def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
     """Compare the final training loss of every arm with BF16, paired by seed.
 
     Args:
         runs: From `runs_frame`.
+        margins: Study → the margin that its file states, % of the BF16 loss; `LOSS_MARGIN_PCT`
+            for the others.
 
     Returns:
         The columns of `LOSS_GAP_COLUMNS`. Losses are means over the last 20 steps, in nats per
         token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
-        the verdict of the equivalence test at `LOSS_MARGIN_PCT`; with fewer, ``interval`` says so.
+        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
     """
     pairs = _pairs(runs, "loss_last20_mean")
     if pairs.empty:
@@ -234,7 +253,9 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
         asked = group["asked_key"].iloc[0]
         started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
         row = {name: group[name].iloc[0] for name in _ARM}
+        margin = (margins or {}).get(row["study"], LOSS_MARGIN_PCT)
         row |= {
+            "margin_pct": margin,
             "num_pairs": len(group),
             "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
             "loss_bf16": group["loss_last20_mean_bf16"].mean(),
@@ -242,15 +263,15 @@ def loss_gap_table(runs: pd.DataFrame) -> pd.DataFrame:
             "gap": gap.mean(),
             "gap_pct": gap_pct.mean(),
         }
-        rows.append(row | _intervals(gap_pct.tolist()))
+        rows.append(row | _intervals(gap_pct.tolist(), margin))
     return ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
 
 
-def _intervals(gap_pct: list[float]) -> dict[str, object]:
+def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
     if len(gap_pct) < stats.MIN_PAIRS_FOR_INTERVAL:
         count = "one pair" if len(gap_pct) == 1 else f"{len(gap_pct)} pairs"
         return {"interval": f"{count}: no interval", "verdict": "undecided"}
-    outcome = stats.tost(gap_pct, LOSS_MARGIN_PCT)
+    outcome = stats.tost(gap_pct, margin)
     wide = stats.paired_t_interval(gap_pct, 0.95)
     narrow = outcome.interval
     return {
@@ -269,16 +290,17 @@ def _interval_text(interval: stats.Interval) -> str:
     return f"{100 * interval.level:.0f} %: {low} to {high}".replace(" ", "\u00a0")
 
 
-def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
+def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFrame:
     """The arms of document A's single-GPU failure, with what their optimizers did not train.
 
     Args:
         runs: From `runs_frame`, or a selection of it.
+        study: Beginning of the names of the studies to show.
 
     Returns:
-        One row per machine and arm of the studies named ``document-a…``; empty if there is none.
+        One row per machine and arm of those studies; empty if there is none.
     """
-    chosen = newest_per_seed(runs[runs["study"].fillna("").str.startswith("document-a")])
+    chosen = newest_per_seed(runs[runs["study"].fillna("").str.startswith(study)])
     columns = ["parameters_outside_optimizer_pct", "loss_start", "loss_last20_mean"]
     identity = ["machine", "device", "study", "model", "master_dtype", "precision", "arm", "stale"]
     chosen = chosen[(chosen["status"] == "completed") & chosen["loss_last20_mean"].notna()]
@@ -288,7 +310,9 @@ def document_a_table(runs: pd.DataFrame) -> pd.DataFrame:
     table["masters"] = table["master_dtype"].str.upper()
     table[columns] = groups[columns].mean()
     speed = throughput_table(chosen).set_index("arm_key")
-    for name in ("tokens_per_second_per_gpu", "memory_peak_gib", "speedup_pct"):
+    for name in (
+        "tokens_per_second_per_gpu", "memory_peak_gib", "speedup_pct", "memory_change_pct",
+    ):  # fmt: skip
         table[name] = pd.to_numeric(speed[name].reindex(table.index), errors="coerce")
     # A CPU's tokens per second with emulated FP8 say nothing; leave nothing to be quoted.
     table.loc[table["device"] == "cpu", "tokens_per_second_per_gpu"] = float("nan")

@@ -27,7 +27,8 @@ def count(number: int, noun: str) -> str:
 
 def signed(value: float, digits: int) -> str:
     """Write a number with its sign, as mathematics does."""
-    return f"{value:+.{digits}f}".replace("-", "\u2212")
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "+" if float(text) == 0 else "\u2212")
 
 
 def compared(pct: float) -> str:

@@ -167,3 +167,11 @@ def test_a_bf16_run_explains_all_of_its_layers() -> None:
     audit = conversion(tiny(), make_config({"model": "tiny-llama"}))
     assert audit["skipped"] == {"precision=bf16": 29}
     assert problems(audit) == []
+
+
+def test_a_converted_layer_is_known_under_the_class_that_sharding_gives_it() -> None:
+    model = converted()
+    layer = model.get_submodule("model.layers.0.mlp.up_proj")
+    layer.__class__ = type("FSDPFloat8Linear", (type(layer),), {})
+    audit = conversion(model, FP8)
+    assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (28, 0)

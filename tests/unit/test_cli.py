@@ -64,9 +64,10 @@ def test_mistake_is_one_line_on_stderr_and_status_2(
 def test_plan_prints_every_run_and_starts_nothing(checkout: Path) -> None:
     done = fp8study(checkout, "plan", "smoke", "--set", "num_steps=21")
     assert (done.returncode, done.stderr) == (0, "")
-    question, where, *runs = done.stdout.splitlines()
+    question, where, margin, *runs = done.stdout.splitlines()
     assert question.startswith("Study smoke: ")
     assert "6 runs, 0 done, 6 to do" in where
+    assert margin.startswith("Losses are judged at ±0.25 % of BF16's.")
     assert len(runs) == 6
     assert all(line.startswith("  to do ") and " 21 steps " in line for line in runs)
     assert not (checkout / "results").exists()

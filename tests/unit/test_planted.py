@@ -100,9 +100,8 @@ def test_the_audit_finds_what_was_not_asked_for() -> None:
 
 
 def planted_record(precision: str = "bf16") -> RunRecord:
-    record = make_record(precision=precision)
+    record = make_record(precision=precision, untrained=["model.layers.*"])
     record.model["parameters_outside_optimizer_pct"] = 78.4
-    record.config["untrained"] = ["model.layers.*"]
     return record
 
 

@@ -156,3 +156,23 @@ def test_frozen_weights_are_not_missed() -> None:
     model[0].requires_grad_(False)
     optimizer = torch.optim.AdamW(model[1].parameters())
     assert parameters_outside_optimizer_pct(model, optimizer) == 0
+
+
+def tied() -> torch.nn.Module:
+    model = tiny()
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return model
+
+
+def test_all_gather_would_part_a_tied_loss_head_and_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^skip: the loss head shares its weight"):
+        convert_to_float8(tied(), fp8(skip=[], fp8_all_gather=True), emulate=True)
+
+
+@pytest.mark.parametrize("changes", [{"skip": []}, {"fp8_all_gather": True}])
+def test_a_tied_loss_head_may_be_converted_or_gathered_but_not_both(
+    changes: dict[str, Any],
+) -> None:
+    model = tied()
+    convert_to_float8(model, fp8(**changes), emulate=True)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[operator]

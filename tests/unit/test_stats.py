@@ -10,6 +10,7 @@ from fp8study.errors import UserError
 from fp8study.stats import (
     bootstrap_interval,
     holm,
+    median_interval,
     one_way,
     paired_t_interval,
     paired_t_p_value,
@@ -189,3 +190,21 @@ def test_one_way_at_its_ends() -> None:
 def test_one_way_refuses_too_little(groups: list[list[float]]) -> None:
     with pytest.raises(UserError, match="groups"):
         one_way(groups)
+
+
+@pytest.mark.parametrize("count", [6, 9, 16, 48])
+def test_median_interval_covers_whatever_the_distribution(count: int) -> None:
+    rng = np.random.default_rng(count)
+    hits = 0
+    for _ in range(1000):
+        interval = median_interval(rng.standard_t(2, count).tolist(), 0.95)  # wild tails
+        hits += interval.low <= 0 <= interval.high
+    assert hits / 1000 > 0.935
+
+
+def test_median_interval_is_made_of_the_values_and_needs_enough() -> None:
+    interval = median_interval([6.0, 1, 5, 2, 4, 3], 0.95)
+    assert (interval.low, interval.high) == (1, 6)
+    for few in ([], [1.0], [1.0] * 5):
+        with pytest.raises(UserError, match="too few"):
+            median_interval(few, 0.95)

@@ -12,8 +12,10 @@ from fp8study.corpus import KINDS
 from fp8study.errors import UserError
 from fp8study.models import PRESETS
 from fp8study.paths import project_root, results_dir, run_notebook, studies_dir
+from fp8study.pipeline import plan_text
+from fp8study.provenance import Machine
 from fp8study.records import RESULTS, STATUSES, write_record
-from fp8study.studies import Study, estimated_minutes, load_study, study_names
+from fp8study.studies import Study, estimated_minutes, load_study, stated_margins, study_names
 from tests.factories import make_record
 
 CHECKOUT = Path(__file__).parents[2]
@@ -315,3 +317,21 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     repeats = [c for c in configs if c.repeat == 1]
     assert {c.precision for c in repeats} == {"bf16"}
     assert all(replace(c, repeat=0) in configs for c in repeats)
+
+
+def test_margins_are_the_ones_that_the_files_state(checkout: Path) -> None:
+    write_study(checkout, "wide", margin_pct=2)
+    write_study(checkout, "silent")
+    assert stated_margins() == {"silent": 0.25, "wide": 2.0}
+    write_study(checkout, "wrong", margin_pct=-2)
+    with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
+        stated_margins()
+
+
+def test_the_plan_says_what_was_expected_and_the_margin(checkout: Path) -> None:
+    study = load(checkout, margin_pct=0.5, expectation="They are equal.")
+    text = plan_text(study, Machine(gpus=(), num_cpus=2))
+    assert "judged at ±0.5 % of BF16's. Expected: They are equal." in text
+    assert "Expected: nothing was written down" in plan_text(
+        load(checkout), Machine(gpus=(), num_cpus=2)
+    )

@@ -383,3 +383,16 @@ def test_published_leads_are_computed(tmp_path: Path) -> None:
     (row,) = tables.published_table(path).to_dict("records")
     assert row["fp8_tensorwise_pct"] == pytest.approx(25)
     assert pd.isna(row["fp8_rowwise_pct"])
+
+
+def test_the_margin_is_the_one_that_the_study_states(tmp_path: Path) -> None:
+    for seed, gap in enumerate((0.9, 1.0, 1.1)):
+        for precision, loss in (("bf16", 100.0), ("fp8_rowwise", 100.0 + gap)):
+            results = {"loss_last20_mean": loss}
+            store(tmp_path, "local", make_record(seed=seed, precision=precision, results=results))
+    runs = frame(tmp_path)
+    narrow = tables.loss_gap_table(runs, {"another": 2.0}).iloc[0]
+    wide = tables.loss_gap_table(runs, {"quick": 2.0}).iloc[0]
+    assert (narrow["margin_pct"], narrow["verdict"]) == (0.25, "different")
+    assert (wide["margin_pct"], wide["verdict"]) == (2.0, "equivalent")
+    assert wide["gap_pct_high_90"] == narrow["gap_pct_high_90"]

@@ -1,0 +1,120 @@
+"""Two questions about the healthy loss gap: how it moves with the step, and with the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fp8study.tables import loss_gap_table, newest_per_seed, paired_losses
+
+#: Logged steps in the running mean of a loss.
+SMOOTHING_STEPS = 20
+
+_PLACE = ["machine", "study", "model", "num_gpus", "setting"]
+GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
+SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
+
+
+def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Follow the loss gap of every healthy pair on a GPU through training.
+
+    Args:
+        metrics: From `fp8study.tables.metrics_frame`.
+        runs: From `fp8study.tables.runs_frame`.
+
+    Returns:
+        The columns of `GAP_STEP_COLUMNS`: FP8 less BF16 in % of the BF16 loss, means of the last
+        `SMOOTHING_STEPS` logged steps, one row per pair and step that both runs logged.
+    """
+    losses = _smoothed(metrics)
+    pairs = paired_losses(runs)
+    pairs = pairs[(pairs["device"] == "cuda") & ~pairs["stale"].fillna(False).astype(bool)]
+    frames = []
+    for _, pair in pairs.iterrows():
+        ours = losses.get((pair["machine"], pair["study"], pair["run_id"]))
+        theirs = losses.get((pair["machine"], pair["study"], pair["run_id_bf16"]))
+        if ours is None or theirs is None:
+            continue
+        gap = (100 * (ours - theirs) / theirs).dropna()
+        if gap.empty:
+            continue
+        identity = {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
+        frames.append(pd.DataFrame({"step": gap.index, "gap_pct": gap.to_numpy()} | identity))
+    if not frames:
+        return pd.DataFrame(columns=GAP_STEP_COLUMNS)
+    return pd.concat(frames, ignore_index=True)[GAP_STEP_COLUMNS]
+
+
+def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return how far BF16 runs with different seeds are apart, step by step.
+
+    Args:
+        metrics: From `fp8study.tables.metrics_frame`.
+        runs: From `fp8study.tables.runs_frame`.
+
+    Returns:
+        The columns of `SPREAD_COLUMNS`: ``spread_pct`` is the standard deviation over seeds of the
+        smoothed BF16 loss, in % of its mean. Arms of one seed have no row.
+    """
+    losses = _smoothed(metrics)
+    newest = newest_per_seed(runs)
+    bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
+    bf16 = bf16[(bf16["device"] == "cuda") & ~bf16["stale"].fillna(False).astype(bool)]
+    frames = []
+    for _, group in bf16.groupby("arm_key", sort=False):
+        keys = zip(group["machine"], group["study"], group["run_id"], strict=True)
+        curves = [losses[key] for key in keys if key in losses]
+        if len(curves) < 2:
+            continue
+        table = pd.concat(curves, axis=1).dropna()
+        spread = 100 * table.std(axis=1, ddof=1) / table.mean(axis=1)
+        place = {name: group[name].iloc[0] for name in _PLACE} | {"num_seeds": len(curves)}
+        frames.append(pd.DataFrame({"step": spread.index, "spread_pct": spread.to_numpy()} | place))
+    if not frames:
+        return pd.DataFrame(columns=SPREAD_COLUMNS)
+    return pd.concat(frames, ignore_index=True)[SPREAD_COLUMNS]
+
+
+def _smoothed(metrics: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
+    """Return the running mean of each run's loss by step."""
+    return {
+        (str(machine), str(study), str(run_id)): rows.set_index("step")["loss"]
+        .rolling(SMOOTHING_STEPS)
+        .mean()
+        .dropna()
+        for (machine, study, run_id), rows in metrics.groupby(
+            ["machine", "study", "run_id"], sort=False
+        )
+    }
+
+
+def effective_batch_table(
+    runs: pd.DataFrame, margins: Mapping[str, float] | None = None
+) -> pd.DataFrame:
+    """Return the healthy loss gap by effective batch and by the way that it was reached.
+
+    Args:
+        runs: From `fp8study.tables.runs_frame`.
+        margins: As `fp8study.tables.loss_gap_table`.
+
+    Returns:
+        The columns of `fp8study.tables.LOSS_GAP_COLUMNS`, and ``effective_batch`` (sequences per
+        optimizer step) and ``way``, of the studies named ``effective-batch…``.
+    """
+    chosen = runs[runs["study"].fillna("").str.startswith("effective-batch")]
+    gaps = loss_gap_table(chosen, margins)
+    gaps = gaps[~gaps["stale"].fillna(False).astype(bool)]
+    counts = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
+    by_arm = chosen.drop_duplicates("arm_key").set_index("arm_key")[counts].astype(float)
+    sizes = by_arm.reindex(gaps["arm_key"]).reset_index(drop=True)
+    gaps = gaps.reset_index(drop=True).assign(
+        effective_batch=sizes.prod(axis=1), way=[_way(*row) for row in sizes.to_numpy()]
+    )
+    return gaps.sort_values(["machine", "model", "arm", "effective_batch", "way"], kind="stable")
+
+
+def _way(num_gpus: float, micro_batch: float, accumulation: float) -> str:
+    ways = {"GPUs": num_gpus, "micro-batch": micro_batch, "accumulation": accumulation}
+    used = [way for way, count in ways.items() if count > 1]
+    return " and ".join(used) or "one sequence"

@@ -61,7 +61,7 @@ def audits(frame: pd.DataFrame) -> str:
     bad = audited[audited["audit.problems"].fillna("") != ""]
     text = f"{count(len(audited), 'run')} carried an audit. "
     if bad.empty:
-        return text + "None found a problem."
+        return text + "No problem was found."
     asked = bad["stale"].fillna(False).astype(bool)
     text += f"{count(len(bad), 'run')} failed it"
     if asked.all():

@@ -285,11 +285,10 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     table["step_time_ms"] = [
         steps[key] for key in zip(table["_context"], table["arm"], strict=True)
     ]
-    bf16 = table[table["precision"] == "bf16"].set_index(["_context", "cache"])
-    pairs = table[table["precision"] != "bf16"].join(
-        bf16[["warm_up_seconds", "step_time_ms"]], on=["_context", "cache"], how="inner",
-        rsuffix="_bf16",
-    )  # fmt: skip
+    keys = ["_context", "cache"]
+    bf16 = table[table["precision"] == "bf16"].set_index(keys)
+    bf16 = bf16[["warm_up_seconds", "step_time_ms"]].add_suffix("_bf16")
+    pairs = table[table["precision"] != "bf16"].join(bf16, on=keys, how="inner")
     later = (pairs["warm_up_seconds"] - pairs["warm_up_seconds_bf16"]).clip(lower=0)
     gained_s = (pairs["step_time_ms_bf16"] - pairs["step_time_ms"]) / 1000
     pairs["break_even_steps"] = (later / gained_s).where(gained_s > 0, math.inf)

@@ -129,7 +129,7 @@ def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> Non
     text = sentences.proof(frame(tmp_path))
     assert "In 4 profiled FP8 runs, 80.0 % of the matrix products' FLOPs were done in FP8" in text
     assert "In 2 profiled BF16 runs there was no FP8 product." in text
-    assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit. None found a problem."
+    assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit. No problem was found."
     step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
     store_measured(
         tmp_path, "fp8_rowwise", 2, run_id="silent", audit=audit_of("fp8_rowwise", silent=True),
@@ -151,7 +151,15 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
     for say in (sentences.proof, sentences.audits, sentences.gathered, sentences.energy,
                 sentences.overhead, sentences.break_even):  # fmt: skip
         assert "make reproduce STUDY=instruments" in say(empty)
-    for make in (tables.utilisation_table, tables.ceilings_table, tables.kernels_table,
-                 tables.products_table, tables.memory_split_table, tables.energy_table,
-                 tables.communication_table, tables.break_even_table, tables.audit_table):  # fmt: skip
+    for make in (
+        tables.utilisation_table,
+        tables.ceilings_table,
+        tables.kernels_table,
+        tables.products_table,
+        tables.memory_split_table,
+        tables.energy_table,
+        tables.communication_table,
+        tables.break_even_table,
+        tables.audit_table,
+    ):
         assert make(empty).empty

@@ -21,6 +21,7 @@ from fp8study.config import make_config
 from fp8study.errors import UserError
 from fp8study.findings import cautions, problems
 from fp8study.launch import RunFailed, launch
+from fp8study.profiling import TRACE_NAME
 from fp8study.provenance import Machine
 from fp8study.records import RunRecord, read_metrics, read_record
 
@@ -122,12 +123,102 @@ def test_document_a_leaves_most_weights_untrained_and_says_so(run: Run) -> None:
     assert stale.results["loss_last20_mean"] > healthy.results["loss_last20_mean"] + 0.1
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
-def test_the_audit_of_a_healthy_run_finds_nothing(run: Run, strategy: str) -> None:
-    record, _ = run(strategy=strategy, num_gpus=2, precision="fp8")
-    assert record.audit["skipped"] == {"skip pattern 'lm_head'": 1}
+HEALTHY = [
+    ("fsdp2", "bf16", 2), ("fsdp2", "fp8", 2), ("fsdp2", "fp8_rowwise", 1),
+    ("fsdp2", "fp8_rowwise_gw_hp", 1), ("ddp", "bf16", 2), ("ddp", "fp8", 2),
+    ("ddp", "fp8_rowwise", 2), ("none", "bf16", 1), ("none", "fp8", 1), ("none", "fp8_rowwise", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "precision", "num_gpus"), HEALTHY)
+def test_the_audit_of_a_healthy_run_finds_nothing(
+    run: Run, strategy: str, precision: str, num_gpus: int
+) -> None:
+    record, _ = run(strategy=strategy, num_gpus=num_gpus, precision=precision)
+    skipped = {"skip pattern 'lm_head'": 1} if precision != "bf16" else {"precision=bf16": 29}
+    assert record.audit["skipped"] == skipped
     assert problems(record.audit) == cautions(record.audit) == []
     assert record.audit["num_trainable"] == 39
+    assert record.audit["stalled_pct"] < 1
+
+
+def test_the_profile_shows_in_what_dtypes_weights_and_gradients_travel(run: Run) -> None:
+    bf16, run_dir = run(strategy="fsdp2", num_gpus=2)
+    fp8, _ = run(strategy="fsdp2", num_gpus=2, precision="fp8")
+    replicated, _ = run(strategy="ddp", num_gpus=2, precision="bf16")
+    assert bf16.audit["communication_dtypes"]["all_gather"] == ["bfloat16"]
+    assert "uint8" in fp8.audit["communication_dtypes"]["all_gather"]  # FSDP2 packs FP8 as bytes
+    for record in (bf16, fp8):
+        assert record.audit["communication_dtypes"]["reduce_scatter"] == ["float32"]
+
+    def gathered(record: RunRecord) -> float:
+        rows = record.instruments["step"]["communication"]
+        return sum(row["gib"] for row in rows if row["collective"] == "all_gather")
+
+    # Four layers in half the bytes; embedding and head, twice as large here, as before.
+    assert 0.6 < gathered(fp8) / gathered(bf16) < 0.75
+    assert set(replicated.audit["communication_dtypes"]) == {"all_reduce", "broadcast"} or set(
+        replicated.audit["communication_dtypes"]
+    ) == {"all_reduce"}
+    assert (run_dir / TRACE_NAME).exists()
+
+
+def test_memory_is_split_on_every_rank(run: Run) -> None:
+    record, _ = run(strategy="fsdp2", num_gpus=2)
+    memory = record.instruments["memory"]
+    assert len(memory["ranks"]) == 2
+    whole_gib = 4 * record.model["num_parameters"] / 2**30
+    assert memory["parameters_gib"] == pytest.approx(whole_gib / 2, rel=0.01)
+    assert memory["gradients_gib"] == memory["parameters_gib"]
+    assert memory["optimizer_gib"] == pytest.approx(2 * memory["parameters_gib"], rel=0.01)
+    assert record.instruments["energy"] == {}  # absent, not zero
+    assert record.results["memory_peak_gib"] is None
+
+
+def test_gradient_norms_are_logged_now_and_then_and_with_clipping_always(run: Run) -> None:
+    _, plain = run(strategy="fsdp2", num_gpus=2)
+    norms = [row["gradient_norm"] for row in read_metrics(plain)]
+    assert [norm is not None for norm in norms] == [True] + 7 * [False]
+    _, alone = run(strategy="none", micro_batch_size=4)
+    # Sharded or not, the norm is that of the whole gradient.
+    assert read_metrics(alone)[0]["gradient_norm"] == pytest.approx(norms[0], rel=0.02)
+    _, clipped = run(
+        strategy="fsdp2", precision="fp8_rowwise", activation_checkpointing=True,
+        master_dtype="bf16", max_grad_norm=1.0,
+    )  # fmt: skip
+    assert all(row["gradient_norm"] > 0 for row in read_metrics(clipped))
+
+
+def test_a_finished_run_keeps_its_results_when_the_closer_look_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import sys, fp8study.train as train\n"
+        "def look_closer(*_): raise RuntimeError('no profiler here')\n"
+        "train.look_closer = look_closer\n"
+        "sys.exit(train.main())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    monkeypatch.setattr("fp8study.launch._command", lambda *_: command)
+    record = launch(make_config(TINY | {"strategy": "none"}), tmp_path / "run", show=str,
+                    machine=CPU)  # fmt: skip
+    assert record.status == "completed"
+    assert record.results["loss_last20_mean"] is not None
+    assert "the measurements after training did not finish" in record.warnings
+
+
+def test_a_fresh_compile_cache_is_the_runs_own_and_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os; print('cache', os.environ.get('TORCHINDUCTOR_CACHE_DIR')); raise SystemExit(1)"
+    )
+    monkeypatch.setattr("fp8study.launch._command", lambda *_: [sys.executable, "-c", code])
+    config = make_config(TINY | {"strategy": "none", "compile_cache": "fresh"})
+    with pytest.raises(RunFailed, match=r"cache .*fp8study-compile-"):
+        launch(config, tmp_path / "run", show=str, machine=CPU)
+    said = (tmp_path / "run" / "train.log").read_text().split()[-1]
+    assert not Path(said).exists()
 
 
 def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
@@ -179,6 +270,8 @@ def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
     assert record.status == "diverged"
     assert record.status_detail is not None
     assert "at step" in record.status_detail
+    assert "the gradient norm was" in record.status_detail
+    assert "at step 1;" in record.status_detail or "at step 1," in record.status_detail
     assert "learning_rate" in record.status_detail
     assert 0 < record.results["steps_completed"] <= 8
 
@@ -297,7 +390,8 @@ def test_metrics_are_json_lines_with_units_in_their_names(run: Run) -> None:
     _, run_dir = run(strategy="none", micro_batch_size=4)
     first = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
     assert set(first) == {
-        "step", "loss", "learning_rate", "step_time_ms", "tokens_per_second_per_gpu",
+        "step", "loss", "learning_rate", "gradient_norm", "step_time_ms",
+        "tokens_per_second_per_gpu",
         "tflops_per_gpu", "tokens_seen", "timed",
     }  # fmt: skip
     assert (first["step"], first["timed"], first["tokens_seen"]) == (1, False, 256)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from fp8study.config import FIELD_NAMES, RunConfig, load_config, make_config, save_config
+from fp8study.config import FIELD_NAMES, REFUSED, RunConfig, load_config, make_config, save_config
 from fp8study.defaults import config_for, study_for
 from fp8study.errors import UserError, nearest
 from fp8study.gpus import Gpu
@@ -212,3 +212,13 @@ def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
 def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:
     config = config_for(Machine((), 2), {"num_steps": 20, "precision": "bf16", "model": None})
     assert (config.num_steps, config.precision, config.model) == (20, "bf16", "tiny-llama")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_other_trainers_offer_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}: 2: .*support|{name}: 2: .*loading"):
+        make_config({name: 2})
+    with pytest.raises(UserError, match=name):
+        make_config({name: True})
+    # Switched off, it says nothing.
+    assert make_config({name: False}) == make_config({name: 1}) == make_config({})

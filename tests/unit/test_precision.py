@@ -13,6 +13,7 @@ from fp8study.precision import (
     convert_to_float8,
     float8_config,
     float8_filter,
+    is_converted,
 )
 
 
@@ -176,3 +177,16 @@ def test_a_tied_loss_head_may_be_converted_or_gathered_but_not_both(
     model = tied()
     convert_to_float8(model, fp8(**changes), emulate=True)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[operator]
+
+
+def test_uneven_shards_of_fp8_weights_are_refused_before_anything_is_converted() -> None:
+    model = build_model("tiny-llama", torch.float32, torch.device("cpu"), seed=0)
+    config = make_config({"model": "tiny-llama", "precision": "fp8", "num_gpus": 3})
+    with pytest.raises(UserError, match=r"num_gpus: 3 does not divide the 128 rows of .*q_proj"):
+        convert_to_float8(model, config, emulate=True)
+    assert not any(is_converted(module) for module in model.modules())
+    plain = make_config(
+        {"model": "tiny-llama", "precision": "fp8", "num_gpus": 3, "fp8_all_gather": False}
+    )
+    convert_to_float8(model, plain, emulate=True)
+    assert any(is_converted(module) for module in model.modules())

@@ -41,6 +41,7 @@ def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") ->
         empty: What to say if nothing is left.
     """
     table = table[(table["device"] != "cpu") & table["tokens_per_second_per_gpu"].notna()]
+    table = _without_shares(table)
     if table.empty:
         return message_figure(empty)
     contexts = ["machine", "study", "model", "setting"]
@@ -55,6 +56,12 @@ def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") ->
         axis.set_xlabel("GPUs")
     add_legend(figure, [_swatch(*name) for name in names])
     return figure
+
+
+def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """Give one name to the faults of all models, which differ in the share that is not trained."""
+    arm = table["arm"].str.replace(r" \(\d+\.\d % of parameters not trained\)", "", regex=True)
+    return table.assign(arm=arm)
 
 
 def _swatch(arm: str, precision: str, stale: bool) -> Patch:
@@ -102,6 +109,7 @@ def _bar_text(row: pd.Series, stale: bool) -> str:
 def memory_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
     """Draw peak memory per GPU, GiB, one line of dots per arm; arguments as above."""
     table = table[(table["device"] != "cpu") & table["memory_peak_gib"].notna()]
+    table = _without_shares(table)
     if table.empty:
         return message_figure(empty)
     groups = list(table.groupby(["machine", "study", "model", "setting"], sort=False))

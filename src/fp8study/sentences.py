@@ -9,11 +9,11 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study import tables
+from fp8study.frames import PRECISION_LABELS
 from fp8study.pages import Report
-from fp8study.words import compared, count, escape, how_to_get, no_gpu_records, signed
+from fp8study.words import count, escape, how_to_get, no_gpu_records, signed
 
 __all__ = [
-    "compared",
     "document_a",
     "epochs",
     "kept_in_bf16",
@@ -102,25 +102,27 @@ def _speed_sentence(rows: pd.DataFrame, how: str) -> str:
 
 
 def speed_details(report: Report) -> str:
-    """One line for each model, setting and recipe, with the GPU counts side by side."""
-    keys = ["machine", "gpu_name", "study", "model", "setting", "arm"]
+    """One line for each model and recipe, over all settings; the table has each of them."""
+    table = _healthy(report)
+    table = table.assign(
+        how=table["setting"].map(lambda s: "eager" if "eager" in s else "compiled")
+    )
     lines = []
-    for values, group in _healthy(report).groupby(keys, sort=False, dropna=False):
-        machine, gpu, study, model, setting, arm = (escape(str(v)) for v in values)
-        results = []
-        for _, row in group.sort_values("num_gpus").iterrows():
-            where = f"on {count(int(row['num_gpus']), 'GPU')}"
-            if pd.isna(row["speedup_pct"]):
-                results.append(f"not compared {where}, where memory was nearly full")
-            else:
-                results.append(f"{compared(row['speedup_pct'])} {where}")
-        runs = sorted({int(n) for n in group["num_runs"]})
-        seeds = f"{runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"
-        lines.append(
-            f"- **{model}, {arm}:** {'; '.join(results)}. ({study} on {machine}, {gpu}; {setting}; "
-            f"n = {seeds} per arm.)"
-        )
+    for values, group in table.groupby(["how", "model", "precision"], sort=True):
+        how, model, precision = (str(value) for value in values)
+        pct = group["speedup_pct"].dropna().astype(float)
+        parts = [_speed_range(pct)] if len(pct) else []
+        if full := len(group) - len(pct):
+            parts.append(f"{full} not compared, where memory was nearly full")
+        name = PRECISION_LABELS.get(precision, precision)
+        lines.append(f"- **{escape(model)}, {escape(name)}, {how}:** {'; '.join(parts)}.")
     return "\n".join(lines)
+
+
+def _speed_range(pct: pd.Series) -> str:
+    low, high = signed(pct.min(), 1), signed(pct.max(), 1)
+    spread = f"{low} %" if low == high else f"{low} % to {high} %"
+    return f"{spread} against BF16 in {count(len(pct), 'comparison')}"
 
 
 def memory_summary(report: Report) -> str:

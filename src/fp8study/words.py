@@ -29,10 +29,3 @@ def signed(value: float, digits: int) -> str:
     """Write a number with its sign, as mathematics does."""
     text = f"{value:+.{digits}f}"
     return text.replace("-", "+" if float(text) == 0 else "\u2212")
-
-
-def compared(pct: float) -> str:
-    """Put a relative difference in speed into words that follow its sign."""
-    if abs(pct) < 0.05:
-        return "as fast as BF16"
-    return f"{abs(pct):.1f} % {'faster' if pct > 0 else 'slower'} than BF16"

@@ -90,8 +90,7 @@ LOSS_GAP = Layout(
         "loss": ("FP8 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
         "interval": ("interval of the gap, %", ""),
-        "margin_pct": ("margin, ± %", "g"),
-        "verdict": ("verdict", ""),
+        "judged": ("verdict at the margin, %", ""),
     },
     _GROUP,
 )

@@ -59,9 +59,11 @@ def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") ->
 
 
 def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
-    """Give one name to the faults of all models, which differ in the share that is not trained."""
-    arm = table["arm"].str.replace(r" \(\d+\.\d % of parameters not trained\)", "", regex=True)
-    return table.assign(arm=arm)
+    """Give one name to the faults of several models, which differ in the share not trained."""
+    share = r" \(\d+\.\d % of parameters not trained\)"
+    if table["arm"].str.extract(f"({share})", expand=False).nunique() <= 1:
+        return table
+    return table.assign(arm=table["arm"].str.replace(share, "", regex=True))
 
 
 def _swatch(arm: str, precision: str, stale: bool) -> Patch:

@@ -82,6 +82,7 @@ LOSS_GAP_COLUMNS = [
     "gap_pct_high_95",
     "interval",
     "margin_pct",
+    "judged",
     "verdict",
 ]
 
@@ -241,7 +242,7 @@ def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = Non
         token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
-        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
+        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so. ``judged`` names both.
     """
     pairs = _pairs(runs, "loss_last20_mean")
     if pairs.empty:
@@ -265,7 +266,8 @@ def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = Non
             "gap": gap.mean(),
             "gap_pct": gap_pct.mean(),
         }
-        rows.append(row | _intervals(gap_pct.tolist(), margin))
+        row |= _intervals(gap_pct.tolist(), margin)
+        rows.append(row | {"judged": f"{row['verdict']} at ±{margin:g}"})
     return ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
 
 

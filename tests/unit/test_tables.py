@@ -328,7 +328,10 @@ def test_reference_records_pair() -> None:
     stored = load_runs(Path(__file__).parents[2] / "results")
     runs = tables.runs_frame(run for run in stored if run.machine_label == "h200x4")
     gaps = tables.loss_gap_table(runs)
-    assert len(runs) == 27
+    sizes = runs["study"].value_counts()
+    assert (sizes["quick"], sizes["document-a"], sizes["attribution"]) == (12, 15, 50)
+    assert (sizes["instruments"], sizes["corner-arms"], sizes["precision-noise"]) == (12, 16, 4)
+    assert set(gaps.loc[gaps["study"] == "attribution", "num_pairs"]) == {5}
     assert gaps.loc[gaps["study"] == "quick", "num_pairs"].tolist() == [1] * 6
     assert gaps.loc[gaps["study"] == "document-a", "num_pairs"].tolist() == [3] * 3
     assert tables.document_a_table(runs)["num_runs"].tolist() == [3] * 5

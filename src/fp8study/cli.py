@@ -78,6 +78,17 @@ def _parse(assignments: list[str] | None) -> dict[str, Any]:
     return values
 
 
+def _record_path(run: Path) -> Path:
+    """Return the record of a run, which may be named by its folder."""
+    path = run if run.suffix == ".json" else run / "run.json"
+    if not path.is_file():
+        raise UserError(
+            f"run_dir: '{run}' holds no record; give the folder of a run that has ended, as "
+            "results/local/<study>/<run_id>"
+        )
+    return path
+
+
 def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine, dict[str, Any]]:
     machine, values = this_machine(), _parse(overrides)
     return load_study(name or study_for(machine), values), machine, values
@@ -169,7 +180,7 @@ def audit(
     from fp8study.findings import audit_text, problems
     from fp8study.records import read_record
 
-    record = read_record(run_dir if run_dir.suffix == ".json" else run_dir / "run.json")
+    record = read_record(_record_path(run_dir))
     if not record.audit:
         raise UserError(
             f"audit: '{run_dir}' holds none (status {record.status}); it ended before its first "
@@ -178,6 +189,53 @@ def audit(
     print(f"{record.run_id} ({record.status})\n{audit_text(record.audit)}")
     if problems(record.audit):
         raise typer.Exit(1)
+
+
+@app.command()
+@_one_line_errors
+def show(
+    run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
+) -> None:
+    """Show what a run's instruments measured."""
+    from fp8study.records import read_record
+    from fp8study.showing import instruments_text
+
+    print(instruments_text(read_record(_record_path(run_dir))))
+
+
+@app.command()
+@_one_line_errors
+def ceilings(
+    model: Annotated[str, typer.Option(help="A preset, a Hugging Face id or a folder.")],
+    sequence_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
+    micro_batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure on this GPU what a model's matrix products reach by themselves."""
+    import json
+
+    from fp8study.config import make_config
+    from fp8study.models import check_model_name
+
+    check_model_name(model)
+    config = make_config(
+        {"model": model, "sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
+    )
+    machine = this_machine()
+    if not machine.gpus:
+        raise UserError(
+            "ceilings: no NVIDIA GPU is visible here, and a CPU's products say nothing of one; "
+            "run it on the GPU in question"
+        )
+    import torch
+
+    from fp8study.ceilings import ceilings_text, linear_shapes, measure_ceilings
+    from fp8study.models import build_model
+
+    shapes = linear_shapes(build_model(model, torch.bfloat16, torch.device("meta"), 0), config)
+    num_tokens = config.micro_batch_size * config.sequence_length
+    found = measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
+    print(json.dumps(found, indent=1) if as_json else ceilings_text(found))
 
 
 @app.command()

@@ -25,6 +25,7 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
@@ -216,6 +217,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
     for names, content in sections:
         row |= {name: content.get(name) for name in names}
     row |= {f"version_{name}": record.versions.get(name) for name in _VERSIONS}
+    if row["bf16_peak_tflops"] is None:  # older records leave the denominator out
+        row["bf16_peak_tflops"] = bf16_peak_tflops(record.machine.get("gpu_name"))
     row["model_vocab_size"] = record.model.get("vocab_size")
     row["git_commit"] = record.git.get("commit")
     row["git_dirty"] = record.git.get("dirty")

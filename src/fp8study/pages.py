@@ -50,6 +50,7 @@ THROUGHPUT = Layout(
         "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
         "tflops_per_gpu": ("TFLOP/s per GPU", ".0f"),
         "mfu_bf16_peak_pct": ("MFU, % of dense BF16 peak", ".1f"),
+        "bf16_peak_tflops": ("that peak", ".0f"),
         "speedup_pct": ("v BF16, %", "+.1f"),
         "note": ("note", ""),
     },

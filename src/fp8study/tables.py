@@ -50,6 +50,7 @@ _MEASURED = [
     "tokens_per_second_per_gpu",
     "tflops_per_gpu",
     "mfu_bf16_peak_pct",
+    "bf16_peak_tflops",
     "step_time_ms_median",
     "memory_peak_gib",
     "startup_seconds",
@@ -242,7 +243,8 @@ def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = Non
         token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
-        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so. ``judged`` names both.
+        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
+        ``judged`` is the verdict with its margin.
     """
     pairs = _pairs(runs, "loss_last20_mean")
     if pairs.empty:

@@ -9,6 +9,7 @@ import pytest
 from fp8study.records import write_record
 from fp8study.studies import load_study
 from tests.factories import make_record
+from tests.instrument_factories import instruments_of
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -104,3 +105,38 @@ def test_launcher_and_command_line_import_no_torch(checkout: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
+
+
+def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> None:
+    record = make_record(
+        run_id="measured",
+        instruments=instruments_of("fp8_tensorwise", 4),
+        results={"bf16_peak_tflops": 989.0, "mfu_mixed_peak_pct": 25.0,
+                 "mixed_peak_tflops": 1500.0, "mfu_achievable_pct": 40.0},
+    )  # fmt: skip
+    write_record(record, checkout)
+    done = fp8study(checkout, "show", ".")
+    assert done.returncode == 0
+    for words in (
+        "% of the dense BF16 peak, 989 TFLOP/s",
+        "25.0 % of the mixed peak, 1500 TFLOP/s",
+        "of what this GPU achieves at these shapes, 1100 TFLOP/s",
+        "23.00 GiB steady peak", "0.0120 J per token", "4.000 GiB  all_gather of uint8",
+        "20.0 ms  gemm fp8",
+    ):  # fmt: skip
+        assert words in done.stdout
+    write_record(make_record(run_id="bare", results={}), checkout)
+    assert "energy" not in fp8study(checkout, "show", "run.json").stdout  # absent, not zero
+
+
+@pytest.mark.parametrize("command", ["show", "audit"])
+def test_a_folder_without_a_record_is_named(checkout: Path, command: str) -> None:
+    done = fp8study(checkout, command, "nowhere")
+    assert done.returncode == 2
+    assert "'nowhere' holds no record; give the folder of a run" in done.stderr
+
+
+def test_ceilings_want_a_gpu(checkout: Path) -> None:
+    done = fp8study(checkout, "ceilings", "--model", "llama-3.1-8b")
+    assert done.returncode == 2
+    assert "no NVIDIA GPU is visible" in done.stderr

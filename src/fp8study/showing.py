@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from fp8study.records import RunRecord
@@ -30,7 +31,10 @@ def instruments_text(record: RunRecord) -> str:
         for row in step.get("communication", [])
     ]
     if "overhead" in found:
-        lines.append(f"  measuring cost {found['overhead']['overhead_pct']:+.2f} % of a step")
+        blocks = found["overhead"]
+        pairs = zip(blocks["measured_ms"], blocks["plain_ms"], strict=True)
+        cost = statistics.median(100 * (measured / plain - 1) for measured, plain in pairs)
+        lines.append(f"  measuring {cost:+.2f} % of a step (median over blocks)")
     return "\n".join(lines)
 
 
@@ -48,7 +52,7 @@ _USE = {
     "tflops_per_gpu": "{:.1f} TFLOP/s per GPU",
     "mfu_bf16_peak_pct": "{:.1f} % of the dense BF16 peak, {bf16_peak_tflops:.0f} TFLOP/s",
     "mfu_mixed_peak_pct": "{:.1f} % of the mixed peak, {mixed_peak_tflops:.0f} TFLOP/s",
-    "mfu_achievable_pct": "{:.1f} % of what this GPU achieves at these shapes, {run_tflops:.0f} TFLOP/s",
+    "mfu_achievable_pct": "{:.1f} % of what is achievable here, {run_tflops:.0f} TFLOP/s",
 }
 _MEMORY = {
     "parameters_gib": "{:.2f} GiB parameters",

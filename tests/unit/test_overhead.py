@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from fp8study.overhead import BLOCK_STEPS, NUM_PAIRS, measure_overhead
@@ -33,7 +32,3 @@ def test_each_kind_gets_its_blocks_and_goes_first_every_other_time() -> None:
     )
     assert len(found["plain_ms"]) == len(found["measured_ms"]) == NUM_PAIRS
     assert min(found["measured_ms"]) >= 2
-    pairs = zip(found["measured_ms"], found["plain_ms"], strict=True)
-    mean = sum(100 * (measured / plain - 1) for measured, plain in pairs) / NUM_PAIRS
-    assert found["overhead_pct"] == pytest.approx(mean)
-    assert found["overhead_pct_low_95"] < mean < found["overhead_pct_high_95"]

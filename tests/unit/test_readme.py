@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from fp8study import cli, config, tables
+from fp8study import cli, config, instrument_tables, tables
 from fp8study.models import PRESETS
 from fp8study.records import load_runs
 from fp8study.studies import load_study, study_names
@@ -52,6 +52,37 @@ def speedups(runs: pd.DataFrame, model: str) -> list[str]:
     ]
 
 
+def fault_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the fault planted in BF16, and of FP8 itself."""
+    chosen = runs[(runs["study"] == "attribution") & (runs["master_dtype"] == "bf16")]
+    end = chosen.pivot_table(index="seed", columns="arm", values="loss_last20_mean")
+    above = {str(arm): (100 * (end[arm] / end["BF16"] - 1)).mean() for arm in end}
+    planted, stale = (next(arm for arm in above if word in arm) for word in ("planted", "stale"))
+    assert len(end.dropna()) == 5
+    return [
+        f"ends {above[planted]:.1f} % above healthy BF16, the stale FP8 run {above[stale]:.1f} %",
+        f"costs {per_cent(above['FP8 tensorwise'], 2)} (tensorwise) and "
+        f"{per_cent(above['FP8 rowwise'], 2)} (rowwise)",
+    ]
+
+
+def instrument_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the study instruments."""
+    speed = tables.throughput_table(runs[runs["study"] == "instruments"])
+    big = speed[(speed["model"] == "llama-3.1-8b") & (speed["num_gpus"] == 4)]
+    lead = {p: one(big, precision=f"fp8_{p}")["speedup_pct"] for p in ("tensorwise", "rowwise")}
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    frame = instrument_tables.instruments_frame(stored, runs)
+    moved = instrument_tables.communication_table(frame[frame["model"] == "llama-3.1-8b"])
+    gathered = one(moved, precision="fp8_tensorwise")
+    assert gathered["reduce_scatter_dtypes"] == "FP32"
+    return [
+        f"in another call {per_cent(lead['tensorwise'])} on 4 GPUs",
+        f"Rowwise {per_cent(lead['rowwise'])} on 4 GPUs",
+        f"{per_cent(gathered['all_gather_change_pct'])} for 8B",
+    ]
+
+
 def quoted(runs: pd.DataFrame) -> list[str]:
     """What the README may quote, made from the records as it is written there."""
     arms = tables.document_a_table(runs)
@@ -84,6 +115,8 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 masters)",
         f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 masters)",
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
+        *fault_texts(runs),
+        *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
         *(f"torchao {v}" for v in runs["version_torchao"].unique()),
         f"{len(runs[runs['study'] == 'quick'])} |",
@@ -108,7 +141,7 @@ def test_no_other_result_is_quoted(runs: pd.DataFrame) -> None:
     assert found <= known, found - known
 
 
-@pytest.mark.parametrize("study", ["quick", "document-a"])
+@pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])
 def test_quoted_times_fit_the_records(study: str, runs: pd.DataFrame) -> None:
     chosen = runs[runs["study"] == study]
     first = datetime.fromisoformat(chosen["started_at"].min())

@@ -101,7 +101,7 @@ def energy(frame: pd.DataFrame) -> str:
     if change.empty:
         return _missing("Energy")
     less, more = int((change < 0).sum()), int((change > 0).sum())
-    bf16 = table[table["precision"] == "bf16"]
+    bf16 = table[(table["precision"] == "bf16") & ~table["stale"].fillna(False).astype(bool)]
     capped = int((bf16["power_cap_pct"] > 50).sum())
     text = (
         f"Against BF16, FP8 took less energy per token in {less} and more in {more} of "

@@ -82,11 +82,12 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str], on_gpu: bool = True) -
 
 
 def _against_bf16(table: pd.DataFrame, column: str, seedless_key: pd.Series) -> pd.Series:
-    """Return by how much an arm differs from the BF16 arm of the same context, %."""
-    is_bf16 = (table["precision"] == "bf16") & ~table["stale"].fillna(False).astype(bool)
-    base = table[is_bf16].assign(_key=seedless_key).drop_duplicates("_key")
+    """Return by how much a healthy FP8 arm differs from the BF16 arm of its context, %."""
+    is_healthy = ~table["stale"].fillna(False).astype(bool)  # a stale run does less work
+    is_bf16 = table["precision"] == "bf16"
+    base = table[is_bf16 & is_healthy].assign(_key=seedless_key).drop_duplicates("_key")
     reference = seedless_key.map(base.set_index("_key")[column])
-    return (100 * (table[column] / reference - 1)).where(table["precision"] != "bf16")
+    return (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
 
 
 def _context(table: pd.DataFrame) -> pd.Series:

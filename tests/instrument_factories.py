@@ -79,7 +79,8 @@ def instruments_of(precision: str, num_gpus: int = 1, **changes: Any) -> dict[st
 
 def store_measured(
     results: Path, precision: str, num_gpus: int = 1, /, step_ms: float = 100.0,
-    warm_up_s: float = 20.0, cache: tuple[int, int] = (0, 2), **changes: Any,
+    warm_up_s: float = 20.0, cache: tuple[int, int] = (0, 2), outside_pct: float = 0.0,
+    **changes: Any,
 ) -> None:  # fmt: skip
     """Store a run of the study ``instruments``; `changes` are fields of the record."""
     fields = {
@@ -96,7 +97,9 @@ def store_measured(
         "bf16_peak_tflops": 989.0, "mixed_peak_tflops": 1500.0, "mfu_mixed_peak_pct": 25.0,
         "mfu_achievable_pct": 40.0,
     }  # fmt: skip
-    store(results, "reference/h200x8", make_record(**fields), loss_curve(60, 5.0))
+    record = make_record(**fields)
+    record.model["parameters_outside_optimizer_pct"] = outside_pct
+    store(results, "reference/h200x8", record, loss_curve(60, 5.0))
 
 
 def make_instruments(results: Path) -> None:

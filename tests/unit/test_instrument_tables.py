@@ -72,10 +72,7 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
     assert row(table, "fp8_tensorwise")["change_pct"] == pytest.approx(-20)
     assert row(table, "fp8_tensorwise")["power_cap_pct"] == 0
     assert "less energy per token in 4 and more in 0 of 4" in sentences.energy(frame(tmp_path))
-    store_measured(
-        tmp_path, "fp8_tensorwise", 2, run_id="stale",
-        model={"parameters_outside_optimizer_pct": 78.4},
-    )  # fmt: skip
+    store_measured(tmp_path, "fp8_tensorwise", 2, run_id="stale", outside_pct=78.4)
     store_measured(tmp_path, "bf16", 2)
     stale = row(tables.energy_table(frame(tmp_path)), "fp8_tensorwise", 2)
     assert stale["stale"]

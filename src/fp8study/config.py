@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from fp8study.errors import UserError, nearest, one_line
+from fp8study.fieldtypes import check_type, coerce
 
 Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
 Strategy = Literal["fsdp2", "ddp", "none"]
@@ -190,7 +189,7 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
                 f"known: {', '.join(FIELD_NAMES)}"
             )
     hints = typing.get_type_hints(RunConfig)
-    return RunConfig(**{name: _coerce(value, hints[name]) for name, value in values.items()})
+    return RunConfig(**{name: coerce(value, hints[name]) for name, value in values.items()})
 
 
 def load_config(path: Path) -> RunConfig:
@@ -215,91 +214,9 @@ def save_config(config: RunConfig, path: Path) -> None:
     partial.replace(path)
 
 
-def _coerce(value: Any, hint: Any) -> Any:
-    """Undo what text-only interfaces did to a value; leave anything else for `_check_types`."""
-    kinds = _alternatives(hint)
-    if isinstance(value, bool) or value is None:
-        return value
-    if value == "none" and type(None) in kinds:
-        return None
-    if float in kinds and (isinstance(value, int) or (isinstance(value, str) and _is_float(value))):
-        return float(value)  # YAML reads 1e-5 as a text
-    if int in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
-    for kind in kinds:
-        if typing.get_origin(kind) is tuple:
-            return _coerce_list(value, typing.get_args(kind)[0])
-    return value
-
-
-def _coerce_list(value: Any, item: type) -> Any:
-    """As `_coerce`, for a list: ``0,50`` is one, and so is a number on its own."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-        if item is int and all(part.isdecimal() for part in value):
-            value = [int(part) for part in value]
-    elif isinstance(value, item):
-        value = [value]
-    if isinstance(value, list):
-        return tuple(_coerce(part, item) for part in value)
-    return value
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the members of ``A | B``, or the hint itself."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
-
-
 def _check_types(config: RunConfig) -> None:
     for name, hint in typing.get_type_hints(RunConfig).items():
-        value = getattr(config, name)
-        if not any(_fits(value, kind) for kind in _alternatives(hint)):
-            raise UserError(f"{name}: {value!r} is not valid{_expectation(value, hint)}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        return value in typing.get_args(kind)
-    if origin is tuple:
-        item_kind = typing.get_args(kind)[0]
-        return isinstance(value, tuple) and all(_fits(item, item_kind) for item in value)
-    if kind is type(None):
-        return value is None
-    if kind in (int, float):
-        return (
-            isinstance(value, int if kind is int else (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-        )
-    return isinstance(value, kind)
-
-
-def _expectation(value: Any, hint: Any) -> str:
-    kinds = _alternatives(hint)
-    choices = [
-        c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)
-    ]
-    if choices:
-        return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
-    names = [
-        ("a list of texts" if typing.get_args(k)[0] is str else "a list of whole numbers")
-        if typing.get_origin(k) is tuple
-        else "none"
-        if k is type(None)
-        else k.__name__
-        for k in kinds
-    ]
-    return f"; give {' or '.join(names)}"
+        check_type(name, getattr(config, name), hint)
 
 
 def _check_ranges(config: RunConfig) -> None:

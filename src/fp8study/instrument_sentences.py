@@ -8,6 +8,7 @@ import pandas as pd
 
 from fp8study import instrument_tables as tables
 from fp8study import stats
+from fp8study.break_even import break_even_table
 from fp8study.words import count, escape, how_to_get
 
 _STUDY = "instruments"
@@ -132,7 +133,7 @@ def overhead(frame: pd.DataFrame) -> str:
 
 def break_even(frame: pd.DataFrame) -> str:
     """Say after how many steps FP8's warm-up is paid for."""
-    table = tables.break_even_table(frame)
+    table = break_even_table(frame)
     if table.empty:
         return _missing("Break-even")
     never = table["break_even_steps"] == math.inf

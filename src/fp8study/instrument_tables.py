@@ -16,7 +16,7 @@ from fp8study.records import StoredRun
 from fp8study.tables import ordered
 
 _KEY = ["machine", "study", "run_id"]
-_ARM = [
+ARM = [
     "machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting",
     "precision", "arm", "stale", "arm_key", "pair_key",
 ]  # fmt: skip
@@ -59,7 +59,7 @@ def of_the_instruments(frame: pd.DataFrame) -> pd.DataFrame:
     return own if len(own) else frame
 
 
-def _column(frame: pd.DataFrame, name: str) -> pd.Series:
+def numbers(frame: pd.DataFrame, name: str) -> pd.Series:
     """Return a column as numbers, all missing where no run has it."""
     if name not in frame:
         return pd.Series(math.nan, index=frame.index)
@@ -69,13 +69,13 @@ def _column(frame: pd.DataFrame, name: str) -> pd.Series:
 def _by_arm(frame: pd.DataFrame, columns: dict[str, str], on_gpu: bool = True) -> pd.DataFrame:
     """Return medians by arm of the given columns, under new names, in the report's order."""
     chosen = frame[frame["device"] == "cuda"] if on_gpu else frame
-    values = pd.DataFrame({new: _column(chosen, old) for new, old in columns.items()})
+    values = pd.DataFrame({new: numbers(chosen, old) for new, old in columns.items()})
     values = values[values.notna().any(axis=1)]
-    table = pd.concat([chosen.loc[values.index, _ARM], values], axis=1)
+    table = pd.concat([chosen.loc[values.index, ARM], values], axis=1)
     if table.empty:
-        return pd.DataFrame(columns=[*_ARM, "num_runs", *columns])
+        return pd.DataFrame(columns=[*ARM, "num_runs", *columns])
     groups = table.groupby("arm_key", sort=False)
-    result = groups[[name for name in _ARM if name != "arm_key"]].first()
+    result = groups[[name for name in ARM if name != "arm_key"]].first()
     result["num_runs"] = groups.size()
     result[list(columns)] = groups[list(columns)].median()
     return ordered(result.reset_index())
@@ -90,7 +90,7 @@ def _against_bf16(table: pd.DataFrame, column: str, seedless_key: pd.Series) -> 
     return (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
 
 
-def _context(table: pd.DataFrame) -> pd.Series:
+def context(table: pd.DataFrame) -> pd.Series:
     """Name what two compared arms have in common."""
     parts = ["machine", "study", "model", "strategy", "num_gpus", "setting"]
     return table[parts].astype(str).agg("|".join, axis=1) if len(table) else pd.Series(dtype=object)
@@ -120,16 +120,16 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
         "fp8_rowwise_tflops": "ceilings.fp8_rowwise_tflops",
         "copy_tb_per_s": "ceilings.copy_tb_per_s",
     }
-    context = ["machine", "gpu_name", "model", "num_tokens"]
-    columns = [*context, "num_runs", *names, "spread_pct"]
-    values = pd.DataFrame({new: _column(frame, old) for new, old in names.items()})
+    keys = ["machine", "gpu_name", "model", "num_tokens"]
+    columns = [*keys, "num_runs", *names, "spread_pct"]
+    values = pd.DataFrame({new: numbers(frame, old) for new, old in names.items()})
     table = frame[["machine", "gpu_name", "model"]].assign(
-        num_tokens=_column(frame, "ceilings.num_tokens"), **values
+        num_tokens=numbers(frame, "ceilings.num_tokens"), **values
     )
     table = table[table["bf16_tflops"].notna()]
     if table.empty:
         return pd.DataFrame(columns=columns)
-    groups = table.groupby(context, sort=True)
+    groups = table.groupby(keys, sort=True)
     result = groups[list(names)].median()
     result["num_runs"] = groups.size()
     bf16 = groups["bf16_tflops"]
@@ -155,7 +155,7 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
         "fp8_gemm_flops_pct": "step.fp8_gemm_flops_pct",
         "fp8_expected_pct": "audit.fp8_gemm_flops_pct_expected",
     }
-    table = _by_arm(frame[_column(frame, "step.step_ms").notna()], kinds | others)
+    table = _by_arm(frame[numbers(frame, "step.step_ms").notna()], kinds | others)
     waiting = table["exposed_communication_ms"] + table["idle_ms"]
     computing = table["profiled_ms"] - waiting
     table["not_computing_ms"] = (table["step_time_ms_median"] - computing).clip(lower=0)
@@ -189,7 +189,7 @@ def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
              "first_step_allocated_gib", "steady_allocated_gib", "steady_reserved_gib",
              "num_alloc_retries", "num_device_allocs")  # fmt: skip
     columns = {name: f"memory.{name}" for name in names}
-    return _by_arm(frame[_column(frame, "memory.steady_allocated_gib").notna()], columns)
+    return _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -203,11 +203,11 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
         "num_alloc_retries": "memory.num_alloc_retries",
         "num_device_allocs": "memory.num_device_allocs",
     }
-    table = _by_arm(frame[_column(frame, "energy.joule_per_token").notna()], columns)
+    table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
     table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0)
-    change = _against_bf16(table, "joule_per_token", _context(table))
+    change = _against_bf16(table, "joule_per_token", context(table))
     strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
-    contexts = _context(table)
+    contexts = context(table)
     table["change_pct"] = change.where(~contexts.isin(set(contexts[strained])))
     return table
 
@@ -223,7 +223,7 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
         moved = run.get("step.communication")
         if not isinstance(moved, list) or not moved:
             continue
-        row = {name: run[name] for name in _ARM}
+        row = {name: run[name] for name in ARM}
         for collective in ("all_gather", "reduce_scatter", "all_reduce"):
             parts = [part for part in moved if part["collective"] == collective]
             total = sum(part["gib"] for part in parts)
@@ -236,64 +236,10 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
             )
         rows.append(row)
     if not rows:
-        return pd.DataFrame(columns=[*_ARM, "all_gather_gib", "reduce_scatter_gib"])
+        return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib"])
     table = pd.DataFrame(rows).drop_duplicates("arm_key", keep="last")
-    change = _against_bf16(table, "all_gather_gib", _context(table))
+    change = _against_bf16(table, "all_gather_gib", context(table))
     return ordered(table.assign(all_gather_change_pct=change))
-
-
-def cache_state(hits: float, misses: float) -> str:
-    """Say in what state a run found torch's compile cache."""
-    if math.isnan(hits) or hits + misses == 0:
-        return "not compiled"
-    return "cold" if hits == 0 else "warm" if misses == 0 else "partly warm"
-
-
-def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """After how many steps FP8's longer warm-up has paid for itself, by state of the cache.
-
-    Warm-up is everything up to the timed window beyond what the same steps usually take: start-up,
-    compilation, slow first steps. ``break_even_steps`` is the difference of two arms' warm-ups
-    over the difference of their steps; 0 where FP8 also starts sooner, infinite where its step is
-    no shorter. Arms whose allocator was in distress are left out.
-    """
-    columns = [*_ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
-               "step_time_ms", "step_time_ms_bf16", "break_even_steps"]  # fmt: skip
-    calm = frame[
-        (frame["device"] == "cuda")
-        & ~frame["stale"].fillna(False).astype(bool)
-        & (_column(frame, "memory.num_alloc_retries").fillna(0) == 0)
-        & (_column(frame, "memory.num_device_allocs").fillna(0) == 0)
-        & frame["warm_up_seconds"].notna()
-    ]
-    if calm.empty:
-        return pd.DataFrame(columns=columns)
-    states = [
-        cache_state(float(hits), float(misses))
-        for hits, misses in zip(
-            calm["compile_cache_hits"], calm["compile_cache_misses"], strict=True
-        )
-    ]
-    calm = calm.assign(cache=states, _context=_context(calm))
-    keys = ["_context", "arm", "cache"]
-    groups = calm.groupby(keys, sort=False)
-    table = groups[[name for name in _ARM if name != "arm"]].first()
-    table["num_runs"] = groups.size()
-    table["warm_up_seconds"] = groups["warm_up_seconds"].median()
-    # A step is as long with a cold cache as with a warm one.
-    steps = calm.groupby(["_context", "arm"])["step_time_ms_median"].median()
-    table = table.reset_index()
-    table["step_time_ms"] = [
-        steps[key] for key in zip(table["_context"], table["arm"], strict=True)
-    ]
-    keys = ["_context", "cache"]
-    bf16 = table[table["precision"] == "bf16"].set_index(keys)
-    bf16 = bf16[["warm_up_seconds", "step_time_ms"]].add_suffix("_bf16")
-    pairs = table[table["precision"] != "bf16"].join(bf16, on=keys, how="inner")
-    later = (pairs["warm_up_seconds"] - pairs["warm_up_seconds_bf16"]).clip(lower=0)
-    gained_s = (pairs["step_time_ms_bf16"] - pairs["step_time_ms"]) / 1000
-    pairs["break_even_steps"] = (later / gained_s).where(gained_s > 0, math.inf)
-    return ordered(pairs[columns])
 
 
 def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -304,7 +250,7 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
         run = runs.iloc[0]
         found = [text for text in runs["audit.problems"] if text]
         rows.append(
-            {name: run[name] for name in _ARM}
+            {name: run[name] for name in ARM}
             | {
                 "num_runs": len(runs),
                 "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
@@ -315,7 +261,7 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
             }
         )
     found_columns = ["num_runs", "converted", "matmul_dtypes", "gradient_dtypes", "moved_pct"]
-    return ordered(pd.DataFrame(rows, columns=[*_ARM, *found_columns, "problems"]))
+    return ordered(pd.DataFrame(rows, columns=[*ARM, *found_columns, "problems"]))
 
 
 def _list(names: object) -> str:

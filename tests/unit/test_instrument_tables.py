@@ -10,6 +10,7 @@ import pytest
 
 from fp8study import instrument_sentences as sentences
 from fp8study import instrument_tables as tables
+from fp8study.break_even import break_even_table, cache_state
 from fp8study.records import load_runs
 from fp8study.tables import runs_frame
 from tests.factories import make_quick
@@ -85,7 +86,7 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
 
 
 def test_break_even_is_the_extra_warm_up_over_the_gain_of_a_step(measured: pd.DataFrame) -> None:
-    table = tables.break_even_table(measured)
+    table = break_even_table(measured)
     # Six seconds more at the start, 20 ms less a step.
     assert row(table, "fp8_tensorwise")["break_even_steps"] == pytest.approx(300)
     assert row(table, "fp8_tensorwise")["cache"] == "cold"
@@ -101,18 +102,18 @@ def test_break_even_pairs_equal_states_of_the_cache_and_leaves_distress_out(
 ) -> None:
     store_measured(tmp_path, "bf16", cache=(2, 0), warm_up_s=10.0)
     store_measured(tmp_path, "fp8_tensorwise", cache=(0, 4), step_ms=80.0)
-    assert tables.break_even_table(frame(tmp_path)).empty
+    assert break_even_table(frame(tmp_path)).empty
     store_measured(
         tmp_path, "fp8_tensorwise", cache=(4, 0), step_ms=80.0, warm_up_s=12.0, run_id="warm",
         seed=1,
     )  # fmt: skip
-    warm = tables.break_even_table(frame(tmp_path))
+    warm = break_even_table(frame(tmp_path))
     assert warm["break_even_steps"].tolist() == [pytest.approx(100)]
     memory = {"num_alloc_retries": 1}
     strained = instruments_of("bf16", memory=memory)
     store_measured(tmp_path, "bf16", 4, instruments=strained)
     store_measured(tmp_path, "fp8_tensorwise", 4)
-    assert set(tables.break_even_table(frame(tmp_path))["num_gpus"]) == {1}
+    assert set(break_even_table(frame(tmp_path))["num_gpus"]) == {1}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_break_even_pairs_equal_states_of_the_cache_and_leaves_distress_out(
      (math.nan, math.nan, "not compiled")],
 )  # fmt: skip
 def test_state_of_the_compile_cache(hits: float, misses: float, state: str) -> None:
-    assert tables.cache_state(hits, misses) == state
+    assert cache_state(hits, misses) == state
 
 
 def test_ceilings_are_medians_with_their_spread(measured: pd.DataFrame) -> None:
@@ -164,7 +165,7 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
         tables.memory_split_table,
         tables.energy_table,
         tables.communication_table,
-        tables.break_even_table,
+        break_even_table,
         tables.audit_table,
     ):
         assert make(empty).empty

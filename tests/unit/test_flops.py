@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from fp8study.config import RunConfig
 from fp8study.errors import UserError
 from fp8study.flops import FlopsTable, count_flops
+from fp8study.models import PRESETS, build_model
 from tests.checkout import ROOT, run_python
 
 
@@ -30,6 +35,29 @@ def test_components_of_the_8b_model_by_hand(table_8b: FlopsTable) -> None:
     assert table_8b.attention == 12 * layers * 32 * 128 * 4096
     assert table_8b.num_matmul_parameters == 7_504_658_432
     assert table_8b.total == 51_470_401_536
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_count_is_torchs_own_at_full_size(name: str) -> None:
+    """A whole forward and backward pass of 4096 tokens, on tensors that hold no numbers."""
+    length = 4096
+    table = count_flops(RunConfig(model=name, sequence_length=length))
+    with FakeTensorMode():
+        model = build_model(name, torch.bfloat16, torch.device("cpu"), seed=0)
+        model.set_attn_implementation("eager")  # its products are products to the counter
+        with FlopCounterMode(display=False) as whole:
+            model(input_ids=torch.zeros(1, length, dtype=torch.long)).logits.sum().backward()
+        by_layer: Counter[str] = Counter()
+        for layer_name, layer in model.named_modules():
+            if isinstance(layer, torch.nn.Linear):
+                data = torch.zeros(length, layer.in_features, dtype=layer.weight.dtype)
+                with FlopCounterMode(display=False) as alone:
+                    layer(data.requires_grad_()).sum().backward()
+                by_layer[layer_name.rpartition(".")[2]] += alone.get_total_flops()
+    counted = whole.get_flop_counts()["Global"]
+    assert whole.get_total_flops() == length * table.total
+    assert counted[torch.ops.aten.bmm] == length * table.attention
+    assert dict(by_layer) == {leaf: length * flops for leaf, flops in table.linear.items()}
 
 
 def test_what_fp8_takes_over_bounds_its_speed_up(table_8b: FlopsTable) -> None:

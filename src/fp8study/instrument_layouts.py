@@ -5,6 +5,8 @@ from __future__ import annotations
 from fp8study.pages import IF_ANY, Layout
 
 _GROUP = "{model}, {study} on {machine}: {setting}"
+#: For tables that have no room for a column of GPUs.
+_GROUP_BY_GPUS = "{model} on {num_gpus} × {gpu_name}, {study} on {machine}: {setting}"
 _ARM = {"num_gpus": ("GPUs", "d"), "arm": ("precision", "")}
 
 UTILISATION = Layout(
@@ -35,7 +37,7 @@ CEILINGS = Layout(
 )
 KERNELS = Layout(
     {
-        **_ARM,
+        "arm": ("precision", ""),
         "gemm_fp8": ("FP8", ".0f"),
         "gemm_bf16": ("BF16", ".0f"),
         "attention": ("attention", ".0f"),
@@ -46,7 +48,7 @@ KERNELS = Layout(
         "not_computing_ms": ("waits", ".0f"),
         "step_time_ms_median": ("step", ".0f"),
     },
-    _GROUP,
+    _GROUP_BY_GPUS,
 )
 SHARES = Layout(
     {
@@ -68,18 +70,17 @@ PRODUCTS = Layout(
 )
 MEMORY_SPLIT = Layout(
     {
-        **_ARM,
-        "parameters_gib": ("parameters", ".1f"),
-        "gradients_gib": ("gradients", ".1f"),
-        "optimizer_gib": ("optimizer", ".1f"),
-        "rest_gib": ("rest at the peak", ".1f"),
+        "arm": ("precision", ""),
+        "parameters_gib": ("weights", ".1f"),
+        "gradients_gib": ("grads", ".1f"),
+        "optimizer_gib": ("optim.", ".1f"),
+        "rest_gib": ("rest", ".1f"),
         "steady_allocated_gib": ("steady peak", ".1f"),
-        "first_step_allocated_gib": ("first step's", ".1f"),
+        "first_step_allocated_gib": ("first step", ".1f"),
         "steady_reserved_gib": ("reserved", ".1f"),
-        "num_alloc_retries": ("retries", IF_ANY),
-        "num_device_allocs": ("driver allocations", IF_ANY),
+        "num_allocator_events": ("events", IF_ANY),
     },
-    _GROUP,
+    _GROUP_BY_GPUS,
 )
 ENERGY = Layout(
     {

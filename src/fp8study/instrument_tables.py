@@ -189,7 +189,9 @@ def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
              "first_step_allocated_gib", "steady_allocated_gib", "steady_reserved_gib",
              "num_alloc_retries", "num_device_allocs")  # fmt: skip
     columns = {name: f"memory.{name}" for name in names}
-    return _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
+    table = _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
+    events = table["num_alloc_retries"] + table["num_device_allocs"]
+    return table.assign(num_allocator_events=events)
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:

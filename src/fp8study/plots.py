@@ -176,6 +176,7 @@ def loss_curves_figure(
         empty: What to say if no run logged a loss.
     """
     contexts = ["machine", "study", "model", "num_gpus", "setting"]
+    runs = _without_shares(runs)
     grouped: dict[tuple[Any, ...], list[tuple[pd.Series, pd.DataFrame]]] = {}
     for run, curve in _curves(metrics, runs):
         grouped.setdefault(tuple(run[name] for name in contexts), []).append((run, curve))

@@ -6,7 +6,7 @@ import dataclasses
 import html
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from fp8study import tables
 from fp8study.errors import UserError
 from fp8study.hardware import GPU_PEAKS
 from fp8study.instrument_tables import instruments_frame
-from fp8study.records import load_runs
+from fp8study.records import StoredRun, load_runs
 from fp8study.studies import stated_margins
 
 #: Names the results folder, if it is not the one beside the report.
@@ -179,6 +179,8 @@ class Report:
     """From `fp8study.tables.loss_gap_table`."""
     instruments: pd.DataFrame
     """From `fp8study.instrument_tables.instruments_frame`."""
+    stored: Sequence[StoredRun]
+    """The records themselves, for what no frame holds."""
     margins: Mapping[str, float]
     """Study → the margin that its file states, % of the BF16 loss."""
     unreadable: tuple[str, ...]
@@ -250,6 +252,7 @@ def load_report(results_dir: Path | None = None) -> Report:
         throughput=tables.throughput_table(runs),
         loss_gaps=tables.loss_gap_table(runs, margins),
         instruments=instruments_frame(stored, runs),
+        stored=stored,
         margins=margins,
         unreadable=(
             *(str(item.message) for item in caught),

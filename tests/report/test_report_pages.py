@@ -21,10 +21,19 @@ from tests.factories import (
     store_trained,
 )
 from tests.instrument_factories import make_instruments
+from tests.noise_factories import make_noise
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "report"
-NAMES = ("index", "performance", "quality", "attribution", "instruments", "methods")
+NAMES = (
+    "index",
+    "performance",
+    "quality",
+    "attribution",
+    "precision-noise",
+    "instruments",
+    "methods",
+)
 STALE = "stale optimizer (78.4 % of parameters not trained)"
 
 
@@ -33,6 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The text of every page of the report on all synthetic records."""
     results = make_results(tmp_path_factory.mktemp("results"))
     make_instruments(results)
+    make_noise(results)
     output = tmp_path_factory.mktemp("site") / "_site"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(pages.RESULTS_VARIABLE, str(results))
@@ -83,7 +93,7 @@ def test_failed_runs_and_their_reasons_are_shown(site: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_every_image_has_an_alternative(site: dict[str, str]) -> None:
     images = re.findall(r"<img[^>]*>", "".join(site.values()))
-    assert len(images) == 10
+    assert len(images) == 12
     assert all(re.search(r'alt="[^"]{40,}"', image) for image in images)
 
 
@@ -112,6 +122,7 @@ def run_cells(page: str) -> str:
         make_attribution,
         make_effective_batch,
         make_instruments,
+        make_noise,
         make_smoke,
         make_broken,
     ],

@@ -100,9 +100,20 @@ def _handle(device: torch.device) -> Any:
     try:
         pynvml.nvmlInit()
         uuid = torch.cuda.get_device_properties(device).uuid
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except (pynvml.NVMLError, AttributeError):
         return None
+    return None if _is_split(handle) else handle
+
+
+def _is_split(handle: Any) -> bool:
+    """Return whether a GPU is split into instances: its counters are then everybody's."""
+    import pynvml
+
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError:  # it cannot be split
+        return False
 
 
 def _joules(handle: Any) -> float | None:

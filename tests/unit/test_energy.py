@@ -82,6 +82,12 @@ def test_a_gpu_that_tells_nothing_has_no_energy(monkeypatch: pytest.MonkeyPatch)
     assert measured() == {}
 
 
+def test_a_share_of_a_split_gpu_has_no_energy_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    Driver(monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", lambda handle: [1, 1])
+    assert measured() == {}
+
+
 def test_a_cpu_has_no_energy() -> None:
     meter = PowerMeter(torch.device("cpu"))
     meter.open_window()

@@ -9,6 +9,10 @@ from typing import Any, Literal
 
 from fp8study.errors import UserError, nearest
 
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text",
+          type(None): "none"}  # fmt: skip
+_ITEMS = {str: "a list of texts", int: "a list of whole numbers"}
+
 
 def coerce(value: Any, hint: Any) -> Any:
     """Undo what text-only interfaces did to a value; leave anything else for `check_type`.
@@ -95,11 +99,6 @@ def _expectation(value: Any, hint: Any) -> str:
     if choices:
         return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
     names = [
-        ("a list of texts" if typing.get_args(k)[0] is str else "a list of whole numbers")
-        if typing.get_origin(k) is tuple
-        else "none"
-        if k is type(None)
-        else k.__name__
-        for k in kinds
+        _ITEMS[typing.get_args(k)[0]] if typing.get_origin(k) is tuple else _NAMES[k] for k in kinds
     ]
     return f"; give {' or '.join(names)}"

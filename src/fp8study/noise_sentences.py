@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pandas as pd
+from scipy.stats import binom
 
 from fp8study import noise_tables as tables
 from fp8study.formats import BF16, E4M3, E5M2, running_sum
@@ -91,19 +92,32 @@ def scale(stored: Sequence[StoredRun]) -> str:
 
 def variance_law(stored: Sequence[StoredRun]) -> str:
     """Say whether the variance of a mean falls as one over the number of sequences (A15)."""
-    table = tables.over_runs(tables.variance_table, stored)
+    table = tables.over_runs(tables.inverse_law_table, stored)
     if table.empty:
         return _missing()
     whole = table[table["scope"] == "all"]
     ratio = whole["ratio_to_inverse_law"]
-    inside = (ratio >= whole["ratio_to_inverse_law_low"]) & (
-        ratio <= whole["ratio_to_inverse_law_high"]
+    above = int((ratio > whole["ratio_to_inverse_law_high"]).sum())
+    below = int((ratio < whole["ratio_to_inverse_law_low"]).sum())
+    number, outside = len(whole), above + below
+    text = (
+        f"Variance of means over 2 to {whole['largest_batch'].max()} sequences, times their "
+        f"number, is {_range(ratio, '.2f')} of a single one's (mean over batches and points; "
+        f"{count(number, 'run')}). Its sequences come in random order, so 1/N should hold, and "
+        f"{number - outside} of {number} lie where 95 % of random orders do. "
     )
-    return (
-        f"Variance of means over 2 to {whole['batch'].max()} sequences, times their number, is "
-        f"{_range(ratio, '.2f')} of a single one's; {int(inside.sum())} of "
-        f"{count(len(whole), 'ratio')} lie in the band that holds 95 % if variance falls as 1/N."
-    )
+    if not outside:
+        return text + "So it falls as 1/N as far as can be seen, as document A says."
+    where = "above (neighbours resemble each other)" if above else "below"
+    where = "on either side" if above and below else where
+    chance = float(binom.sf(outside - 1, number, 0.05))
+    if chance >= 0.05:
+        return (
+            text + f"The rest lie {where}; chance alone leaves that many outside in "
+            f"{100 * chance:.0f} of 100 such tests. So this does not speak against 1/N, which is "
+            "what document A says."
+        )
+    return text + f"The rest lie {where}, and they are more than chance leaves outside."
 
 
 def formats() -> str:

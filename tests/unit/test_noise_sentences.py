@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fp8study import noise_layouts as layouts
@@ -48,7 +49,28 @@ def test_scale_and_variance_are_read_off_the_tables(tmp_path: Path) -> None:
     text = sentences.scale(stored(tmp_path))
     assert "sequences after 0 steps; " in text
     assert text.endswith("sequences after 50 steps.")
-    assert "of 8 ratios lie in the band" in sentences.variance_law(stored(tmp_path))
+    # Both runs are made of the same numbers, which lie in the band.
+    text = sentences.variance_law(stored(tmp_path))
+    assert "2 of 2 lie where 95 % of random orders do. So it falls as 1/N" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ([0.8, 1.0, 1.0, 1.0], "rest lie below; chance alone leaves that many outside in 19 of"),
+        ([0.8, 1.3, 1.3, 1.0], "lie on either side, and they are more than chance leaves outside"),
+        ([1.3, 1.3, 1.3, 1.0], "lie above (neighbours resemble each other), and they are more"),
+    ],
+)
+def test_a_run_outside_of_the_band_is_judged_by_chance(
+    ratios: list[float], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pd.DataFrame({"scope": "all", "largest_batch": 8, "ratio_to_inverse_law": ratios})
+    low, high = "ratio_to_inverse_law_low", "ratio_to_inverse_law_high"
+    monkeypatch.setattr(tables, "over_runs", lambda *_: table.assign(**{low: 0.9, high: 1.1}))
+    text = sentences.variance_law([])
+    assert words in text
+    assert f"{sum(0.9 <= r <= 1.1 for r in ratios)} of 4 lie where" in text
 
 
 def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path: Path) -> None:

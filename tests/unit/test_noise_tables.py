@@ -80,6 +80,14 @@ def test_the_inverse_law_starts_at_two(section: dict[str, Any]) -> None:
     assert table["ratio_to_inverse_law"].between(0.5, 1.5).all()
 
 
+def test_all_points_and_batches_make_one_test(section: dict[str, Any]) -> None:
+    row = tables.inverse_law_table(section).set_index("scope").loc["all"]
+    single = tables.variance_table(section)
+    of_all = single[single["scope"] == "all"]["ratio_to_inverse_law"]
+    assert (row["num_points"], row["largest_batch"]) == (2, 4)
+    assert row["ratio_to_inverse_law"] == pytest.approx(of_all.mean())
+
+
 def test_parameters_and_products(section: dict[str, Any]) -> None:
     table = tables.parameter_table(section)
     assert len(table) == 2 * 2 * 2

@@ -144,3 +144,14 @@ def test_figures_draw_what_there_is_and_say_if_there_is_nothing(section: dict[st
     for draw in (noise_plots.budget_figure, noise_plots.layer_figure, noise_plots.product_figure):
         assert "No noise" in draw(table.head(0)).texts[0].get_text()
     assert "No noise" in noise_plots.product_figure(products, step=7).texts[0].get_text()
+
+
+def test_the_figure_marks_where_the_errors_are_equal(section: dict[str, Any]) -> None:
+    table, crossing = tables.budget_table(section), tables.crossing_table(section)
+    crossing["crossing_batch"] = 40.0
+    crossing.loc[crossing["step"] == 50, "crossing_batch"] = math.inf
+    figure = noise_plots.budget_figure(table, crossings=crossing)
+    marked = [[text.get_text().strip() for text in axis.texts] for axis in figure.axes]
+    assert marked == [["40 to 40"], ["40 to 40"], [], []]
+    assert "document A" in figure.legends[0].get_texts()[-1].get_text()
+    assert "document A" not in str(noise_plots.budget_figure(table).legends[0].get_texts())

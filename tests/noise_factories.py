@@ -55,15 +55,19 @@ def make_point(step: int, error_size: float = 0.1) -> dict[str, Any]:
     }
 
 
+def make_noise_section(error_size: float = 0.1, emulated: bool = False) -> dict[str, Any]:
+    """Two points."""
+    points = [make_point(step, error_size) for step in (0, 50)]
+    return {"layout": 1, "tokens_per_sample": 10, "emulated": emulated, "points": points}
+
+
 def make_noise(
     results: Path, error_size: float = 0.1, emulated: bool = False, seeds: int = 2
 ) -> None:
     """Runs with two points each, on a GPU."""
     for seed in range(seeds):
-        points = [make_point(step, error_size) for step in (0, 50)]
-        noise = {"layout": 1, "tokens_per_sample": 10, "emulated": emulated, "points": points}
         record = make_record(
-            study="precision-noise", precision="fp8_tensorwise", seed=seed, noise=noise,
-            run_id=f"noise-{seed}-{emulated}",
+            study="precision-noise", precision="fp8_tensorwise", seed=seed,
+            noise=make_noise_section(error_size, emulated), run_id=f"noise-{seed}-{emulated}",
         )  # fmt: skip
         store(results, "reference/h200x8", record)

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from fp8study.pages import Layout
 
-_GROUP = "{model} on {machine}, {study}, after {step} steps"
+_GROUP = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 
 CROSSING = Layout(
     {
         "what": ("comparison", ""),
-        "num_seeds": ("seeds", "d"),
-        "ratio_pct": ("of sampling error at batch 1, %", ".0f"),
-        "systematic_pct": ("systematic part, %", ".0f"),
+        "ratio_pct": ("of sampling error, %", ".0f"),
+        "ratio_range": ("intervals", ""),
+        "systematic_pct": ("systematic, %", ".0f"),
         "crossing_batch": ("equal at batch", ",.0f"),
-        "crossing_range": ("over seeds, 95 %", ""),
+        "crossing_range": ("intervals", ""),
     },
     _GROUP,
 )
+SEEDS = Layout(
+    {
+        "seed": ("seed", "d"),
+        "noise_scale": ("noise scale, sequences", ".2g"),
+        "noise_scale_range": ("95 %", ""),
+        "ratio_pct": ("of sampling error, %", ".1f"),
+        "ratio_range": ("95 %", ""),
+        "crossing_batch": ("equal at batch", ",.0f"),
+        "crossing_range": ("95 %", ""),
+    },
+    "after {step} steps: {what}",
+)
 SCALE = Layout(
     {
-        "num_seeds": ("seeds", "d"),
+        "step": ("steps", "d"),
         "noise_scale": ("noise scale, sequences", ".2g"),
-        "noise_scale_range": ("over seeds, 95 %", ""),
+        "noise_scale_range": ("intervals", ""),
         "noise_scale_tokens": ("tokens", ",.0f"),
     },
-    _GROUP,
+    "{model} on {machine}, n = {num_seeds}",
 )
 GRADIENT = Layout(
     {
         "what": ("comparison", ""),
         "relative_pct": ("relative error, %", ".1f"),
+        "fp32_pct": ("v FP32, %", ".1f"),
         "cosine": ("cosine", ".4f"),
         "sqnr_db": ("SQNR, dB", ".1f"),
         "median_pct": ("median sequence, %", ".1f"),
@@ -55,8 +70,14 @@ _PLACE = ["machine", "study", "model", "step"]
 
 
 def _range(low: pd.Series, high: pd.Series) -> str:
-    ends = (float(low.min()), float(high.max()))
-    return " to ".join(f"{end:,.0f}" if end >= 100 else f"{end:.3g}" for end in ends)
+    """Write the hull of several intervals so that a table does not break it over two lines."""
+    return "\u00a0to\u00a0".join(_end(float(end)) for end in (low.min(), high.max()))
+
+
+def _end(value: float) -> str:
+    if math.isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
 
 
 def crossings(table: pd.DataFrame) -> pd.DataFrame:
@@ -71,12 +92,37 @@ def crossings(table: pd.DataFrame) -> pd.DataFrame:
             | {
                 "num_seeds": group["seed"].nunique(),
                 "ratio_pct": 100 * group["ratio_at_1"].median(),
+                "ratio_range": _range(
+                    100 * group["ratio_at_1_low"], 100 * group["ratio_at_1_high"]
+                ),
                 "systematic_pct": 100 * group["systematic_share"].median(),
                 "crossing_batch": group["crossing_batch"].median(),
                 "crossing_range": _range(group["crossing_batch_low"], group["crossing_batch_high"]),
             }
         )
     return pd.DataFrame(rows)
+
+
+def by_seed(crossing: pd.DataFrame, scale: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and point: its noise scale, and the errors of the recipe it trained in.
+
+    A run that trained in another precision is shown with the first FP8 recipe.
+    """
+    if crossing.empty:
+        return crossing
+    keys = ["run_id", "step"]
+    fp8 = crossing[(crossing["scope"] == "all") & (crossing["precision"] != "bf16")]
+    fp8 = fp8.assign(other=fp8["precision"] != fp8["trained"])
+    fp8 = fp8.sort_values([*keys, "other"], kind="stable").drop_duplicates(keys)
+    columns = ["noise_scale", "noise_scale_low", "noise_scale_high"]
+    found = fp8.merge(scale[scale["scope"] == "all"][[*keys, *columns]], on=keys)
+    for name, unit in (("noise_scale", 1), ("ratio_at_1", 100), ("crossing_batch", 1)):
+        low, high = unit * found[f"{name}_low"], unit * found[f"{name}_high"]
+        ends = [_range(low[[row]], high[[row]]) for row in found.index]
+        found[f"{name}_range"] = pd.Series(ends, found.index, dtype="object")
+    names = {"ratio_at_1_range": "ratio_range", "crossing_batch_range": "crossing_range"}
+    found = found.rename(columns=names).assign(ratio_pct=100 * found["ratio_at_1"])
+    return found.sort_values(["step", "seed"], kind="stable")
 
 
 def scales(table: pd.DataFrame) -> pd.DataFrame:
@@ -102,10 +148,16 @@ def gradients(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     columns = ["relative_error", "cosine", "sqnr_db", "median_error", "worst_error", "loss_change"]
+    table = table[table["scope"] == "all"]
     neighbour = table["precision"].eq("bf16") | table["reference"].eq("bf16")
-    chosen = table[(table["scope"] == "all") & neighbour]
-    found = chosen.groupby([*_PLACE, "what"], sort=False)[columns].median().reset_index()
+    run = ["machine", "study", "run_id", "step", "precision"]
+    fp32 = table[table["reference"] == "fp32"][[*run, "relative_error"]]
+    fp32 = fp32.assign(fp32_pct=100 * fp32["relative_error"]).drop(columns="relative_error")
+    chosen = table[neighbour].merge(fp32, on=run, how="left")
+    by = chosen.groupby([*_PLACE, "what"], sort=False)
+    found = by[[*columns, "fp32_pct"]].median().reset_index()
     return found.assign(
+        num_seeds=by["seed"].nunique().to_numpy(),
         relative_pct=100 * found["relative_error"],
         median_pct=100 * found["median_error"],
         worst_pct=100 * found["worst_error"],
@@ -130,4 +182,5 @@ def products(table: pd.DataFrame) -> pd.DataFrame:
     )
     columns = ["error_pct", "sqnr_db", "underflow_pct", "saturated_pct"]
     keys = [*_PLACE, "what", "product"]
-    return found.groupby(keys, sort=False)[columns].median().reset_index()
+    by = found.groupby(keys, sort=False)
+    return by[columns].median().reset_index().assign(num_seeds=by["seed"].nunique().to_numpy())

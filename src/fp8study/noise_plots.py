@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,7 +19,11 @@ from fp8study.plotstyle import GREY, add_legend, colour, message_figure, panels,
 _PRODUCTS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "weight gradient"}
 
 
-def budget_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> Figure:
+def budget_figure(
+    table: pd.DataFrame,
+    empty: str = "No noise was measured",
+    crossings: pd.DataFrame | None = None,
+) -> Figure:
     """Draw sampling and precision error against the effective batch, a panel a step and scope.
 
     Solid where measured, dotted where extrapolated; the mean over the runs, with their range.
@@ -27,6 +32,8 @@ def budget_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> 
         table: From `fp8study.noise_tables.budget_table`, of one model; several runs may be below
             each other.
         empty: What to say if there is nothing to draw.
+        crossings: From `crossing_table`, of the same runs: marks where FP8's error and sampling
+            error are equal, and the batches where document A has them meet.
     """
     if table.empty:
         return message_figure(empty)
@@ -41,15 +48,38 @@ def budget_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> 
         for precision, rows in group.groupby("precision", sort=False):
             _line(axis, rows, "precision_error", colour(str(precision)))
         axis.set(xscale="log", yscale="log", xlabel="effective batch, sequences")
+        if crossings is not None:
+            _mark_crossings(axis, crossings, step, scope, float(table["batch"].max()))
         axis.set_ylabel("error / true gradient")
         set_title(axis, f"after {step} steps, {_SCOPES[str(scope)]}")
     names = table[["precision", "reference"]].drop_duplicates().itertuples(index=False)
-    handles = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
+    handles: list[Artist] = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
     handles += [
         Line2D([], [], color=colour(p), label=f"{_label(p)} against {_label(r)}") for p, r in names
     ]
+    if crossings is not None:
+        handles.append(Patch(color=_EQUAL, label="FP8 and sampling error are equal, over seeds"))
+        handles.append(Patch(color=_CLAIMED, label="document A's transition"))
     add_legend(figure, handles)
     return figure
+
+
+_EQUAL, _CLAIMED = "#F6E3A1", "#DDDDDD"
+
+
+def _mark_crossings(
+    axis: Axes, crossings: pd.DataFrame, step: object, scope: object, largest: float
+) -> None:
+    axis.axvspan(1, 2, color=_CLAIMED, linewidth=0, zorder=0)
+    here = (crossings["step"] == step) & (crossings["scope"] == scope)
+    found = crossings[here & (crossings["precision"] != "bf16")]["crossing_batch"]
+    low, high = found.min(), min(found.max(), largest)
+    if 0 < low < largest:
+        axis.axvspan(low, high, color=_EQUAL, linewidth=0, zorder=0)
+        axis.text(
+            high, 0.96, f" {low:.0f} to {found.max():.0f}", transform=axis.get_xaxis_transform(),
+            va="top", fontsize=9,
+        )  # fmt: skip
 
 
 _SCOPES = {"all": "all parameters", "fp8_layers": "weights of FP8 layers"}

@@ -126,6 +126,23 @@ def variance_table(section: Section) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def inverse_law_table(section: Section) -> pd.DataFrame:
+    """One row per scope: the ratios of `variance_table` averaged over points and batches.
+
+    The interval is the band of 95 % of random orders, so one run is one test.
+    """
+    by_scope: dict[str, list[noise.Array]] = {}
+    for what, gram in _gradient_grams(section):
+        by_scope.setdefault(what["scope"], []).append(gram)
+    rows = []
+    for scope, grams in by_scope.items():
+        batches = noise.geometric_batches(len(grams[0]) // 2)[1:]
+        found = noise.inverse_law(grams, batches)
+        row = {"scope": scope, "num_points": len(grams), "largest_batch": max(batches)}
+        rows.append(row | _spread("ratio_to_inverse_law", found))
+    return pd.DataFrame(rows)
+
+
 def gradient_table(section: Section) -> pd.DataFrame:
     """One row per point, scope and comparison: the error of the gradient of one sequence.
 

@@ -311,7 +311,8 @@ def _cell(value: object, spec: str) -> str:
     if _is_missing(value) or (spec == IF_ANY and value == 0):
         return MISSING
     spec = ".0f" if spec == IF_ANY else spec
-    return format(value, spec).replace("-", "\u2212") if spec else str(value)
+    text = format(value, spec).replace("-", "\u2212") if spec else str(value)
+    return "∞" if text == "inf" else text
 
 
 def peaks_table() -> pd.DataFrame:

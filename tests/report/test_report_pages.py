@@ -265,3 +265,12 @@ def test_attribution_says_which_parts_are_missing(
     assert "run make reproduce STUDY=effective-batch" in text
     if make is make_document_a:
         assert "run make reproduce STUDY=attribution" in text
+
+
+@pytest.mark.slow
+def test_noise_page_answers_from_its_records(site: dict[str, str]) -> None:
+    text = plain(site["precision-noise"])
+    assert "2 points of training, 1 recipe, 2 seeds). The two would be equal at" in text
+    assert "2 of 2 lie where 95 % of random orders do" in text
+    assert "8 sequences of 10 tokens a point, at most 50 steps" in text
+    assert "emulated in all of these runs" not in text

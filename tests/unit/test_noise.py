@@ -143,6 +143,28 @@ def test_variance_falls_with_the_batch_unless_neighbours_agree(draw: np.random.G
     assert alike.value == pytest.approx(2, rel=0.15)
 
 
+def test_one_run_is_one_test_of_the_inverse_law(draw: np.random.Generator) -> None:
+    """Points that share their sequences must not narrow the band as independent ones would."""
+    gram = inner(gradients(draw))
+    once, thrice = noise.inverse_law([gram], [2, 4]), noise.inverse_law([gram] * 3, [2, 4])
+    assert (thrice.value, thrice.low, thrice.high) == pytest.approx(
+        (once.value, once.low, once.high)
+    )
+    parts = [noise.variance_of_means(gram, b).value for b in (2, 4)]
+    assert once.value == pytest.approx(np.mean(parts))
+
+
+def test_runs_in_random_order_leave_the_band_as_often_as_they_should(
+    draw: np.random.Generator,
+) -> None:
+    outside = 0
+    for _ in range(100):
+        rows = gradients(draw)
+        found = noise.inverse_law([inner(rows), inner(rows * DEVIATIONS)], [2, 4])
+        outside += not found.low <= found.value <= found.high
+    assert 1 <= outside <= 12  # 5 expected
+
+
 def test_relative_error_cosine_and_sqnr_of_a_known_pair() -> None:
     reference, error = np.array([3.0, 4.0]), np.array([-4.0, 3.0]) / 10
     sums = (error @ error, reference @ reference, error @ reference)

@@ -80,6 +80,14 @@ def test_the_inverse_law_starts_at_two(section: dict[str, Any]) -> None:
     assert table["ratio_to_inverse_law"].between(0.5, 1.5).all()
 
 
+def test_all_points_and_batches_make_one_test(section: dict[str, Any]) -> None:
+    row = tables.inverse_law_table(section).set_index("scope").loc["all"]
+    single = tables.variance_table(section)
+    of_all = single[single["scope"] == "all"]["ratio_to_inverse_law"]
+    assert (row["num_points"], row["largest_batch"]) == (2, 4)
+    assert row["ratio_to_inverse_law"] == pytest.approx(of_all.mean())
+
+
 def test_parameters_and_products(section: dict[str, Any]) -> None:
     table = tables.parameter_table(section)
     assert len(table) == 2 * 2 * 2
@@ -136,3 +144,14 @@ def test_figures_draw_what_there_is_and_say_if_there_is_nothing(section: dict[st
     for draw in (noise_plots.budget_figure, noise_plots.layer_figure, noise_plots.product_figure):
         assert "No noise" in draw(table.head(0)).texts[0].get_text()
     assert "No noise" in noise_plots.product_figure(products, step=7).texts[0].get_text()
+
+
+def test_the_figure_marks_where_the_errors_are_equal(section: dict[str, Any]) -> None:
+    table, crossing = tables.budget_table(section), tables.crossing_table(section)
+    crossing["crossing_batch"] = 40.0
+    crossing.loc[crossing["step"] == 50, "crossing_batch"] = math.inf
+    figure = noise_plots.budget_figure(table, crossings=crossing)
+    marked = [[text.get_text().strip() for text in axis.texts] for axis in figure.axes]
+    assert marked == [["40 to 40"], ["40 to 40"], [], []]
+    assert "document A" in figure.legends[0].get_texts()[-1].get_text()
+    assert "document A" not in str(noise_plots.budget_figure(table).legends[0].get_texts())

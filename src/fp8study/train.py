@@ -9,6 +9,7 @@ It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leav
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 import traceback
@@ -270,10 +271,23 @@ def _torch_versions() -> dict[str, str | None]:
     }
 
 
+#: Never freed: taking a process group apart can wait for a thread of its own that waits for
+#: Python's lock, for ever. What a run has to say is on disk by then; see `leave`.
+_kept: list[Trainer] = []
+
+
+def leave(status: int) -> None:
+    """End the process without taking anything apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def run(run_dir: Path) -> None:
     """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
     config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
     trainer = Trainer(config, job)
+    _kept.append(trainer)
     is_main = trainer.state.is_main_process
     metrics = (run_dir / "metrics.jsonl").open("w", encoding="utf-8") if is_main else None
     status, detail = "completed", None
@@ -321,4 +335,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -123,6 +123,12 @@ class RunConfig:
     measures; 0 is before the first. Such a run has no timings: the pauses are in them."""
     noise_samples: int = 16
     """Sequences measured at each of these points, taken from text that training never sees."""
+    validation_sequences: int = 0
+    """Sequences at the corpus's end that are kept out of training. After the last step their loss
+    is scored by `fp8study.validation`, in BF16 whatever the run trained in."""
+    runs_per_gpu: int = 1
+    """Runs that may share a GPU at one time: 1, 2, 4 or 8. Small runs leave a GPU idle while they
+    start and between kernels, and sharing fills that; but such runs have no timings."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):
@@ -142,6 +148,11 @@ class RunConfig:
     def is_fp8(self) -> bool:
         """Whether any linear layer computes in FP8."""
         return self.precision != "bf16"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the steps' times say anything: nothing else ran on the GPU between them."""
+        return not self.noise_at_steps and self.runs_per_gpu == 1
 
     @property
     def sequences_per_step(self) -> int:
@@ -231,9 +242,17 @@ def _check_ranges(config: RunConfig) -> None:
                 if name != "learning_rate"
                 else f"{name}: {config.learning_rate} is not positive; try 3e-4"
             )
-    for name in ("num_warmup_steps", "lr_warmup_steps", "seed", "repeat", "weight_decay"):
+    not_negative = (
+        "num_warmup_steps", "lr_warmup_steps", "seed", "repeat", "weight_decay",
+        "validation_sequences",
+    )  # fmt: skip
+    for name in not_negative:
         if getattr(config, name) < 0:
             raise UserError(f"{name}: {getattr(config, name)} is negative; give 0 or more")
+    if config.runs_per_gpu not in (1, 2, 4, 8):
+        raise UserError(
+            f"runs_per_gpu: {config.runs_per_gpu} is none of 1, 2, 4 and 8; give 1 for timings"
+        )
     if config.seed >= 2**32:
         raise UserError(f"seed: {config.seed} is too large; give less than {2**32}")
     if config.max_grad_norm is not None and config.max_grad_norm <= 0:

@@ -80,11 +80,12 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
             _build(corpus, config, model_vocab_size, folder)
     content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
-    num_blocks = data.num_train_tokens // config.sequence_length
-    if num_blocks < config.sequences_per_step:
+    if BlockOrder(config, data.num_train_tokens).num_blocks < config.sequences_per_step:
+        kept = config.validation_sequences
         raise UserError(
             f"sequence_length: {config.sequence_length} × {config.sequences_per_step} sequences "
-            f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
+            f"a step is longer than the corpus ({data.num_train_tokens} tokens"
+            f"{f', less {kept} sequences for validation' if kept else ''}); "
             "lower it or give a larger corpus"
         )
     if config.noise_at_steps:
@@ -195,11 +196,12 @@ class BlockOrder:
     Blocks are shuffled anew for every epoch from the seed alone. A step takes the next
     ``num_gpus × accumulation × micro-batch`` blocks, so two precisions with one seed see the
     same tokens in the same order, ranks never share a block within an epoch, and equal
-    effective batches hold equal tokens however they are split.
+    effective batches hold equal tokens however they are split. The corpus's last
+    ``validation_sequences`` blocks are never among them.
     """
 
     def __init__(self, config: RunConfig, num_tokens: int) -> None:
-        self.num_blocks = num_tokens // config.sequence_length
+        self.num_blocks = num_tokens // config.sequence_length - config.validation_sequences
         self._config = config
         self._epoch = -1
         self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -214,6 +216,10 @@ class BlockOrder:
     def epochs(self, num_steps: int) -> float:
         """Return how often the corpus has been seen after `num_steps` steps."""
         return num_steps * self._config.sequences_per_step / self.num_blocks
+
+    def held_out(self) -> list[int]:
+        """Return the blocks kept for validation, the same ones whatever the seed."""
+        return [self.num_blocks + i for i in range(self._config.validation_sequences)]
 
     def unseen(self, count: int) -> list[int]:
         """Return `count` blocks that the run never trains on: the next ones of its first epoch.

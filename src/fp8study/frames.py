@@ -117,6 +117,7 @@ _RESULTS = {
     "compile_cache_misses": _NUMBER,
     "loss_start": _NUMBER,
     "loss_last20_mean": _NUMBER,
+    "validation_loss": _NUMBER,
 }
 _VERSIONS = ("python", "fp8study", "torch", "torchao", "transformers", "cuda", "nccl")
 _IDENTITY = ("machine", "study", "run_id", "status", "status_detail", "started_at", "ended_at")

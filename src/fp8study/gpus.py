@@ -1,8 +1,8 @@
 """Which GPUs there are, and which of them a run may use.
 
 Snakemake counts GPUs but does not say which; two runs that each want one would both take the
-first. So a run leases its GPUs with a lock file per GPU, held open by its training processes:
-the operating system gives the GPU back when the last of them is gone, however they ended.
+first. So a run leases its GPUs with lock files, held open by its training processes: the operating
+system gives the GPU back when the last of them is gone, however they ended.
 """
 
 from __future__ import annotations
@@ -89,6 +89,10 @@ def _describe(pynvml: Any, index: int) -> Gpu:
     )
 
 
+#: A GPU is leased in this many places: a run takes all of them, or its part where it shares.
+PLACES = 8
+
+
 @dataclass(frozen=True)
 class Lease:
     """GPUs held for one run."""
@@ -105,7 +109,9 @@ def lock_dir() -> Path:
 
 
 @contextmanager
-def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Iterator[Lease]:
+def lease(
+    num_gpus: int, indices: list[int], runs_per_gpu: int = 1, poll_seconds: float = 1.0
+) -> Iterator[Lease]:
     """Hold `num_gpus` of the given GPUs, waiting until that many are free.
 
     All or none are taken, under one machine-wide lock, so two waiting runs cannot each hold
@@ -113,7 +119,9 @@ def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Itera
 
     Args:
         num_gpus: How many to hold.
-        indices: GPUs to choose from, in order of preference.
+        indices: GPUs to choose from, in order of preference; of shared ones, the emptiest first.
+        runs_per_gpu: With how many runs each may be shared, ourselves included. A run that wants
+            a GPU for itself never shares one.
         poll_seconds: How often to look again.
 
     Raises:
@@ -125,7 +133,7 @@ def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Itera
             "widen CUDA_VISIBLE_DEVICES"
         )
     folder = lock_dir()
-    while (held := _try_lease(num_gpus, indices, folder)) is None:
+    while (held := _try_lease(num_gpus, indices, runs_per_gpu, folder)) is None:
         time.sleep(poll_seconds)
     try:
         yield held
@@ -134,19 +142,27 @@ def lease(num_gpus: int, indices: list[int], poll_seconds: float = 1.0) -> Itera
             os.close(descriptor)
 
 
-def _try_lease(num_gpus: int, indices: list[int], folder: Path) -> Lease | None:
+def _try_lease(num_gpus: int, indices: list[int], runs_per_gpu: int, folder: Path) -> Lease | None:
+    wanted = PLACES // runs_per_gpu
     with locked(folder / "all.lock", "FP8STUDY_LOCKS"):
-        taken: dict[int, int] = {}
-        for index in indices:
-            if len(taken) == num_gpus:
-                break
-            descriptor = open_lock(folder / f"gpu-{index}.lock", "FP8STUDY_LOCKS")
-            if try_lock(descriptor):
-                taken[index] = descriptor
-            else:
-                os.close(descriptor)
-        if len(taken) == num_gpus:
-            return Lease(tuple(taken), tuple(taken.values()))
-        for descriptor in taken.values():
+        free = {index: _free_places(index, folder) for index in indices}
+        emptiest = sorted(indices, key=lambda index: -len(free[index]))
+        taken = [index for index in emptiest if len(free[index]) >= wanted][:num_gpus]
+        if len(taken) < num_gpus:
+            taken = []
+        kept = [place for index in taken for place in free[index][:wanted]]
+        for descriptor in {place for places in free.values() for place in places} - set(kept):
             os.close(descriptor)
-        return None
+    return Lease(tuple(taken), tuple(kept)) if taken else None
+
+
+def _free_places(index: int, folder: Path) -> list[int]:
+    """Take all free places of a GPU; return what holds them."""
+    held = []
+    for place in range(PLACES):
+        descriptor = open_lock(folder / f"gpu-{index}.{place}.lock", "FP8STUDY_LOCKS")
+        if try_lock(descriptor):
+            held.append(descriptor)
+        else:
+            os.close(descriptor)
+    return held

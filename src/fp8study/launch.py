@@ -97,7 +97,8 @@ def launch(
             environment["TORCHINDUCTOR_CACHE_DIR"] = cache
             environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
         if machine.gpus:
-            leased = held.enter_context(lease(config.num_gpus, [g.index for g in machine.gpus]))
+            indices = [gpu.index for gpu in machine.gpus]
+            leased = held.enter_context(lease(config.num_gpus, indices, config.runs_per_gpu))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
             environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
             kept += leased.file_descriptors
@@ -239,7 +240,8 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
     )
     data = parts["data"]
     data["num_tokens_seen"] = seen
-    data["epochs"] = seen / data["num_train_tokens"]
+    kept_out = config.validation_sequences * config.sequence_length
+    data["epochs"] = seen / (data["num_train_tokens"] - kept_out)
     record.warnings.extend(data.pop("warnings"))
     try:
         write_record(record, run_dir)

@@ -142,11 +142,14 @@ def _snakemake(
     run_ids = [run.run_id for run in pending]
     for run in pending:
         (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
-    write_json(plan_path, {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids})
+    shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
+    shares = {run.run_id: _num_shares(run, shares_per_gpu) for run in pending}
+    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids}
+    write_json(plan_path, plan | {"gpu_shares": shares})
     command = [
         sys.executable, "-m", "fp8study.leash", "snakemake", "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(_num_slots(machine), machine.num_cpus)),
-        "--resources", f"gpus={_num_slots(machine)}",
+        "--resources", f"gpu_shares={_num_slots(machine) * shares_per_gpu}",
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
         "--configfile", str(plan_path),  # on its command line, numbers would become texts
@@ -168,6 +171,11 @@ def _snakemake(
     if child.returncode and not any((run.run_dir / "papermill.log").exists() for run in pending):
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
         raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
+
+
+def _num_shares(run: PlannedRun, shares_per_gpu: int) -> int:
+    """Return how many of the shares a run takes; Snakemake counts in whole numbers only."""
+    return run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
 
 
 def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:

@@ -44,7 +44,7 @@ def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metric
             "tokens_per_second_per_gpu": rate,
             "tflops_per_gpu": tflops,
             "tokens_seen": number * config.tokens_per_step,
-            "timed": done.step >= config.num_warmup_steps and not config.noise_at_steps,
+            "timed": done.step >= config.num_warmup_steps and config.is_timed,
         }
         metrics.write(json.dumps(row) + "\n")
         metrics.flush()

@@ -85,8 +85,9 @@ class RunRecord:
     tflops_per_gpu, mfu_bf16_peak_pct and mfu_mixed_peak_pct with their denominators
     bf16_peak_tflops and mixed_peak_tflops (null where the peak is unknown), mfu_achievable_pct,
     warm_up_seconds, compile_cache_hits, compile_cache_misses, memory_peak_gib,
-    num_alloc_retries, num_device_allocs, loss_start, loss_last20_mean. Rates are over the timed
-    window, warm-up left out."""
+    num_alloc_retries, num_device_allocs, loss_start, loss_last20_mean, validation_loss (where
+    sequences were kept for it). Rates are over the timed window, warm-up left out; a run that
+    shared its GPU or paused has none."""
     audit: dict[str, Any] = field(default_factory=dict)
     """What `fp8study.audit` saw around the first optimizer step; empty in older records."""
     instruments: dict[str, Any] = field(default_factory=dict)

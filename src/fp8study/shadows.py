@@ -48,9 +48,9 @@ class Shadows:
         self.names = [name for name in masters if name not in frozen]
         self.models: dict[str, torch.nn.Module] = {}
         for precision in ("fp32", "bf16"):
-            self.models[precision] = _rebuilt(config.model, trained, self._weights[precision])
+            self.models[precision] = rebuilt(config.model, trained, self._weights[precision])
         for recipe in RECIPES:
-            model = _rebuilt(config.model, trained, self._weights["bf16"])
+            model = rebuilt(config.model, trained, self._weights["bf16"])
             # The strategy under which all recipes are allowed; nothing is sharded here.
             chosen = dataclasses.replace(
                 config, precision=recipe, strategy="fsdp2", fp8_all_gather=False
@@ -97,10 +97,16 @@ def _whole(parameter: torch.nn.Parameter) -> torch.Tensor:
     return plain(parameter).view(parameter.shape)
 
 
-def _rebuilt(
+def rebuilt(
     name: str, trained: torch.nn.Module, weights: dict[str, torch.nn.Parameter]
 ) -> torch.nn.Module:
-    """Build the model without storage, then give it these weights and the trained buffers."""
+    """Build the model without storage, then give it these weights and the trained buffers.
+
+    Args:
+        name: As `fp8study.models.hf_config`.
+        trained: The bare model in training.
+        weights: One for each of its parameters, whole, by name.
+    """
     with torch.random.fork_rng():  # building seeds the generators
         model = build_model(name, torch.float32, torch.device("meta"), seed=0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

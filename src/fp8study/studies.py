@@ -230,5 +230,5 @@ def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> f
         runs: The runs to be done.
         num_slots: GPUs, or CPU cores, to share among them.
     """
-    occupied = sum(run.config.num_gpus for run in runs) * study.minutes_per_run
-    return max(occupied / num_slots, study.minutes_per_run if runs else 0.0)
+    gpus = sum(run.config.num_gpus / run.config.runs_per_gpu for run in runs)
+    return max(gpus * study.minutes_per_run / num_slots, study.minutes_per_run if runs else 0.0)

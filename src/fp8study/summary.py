@@ -23,7 +23,7 @@ def summarise(
     """Return the measured part of a record's ``results``.
 
     Rates are tokens over wall time of the whole timed window: the steps after
-    ``num_warmup_steps``. Without any such step, or with pauses to measure noise, they are null.
+    ``num_warmup_steps``. Without any such step, or in a run that is not timed, they are null.
 
     Args:
         steps: In order, from the first.
@@ -42,8 +42,8 @@ def summarise(
         "loss_last20_mean": statistics.fmean(losses[-20:]) if losses else None,
         "first_step_seconds": steps[0].step_time_ms / 1000 if steps else None,
     }
-    # Pauses to measure noise are inside the steps' times, and leave the GPU's caches cold.
-    timed = [] if config.noise_at_steps else steps[config.num_warmup_steps :]
+    # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
+    timed = steps[config.num_warmup_steps :] if config.is_timed else []
     bf16_peak = bf16_peak_tflops(gpu_name)
     mixed_peak = mixed_peak_tflops(gpu_name, work.fp8_share)
     results["num_timed_steps"] = len(timed)

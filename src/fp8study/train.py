@@ -44,6 +44,7 @@ from fp8study.parallel import (
 from fp8study.planted import trained_parameters, untrained_weights
 from fp8study.progress import learning_rate, log_step
 from fp8study.summary import headline, notes_on_timing, summarise
+from fp8study.validation import validation_loss
 
 #: Steps between two looks at the gradients' norm, where nothing is clipped.
 GRADIENT_NORM_EVERY = 10
@@ -93,6 +94,7 @@ class Trainer:
         self.instruments = Instruments(config, self.device)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
+        self.validation_loss: float | None = None
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -141,6 +143,8 @@ class Trainer:
             )
         if self.config.noise_at_steps:
             notes.append("training paused to measure noise: the run has no timings and no peak")
+        if self.config.runs_per_gpu > 1:
+            notes.append("the GPU was shared with other runs: the run has no timings and no peak")
         if self.job.emulate_fp8 and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
@@ -246,9 +250,11 @@ class Trainer:
         results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
         results |= {"startup_seconds": self.startup_seconds} | compile_cache()
         found = dict(self.found)
-        if not self.config.noise_at_steps:  # else they would describe that measurement
+        if self.config.is_timed:  # else they would describe something else
             found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
+        if self.validation_loss is not None:
+            results["validation_loss"] = self.validation_loss
         notes = self.warnings() + notes_on_timing(results)
         return Outcome(
             status,
@@ -298,7 +304,11 @@ def run(run_dir: Path) -> None:
     finally:
         if metrics is not None:
             metrics.close()
-    if status == "completed" and not config.noise_at_steps:
+    if status == "completed" and config.validation_sequences:
+        trainer.validation_loss = validation_loss(
+            config, trainer.bare_model, trainer.tokens, trainer.order.held_out(), trainer.state
+        )
+    if status == "completed" and config.is_timed:
         # Kept in case that a closer look fails: the run itself is done.
         unfinished = trainer.outcome(status, detail)
         unfinished.warnings.append("the measurements after training did not finish")
@@ -321,6 +331,9 @@ def main() -> int:
     except torch.OutOfMemoryError as error:
         detail = f"{str(error).splitlines()[0]}; lower micro_batch_size or sequence_length, or " \
                  "set activation_checkpointing=true or more num_gpus"  # fmt: skip
+        if load_config(run_dir / "config.yaml").runs_per_gpu > 1:  # says nothing of this run
+            Outcome("failed", f"{detail}, or runs_per_gpu=1").save(run_dir)
+            return 1
         Outcome("out_of_memory", detail).save(run_dir)
         return 3
     except UserError as error:

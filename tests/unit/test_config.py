@@ -22,7 +22,8 @@ OTHER: dict[str, Any] = {
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,
-    "noise_at_steps": (0, 5), "noise_samples": 8,
+    "noise_at_steps": (0, 5), "noise_samples": 8, "validation_sequences": 4,
+    "runs_per_gpu": 2,
 }  # fmt: skip
 
 
@@ -96,6 +97,8 @@ def test_values_of_text_only_interfaces_are_understood(
         ({"noise_at_steps": [True]}, ["noise_at_steps", "True", "list of whole numbers"]),
         ({"noise_at_steps": [-1]}, ["noise_at_steps", "-1", "0 to num_steps=100"]),
         ({"noise_at_steps": [101]}, ["noise_at_steps", "101", "0 to num_steps=100"]),
+        ({"runs_per_gpu": 3}, ["runs_per_gpu", "3", "1, 2, 4 and 8"]),
+        ({"validation_sequences": -1}, ["validation_sequences", "-1", "0 or more"]),
         ({"noise_samples": 3}, ["noise_samples", "3", "try 16"]),
         ({"noise_samples": 65}, ["noise_samples", "65", "4 to 64"]),
         ({"learing_rate": 1}, ["parameters", "learing_rate", "mean 'learning_rate'?"]),

@@ -24,7 +24,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def is_free(index: int) -> bool:
-    descriptor = open_lock(lock_dir() / f"gpu-{index}.lock", "FP8STUDY_LOCKS")
+    descriptor = open_lock(lock_dir() / f"gpu-{index}.0.lock", "FP8STUDY_LOCKS")
     try:
         return try_lock(descriptor)
     finally:
@@ -34,9 +34,9 @@ def is_free(index: int) -> bool:
 class Holder(threading.Thread):
     """Leases GPUs in a thread of its own and keeps them until it is released."""
 
-    def __init__(self, num_gpus: int, indices: list[int]) -> None:
+    def __init__(self, num_gpus: int, indices: list[int], runs_per_gpu: int = 1) -> None:
         super().__init__(daemon=True)
-        self.wanted = (num_gpus, indices)
+        self.wanted = (num_gpus, indices, runs_per_gpu)
         self.held: tuple[int, ...] = ()
         self.has_them, self.may_go = threading.Event(), threading.Event()
         self.start()
@@ -58,6 +58,36 @@ def test_leases_are_disjoint_and_follow_the_preference() -> None:
         assert second.indices == (0, 2)
         assert not any(map(is_free, range(4)))
     assert all(map(is_free, range(4)))
+
+
+def test_shared_gpus_are_filled_evenly_and_up_to_their_number() -> None:
+    with lease(1, [0, 1], 2) as a, lease(1, [0, 1], 2) as b, lease(2, [0, 1], 2) as c:
+        assert (a.indices, b.indices, c.indices) == ((0,), (1,), (0, 1))
+        waiting = Holder(1, [0, 1], runs_per_gpu=2)
+        assert not waiting.has_them.wait(NOT_YET_S)
+    assert waiting.has_them.wait(ACROSS_PROCESSES_S)
+    waiting.release()
+    assert all(map(is_free, range(2)))
+
+
+def test_a_run_that_needs_half_a_gpu_leaves_room_for_two_quarters() -> None:
+    with lease(1, [0], 2), lease(1, [0], 4), lease(1, [0], 4):
+        waiting = Holder(1, [0], runs_per_gpu=4)
+        assert not waiting.has_them.wait(NOT_YET_S)
+    assert waiting.has_them.wait(ACROSS_PROCESSES_S)
+    waiting.release()
+
+
+def test_a_gpu_is_shared_with_no_run_that_wants_it_alone() -> None:
+    with lease(1, [0], 2):
+        alone = Holder(1, [0])
+        assert not alone.has_them.wait(NOT_YET_S)
+    assert alone.has_them.wait(ACROSS_PROCESSES_S)
+    shared = Holder(1, [0], runs_per_gpu=2)
+    assert not shared.has_them.wait(NOT_YET_S)
+    alone.release()
+    assert shared.has_them.wait(ACROSS_PROCESSES_S)
+    shared.release()
 
 
 def test_gpus_are_given_back_after_an_error() -> None:

@@ -87,6 +87,7 @@ LOSS_GAP = Layout(
         **_ARM,
         "num_pairs": ("pairs", "d"),
         "num_lost": ("lost", IF_ANY),
+        "epochs": ("passes", ".1f"),
         "loss_bf16": ("BF16 loss", ".3f"),
         "loss": ("FP8 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
@@ -177,6 +178,8 @@ class Report:
     """From `fp8study.tables.throughput_table`."""
     loss_gaps: pd.DataFrame
     """From `fp8study.tables.loss_gap_table`."""
+    validation_gaps: pd.DataFrame
+    """The same for the validation loss."""
     instruments: pd.DataFrame
     """From `fp8study.instrument_tables.instruments_frame`."""
     stored: Sequence[StoredRun]
@@ -251,6 +254,7 @@ def load_report(results_dir: Path | None = None) -> Report:
         metrics=tables.metrics_frame(stored),
         throughput=tables.throughput_table(runs),
         loss_gaps=tables.loss_gap_table(runs, margins),
+        validation_gaps=tables.loss_gap_table(runs, margins, "validation_loss"),
         instruments=instruments_frame(stored, runs),
         stored=stored,
         margins=margins,

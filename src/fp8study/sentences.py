@@ -25,6 +25,7 @@ __all__ = [
     "speed_details",
     "speed_summary",
     "unreadable",
+    "validation_summary",
 ]
 
 #: A share of a gap that counts as all of it, given the noise of single runs.
@@ -166,6 +167,37 @@ def loss_summary(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+def validation_summary(report: Report) -> str:
+    """Say what the paired validation losses allow one to say, and where training ones disagree."""
+    gaps = report.validation_gaps
+    gaps = gaps[~gaps["stale"].fillna(False).astype(bool) & (gaps["device"] == "cuda")]
+    if gaps.empty:
+        return (
+            "**Validation loss: no answer yet.** No pair on a GPU kept text out of its training: "
+            f"{how_to_get('loss-parity')}."
+        )
+    text = _loss_sentence(gaps, "on text kept out of training, scored in BF16")
+    training = report.loss_gaps.set_index("arm_key")
+    apart = [
+        (row, training.loc[row["arm_key"]])
+        for _, row in gaps.iterrows()
+        if row["arm_key"] in training.index
+        and training.loc[row["arm_key"], "verdict"] == "different"
+        and row["verdict"] != "different"
+    ]
+    if apart:
+        here = pd.Series([float(row["gap_pct"]) for row, _ in apart])
+        there = pd.Series([float(other["gap_pct"]) for _, other in apart])
+        passes = pd.Series([float(row["epochs"]) for row, _ in apart])
+        text += (
+            f" In {count(len(apart), 'comparison')} the training loss is different "
+            f"({_range(there)}) and this one is not ({_range(here)}), after {passes.min():.1f} to "
+            f"{passes.max():.1f} passes over the corpus: what FP8 loses there is memory of the "
+            "text that it was trained on; on other text no loss was found."
+        )
+    return text
+
+
 def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
     tested = gaps["gap_pct_low_90"].notna()
     text = f"**Loss {where}.**"
@@ -213,7 +245,10 @@ def _untested_sentence(gaps: pd.DataFrame, others: bool) -> str:
 
 
 def _span(gaps: pd.DataFrame) -> str:
-    pct = gaps["gap_pct"].astype(float)
+    return _range(gaps["gap_pct"].astype(float))
+
+
+def _range(pct: pd.Series) -> str:
     low, high = signed(pct.min(), 2), signed(pct.max(), 2)
     return f"{low} %" if low == high else f"{low} % to {high} %"
 

@@ -8,6 +8,7 @@ loss gap. CPU runs emulate FP8: they get no speed-up at all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import pandas as pd
 
@@ -73,6 +74,7 @@ LOSS_GAP_COLUMNS = [
     *_ARM,
     "num_pairs",
     "num_lost",
+    "epochs",
     "loss_bf16",
     "loss",
     "gap",
@@ -230,31 +232,37 @@ def ordered(table: pd.DataFrame) -> pd.DataFrame:
     return ordered.drop(columns=["_rank", "_last"]).reset_index(drop=True)
 
 
-def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
-    """Compare the final training loss of every arm with BF16, paired by seed.
+def loss_gap_table(
+    runs: pd.DataFrame,
+    margins: Mapping[str, float] | None = None,
+    loss: Literal["loss_last20_mean", "validation_loss"] = "loss_last20_mean",
+) -> pd.DataFrame:
+    """Compare the final loss of every arm with BF16, paired by seed.
 
     Args:
         runs: From `runs_frame`.
         margins: Study → the margin that its file states, % of the BF16 loss; `LOSS_MARGIN_PCT`
             for the others.
+        loss: On what was trained on, the mean over the last 20 steps, or on what was not.
 
     Returns:
-        The columns of `LOSS_GAP_COLUMNS`. Losses are means over the last 20 steps, in nats per
-        token; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of the gaps relative to BF16.
+        The columns of `LOSS_GAP_COLUMNS`. Losses are in nats per token; ``gap`` is FP8 − BF16,
+        ``gap_pct`` the mean of the gaps relative to BF16, ``epochs`` how often the corpus was
+        seen at most.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
         the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
         ``judged`` is the verdict with its margin.
     """
-    pairs = _pairs(runs, "loss_last20_mean")
+    pairs = _pairs(runs, loss)
     if pairs.empty:
         return pd.DataFrame(columns=LOSS_GAP_COLUMNS)
     # What failed early does not know yet what it was to train on.
     unknown = runs["corpus_sha256"].isna() | runs["num_parameters"].isna()
     rows = []
     for key, group in pairs.groupby("arm_key", sort=False):
-        gap = group["loss_last20_mean"] - group["loss_last20_mean_bf16"]
-        gap_pct = 100 * gap / group["loss_last20_mean_bf16"]
+        gap = group[loss] - group[f"{loss}_bf16"]
+        gap_pct = 100 * gap / group[f"{loss}_bf16"]
         asked = group["asked_key"].iloc[0]
         started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
         row = {name: group[name].iloc[0] for name in _ARM}
@@ -263,8 +271,9 @@ def loss_gap_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = Non
             "margin_pct": margin,
             "num_pairs": len(group),
             "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
-            "loss_bf16": group["loss_last20_mean_bf16"].mean(),
-            "loss": group["loss_last20_mean"].mean(),
+            "epochs": group["epochs"].max(),
+            "loss_bf16": group[f"{loss}_bf16"].mean(),
+            "loss": group[loss].mean(),
             "gap": gap.mean(),
             "gap_pct": gap_pct.mean(),
         }

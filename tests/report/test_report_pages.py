@@ -55,6 +55,23 @@ def _python_path() -> list[str]:
     return [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
+@pytest.mark.parametrize("unseen_gap", [0.0, 0.1])
+def test_a_training_loss_alone_is_called_memory(unseen_gap: float, tmp_path: Path) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise"):
+            worse = precision != "bf16"
+            losses = {
+                "loss_last20_mean": 2.0 + seed + (0.1 + seed / 1000) * worse,
+                "validation_loss": 3.0 + seed + (unseen_gap + seed / 1000) * worse,
+            }
+            record = make_record(precision=precision, seed=seed, results=losses)
+            store(tmp_path, "local", record)
+    said = sentences.validation_summary(pages.load_report(tmp_path))
+    assert ("memory of the text" in said) == (unseen_gap == 0.0)
+    assert ("1 equivalent" in said) == (unseen_gap == 0.0)
+    assert ("1 different" in said) == (unseen_gap == 0.1)
+
+
 def plain(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 

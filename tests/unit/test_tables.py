@@ -266,6 +266,18 @@ def test_three_pairs_have_an_interval_and_a_verdict(
     assert row["interval"].replace("\u00a0", " ").startswith("90 %: ")
 
 
+def test_the_validation_loss_is_compared_where_it_was_measured(tmp_path: Path) -> None:
+    for seed, (trained, unseen) in enumerate(((2.0, 3.0), (2.1, 3.1), (2.2, None))):
+        for precision, worse in (("bf16", 1.0), ("fp8_rowwise", 1.1)):
+            results = {"loss_last20_mean": trained * worse, "validation_loss": unseen}
+            store(tmp_path, "local", make_record(precision=precision, seed=seed, results=results))
+    runs = frame(tmp_path)
+    row = tables.loss_gap_table(runs, loss="validation_loss").iloc[0]
+    assert (row["num_pairs"], row["num_lost"], row["gap_pct"]) == (2, 1, 0.0)
+    assert row["loss"] == row["loss_bf16"] == pytest.approx(3.05)
+    assert tables.loss_gap_table(runs).iloc[0]["gap_pct"] == pytest.approx(10.0)
+
+
 def test_lost_runs_are_counted(tmp_path: Path) -> None:
     store_pair(tmp_path, {})
     lost = make_record(precision="fp8_tensorwise", seed=1, status="diverged")

@@ -167,13 +167,28 @@ def loss_summary(report: Report) -> str:
 
 
 def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
-    tested = gaps["gap_pct_low_90"].notna()
     text = f"**Loss {where}.**"
+    gone = gaps["verdict"] == tables.DIVERGED
+    if gone.any():
+        text += f" {_diverged_sentence(gaps[gone])}"
+    gaps = gaps[~gone]
+    tested = gaps["gap_pct_low_90"].notna()
     if tested.any():
         text += f" {_tested_sentence(gaps[tested])}"
     if not tested.all():
         text += f" {_untested_sentence(gaps[~tested], bool(tested.any()))}"
     return text
+
+
+def _diverged_sentence(gaps: pd.DataFrame) -> str:
+    arms = "; ".join(
+        f"{row['model']}, {row['arm']}: {row['judged'].removeprefix('diverged in ')}"
+        for row in gaps.to_dict("records")
+    )
+    return (
+        f"**In {count(len(gaps), 'comparison')} FP8 diverged in a seed in which BF16 did not** "
+        f"({escape(arms)}); what the other seeds say is no verdict on it."
+    )
 
 
 def _tested_sentence(gaps: pd.DataFrame) -> str:

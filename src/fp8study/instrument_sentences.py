@@ -71,6 +71,26 @@ def audits(frame: pd.DataFrame) -> str:
     return text + f", of which {int((~asked).sum())} not on purpose: {names}."
 
 
+def reach(frame: pd.DataFrame) -> str:
+    """Hold the achievable rate against that of the same products inside the profiled step."""
+    table = tables.product_rates(frame)
+    if table.empty:
+        return _missing("Achievable rates")
+    pct = 100 * table["profiled_tflops"] / table["achievable_tflops"]
+    text = (
+        f"In the profiled step the products themselves ran at {_span(pct, 0)} % of their "
+        f"achievable rate ({count(len(pct), 'run')})."
+    )
+    above = int((pct > 105).sum())
+    if above:
+        text += (
+            f" In {above} of them by more than 5 %: the achievable rate is too low there, and the "
+            "share of it that the run reached too high. Records made before products were timed "
+            "from a full queue hold the launches of small ones."
+        )
+    return text
+
+
 def gathered(frame: pd.DataFrame) -> str:
     """Say what the FP8 all-gather saves, and in what the gradients travel."""
     table = tables.communication_table(frame[frame["device"] == "cuda"])

@@ -137,6 +137,22 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index()[columns]
 
 
+def product_rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per run: TFLOP/s of its products inside the profiled step, and achievable ones."""
+    known = frame[numbers(frame, "ceilings.run_tflops").notna()]
+    rows = []
+    for _, run in known[known["device"] == "cuda"].iterrows():
+        products = run.get("step.gemm")
+        listed = products if isinstance(products, list) else []
+        seconds = sum(product.get("time_ms", 0.0) for product in listed) / 1000
+        if seconds > 0:
+            rate = sum(product["tflop"] for product in listed) / seconds
+            identity = {name: run[name] for name in ARM}
+            achievable = float(run["ceilings.run_tflops"])
+            rows.append(identity | {"profiled_tflops": rate, "achievable_tflops": achievable})
+    return pd.DataFrame(rows, columns=[*ARM, "profiled_tflops", "achievable_tflops"])
+
+
 def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Where one profiled step's kernel time went, ms, and how much of the products was FP8.
 

@@ -130,6 +130,20 @@ def test_ceilings_are_medians_with_their_spread(measured: pd.DataFrame) -> None:
     assert table[["num_runs", "bf16_tflops", "spread_pct"]].values.tolist() == [[6, 750, 0]]
 
 
+def test_products_faster_than_achievable_are_said_so(tmp_path: Path) -> None:
+    slow = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 15.0, "time_ms": 20.0}]}  # 750 TFLOP/s
+    store_measured(tmp_path, "bf16", instruments=instruments_of("bf16", step=slow))
+    text = sentences.reach(frame(tmp_path))
+    assert "at 100 % of their achievable rate" in text
+    assert "too low" not in text
+    fast = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 33.0, "time_ms": 20.0}]}  # of 1100
+    measured = instruments_of("fp8_tensorwise", step=fast)
+    store_measured(tmp_path, "fp8_tensorwise", instruments=measured)
+    text = sentences.reach(frame(tmp_path))
+    assert "at 100 to 150 % of their achievable rate (2 runs)" in text
+    assert "In 1 of them by more than 5 %: the achievable rate is too low there" in text
+
+
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     text = sentences.proof(frame(tmp_path))
@@ -155,7 +169,7 @@ def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
     empty = frame(tmp_path)
     for say in (sentences.proof, sentences.audits, sentences.gathered, sentences.energy,
-                sentences.overhead, sentences.break_even):  # fmt: skip
+                sentences.overhead, sentences.break_even, sentences.reach):  # fmt: skip
         assert "make reproduce STUDY=instruments" in say(empty)
     for make in (
         tables.utilisation_table,

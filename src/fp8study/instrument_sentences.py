@@ -33,12 +33,19 @@ def proof(frame: pd.DataFrame) -> str:
     table = tables.kernels_table(on_gpu)
     if table.empty:
         return _missing("Proof that FP8 ran")
-    seen = on_gpu[on_gpu["step.fp8_gemm_flops_pct"].notna()]
+    seen = on_gpu[tables.numbers(on_gpu, "step.fp8_gemm_flops_pct").notna()]
     fp8, bf16 = seen[seen["precision"] != "bf16"], seen[seen["precision"] == "bf16"]
+    expected = tables.numbers(fp8, "audit.fp8_gemm_flops_pct_expected")
+    unjudged, fp8 = fp8[expected.isna()], fp8[expected.notna()]
     parts = []
+    if len(unjudged):
+        parts.append(
+            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, or "
+            "the record is too old to say what to expect."
+        )
     if len(fp8):
         share = fp8["step.fp8_gemm_flops_pct"].astype(float)
-        off = (share - fp8["audit.fp8_gemm_flops_pct_expected"].astype(float)).abs()
+        off = (share - expected[expected.notna()]).abs()
         silent = int((share == 0).sum())
         if silent:
             parts.append(f"**{count(silent, 'FP8 run')} did no product in FP8.**")

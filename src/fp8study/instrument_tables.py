@@ -222,7 +222,8 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
         "num_device_allocs": "memory.num_device_allocs",
     }
     table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
-    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0)
+    sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
+    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
     change = _against_bf16(table, "joule_per_token", context(table))
     strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
     contexts = context(table)

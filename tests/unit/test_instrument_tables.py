@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fp8study import instrument_layouts as layouts
 from fp8study import instrument_sentences as sentences
 from fp8study import instrument_tables as tables
 from fp8study.break_even import break_even_table, cache_state
@@ -157,6 +158,32 @@ def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> Non
     )  # fmt: skip
     assert "**1 FP8 run did no product in FP8.**" in sentences.proof(frame(tmp_path))
     assert "1 not on purpose: `silent`" in sentences.audits(frame(tmp_path))
+
+
+def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
+    """A GPU without FP8 units: no FP8 product is to be seen, and the audit expects none."""
+    audit = audit_of("fp8_tensorwise", silent=True)
+    del audit["fp8_gemm_flops_pct"], audit["fp8_gemm_flops_pct_expected"]
+    step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
+    emulated = instruments_of("fp8_tensorwise", step=step)
+    store_measured(tmp_path, "fp8_tensorwise", audit=audit, instruments=emulated)
+    text = sentences.proof(frame(tmp_path))
+    assert "1 profiled FP8 run cannot be judged: FP8 was emulated" in text
+    assert "did no product" not in text
+    store_measured(tmp_path, "fp8_rowwise")
+    assert "In 1 profiled FP8 run, 80.0 %" in sentences.proof(frame(tmp_path))
+
+
+def test_a_power_cap_that_nobody_sampled_is_missing_not_absent(tmp_path: Path) -> None:
+    measured = instruments_of("bf16")
+    for name in ("clock_sm_mhz_median", "clock_sm_mhz_min", "throttled_pct"):
+        del measured["energy"][name]
+    store_measured(tmp_path, "bf16", instruments=measured)
+    assert math.isnan(row(tables.energy_table(frame(tmp_path)), "bf16", 1)["power_cap_pct"])
+
+
+def test_the_table_of_a_steps_time_leaves_no_kind_out() -> None:
+    assert set(tables.KINDS) <= set(layouts.KERNELS.columns)
 
 
 def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame) -> None:

@@ -74,10 +74,10 @@ MEMORY_SPLIT = Layout(
     {
         "arm": ("precision", ""),
         "parameters_gib": ("weights", ".1f"),
-        "gradients_gib": ("grads", ".1f"),
         "optimizer_gib": ("optim.", ".1f"),
-        "rest_gib": ("rest", ".1f"),
+        "working_gib": ("working", ".1f"),
         "steady_allocated_gib": ("steady peak", ".1f"),
+        "gradients_gib": ("grads, in full", ".1f"),
         "first_step_allocated_gib": ("first step", ".1f"),
         "steady_reserved_gib": ("reserved", ".1f"),
         "num_allocator_events": ("events", IF_ANY),

@@ -200,14 +200,23 @@ def products_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress."""
-    names = ("parameters_gib", "gradients_gib", "optimizer_gib", "rest_gib",
+    """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress.
+
+    ``working_gib`` is all but weights and optimizer states at the steady peak: activations, work
+    space, and those gradients that are there by then. In a short step the peak comes at the loss,
+    before there are any, so ``gradients_gib``, which is their size after the backward pass, is no
+    part of it.
+    """
+    names = ("parameters_gib", "optimizer_gib", "gradients_gib",
              "first_step_allocated_gib", "steady_allocated_gib", "steady_reserved_gib",
              "num_alloc_retries", "num_device_allocs")  # fmt: skip
     columns = {name: f"memory.{name}" for name in names}
     table = _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
+    kept = table["parameters_gib"] + table["optimizer_gib"]
     events = table["num_alloc_retries"] + table["num_device_allocs"]
-    return table.assign(num_allocator_events=events)
+    return table.assign(
+        working_gib=table["steady_allocated_gib"] - kept, num_allocator_events=events
+    )
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:

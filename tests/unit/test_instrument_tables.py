@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from fp8study import instrument_layouts as layouts
+from fp8study import instrument_plots as plots
 from fp8study import instrument_sentences as sentences
 from fp8study import instrument_tables as tables
 from fp8study.break_even import break_even_table, cache_state
@@ -172,6 +173,29 @@ def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
     assert "did no product" not in text
     store_measured(tmp_path, "fp8_rowwise")
     assert "In 1 profiled FP8 run, 80.0 %" in sentences.proof(frame(tmp_path))
+
+
+def test_the_split_at_the_peak_does_not_suppose_that_gradients_are_there(
+    measured: pd.DataFrame,
+) -> None:
+    """The peak may come at the loss, before there is any gradient; 23 - 5 - 10 is known."""
+    table = tables.memory_split_table(measured)
+    assert table["working_gib"].tolist() == [8.0] * 6
+    stacked = set(plots._MEMORY)
+    assert table.loc[0, list(stacked)].sum() == table.loc[0, "steady_allocated_gib"]
+    assert "gradients_gib" not in stacked
+    assert "rest_gib" not in layouts.MEMORY_SPLIT.columns
+
+
+def test_working_memory_of_sharded_and_whole_models_agrees_in_the_reference_records() -> None:
+    """One sequence has the same activations on one GPU and on four."""
+    results = Path(__file__).parents[2] / "results"
+    stored = [run for run in load_runs(results) if run.machine_label == "h200x4"]
+    every = tables.instruments_frame(stored, runs_frame(stored))
+    table = tables.memory_split_table(tables.of_the_instruments(every))
+    small = table[(table["model"] == "llama-3.2-1b") & (table["precision"] == "bf16")]
+    one, four = (small.loc[small["num_gpus"] == n, "working_gib"].item() for n in (1, 4))
+    assert one == pytest.approx(four, rel=0.001)
 
 
 def test_a_power_cap_that_nobody_sampled_is_missing_not_absent(tmp_path: Path) -> None:

@@ -340,6 +340,32 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     assert "nan" not in text
 
 
+def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None:
+    def store_study(study: str) -> None:
+        for seed in range(3):
+            for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.0001 * seed)):
+                results = {"loss_last20_mean": loss}
+                record = make_record(precision=precision, seed=seed, study=study, results=results)
+                store(tmp_path, "local", record)
+
+    words = "All of these are from studies of document A's failure"
+    store_study("attribution")
+    assert words in sentences.loss_summary(load_report(tmp_path))
+    store_study("loss-parity")
+    assert words not in sentences.loss_summary(load_report(tmp_path))
+
+
+def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:
+    for seed in range(4):
+        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001)):
+            versions = {"torch": "2.11.0", "torchao": "0.17.0" if seed < 2 else "0.18.0"}
+            results = {"loss_last20_mean": loss}
+            record = make_record(precision=precision, seed=seed, versions=versions, results=results)
+            store(tmp_path, "local", record)
+    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [2, 2]
+    assert tables.throughput_table(frame(tmp_path))["num_runs"].tolist() == [4, 2, 2]
+
+
 def test_a_divergence_that_bf16_shares_is_none_of_fp8s(tmp_path: Path) -> None:
     store_pair(tmp_path, {})
     for precision in ("bf16", "fp8_tensorwise"):

@@ -199,6 +199,11 @@ def _tested_sentence(gaps: pd.DataFrame) -> str:
         f"{_margins(gaps)}: {verdicts}, {counts.get('undecided', 0)} undecided "
         f"(mean gaps {_span(gaps)}; +: FP8 is worse)."
     )
+    if gaps["study"].str.startswith(tables.FAILURE_STUDIES).all():
+        text += (
+            " All of these are from studies of document A's failure, at a learning rate far below "
+            "a usual one: they say nothing of a run that anyone would start."
+        )
     within = gaps[gaps["verdict"] == "equivalent"]
     sure = (within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)
     if sure.any():

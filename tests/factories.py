@@ -41,6 +41,7 @@ CONFIG: dict[str, Any] = {
     "corpus": "tinystories",
     "untrained": [],
     "repeat": 0,
+    "validation_sequences": 0,
 }
 H200 = {
     "device": "cuda",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study import effects, ladder
+from fp8study.tables import DIVERGED
 from fp8study.words import count, escape, how_to_get, signed
 
 #: A share of a gap that counts as nearly all of it.
@@ -246,11 +247,14 @@ def effective_batch(table: pd.DataFrame) -> str:
     verdicts = table["verdict"].value_counts()
     margins = " or ".join(f"±{m:g} %" for m in sorted(set(table["margin_pct"].astype(float))))
     said = ", ".join(f"{verdicts.get(v, 0)} {v}" for v in ("equivalent", "different", "undecided"))
+    if gone := verdicts.get(DIVERGED, 0):
+        said += f", {gone} diverged"
     text = f"Of {count(len(table), 'setting')}, at {margins}: {said}."
-    sizes = table.groupby("effective_batch")["gap_pct"].mean().astype(float)
+    sizes = table.groupby("effective_batch")["gap_pct"].mean().astype(float).dropna()
     at = "; ".join(f"{signed(gap, 2)} % at {size:g}" for size, gap in sizes.items())
-    text += f" Mean gap by effective batch: {at} (+: FP8 is worse)."
-    failed = table[table["gap_pct"].astype(float) > FAILED_PCT]
+    if at:
+        text += f" Mean gap by effective batch: {at} (+: FP8 is worse)."
+    failed = table[(table["gap_pct"].astype(float) > FAILED_PCT) | (table["verdict"] == DIVERGED)]
     if len(failed):
         text += f" FP8 fails to learn in {count(len(failed), 'setting')}."
     elif (sizes.index == 1).any():

@@ -4,7 +4,8 @@ The keys by which runs are compared are made here, once, from the configuration:
 
 ``arm_key``
     equal for the runs that differ by their seed or repetition alone; ``asked_key`` is the same,
-    known before the run has seen its data and model;
+    known before the run has seen its data and model, and without the version of torchao, which
+    only an FP8 run computes with;
 ``pair_key``
     equal for runs that differ by their precision (and what exists for FP8 only) alone. It holds
     the seed, the study, the machine, the versions of torch and transformers, the data and the
@@ -68,6 +69,7 @@ _CONFIG = {
     "optimizer_binding": _TEXT,
     "fp8_all_gather": _FLAG,
     "repeat": _COUNT,
+    "validation_sequences": _COUNT,
     "corpus": _TEXT,
 }
 _MACHINE = {
@@ -228,7 +230,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["arm"] = arm_label(record)
     row["setting"] = setting_label(record.config)
     row["asked_key"] = _key(run, ignored=("seed", "repeat"))
-    row["arm_key"] = row["asked_key"] + _trained(record)
+    row["arm_key"] = row["asked_key"] + _trained(record) + _arithmetic(record)
     row["pair_key"] = _key(run, ignored=(*FP8_FIELDS, "repeat")) + _trained(record)
     row["effect_key"] = _key(run, ignored=EFFECT_FIELDS) + _trained(record)
     row["num_warnings"] = len(record.warnings)
@@ -257,6 +259,12 @@ def _trained(record: RunRecord) -> str:
         record.versions.get("transformers"),
     ]
     return json.dumps(content, default=str)
+
+
+def _arithmetic(record: RunRecord) -> str:
+    """What multiplied: FP8 seeds of two versions of torchao are no seeds of one arm."""
+    is_fp8 = record.config.get("precision") != "bf16"
+    return json.dumps(record.versions.get("torchao")) if is_fp8 else ""
 
 
 def _stale_note(record: RunRecord) -> str | None:

@@ -22,9 +22,8 @@ _TIME = {
 }
 _MEMORY = {
     "parameters_gib": ("parameters", "#0072B2"),
-    "gradients_gib": ("gradients", "#56B4E9"),
     "optimizer_gib": ("optimizer states", "#009E73"),
-    "rest_gib": ("rest", "#E69F00"),
+    "working_gib": ("activations, gradients, work space", "#E69F00"),
 }
 
 

@@ -33,12 +33,19 @@ def proof(frame: pd.DataFrame) -> str:
     table = tables.kernels_table(on_gpu)
     if table.empty:
         return _missing("Proof that FP8 ran")
-    seen = on_gpu[on_gpu["step.fp8_gemm_flops_pct"].notna()]
+    seen = on_gpu[tables.numbers(on_gpu, "step.fp8_gemm_flops_pct").notna()]
     fp8, bf16 = seen[seen["precision"] != "bf16"], seen[seen["precision"] == "bf16"]
+    expected = tables.numbers(fp8, "audit.fp8_gemm_flops_pct_expected")
+    unjudged, fp8 = fp8[expected.isna()], fp8[expected.notna()]
     parts = []
+    if len(unjudged):
+        parts.append(
+            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, or "
+            "the record is too old to say what to expect."
+        )
     if len(fp8):
         share = fp8["step.fp8_gemm_flops_pct"].astype(float)
-        off = (share - fp8["audit.fp8_gemm_flops_pct_expected"].astype(float)).abs()
+        off = (share - expected[expected.notna()]).abs()
         silent = int((share == 0).sum())
         if silent:
             parts.append(f"**{count(silent, 'FP8 run')} did no product in FP8.**")
@@ -69,6 +76,26 @@ def audits(frame: pd.DataFrame) -> str:
         return text + ", all of them runs that were asked to: document A's stale optimizer."
     names = ", ".join(f"`{escape(str(name))}`" for name in bad.loc[~asked, "run_id"])
     return text + f", of which {int((~asked).sum())} not on purpose: {names}."
+
+
+def reach(frame: pd.DataFrame) -> str:
+    """Hold the achievable rate against that of the same products inside the profiled step."""
+    table = tables.product_rates(frame)
+    if table.empty:
+        return _missing("Achievable rates")
+    pct = 100 * table["profiled_tflops"] / table["achievable_tflops"]
+    text = (
+        f"In the profiled step the products themselves ran at {_span(pct, 0)} % of their "
+        f"achievable rate ({count(len(pct), 'run')})."
+    )
+    above = int((pct > 105).sum())
+    if above:
+        text += (
+            f" In {above} of them by more than 5 %: the achievable rate is too low there, and the "
+            "share of it that the run reached too high. Records made before products were timed "
+            "from a full queue hold the launches of small ones."
+        )
+    return text
 
 
 def gathered(frame: pd.DataFrame) -> str:

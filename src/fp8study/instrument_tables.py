@@ -137,6 +137,22 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index()[columns]
 
 
+def product_rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per run: TFLOP/s of its products inside the profiled step, and achievable ones."""
+    known = frame[numbers(frame, "ceilings.run_tflops").notna()]
+    rows = []
+    for _, run in known[known["device"] == "cuda"].iterrows():
+        products = run.get("step.gemm")
+        listed = products if isinstance(products, list) else []
+        seconds = sum(product.get("time_ms", 0.0) for product in listed) / 1000
+        if seconds > 0:
+            rate = sum(product["tflop"] for product in listed) / seconds
+            identity = {name: run[name] for name in ARM}
+            achievable = float(run["ceilings.run_tflops"])
+            rows.append(identity | {"profiled_tflops": rate, "achievable_tflops": achievable})
+    return pd.DataFrame(rows, columns=[*ARM, "profiled_tflops", "achievable_tflops"])
+
+
 def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Where one profiled step's kernel time went, ms, and how much of the products was FP8.
 
@@ -184,14 +200,23 @@ def products_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress."""
-    names = ("parameters_gib", "gradients_gib", "optimizer_gib", "rest_gib",
+    """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress.
+
+    ``working_gib`` is all but weights and optimizer states at the steady peak: activations, work
+    space, and those gradients that are there by then. In a short step the peak comes at the loss,
+    before there are any, so ``gradients_gib``, which is their size after the backward pass, is no
+    part of it.
+    """
+    names = ("parameters_gib", "optimizer_gib", "gradients_gib",
              "first_step_allocated_gib", "steady_allocated_gib", "steady_reserved_gib",
              "num_alloc_retries", "num_device_allocs")  # fmt: skip
     columns = {name: f"memory.{name}" for name in names}
     table = _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
+    kept = table["parameters_gib"] + table["optimizer_gib"]
     events = table["num_alloc_retries"] + table["num_device_allocs"]
-    return table.assign(num_allocator_events=events)
+    return table.assign(
+        working_gib=table["steady_allocated_gib"] - kept, num_allocator_events=events
+    )
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -206,7 +231,8 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
         "num_device_allocs": "memory.num_device_allocs",
     }
     table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
-    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0)
+    sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
+    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
     change = _against_bf16(table, "joule_per_token", context(table))
     strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
     contexts = context(table)

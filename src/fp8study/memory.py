@@ -92,8 +92,9 @@ def summarise_memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         Every figure's largest value over ranks, and ``ranks``. Peaks and the split are GiB;
-        ``rest_gib`` is the steady peak less parameters, gradients and optimizer states:
-        activations, gathered weights and work space.
+        ``rest_gib`` is the steady peak less parameters, all gradients and optimizer states: the
+        least that activations, gathered weights and work space take. Where the peak comes before
+        the gradients, they take up to ``gradients_gib`` more.
     """
     names = dict.fromkeys(name for facts in ranks for name in facts)
     return {n: max(f[n] for f in ranks if n in f) for n in names} | {"ranks": ranks}

@@ -199,13 +199,28 @@ def validation_summary(report: Report) -> str:
 
 
 def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
-    tested = gaps["gap_pct_low_90"].notna()
     text = f"**Loss {where}.**"
+    gone = gaps["verdict"] == tables.DIVERGED
+    if gone.any():
+        text += f" {_diverged_sentence(gaps[gone])}"
+    gaps = gaps[~gone]
+    tested = gaps["gap_pct_low_90"].notna()
     if tested.any():
         text += f" {_tested_sentence(gaps[tested])}"
     if not tested.all():
         text += f" {_untested_sentence(gaps[~tested], bool(tested.any()))}"
     return text
+
+
+def _diverged_sentence(gaps: pd.DataFrame) -> str:
+    arms = "; ".join(
+        f"{row['model']}, {row['arm']}: {row['judged'].removeprefix('diverged in ')}"
+        for row in gaps.to_dict("records")
+    )
+    return (
+        f"**In {count(len(gaps), 'comparison')} FP8 diverged in a seed in which BF16 did not** "
+        f"({escape(arms)}); what the other seeds say is no verdict on it."
+    )
 
 
 def _tested_sentence(gaps: pd.DataFrame) -> str:
@@ -216,6 +231,11 @@ def _tested_sentence(gaps: pd.DataFrame) -> str:
         f"{_margins(gaps)}: {verdicts}, {counts.get('undecided', 0)} undecided "
         f"(mean gaps {_span(gaps)}; +: FP8 is worse)."
     )
+    if gaps["study"].str.startswith(tables.FAILURE_STUDIES).all():
+        text += (
+            " All of these are from studies of document A's failure, at a learning rate far below "
+            "a usual one: they say nothing of a run that anyone would start."
+        )
     within = gaps[gaps["verdict"] == "equivalent"]
     sure = (within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)
     if sure.any():

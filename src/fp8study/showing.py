@@ -58,7 +58,7 @@ _MEMORY = {
     "parameters_gib": "{:.2f} GiB parameters",
     "gradients_gib": "{:.2f} GiB gradients",
     "optimizer_gib": "{:.2f} GiB optimizer states",
-    "rest_gib": "{:.2f} GiB rest at the peak",
+    "rest_gib": "{:.2f} GiB rest at the peak, if all gradients are there by then",
     "first_step_allocated_gib": "{:.2f} GiB peak of the first step",
     "steady_allocated_gib": "{:.2f} GiB steady peak",
     "steady_reserved_gib": "{:.2f} GiB reserved",

@@ -42,6 +42,8 @@ FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
 MEMORY_LIMIT_SHARE = 0.85
 #: Events in the timed window that void a timing.
 ALLOCATOR_EVENTS = ("num_alloc_retries", "num_device_allocs")
+#: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
+DIVERGED = "diverged"
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
 
@@ -75,6 +77,7 @@ LOSS_GAP_COLUMNS = [
     "num_pairs",
     "num_lost",
     "epochs",
+    "num_diverged",
     "loss_bf16",
     "loss",
     "gap",
@@ -156,6 +159,16 @@ def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:
         ``memory_peak_gib_bf16`` and ``num_alloc_retries_bf16``.
     """
     return _pairs(runs, "loss_last20_mean")
+
+
+def _diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the FP8 runs that diverged where the BF16 run of the same seed did not."""
+    newest = newest_per_seed(runs)
+    sound = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
+    healthy = ~newest["stale"].fillna(False).astype(bool)
+    baseline = newest.loc[sound & healthy & (newest["precision"] == "bf16"), "pair_key"]
+    gone = newest[(newest["status"] == "diverged") & (newest["precision"] != "bf16")]
+    return gone[gone["pair_key"].isin(set(baseline))]
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -250,27 +263,34 @@ def loss_gap_table(
         ``gap_pct`` the mean of the gaps relative to BF16, ``epochs`` how often the corpus was
         seen at most.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
-        diverged, no partner). With three pairs or more, the 90 and 95 % paired-t intervals and
-        the verdict of the equivalence test at ``margin_pct``; with fewer, ``interval`` says so.
-        ``judged`` is the verdict with its margin.
+        diverged, no partner), and ``num_diverged`` those of them that diverged where BF16 did
+        not. With three pairs or more, the 90 and 95 % paired-t intervals and the verdict of the
+        equivalence test at ``margin_pct``; with fewer, ``interval`` says so. An arm that diverged
+        alone is called `DIVERGED` instead, however close its other seeds are, and has a row even
+        if no seed is left. ``judged`` is the verdict with its margin, or with the seeds.
     """
-    pairs = _pairs(runs, loss)
-    if pairs.empty:
+    if loss == "validation_loss":
+        runs = runs[runs["validation_sequences"].fillna(0) > 0]
+    pairs, gone = _pairs(runs, loss), _diverged_alone(runs)
+    if pairs.empty and gone.empty:
         return pd.DataFrame(columns=LOSS_GAP_COLUMNS)
     # What failed early does not know yet what it was to train on.
     unknown = runs["corpus_sha256"].isna() | runs["num_parameters"].isna()
     rows = []
-    for key, group in pairs.groupby("arm_key", sort=False):
+    for key in dict.fromkeys([*pairs["arm_key"], *gone["arm_key"]]):
+        group, lone = pairs[pairs["arm_key"] == key], gone[gone["arm_key"] == key]
+        first = (group if len(group) else lone).iloc[0]
         gap = group[loss] - group[f"{loss}_bf16"]
         gap_pct = 100 * gap / group[f"{loss}_bf16"]
-        asked = group["asked_key"].iloc[0]
+        asked = first["asked_key"]
         started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
-        row = {name: group[name].iloc[0] for name in _ARM}
+        row = {name: first[name] for name in _ARM}
         margin = (margins or {}).get(row["study"], LOSS_MARGIN_PCT)
         row |= {
             "margin_pct": margin,
             "num_pairs": len(group),
             "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
+            "num_diverged": len(lone),
             "epochs": group["epochs"].max(),
             "loss_bf16": group[f"{loss}_bf16"].mean(),
             "loss": group[loss].mean(),
@@ -278,13 +298,17 @@ def loss_gap_table(
             "gap_pct": gap_pct.mean(),
         }
         row |= _intervals(gap_pct.tolist(), margin)
-        rows.append(row | {"judged": f"{row['verdict']} at ±{margin:g}"})
+        judged = f"{row['verdict']} at ±{margin:g}"
+        if len(lone):
+            row["verdict"] = DIVERGED
+            judged = f"diverged in {len(lone)} of {len(group) + len(lone)} seeds"
+        rows.append(row | {"judged": judged})
     return ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
 
 
 def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
     if len(gap_pct) < stats.MIN_PAIRS_FOR_INTERVAL:
-        count = "one pair" if len(gap_pct) == 1 else f"{len(gap_pct)} pairs"
+        count = {0: "no pair", 1: "one pair"}.get(len(gap_pct), f"{len(gap_pct)} pairs")
         return {"interval": f"{count}: no interval", "verdict": "undecided"}
     outcome = stats.tost(gap_pct, margin)
     wide = stats.paired_t_interval(gap_pct, 0.95)

@@ -64,7 +64,9 @@ def test_a_training_loss_alone_is_called_memory(unseen_gap: float, tmp_path: Pat
                 "loss_last20_mean": 2.0 + seed + (0.1 + seed / 1000) * worse,
                 "validation_loss": 3.0 + seed + (unseen_gap + seed / 1000) * worse,
             }
-            record = make_record(precision=precision, seed=seed, results=losses)
+            record = make_record(
+                precision=precision, seed=seed, results=losses, validation_sequences=8
+            )
             store(tmp_path, "local", record)
     said = sentences.validation_summary(pages.load_report(tmp_path))
     assert ("memory of the text" in said) == (unseen_gap == 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -112,3 +113,45 @@ def test_a_product_has_the_shape_it_is_timed_as(
         pytest.skip("no FP8 product on this CPU")
     assert took == 1.0
     assert (results[0].shape, results[0].dtype) == ((16, 48), torch.bfloat16)
+
+
+class Queue:
+    """A GPU that works off a queue, and a host to which every launch costs time, s."""
+
+    LAUNCH, KERNEL, STAMP = 25e-6, 5e-6, 1e-6
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = self.free = 0.0
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Mark(self))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: self.wait())
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(cycles / 2e9, 0.0))
+
+    def launch(self, seconds: float, cost: float = LAUNCH) -> None:
+        self.host += cost
+        self.free = max(self.free, self.host) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.free)
+
+
+class Mark:
+    """A time stamp on that queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.at = queue, math.nan
+
+    def record(self) -> None:
+        self.queue.launch(Queue.STAMP, Queue.STAMP)
+        self.at = self.queue.free
+
+    def elapsed_time(self, later: Mark) -> float:
+        return 1000 * (later.at - self.at)
+
+
+@pytest.mark.parametrize("kernel_s", [Queue.KERNEL, 200e-6])
+def test_a_short_product_is_not_timed_as_its_launch(
+    kernel_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(monkeypatch)
+    took = ceilings.median_seconds(lambda: queue.launch(kernel_s), CPU)
+    assert took == pytest.approx(kernel_s, rel=0.1)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fp8study import instrument_layouts as layouts
+from fp8study import instrument_plots as plots
 from fp8study import instrument_sentences as sentences
 from fp8study import instrument_tables as tables
 from fp8study.break_even import break_even_table, cache_state
@@ -130,6 +132,20 @@ def test_ceilings_are_medians_with_their_spread(measured: pd.DataFrame) -> None:
     assert table[["num_runs", "bf16_tflops", "spread_pct"]].values.tolist() == [[6, 750, 0]]
 
 
+def test_products_faster_than_achievable_are_said_so(tmp_path: Path) -> None:
+    slow = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 15.0, "time_ms": 20.0}]}  # 750 TFLOP/s
+    store_measured(tmp_path, "bf16", instruments=instruments_of("bf16", step=slow))
+    text = sentences.reach(frame(tmp_path))
+    assert "at 100 % of their achievable rate" in text
+    assert "too low" not in text
+    fast = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 33.0, "time_ms": 20.0}]}  # of 1100
+    measured = instruments_of("fp8_tensorwise", step=fast)
+    store_measured(tmp_path, "fp8_tensorwise", instruments=measured)
+    text = sentences.reach(frame(tmp_path))
+    assert "at 100 to 150 % of their achievable rate (2 runs)" in text
+    assert "In 1 of them by more than 5 %: the achievable rate is too low there" in text
+
+
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     text = sentences.proof(frame(tmp_path))
@@ -145,6 +161,55 @@ def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> Non
     assert "1 not on purpose: `silent`" in sentences.audits(frame(tmp_path))
 
 
+def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
+    """A GPU without FP8 units: no FP8 product is to be seen, and the audit expects none."""
+    audit = audit_of("fp8_tensorwise", silent=True)
+    del audit["fp8_gemm_flops_pct"], audit["fp8_gemm_flops_pct_expected"]
+    step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
+    emulated = instruments_of("fp8_tensorwise", step=step)
+    store_measured(tmp_path, "fp8_tensorwise", audit=audit, instruments=emulated)
+    text = sentences.proof(frame(tmp_path))
+    assert "1 profiled FP8 run cannot be judged: FP8 was emulated" in text
+    assert "did no product" not in text
+    store_measured(tmp_path, "fp8_rowwise")
+    assert "In 1 profiled FP8 run, 80.0 %" in sentences.proof(frame(tmp_path))
+
+
+def test_the_split_at_the_peak_does_not_suppose_that_gradients_are_there(
+    measured: pd.DataFrame,
+) -> None:
+    """The peak may come at the loss, before there is any gradient; 23 - 5 - 10 is known."""
+    table = tables.memory_split_table(measured)
+    assert table["working_gib"].tolist() == [8.0] * 6
+    stacked = set(plots._MEMORY)
+    assert table.loc[0, list(stacked)].sum() == table.loc[0, "steady_allocated_gib"]
+    assert "gradients_gib" not in stacked
+    assert "rest_gib" not in layouts.MEMORY_SPLIT.columns
+
+
+def test_working_memory_of_sharded_and_whole_models_agrees_in_the_reference_records() -> None:
+    """One sequence has the same activations on one GPU and on four."""
+    results = Path(__file__).parents[2] / "results"
+    stored = [run for run in load_runs(results) if run.machine_label == "h200x4"]
+    every = tables.instruments_frame(stored, runs_frame(stored))
+    table = tables.memory_split_table(tables.of_the_instruments(every))
+    small = table[(table["model"] == "llama-3.2-1b") & (table["precision"] == "bf16")]
+    one, four = (small.loc[small["num_gpus"] == n, "working_gib"].item() for n in (1, 4))
+    assert one == pytest.approx(four, rel=0.001)
+
+
+def test_a_power_cap_that_nobody_sampled_is_missing_not_absent(tmp_path: Path) -> None:
+    measured = instruments_of("bf16")
+    for name in ("clock_sm_mhz_median", "clock_sm_mhz_min", "throttled_pct"):
+        del measured["energy"][name]
+    store_measured(tmp_path, "bf16", instruments=measured)
+    assert math.isnan(row(tables.energy_table(frame(tmp_path)), "bf16", 1)["power_cap_pct"])
+
+
+def test_the_table_of_a_steps_time_leaves_no_kind_out() -> None:
+    assert set(tables.KINDS) <= set(layouts.KERNELS.columns)
+
+
 def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame) -> None:
     text = sentences.overhead(measured)
     assert "48 pairs" in text  # one of the eight in each run was half as long again
@@ -155,7 +220,7 @@ def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
     empty = frame(tmp_path)
     for say in (sentences.proof, sentences.audits, sentences.gathered, sentences.energy,
-                sentences.overhead, sentences.break_even):  # fmt: skip
+                sentences.overhead, sentences.break_even, sentences.reach):  # fmt: skip
         assert "make reproduce STUDY=instruments" in say(empty)
     for make in (
         tables.utilisation_table,

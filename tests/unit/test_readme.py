@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fp8study import cli, config, instrument_tables, tables
+from fp8study.gaps import effective_batch_table
 from fp8study.models import PRESETS
 from fp8study.records import load_runs
 from fp8study.studies import load_study, study_names
@@ -116,6 +117,11 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 masters)",
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
         *fault_texts(runs),
+        *batch_texts(runs),
+        *(
+            f"`{study}` {verb}{(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
+            for study, verb in (("effective-batch", "has "), ("loss-parity", ""))
+        ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
         *(f"torchao {v}" for v in runs["version_torchao"].unique()),
@@ -124,6 +130,16 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"BPE vocabulary of {one(runs.groupby('vocab_size').size().reset_index())['vocab_size']}",
     ]
     return texts
+
+
+def batch_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the effective batch."""
+    table = effective_batch_table(runs)
+    tested = table[table["num_pairs"] == 5]
+    assert set(tested["verdict"]) == {"equivalent"}
+    assert set(tested["effective_batch"]) == {1, 2, 4, 8}
+    mean = tested.groupby("effective_batch")["gap_pct"].mean()
+    return [f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8"]
 
 
 def test_every_quoted_number_is_in_the_records(runs: pd.DataFrame) -> None:

@@ -6,12 +6,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study import plots, tables
+from fp8study import effect_sentences, plots, sentences, tables
+from fp8study.gaps import effective_batch_table
+from fp8study.pages import load_report
 from fp8study.records import load_runs
 from tests.factories import (
     CPU,
     make_broken,
     make_document_a,
+    make_effective_batch,
     make_quick,
     make_record,
     make_results,
@@ -270,7 +273,10 @@ def test_the_validation_loss_is_compared_where_it_was_measured(tmp_path: Path) -
     for seed, (trained, unseen) in enumerate(((2.0, 3.0), (2.1, 3.1), (2.2, None))):
         for precision, worse in (("bf16", 1.0), ("fp8_rowwise", 1.1)):
             results = {"loss_last20_mean": trained * worse, "validation_loss": unseen}
-            store(tmp_path, "local", make_record(precision=precision, seed=seed, results=results))
+            record = make_record(
+                precision=precision, seed=seed, results=results, validation_sequences=8
+            )
+            store(tmp_path, "local", record)
     runs = frame(tmp_path)
     row = tables.loss_gap_table(runs, loss="validation_loss").iloc[0]
     assert (row["num_pairs"], row["num_lost"], row["gap_pct"]) == (2, 1, 0.0)
@@ -323,7 +329,81 @@ def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> N
     assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [1]
     again["run_id"] = "and-again"
     store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="diverged", **again))
-    assert tables.loss_gap_table(frame(tmp_path)).empty
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (0, 1, "diverged")
+
+
+@pytest.mark.parametrize("survivors", [3, 0])
+def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path: Path) -> None:
+    for seed in range(survivors + 2):
+        gone = seed >= survivors
+        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.001 * seed)):
+            lost = gone and precision != "bf16"
+            store(
+                tmp_path, "local",
+                make_record(
+                    precision=precision, seed=seed, status="diverged" if lost else "completed",
+                    results={"loss_last20_mean": None if lost else loss},
+                ),
+            )  # fmt: skip
+    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
+    assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
+    text = sentences.loss_summary(load_report(tmp_path))
+    assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
+    assert "equivalent, " not in text
+    assert "nan" not in text
+
+
+def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None:
+    def store_study(study: str) -> None:
+        for seed in range(3):
+            for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.0001 * seed)):
+                results = {"loss_last20_mean": loss}
+                record = make_record(precision=precision, seed=seed, study=study, results=results)
+                store(tmp_path, "local", record)
+
+    words = "All of these are from studies of document A's failure"
+    store_study("attribution")
+    assert words in sentences.loss_summary(load_report(tmp_path))
+    store_study("loss-parity")
+    assert words not in sentences.loss_summary(load_report(tmp_path))
+
+
+def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:
+    for seed in range(4):
+        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001)):
+            versions = {"torch": "2.11.0", "torchao": "0.17.0" if seed < 2 else "0.18.0"}
+            results = {"loss_last20_mean": loss}
+            record = make_record(precision=precision, seed=seed, versions=versions, results=results)
+            store(tmp_path, "local", record)
+    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [2, 2]
+    assert tables.throughput_table(frame(tmp_path))["num_runs"].tolist() == [4, 2, 2]
+
+
+def test_a_divergence_that_bf16_shares_is_none_of_fp8s(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    for precision in ("bf16", "fp8_tensorwise"):
+        store(tmp_path, "local", make_record(precision=precision, seed=1, status="diverged"))
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_lost"], row["num_diverged"]) == (1, 1, 0)
+
+
+def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path, seeds=1)
+    lone = make_record(study="effective-batch", seed=7, run_id="lone")
+    store(tmp_path, "reference/h200x8", lone)
+    store(
+        tmp_path, "reference/h200x8",
+        make_record(
+            study="effective-batch", seed=7, run_id="gone", precision="fp8_tensorwise",
+            status="diverged", results={"loss_last20_mean": None},
+        ),
+    )  # fmt: skip
+    text = effect_sentences.effective_batch(effective_batch_table(frame(tmp_path)))
+    assert "1 diverged" in text
+    assert "FP8 fails to learn in 1 setting." in text
+    assert "nan" not in text
 
 
 def test_run_that_failed_before_it_saw_its_data_is_lost(tmp_path: Path) -> None:

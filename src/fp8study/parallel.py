@@ -114,22 +114,22 @@ def prepare(
         model = fsdp2_prepare_model(accelerator, model)
     else:
         model = accelerator.prepare_model(model)
-    optimizer = make_optimizer(model)
-    if config.fp8_all_gather and config.strategy == "fsdp2":
-        _scale_weights_once_a_step(model, optimizer)
-    return model, accelerator.prepare_optimizer(optimizer)
+    return model, accelerator.prepare_optimizer(make_optimizer(model))
 
 
-def _scale_weights_once_a_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Compute all FP8 weight scales together after each optimizer step.
+def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:
+    """Return what is to be done after each update: compute all FP8 weight scales together.
 
     Otherwise every weight asks all GPUs for its largest value before each gathering, forward and
     backward: hundreds of tiny all-reduces that made FP8 slower than BF16 (docs/log.md).
     Accelerate does the same when it converts the model itself.
     """
+    gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
+    if not gathers_fp8 or config.optimizer_binding == "before_conversion":
+        return lambda: None
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-    optimizer.register_step_post_hook(lambda *_: precompute_float8_dynamic_scale_for_fsdp(model))
+    return lambda: precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ supported too, has not. Replace ours by it once 2.13 is the oldest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -35,6 +36,8 @@ from fp8study.precision import is_converted
 #: Tokens whose logits exist at a time. A multiple of 16, as FP8 products ask; large enough that
 #: a product with them keeps a GPU busy.
 CHUNK = 2048
+#: Rows of the weight's gradient that are added at a time where that takes a product of its own.
+_ROWS = 8192
 #: The label that no loss is taken of, in transformers as in torch.
 IGNORED = -100
 #: Settings that make the logits something else than hidden states times a weight, by what value
@@ -292,7 +295,32 @@ def _add_product(
     beta = 0 if is_first else 1
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)
-    elif total.is_cuda:
+    elif _adds_into_fp32(left.device, left.dtype):
         torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
-    else:  # CPUs have no product from BF16 into FP32
-        torch.addmm(total, left.float(), right.float(), beta=beta, out=total)
+    else:
+        rows = zip(total.split(_ROWS), left.split(_ROWS), strict=True)
+        for total_RD, left_RC in rows:
+            product_RD = _fp32_product(left_RC, right)
+            total_RD.copy_(product_RD) if is_first else total_RD.add_(product_RD)
+
+
+@cache
+def _adds_into_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether this torch adds a product of `dtype` to an FP32 matrix in one go.
+
+    Some versions want the matrix in the factors' dtype, and none does it on a CPU.
+    """
+    factor = torch.ones(16, 16, device=device, dtype=dtype)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return bool((total == 17).all())
+
+
+def _fp32_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return a product of BF16 factors that was never rounded to BF16."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()

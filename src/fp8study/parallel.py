@@ -114,7 +114,11 @@ def prepare(
         model = fsdp2_prepare_model(accelerator, model)
     else:
         model = accelerator.prepare_model(model)
-    return model, accelerator.prepare_optimizer(make_optimizer(model))
+    optimizer = make_optimizer(model)
+    if config.optimizer_step == "after_backward":
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    # Else its wrapper would look for packages on disk at each of a step's many updates.
+    return model, optimizer
 
 
 def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:

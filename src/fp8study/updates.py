@@ -47,9 +47,9 @@ def parameter_groups(config: RunConfig, model: torch.nn.Module) -> list[Any]:
         for number, layer in enumerate(decoder_layers(model))
         for p in layer.parameters()
     }
-    groups: dict[Any, list[torch.nn.Parameter]] = {}
+    groups: dict[int, list[torch.nn.Parameter]] = {}
     for parameter in trained:
-        groups.setdefault(layer_of.get(id(parameter), parameter), []).append(parameter)
+        groups.setdefault(layer_of.get(id(parameter), id(parameter)), []).append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
 
 

@@ -108,6 +108,24 @@ def test_the_rate_of_every_group_is_that_of_the_schedule() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("when", ["in_backward", "after_backward"])
+def test_what_follows_an_update_is_done_once_all_weights_are_new(when: str) -> None:
+    run = config(optimizer_step=when)
+    model, optimizer, _ = made(run)
+    moved: list[bool] = []
+    before = [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+    def after() -> None:
+        now = [p for p in model.parameters() if p.requires_grad]
+        moved.append(all(not torch.equal(a, b) for a, b in zip(before, now, strict=True)))
+
+    updates = make_updates(run, model, optimizer, after)
+    updates.expect(wants_norm=False)
+    model(torch.randn(5, 8), True).sum().backward()
+    updates.finish()
+    assert moved == [True]
+
+
 def test_a_failing_update_leaves_the_optimizer_whole() -> None:
     model, optimizer, updates = made(config())
     optimizer.register_step_pre_hook(_fail)

@@ -21,6 +21,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fp8study import loss_head
 from fp8study.config import RunConfig, make_config
 from fp8study.models import PRESETS
 from fp8study.parallel import after_update, gradient_sync, make_accelerator, prepare
@@ -35,6 +36,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "resident": {"reshard_after_forward": False},
     "fp8": {"precision": "fp8"},
     "chunked": {"loss_head": "chunked"},
+    "fp8 head": {"precision": "fp8_rowwise", "skip": ""},
+    "chunked fp8 head": {"precision": "fp8_rowwise", "skip": "", "loss_head": "chunked"},
     "planted": {"untrained": "model.layers.0.mlp.*"},
 }
 
@@ -96,6 +99,7 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
 def main() -> None:
     """Compare all combinations that can hold."""
     state = PartialState(cpu=True)
+    loss_head.CHUNK = 20  # of 32 tokens a process
     strategy = "fsdp2" if dist.is_initialized() else "none"
     found: dict[str, Any] = {}
     for accumulation, (name, changes) in itertools.product((1, 2), CHANGES.items()):

@@ -34,7 +34,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 class FirstStepAudit:
     """Looks at every trainable parameter before and after the first optimizer step.
 
-    Call `before` when the gradients are there, then step, then `after`. Weights that are left out
+    Call `before`, then `gradients_ready`, then step, then `after`. Weights that are left out
     of the optimizer on purpose (`planted`) are counted, and are no finding.
     """
 
@@ -53,15 +53,24 @@ class FirstStepAudit:
         self._gradient_dtypes: set[str] = set()
 
     def before(self) -> None:
-        """Remember a sample of every parameter and whether its gradient is non-zero."""
-        for name, parameter in self._parameters.items():
-            self._before[name] = self._sample(parameter).clone()
-            if parameter.grad is not None:
-                gradient = plain(parameter.grad)
-                # A reduction: near the memory limit there is no room for a mask of its size.
-                largest = torch.linalg.vector_norm(gradient, ord=float("inf"))
-                self._has_gradient[name] = largest > 0
-                self._gradient_dtypes.add(_name(gradient.dtype))
+        """Remember a sample of every parameter."""
+        self._before = {n: self._sample(p).clone() for n, p in self._parameters.items()}
+
+    def gradients_ready(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Remember which gradients are non-zero; call before they are used.
+
+        Args:
+            parameters: All of the model's, or in turns those whose gradients are complete.
+        """
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            gradient = plain(parameter.grad)
+            # A reduction: near the memory limit there is no room for a mask of its size.
+            largest = torch.linalg.vector_norm(gradient, ord=float("inf"))
+            self._has_gradient[names[id(parameter)]] = largest > 0
+            self._gradient_dtypes.add(_name(gradient.dtype))
 
     def after(self) -> dict[str, Any]:
         """Return what the step did; see `findings` for its meaning.

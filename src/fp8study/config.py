@@ -20,6 +20,7 @@ import yaml
 
 from fp8study.errors import UserError, nearest, one_line
 from fp8study.fieldtypes import check_type, coerce
+from fp8study.tuned_path import check_switches, switches_of
 
 Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
 Strategy = Literal["fsdp2", "ddp", "none"]
@@ -27,6 +28,11 @@ Schedule = Literal["constant", "linear", "cosine"]
 MasterDtype = Literal["fp32", "bf16"]
 CompileCache = Literal["shared", "fresh"]
 OptimizerBinding = Literal["after_conversion", "before_conversion"]
+TrainingPath = Literal["plain", "tuned"]
+LossHead = Literal["plain", "compiled", "chunked"]
+OptimizerStep = Literal["after_backward", "in_backward"]
+Attention = Literal["default", "flash", "cudnn"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
 REFUSED = {
@@ -129,6 +135,22 @@ class RunConfig:
     runs_per_gpu: int = 1
     """Runs that may share a GPU at one time: 1, 2, 4 or 8. Small runs leave a GPU idle while they
     start and between kernels, and sharing fills that; but such runs have no timings."""
+    path: TrainingPath = "plain"
+    """``plain`` trains as the documents do; ``tuned`` only changes what the five fields below
+    are where they are None: see `fp8study.tuned_path`."""
+    loss_head: LossHead | None = None
+    """``plain``: transformers' own loss. ``compiled``: loss head and cross-entropy are compiled
+    together. ``chunked``: a few tokens at a time, so that the logits are never whole."""
+    optimizer_step: OptimizerStep | None = None
+    """``in_backward``: a decoder layer is updated, and its gradients freed, as soon as they are
+    complete. Not with DDP or max_grad_norm; tuned runs with either update after the backward."""
+    attention: Attention | None = None
+    """The fused attention kernel that is preferred on a GPU; ``default``: torch's own choice."""
+    reshard_after_forward: bool | None = None
+    """FSDP2 frees a layer's gathered weights after the forward pass and gathers them again in the
+    backward pass. None: true, but false for tuned runs on one GPU."""
+    compile_mode: CompileMode | None = None
+    """torch.compile's mode for the decoder layers."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):
@@ -141,7 +163,10 @@ class RunConfig:
             is_sharded = self.strategy == "fsdp2" and self.num_gpus > 1
             on = self.precision == "fp8_tensorwise" and is_sharded
             object.__setattr__(self, "fp8_all_gather", on)
+        for name, value in switches_of(self).items():
+            object.__setattr__(self, name, value)
         _check_pairs(self)
+        check_switches(self)
         _check_noise(self)
 
     @property

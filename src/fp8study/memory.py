@@ -41,9 +41,9 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats()
 
     def gradients_ready(self, model: torch.nn.Module) -> None:
-        """Note what the gradients take; call after the first backward pass."""
-        gradients = local_bytes(p.grad for p in model.parameters())
-        self.facts["gradients_gib"] = gradients / GIB
+        """Note what the gradients take at most; call in the first step before they are freed."""
+        gradients = local_bytes(p.grad for p in model.parameters()) / GIB
+        self.facts["gradients_gib"] = max(gradients, self.facts.get("gradients_gib", 0.0))
 
     def first_step_done(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Note what parameters and optimizer states take, and the first step's peak."""

@@ -4,7 +4,7 @@ The order matters more than anything else in FP8 training. torchao may wrap ever
 new parameter, and sharding replaces parameters again; an optimizer made before either keeps
 updating tensors that nobody reads. So by default the optimizer is made last:
 
-    convert to FP8  →  compile each layer  →  shard  →  make the optimizer
+    convert to FP8  →  compile each layer  →  replace the loss head  →  shard  →  make the optimizer
 
 ``optimizer_binding=before_conversion`` leaves all of it to `Accelerator.prepare`, as document
 A does. Accelerate re-points the optimizer only under FSDP2.
@@ -22,6 +22,7 @@ from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.config import RunConfig
+from fp8study.loss_head import check_loss_head, replace_loss_head
 from fp8study.models import decoder_layers
 from fp8study.precision import convert_to_float8, float8_config, float8_filter
 
@@ -55,7 +56,7 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -
 
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
-        reshard_after_forward=True,
+        reshard_after_forward=bool(config.reshard_after_forward),
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[type(decoder_layers(model)[0]).__name__],
         cpu_ram_efficient_loading=False,  # torchao's weights cannot be broadcast that way
@@ -92,11 +93,13 @@ def prepare(
         make_optimizer: Called once, on the model as it then is.
         emulate: As `float8_config`.
     """
+    check_loss_head(model, config)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if config.compile:
         for layer in decoder_layers(model):
-            layer.compile()  # in place and lazy: hooks added by sharding still run
+            # In place and lazy: hooks added by sharding still run.
+            layer.compile(mode=config.compile_mode)
 
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
@@ -104,6 +107,7 @@ def prepare(
         return model, optimizer
 
     convert_to_float8(model, config, emulate)
+    replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
@@ -111,21 +115,25 @@ def prepare(
     else:
         model = accelerator.prepare_model(model)
     optimizer = make_optimizer(model)
-    if config.fp8_all_gather and config.strategy == "fsdp2":
-        _scale_weights_once_a_step(model, optimizer)
-    return model, accelerator.prepare_optimizer(optimizer)
+    if config.optimizer_step == "after_backward":
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    # Else its wrapper would look for packages on disk at each of a step's many updates.
+    return model, optimizer
 
 
-def _scale_weights_once_a_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Compute all FP8 weight scales together after each optimizer step.
+def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:
+    """Return what is to be done after each update: compute all FP8 weight scales together.
 
     Otherwise every weight asks all GPUs for its largest value before each gathering, forward and
     backward: hundreds of tiny all-reduces that made FP8 slower than BF16 (docs/log.md).
     Accelerate does the same when it converts the model itself.
     """
+    gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
+    if not gathers_fp8 or config.optimizer_binding == "before_conversion":
+        return lambda: None
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-    optimizer.register_step_post_hook(lambda *_: precompute_float8_dynamic_scale_for_fsdp(model))
+    return lambda: precompute_float8_dynamic_scale_for_fsdp(model)
 
 
 @contextmanager

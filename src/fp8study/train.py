@@ -20,8 +20,8 @@ from typing import Any, TextIO
 import torch
 from accelerate import PartialState
 from accelerate.utils import set_seed
-from torch.distributed.tensor import DTensor
 
+from fp8study.attention import preferred_attention
 from fp8study.audit import FirstStepAudit, conversion
 from fp8study.closer_look import look_closer
 from fp8study.config import RunConfig, load_config
@@ -36,17 +36,19 @@ from fp8study.meters import FinishedStep, compile_cache
 from fp8study.models import build_model, text_config
 from fp8study.noise_meter import NoiseMeter
 from fp8study.parallel import (
+    after_update,
     gradient_sync,
     make_accelerator,
     parameters_outside_optimizer_pct,
     prepare,
 )
-from fp8study.planted import trained_parameters, untrained_weights
+from fp8study.planted import untrained_weights
 from fp8study.progress import learning_rate, log_step
 from fp8study.summary import headline, notes_on_timing, summarise
+from fp8study.updates import Look, make_updates, parameter_groups
 from fp8study.validation import validation_loss
 
-#: Steps between two looks at the gradients' norm, where nothing is clipped.
+#: Steps between two looks at the gradients' norm, where nothing is clipped: it reads them all.
 GRADIENT_NORM_EVERY = 10
 
 
@@ -76,6 +78,8 @@ class Trainer:
         self.model, self.optimizer = prepare(
             config, accelerator, model, self._make_optimizer, job.emulate_fp8
         )
+        after = after_update(config, self.model)
+        self.updates = make_updates(config, self.model, self.optimizer, after)
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
         self.work = work_per_token(self.bare_model, hf_config, config)
@@ -98,7 +102,7 @@ class Trainer:
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
-            trained_parameters(self.config, model),
+            parameter_groups(self.config, model),
             lr=self.config.learning_rate,
             betas=(0.9, self.config.adam_beta2),
             weight_decay=self.config.weight_decay,
@@ -178,51 +182,52 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         loss = torch.zeros((), device=self.device)
-        for micro_step in range(config.gradient_accumulation_steps):
-            ids = self.order.block_ids(step, micro_step, self.state.process_index)
-            loss += self._micro_step(batch(self.tokens, ids, config.sequence_length), micro_step)
-        gradient_norm = self._gradient_norm(step)
-        if step == 0 and not self.steps:
-            self._audited_step()
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        audit = self._first_step_audit() if step == 0 and not self.steps else None
+        last = config.gradient_accumulation_steps - 1
+        with preferred_attention(config, self.device):
+            for micro_step in range(last + 1):
+                if micro_step == last:
+                    wants_norm = step % GRADIENT_NORM_EVERY == 0
+                    self.updates.expect(wants_norm, self._look(audit) if audit else None)
+                ids = self.order.block_ids(step, micro_step, self.state.process_index)
+                blocks = batch(self.tokens, ids, config.sequence_length)
+                loss += self._micro_step(blocks, is_last=micro_step == last)
+            gradient_norm = self.updates.finish()
+        if audit is not None:
+            self._judge(audit)
         return loss, gradient_norm
 
-    def _gradient_norm(self, step: int) -> torch.Tensor | None:
-        """Clip if asked to; else look only now and then, since it reads every gradient."""
-        limit = self.config.max_grad_norm
-        if limit is None and step % GRADIENT_NORM_EVERY:
-            return None
-        held = (p for group in self.optimizer.param_groups for p in group["params"])
-        parameters = [p for p in held if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        if limit is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    def _first_step_audit(self) -> FirstStepAudit:
+        planted = untrained_weights(self.config, self.bare_model)
+        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
+        audit.before()
+        return audit
 
-    def _audited_step(self) -> None:
-        """Do the first optimizer step under observation; stop a run that trains something else.
+    def _look(self, audit: FirstStepAudit) -> Look:
+        """Return what looks at complete gradients before the first update uses them."""
+
+        def look(parameters: Iterable[torch.nn.Parameter]) -> None:
+            self.instruments.memory.gradients_ready(self.model)
+            audit.gradients_ready(parameters)
+
+        return look
+
+    def _judge(self, audit: FirstStepAudit) -> None:
+        """Keep the audit of the first step; stop a run that trains something else.
 
         Raises:
             RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
         """
-        self.instruments.memory.gradients_ready(self.model)
-        planted = untrained_weights(self.config, self.bare_model)
-        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
-        audit.before()
-        self.optimizer.step()
         self.audit |= audit.after()
         self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit)
         if found and self.config.optimizer_binding == "after_conversion":
             raise RuntimeError(f"the audit failed: {'; '.join(found)}")
 
-    def _micro_step(self, blocks: Any, micro_step: int) -> torch.Tensor:
+    def _micro_step(self, blocks: Any, is_last: bool) -> torch.Tensor:
         ids_BT = torch.from_numpy(blocks)  # B: sequences, T: tokens
         if self.device.type == "cuda":
             ids_BT = ids_BT.pin_memory().to(self.device, non_blocking=True)
-        is_last = micro_step == self.config.gradient_accumulation_steps - 1
         with gradient_sync(self.model, is_last):
             loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
             loss = loss / self.config.gradient_accumulation_steps

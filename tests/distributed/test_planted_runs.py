@@ -83,8 +83,9 @@ def test_without_the_field_such_a_run_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import sys, dataclasses, fp8study.train as train; full = train.trained_parameters; "
-        "train.trained_parameters = lambda config, model: full("
+        "import sys, dataclasses, fp8study.train as train, fp8study.updates as updates; "
+        "full = updates.trained_parameters; "
+        "updates.trained_parameters = lambda config, model: full("
         "dataclasses.replace(config, untrained=('model.layers.*',)), model); sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
@@ -98,8 +99,9 @@ def test_losing_more_than_was_asked_for_is_stopped_by_the_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import sys, dataclasses, fp8study.train as train; full = train.trained_parameters; "
-        "train.trained_parameters = lambda config, model: full("
+        "import sys, dataclasses, fp8study.train as train, fp8study.updates as updates; "
+        "full = updates.trained_parameters; "
+        "updates.trained_parameters = lambda config, model: full("
         "dataclasses.replace(config, untrained=('model.layers.*',)), model); sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]

@@ -35,6 +35,7 @@ def first_step(
         model(input_ids=ids, labels=ids).loss.backward()
     audit = FirstStepAudit(model, optimizer)
     audit.before()
+    audit.gradients_ready(model.parameters())
     if lose is not None:
         model.get_parameter(lose).grad = None
     optimizer.step()

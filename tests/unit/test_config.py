@@ -23,7 +23,9 @@ OTHER: dict[str, Any] = {
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,
     "noise_at_steps": (0, 5), "noise_samples": 8, "validation_sequences": 4,
-    "runs_per_gpu": 2,
+    "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
+    "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
+    "compile_mode": "reduce-overhead",
 }  # fmt: skip
 
 
@@ -138,6 +140,28 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"precision": "fp8_rowwise", "fp8_all_gather": True}, "fp8_all_gather", "tensorwise"),
         ({"precision": "fp8", "fp8_all_gather": True, "strategy": "ddp"}, "fp8_all_gather", "set"),
         ({"precision": "fp8_rowwise_gw_hp", "strategy": "ddp"}, "precision", "strategy=fsdp2"),
+        (
+            {"optimizer_step": "in_backward", "max_grad_norm": 1.0},
+            "optimizer_step",
+            "max_grad_norm=none",
+        ),
+        ({"optimizer_step": "in_backward", "strategy": "ddp"}, "optimizer_step", "after_backward"),
+        (
+            {"optimizer_step": "in_backward", "optimizer_binding": "before_conversion"},
+            "optimizer_step",
+            "use after_backward",
+        ),
+        (
+            {"path": "tuned", "optimizer_binding": "before_conversion"},
+            "loss_head",
+            "use plain",
+        ),
+        (
+            {"reshard_after_forward": False, "strategy": "none"},
+            "reshard_after_forward",
+            "strategy=fsdp2",
+        ),
+        ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
         (
@@ -174,6 +198,51 @@ def test_fp8_all_gather_is_on_where_it_helps(
 ) -> None:
     config = make_config({"precision": precision, "strategy": strategy, "num_gpus": num_gpus})
     assert config.fp8_all_gather is expected
+
+
+SWITCHES = ("loss_head", "optimizer_step", "attention", "reshard_after_forward", "compile_mode")
+AS_DOCUMENTED = ("plain", "after_backward", "default", True, "default")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, AS_DOCUMENTED),
+        ({"strategy": "none"}, AS_DOCUMENTED),
+        ({"path": "tuned"}, ("chunked", "in_backward", "cudnn", False, "default")),
+        (
+            {"path": "tuned", "num_gpus": 2},
+            ("chunked", "in_backward", "cudnn", True, "default"),
+        ),
+        (
+            {"path": "tuned", "strategy": "none"},
+            ("chunked", "in_backward", "cudnn", True, "default"),
+        ),
+        (
+            {"path": "tuned", "strategy": "ddp"},
+            ("chunked", "after_backward", "cudnn", True, "default"),
+        ),
+        (
+            {"path": "tuned", "max_grad_norm": 1.0},
+            ("chunked", "after_backward", "cudnn", False, "default"),
+        ),
+        (
+            {"path": "tuned", "gradient_accumulation_steps": 2},
+            ("chunked", "in_backward", "cudnn", False, "default"),
+        ),
+        (
+            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": True},
+            ("plain", "in_backward", "cudnn", True, "default"),
+        ),
+        ({"loss_head": "compiled"}, ("compiled", *AS_DOCUMENTED[1:])),
+    ],
+)
+def test_the_path_sets_only_what_was_left_to_it(
+    values: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    config = make_config(values)
+    assert tuple(getattr(config, name) for name in SWITCHES) == expected
+    assert make_config(config.to_dict()) == config  # resolved once and for all
 
 
 def test_effective_batch_is_the_product_of_its_parts() -> None:

@@ -75,6 +75,7 @@ def first_step(run: RunConfig, asked_for: RunConfig) -> dict[str, Any]:
     model(input_ids=ids, labels=ids).loss.backward()
     audit = FirstStepAudit(model, optimizer, untrained_weights(asked_for, model))
     audit.before()
+    audit.gradients_ready(model.parameters())
     optimizer.step()
     return conversion(model, asked_for) | audit.after()
 

@@ -1,0 +1,69 @@
+"""What ``path=tuned`` chooses, and which of its switches exclude what: the torch-free half.
+
+The plain path trains as the documents do. The tuned one computes the same loss, gradients and
+updates in another order, so that less is alive at a time. Each switch can be set alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fp8study.errors import UserError
+
+if TYPE_CHECKING:
+    from fp8study.config import RunConfig
+
+_PLAIN: dict[str, Any] = {
+    "loss_head": "plain",
+    "optimizer_step": "after_backward",
+    "attention": "default",
+    "reshard_after_forward": True,
+    "compile_mode": "default",
+}
+_TUNED = _PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
+
+
+def switches_of(config: RunConfig) -> dict[str, Any]:
+    """Return the value of every switch that the run left to its path."""
+    values = dict(_TUNED if config.path == "tuned" else _PLAIN)
+    if config.max_grad_norm is not None or config.strategy == "ddp":
+        values["optimizer_step"] = "after_backward"  # the other one cannot be had: `check_switches`
+    if config.path == "tuned" and config.strategy == "fsdp2" and config.num_gpus == 1:
+        values["reshard_after_forward"] = False  # there is nobody to gather from
+    return {name: value for name, value in values.items() if getattr(config, name) is None}
+
+
+def check_switches(config: RunConfig) -> None:
+    """Refuse switches that cannot hold or would do nothing.
+
+    Raises:
+        UserError: It names the switch, what it contradicts and the remedy.
+    """
+    if config.optimizer_step == "in_backward" and config.max_grad_norm is not None:
+        raise UserError(
+            "optimizer_step: 'in_backward' updates before the whole gradient is known, which "
+            f"max_grad_norm={config.max_grad_norm} needs; use after_backward or max_grad_norm=none"
+        )
+    if config.optimizer_step == "in_backward" and config.strategy == "ddp":
+        raise UserError(
+            "optimizer_step: 'in_backward' frees nothing under strategy=ddp, whose buckets keep "
+            "every gradient; use after_backward, or strategy=fsdp2"
+        )
+    plain = {"loss_head": "plain", "optimizer_step": "after_backward"}
+    for name, value in plain.items():
+        chosen = getattr(config, name)
+        if chosen != value and config.optimizer_binding == "before_conversion":
+            raise UserError(
+                f"{name}: '{chosen}' needs optimizer_binding=after_conversion: with "
+                f"before_conversion Accelerate replaces the layers afterwards; use {value}"
+            )
+    if config.reshard_after_forward is False and config.strategy != "fsdp2":
+        raise UserError(
+            f"reshard_after_forward: false says nothing under strategy={config.strategy}, which "
+            "gathers no weights; leave it out, or use strategy=fsdp2"
+        )
+    if config.compile_mode != "default" and not config.compile:
+        raise UserError(
+            f"compile_mode: '{config.compile_mode}' says nothing with compile=false; leave it "
+            "out, or set compile=true"
+        )

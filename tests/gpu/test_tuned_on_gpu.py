@@ -1,0 +1,135 @@
+"""What only a GPU can show of the tuned path: its kernels, and what it keeps alive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from fp8study import loss_head
+from fp8study.attention import preferred_attention
+from fp8study.config import RunConfig, make_config
+from fp8study.loss_head import chunked_cross_entropy, replace_loss_head
+from fp8study.models import build_model, decoder_layers
+from fp8study.updates import make_updates, parameter_groups
+
+DEVICE = torch.device("cuda")
+
+pytestmark = [
+    pytest.mark.requires_gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("adds", [None, False])  # as this torch can; as one that cannot
+def test_chunks_are_summed_in_fp32(
+    compiles: bool, adds: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if adds is not None:
+        monkeypatch.setattr(loss_head, "_adds_into_fp32", lambda *_: adds)
+    torch.manual_seed(0)
+    hidden = torch.randn(1000, 256, device=DEVICE)
+    weight = torch.randn(4096, 256, device=DEVICE) / 16
+    targets = torch.randint(0, 4096, (1000,), device=DEVICE)
+    targets[::7] = -100
+
+    def gradients(head: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        leaves = [t.bfloat16().to(dtype).requires_grad_() for t in (hidden, weight)]
+        loss = head(*leaves)
+        return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+    def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x @ w.T).float(), targets)
+
+    def chunked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return chunked_cross_entropy(x, w, targets, compiles)
+
+    monkeypatch.setattr(loss_head, "CHUNK", 128)
+    exact = gradients(plain, torch.float64)
+    theirs, ours = gradients(plain, torch.bfloat16), gradients(chunked, torch.bfloat16)
+    for reference, a, b in zip(exact, theirs, ours, strict=True):
+        assert distance(b, reference) <= 1.5 * distance(a, reference) + 1e-5
+
+
+def _peak_gib(head: str) -> float:
+    config = make_config({"model": "llama-3.2-1b", "loss_head": head})
+    model = build_model("llama-3.2-1b", torch.bfloat16, torch.device("meta"), seed=0)
+    model.lm_head = torch.nn.Linear(2048, 128256, bias=False, device=DEVICE, dtype=torch.bfloat16)
+    ids = torch.zeros(1, 4096, dtype=torch.int64, device=DEVICE)
+    hidden = torch.randn(1, 4096, 2048, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    if head == "plain":
+
+        def loss() -> torch.Tensor:
+            logits = model.lm_head(hidden)
+            return model.loss_function(logits=logits, labels=ids, vocab_size=128256)
+    else:
+        replace_loss_head(model, config)
+
+        def loss() -> torch.Tensor:
+            return model.lm_head(hidden, ids)
+
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        loss().backward()
+        model.lm_head.weight.grad = hidden.grad = None
+    return (torch.cuda.max_memory_allocated() - start) / 2**30
+
+
+def test_whole_logits_are_never_there() -> None:
+    plain, compiled, chunked = (_peak_gib(head) for head in ("plain", "compiled", "chunked"))
+    logits = 4096 * 128256 * 2 / 2**30
+    assert chunked < compiled < plain
+    assert plain - chunked > 2 * logits
+
+
+@pytest.mark.parametrize("attention", ["flash", "cudnn"])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> None:
+    torch._dynamo.reset()
+    model = build_model("tiny-llama", torch.bfloat16, DEVICE, seed=0)
+    if compiles:
+        for layer in decoder_layers(model):
+            layer.compile()
+    ids = torch.randint(0, 2048, (2, 256), device=DEVICE)
+    with preferred_attention(make_config({"attention": attention}), DEVICE):
+        model(input_ids=ids, labels=ids).loss.backward()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            model(input_ids=ids, labels=ids).loss.backward()
+    names = {event.key for event in seen.key_averages()}
+    assert any(f"_scaled_dot_product_{attention}_attention" in name for name in names), names
+
+
+def _trained(config: RunConfig) -> tuple[list[torch.Tensor], float]:
+    """Return the weights after four steps, and the last step's peak in GiB."""
+    model = build_model("tiny-llama", torch.float32, DEVICE, seed=0)
+    optimizer = torch.optim.AdamW(parameter_groups(config, model), lr=1e-3, fused=True)
+    updates = make_updates(config, model, optimizer, lambda: None)
+    ids = torch.randint(0, 2048, (2, 64), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    for _ in range(4):
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        updates.expect(wants_norm=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        updates.finish()
+    peak = (torch.cuda.max_memory_allocated() - start) / 2**30
+    return [p.detach() for p in model.parameters()], peak
+
+
+def test_updates_in_the_backward_pass_give_the_same_weights_with_less_alive() -> None:
+    values = {"model": "tiny-llama", "strategy": "none"}
+    after, after_peak = _trained(make_config(values))
+    inside, inside_peak = _trained(make_config(values | {"optimizer_step": "in_backward"}))
+    for a, b in zip(after, inside, strict=True):
+        # Not to the bit: some of a GPU's sums have no fixed order.
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+    assert inside_peak < after_peak

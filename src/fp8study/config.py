@@ -194,8 +194,14 @@ class RunConfig:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
 
     def digest(self) -> str:
-        """Return eight hexadecimal digits that change with any field."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
+        """Return eight hexadecimal digits that change with any field.
+
+        Fields at their default are left out, so that a field that a later version adds does not
+        rename the runs of an earlier one.
+        """
+        defaults = RunConfig().to_dict()
+        chosen = {k: v for k, v in self.to_dict().items() if v != defaults[k]}
+        text = json.dumps(chosen, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -226,6 +232,20 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
             )
     hints = typing.get_type_hints(RunConfig)
     return RunConfig(**{name: coerce(value, hints[name]) for name, value in values.items()})
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration with the fields that came after it, as they were then.
+
+    Args:
+        values: From a run's record. Fields that are unknown here are kept; a configuration that
+            would be refused today is returned as it is.
+    """
+    known = {name: value for name, value in values.items() if name in FIELD_NAMES}
+    try:
+        return {**values, **make_config(known).to_dict()}
+    except UserError:
+        return dict(values)
 
 
 def load_config(path: Path) -> RunConfig:

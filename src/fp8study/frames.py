@@ -26,6 +26,7 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.config import completed
 from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
 
@@ -239,7 +240,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 def _key(run: StoredRun, ignored: tuple[str, ...]) -> str:
     record = run.record
-    content = {key: value for key, value in record.config.items() if key not in ignored}
+    content = {k: v for k, v in completed(record.config).items() if k not in ignored}
     place = [
         run.machine_label,
         record.machine.get("device"),

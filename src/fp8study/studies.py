@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fp8study.config import RunConfig, make_config, save_config
+from fp8study.config import RunConfig, completed, make_config, save_config
 from fp8study.errors import UserError, nearest, one_line
 from fp8study.paths import results_dir, studies_dir
 from fp8study.records import RESULTS, NewerRecord, read_record, set_aside
@@ -217,7 +217,7 @@ def _what_is_missing(run: PlannedRun) -> str | None:
         return None  # a result that we cannot read is still one
     except UserError:
         return "corrupt"
-    if record.config != run.config.to_dict():
+    if completed(record.config) != run.config.to_dict():
         return "other"
     return None if record.status in RESULTS else record.status
 

@@ -3,7 +3,15 @@ from typing import Any
 
 import pytest
 
-from fp8study.config import FIELD_NAMES, REFUSED, RunConfig, load_config, make_config, save_config
+from fp8study.config import (
+    FIELD_NAMES,
+    REFUSED,
+    RunConfig,
+    completed,
+    load_config,
+    make_config,
+    save_config,
+)
 from fp8study.defaults import config_for, study_for
 from fp8study.errors import UserError, nearest
 from fp8study.gpus import Gpu
@@ -27,6 +35,16 @@ OTHER: dict[str, Any] = {
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead",
 }  # fmt: skip
+
+
+def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
+    config = make_config({"precision": "fp8", "num_gpus": 2})
+    older = {k: v for k, v in config.to_dict().items() if k not in ("path", "loss_head")}
+    assert completed(older) == config.to_dict()
+    assert completed(older | {"loss_head": "chunked"}) != config.to_dict()
+    assert completed(older | {"from_the_future": 1})["from_the_future"] == 1
+    impossible = older | {"precision": "fp4"}
+    assert completed(impossible) == impossible
 
 
 def test_every_field_has_another_value_to_test_with() -> None:

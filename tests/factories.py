@@ -42,6 +42,7 @@ CONFIG: dict[str, Any] = {
     "untrained": [],
     "repeat": 0,
     "validation_sequences": 0,
+    "runs_per_gpu": 1,
 }
 H200 = {
     "device": "cuda",

@@ -29,6 +29,7 @@ import pandas as pd
 from fp8study.config import completed
 from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
+from fp8study.startup import PARTS
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
 FP8_FIELDS = ("precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip")
@@ -70,11 +71,13 @@ _CONFIG = {
     "optimizer_binding": _TEXT,
     "fp8_all_gather": _FLAG,
     "repeat": _COUNT,
+    "runs_per_gpu": _COUNT,
     "validation_sequences": _COUNT,
     "corpus": _TEXT,
 }
 _MACHINE = {
     "device": _TEXT,
+    "num_gpus_on_machine": _COUNT,
     "gpu_name": _TEXT,
     "cpu_name": _TEXT,
     "gpu_memory_gib": _NUMBER,
@@ -122,6 +125,8 @@ _RESULTS = {
     "loss_last20_mean": _NUMBER,
     "validation_loss": _NUMBER,
 }
+#: What the instruments saw of the start-up; empty in older records.
+_STARTUP = tuple(f"{part}_seconds" for part in PARTS)
 _VERSIONS = ("python", "fp8study", "torch", "torchao", "transformers", "cuda", "nccl")
 _IDENTITY = ("machine", "study", "run_id", "status", "status_detail", "started_at", "ended_at")
 _DERIVED = {
@@ -147,6 +152,7 @@ RUN_COLUMNS: dict[str, str] = {
     **_DATA,
     **_MODEL,
     **_RESULTS,
+    **{f"startup_{name}": _NUMBER for name in _STARTUP},
     **{f"version_{name}": _TEXT for name in _VERSIONS},
     **_DERIVED,
 }
@@ -220,6 +226,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
     )
     for names, content in sections:
         row |= {name: content.get(name) for name in names}
+    startup = record.instruments.get("startup") or {}
+    row |= {f"startup_{name}": startup.get(name) for name in _STARTUP}
     row |= {f"version_{name}": record.versions.get(name) for name in _VERSIONS}
     if row["bf16_peak_tflops"] is None:  # older records leave the denominator out
         row["bf16_peak_tflops"] = bf16_peak_tflops(record.machine.get("gpu_name"))

@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
 from fp8study import data as tokens
+from fp8study.claim import CLAIM, claimed
 from fp8study.config import RunConfig, save_config
 from fp8study.corpus import check_corpus_name
 from fp8study.errors import UserError, one_line
-from fp8study.gpus import lease
 from fp8study.job import Job, Outcome
 from fp8study.leash import end
 from fp8study.locks import locked
@@ -89,22 +89,13 @@ def launch(
     prepared = tokens.prepare(config, model_vocab_size(config.model))
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
-        kept = [held.enter_context(locked(run_dir / ".lock", "run_dir", busy))]
+        lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
         _remove_messages(run_dir)
         environment = _environment(config, machine)
         if config.compile_cache == "fresh":
             cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
             environment["TORCHINDUCTOR_CACHE_DIR"] = cache
             environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
-        if machine.gpus:
-            indices = [gpu.index for gpu in machine.gpus]
-            leased = held.enter_context(lease(config.num_gpus, indices, config.runs_per_gpu))
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, leased.indices))
-            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
-            kept += leased.file_descriptors
-            mine = [gpu for gpu in machine.gpus if gpu.index in leased.indices]
-            others = [gpu for gpu in machine.gpus if gpu.index not in leased.indices]
-            machine = Machine((*mine, *others), machine.num_cpus)  # the record describes ours
         if (run_dir / "run.json").exists():
             kept_as = set_aside(run_dir / "run.json", "earlier")
             show(f"an earlier record of this run is kept as {kept_as.name}")
@@ -113,6 +104,7 @@ def launch(
             data=prepared,
             emulate_fp8=machine.emulates_fp8(config),
             gpu_name=machine.gpus[0].name if machine.gpus else None,
+            gpu_indices=tuple(gpu.index for gpu in machine.gpus),
             launched_at=time.time(),
         )
         try:
@@ -129,22 +121,22 @@ def launch(
             "study": study,
             "config": config.to_dict(),
             "started_at": started_at,
-            "machine": machine_facts(machine),
             "git": git_state(Path(__file__).parent),
             "data": _data_facts(prepared),
         }
         follow = _Follower(show, run_dir)
         try:
-            code = follow.run(_command(config, run_dir), environment, tuple(kept))
+            code = follow.run(_command(config, run_dir), environment, (lock,))
         except KeyboardInterrupt:
-            _finish(run_dir, config, record_parts, Outcome("interrupted", "stopped by the user"))
+            stopped = Outcome("interrupted", "stopped by the user")
+            _finish(run_dir, config, machine, record_parts, stopped)
             raise
         except Exception as error:
             reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
-            _finish(run_dir, config, record_parts, Outcome("failed", reason))
+            _finish(run_dir, config, machine, record_parts, Outcome("failed", reason))
             raise
         outcome = Outcome.load(run_dir) or _unexplained(code, follow.tail)
-        record = _finish(run_dir, config, record_parts, outcome)
+        record = _finish(run_dir, config, machine, record_parts, outcome)
     if record.status not in RESULTS:
         tail = "\n".join(follow.tail)
         raise RunFailed(f"{tail}\nrun {record.run_id} {record.status}: {record.status_detail}")
@@ -160,13 +152,22 @@ def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
     environment.setdefault("OMP_NUM_THREADS", "8")
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTHONUNBUFFERED"] = "1"
+    if _is_one_process(config):  # as torchrun would say it
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+        environment |= {name: str(value) for name, value in (alone | address).items()}
     return environment
+
+
+def _is_one_process(config: RunConfig) -> bool:
+    """Return whether a run is one process of a process group, which needs no torchrun."""
+    return config.strategy != "none" and config.num_gpus == 1
 
 
 def _command(config: RunConfig, run_dir: Path) -> list[str]:
     script = ["-m", "fp8study.train", str(run_dir)]
-    if config.strategy == "none":
-        return [sys.executable, *script]
+    if config.strategy == "none" or _is_one_process(config):
+        return [sys.executable, *script]  # saves torchrun's import of torch
     processes = f"--nproc-per-node={config.num_gpus}"
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *script]
 
@@ -221,12 +222,17 @@ def _unexplained(code: int, tail: deque[str]) -> Outcome:
     return Outcome("failed", f"{how}: {last.strip()}")
 
 
-def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Outcome) -> RunRecord:
+def _finish(
+    run_dir: Path, config: RunConfig, machine: Machine, parts: dict[str, Any], outcome: Outcome
+) -> RunRecord:
     """Write the record and remove the files that only served the run."""
+    ours = claimed(run_dir) or []
+    first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
     steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
     seen = steps * config.tokens_per_step
     record = RunRecord(
         **parts,
+        machine=machine_facts(Machine(tuple(first), machine.num_cpus)),
         status=outcome.status,
         status_detail=outcome.status_detail,
         ended_at=_utc_now(),
@@ -256,7 +262,7 @@ def _finish(run_dir: Path, config: RunConfig, parts: dict[str, Any], outcome: Ou
 
 def _remove_messages(run_dir: Path) -> None:
     """Remove the files by which launcher and training talk; they only serve a running run."""
-    for name in ("job.json", "outcome.json"):
+    for name in ("job.json", "outcome.json", CLAIM):
         (run_dir / name).unlink(missing_ok=True)
 
 

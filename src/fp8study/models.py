@@ -141,6 +141,19 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
     return built.train()
 
 
+def import_model_code(model: str) -> None:
+    """Import what building a model needs, so that it costs no time later.
+
+    Raises:
+        UserError: As `hf_config`.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kind = type(hf_config(model))
+    if kind in AutoModelForCausalLM._model_mapping:
+        AutoModelForCausalLM._model_mapping[kind]  # a lazy mapping: looking is importing
+
+
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the repeated blocks of a language model: the longest uniform `ModuleList`.
 

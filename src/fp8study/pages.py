@@ -67,11 +67,27 @@ MEMORY = Layout(
 STARTUP = Layout(
     {
         **_ARM_RUNS,
-        "startup_seconds": ("start-up, s", ".1f"),
+        "startup_launch_seconds": ("process, s", ".1f"),
+        "startup_imports_seconds": ("imports, s", ".1f"),
+        "startup_device_seconds": ("device, s", ".1f"),
+        "startup_model_seconds": ("model, s", ".1f"),
+        "startup_sharding_seconds": ("sharding, s", ".1f"),
+        "startup_rest_seconds": ("rest, s", ".1f"),
+        "startup_seconds": ("start-up in all, s", ".1f"),
         "first_step_seconds": ("first step, s", ".1f"),
         "compile_seconds": ("compilation, s", ".1f"),
     },
     _GROUP,
+)
+OCCUPANCY = Layout(
+    {
+        "study": ("study", ""),
+        "num_runs": ("runs", "d"),
+        "num_gpus": ("GPUs", "d"),
+        "wall_minutes": ("wall time, min", ".1f"),
+        "in_steps_pct": ("GPU time in training steps, %", ".1f"),
+    },
+    "{machine}",
 )
 CPU_RUNS = Layout(
     {

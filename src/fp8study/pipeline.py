@@ -143,13 +143,16 @@ def _snakemake(
     for run in pending:
         (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
     shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
+    num_shares = _num_slots(machine) * shares_per_gpu
+    if machine.gpus:
+        num_shares *= 2  # half of the runs get ready and wait: see fp8study.claim
     shares = {run.run_id: _num_shares(run, shares_per_gpu) for run in pending}
     plan = {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids}
     write_json(plan_path, plan | {"gpu_shares": shares})
     command = [
         sys.executable, "-m", "fp8study.leash", "snakemake", "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(_num_slots(machine), machine.num_cpus)),
-        "--resources", f"gpu_shares={_num_slots(machine) * shares_per_gpu}",
+        "--resources", f"gpu_shares={num_shares}",
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
         "--configfile", str(plan_path),  # on its command line, numbers would become texts

@@ -16,6 +16,7 @@ from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
 from fp8study.inventory import data_table, failures_table, provenance_table, published_table
 from fp8study.records import RESULTS
+from fp8study.startup import PARTS
 from fp8study.studies import LOSS_MARGIN_PCT
 
 __all__ = [
@@ -57,6 +58,7 @@ _MEASURED = [
     "step_time_ms_median",
     "memory_peak_gib",
     "startup_seconds",
+    *(f"startup_{part}_seconds" for part in PARTS),
     "first_step_seconds",
     "compile_seconds",
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from accelerate.utils import set_seed
 
 from fp8study.attention import preferred_attention
 from fp8study.audit import FirstStepAudit, conversion
+from fp8study.claim import claim_gpus
 from fp8study.closer_look import look_closer
 from fp8study.config import RunConfig, load_config
 from fp8study.data import BlockOrder, batch
@@ -33,7 +33,7 @@ from fp8study.instruments import Instruments
 from fp8study.job import Job, Outcome
 from fp8study.leash import follow_parent
 from fp8study.meters import FinishedStep, compile_cache
-from fp8study.models import build_model, text_config
+from fp8study.models import build_model, import_model_code, text_config
 from fp8study.noise_meter import NoiseMeter
 from fp8study.parallel import (
     after_update,
@@ -44,6 +44,7 @@ from fp8study.parallel import (
 )
 from fp8study.planted import untrained_weights
 from fp8study.progress import learning_rate, log_step
+from fp8study.startup import StartupClock
 from fp8study.summary import headline, notes_on_timing, summarise
 from fp8study.updates import Look, make_updates, parameter_groups
 from fp8study.validation import validation_loss
@@ -59,8 +60,8 @@ class Diverged(Exception):
 class Trainer:
     """One process's share of a run."""
 
-    def __init__(self, config: RunConfig, job: Job) -> None:
-        self.config, self.job = config, job
+    def __init__(self, config: RunConfig, job: Job, startup: StartupClock) -> None:
+        self.config, self.job, self.startup = config, job, startup
         self.state = PartialState(cpu=not torch.cuda.is_available())
         self.device = self.state.device
         if self.state.num_processes != config.num_gpus:
@@ -68,9 +69,16 @@ class Trainer:
                 f"num_gpus: {config.num_gpus}, but {self.state.num_processes} processes were "
                 "started; start runs through the notebook or `fp8study run`"
             )
+        if job.gpu_indices and torch.cuda.device_count() != config.num_gpus:
+            raise RuntimeError(
+                f"{torch.cuda.device_count()} GPUs are visible instead of {config.num_gpus}: a "
+                "package has touched CUDA before the run had its GPUs; this is a defect of fp8study"
+            )
+        startup.end("device")
         set_seed(config.seed)
         dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
         model = build_model(config.model, dtype, self.device, config.seed)
+        startup.end("model")
         self.uncounted_pct = uncounted_pct(model)
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config
@@ -80,6 +88,7 @@ class Trainer:
         )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
+        startup.end("sharding")
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
         self.work = work_per_token(self.bare_model, hf_config, config)
@@ -163,7 +172,7 @@ class Trainer:
             Diverged: A loss was not finite.
         """
         config, watch = self.config, self.instruments
-        self.startup_seconds = time.time() - self.job.launched_at
+        self.startup.end("rest")
         self.noise.measure_if_due(0)
         watch.start()
         try:
@@ -253,8 +262,8 @@ class Trainer:
     def outcome(self, status: str, detail: str | None) -> Outcome:
         """Collect the results over all ranks; every rank must call it."""
         results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
-        results |= {"startup_seconds": self.startup_seconds} | compile_cache()
-        found = dict(self.found)
+        results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
+        found = self.found | {"startup": self.startup.parts}
         if self.config.is_timed:  # else they would describe something else
             found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
@@ -297,7 +306,11 @@ def leave(status: int) -> None:
 def run(run_dir: Path) -> None:
     """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
     config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
-    trainer = Trainer(config, job)
+    import_model_code(config.model)
+    startup = StartupClock(job.launched_at)
+    claim_gpus(config, job, run_dir)
+    startup.end("gpu_wait")
+    trainer = Trainer(config, job, startup)
     _kept.append(trainer)
     is_main = trainer.state.is_main_process
     metrics = (run_dir / "metrics.jsonl").open("w", encoding="utf-8") if is_main else None

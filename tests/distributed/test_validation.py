@@ -86,5 +86,5 @@ def test_a_run_that_shares_its_gpu_has_losses_but_no_timings(tmp_path: Path) -> 
     assert shared.results["validation_loss"] > 0
     assert shared.results["num_timed_steps"] == 0
     assert shared.results["tokens_per_second_per_gpu"] is None
-    assert shared.instruments == {}
+    assert set(shared.instruments) == {"startup"}
     assert any("shared" in line for line in shared.warnings)

@@ -235,11 +235,12 @@ def gap_along(gaps: pd.DataFrame, spread: pd.DataFrame) -> str:
     return "Mean gaps over seeds, running means of the loss:\n\n" + "\n".join(lines)
 
 
-def effective_batch(table: pd.DataFrame) -> str:
+def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
     """Say whether the healthy gap depends on the effective batch or the way to it.
 
     Args:
         table: From `fp8study.gaps.effective_batch_table`.
+        ways: From `fp8study.gaps.ways_table`.
     """
     table = table[table["device"] == "cuda"]
     if table.empty:
@@ -259,4 +260,12 @@ def effective_batch(table: pd.DataFrame) -> str:
         text += f" FP8 fails to learn in {count(len(failed), 'setting')}."
     elif (sizes.index == 1).any():
         text += " With a healthy optimizer FP8 learns at an effective batch of 1 too."
+    if len(ways):
+        agree = ways["verdict"].value_counts().get("equivalent", 0)
+        apart = ways["difference_pct"].astype(float).abs().max()
+        text += (
+            f" Of {count(len(ways), 'comparison')} of two ways to one effective batch, paired by "
+            f"seed, {agree} {'is' if agree == 1 else 'are'} equivalent; their mean gaps differ by "
+            f"at most {apart:.2f} points."
+        )
     return text

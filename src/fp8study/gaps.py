@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import pandas as pd
 
+from fp8study import stats
+from fp8study.studies import LOSS_MARGIN_PCT
 from fp8study.tables import loss_gap_table, newest_per_seed, paired_losses
 
 #: Logged steps in the running mean of a loss.
@@ -13,6 +16,12 @@ SMOOTHING_STEPS = 20
 
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
 GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
+#: Their product is the effective batch.
+_COUNTS = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps")
+WAYS_COLUMNS = [
+    "machine", "study", "model", "precision", "effective_batch", "way", "other_way", "num_pairs",
+    "difference_pct", "low_95", "high_95", "margin_pct", "verdict",
+]  # fmt: skip
 SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
 
 
@@ -105,13 +114,49 @@ def effective_batch_table(
     chosen = runs[runs["study"].fillna("").str.startswith("effective-batch")]
     gaps = loss_gap_table(chosen, margins)
     gaps = gaps[~gaps["stale"].fillna(False).astype(bool)]
-    counts = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
-    by_arm = chosen.drop_duplicates("arm_key").set_index("arm_key")[counts].astype(float)
+    by_arm = chosen.drop_duplicates("arm_key").set_index("arm_key")[list(_COUNTS)].astype(float)
     sizes = by_arm.reindex(gaps["arm_key"]).reset_index(drop=True)
     gaps = gaps.reset_index(drop=True).assign(
         effective_batch=sizes.prod(axis=1), way=[_way(*row) for row in sizes.to_numpy()]
     )
     return gaps.sort_values(["machine", "model", "arm", "effective_batch", "way"], kind="stable")
+
+
+def ways_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """Compare the healthy gaps of every two ways to one effective batch, paired by seed.
+
+    Args:
+        runs: From `fp8study.tables.runs_frame`.
+        margins: As `fp8study.tables.loss_gap_table`.
+
+    Returns:
+        The columns of `WAYS_COLUMNS`: ``difference_pct`` is the mean over seeds of the first way's
+        gap less the second's, both in % of their BF16 loss. Only with three seeds or more in both.
+    """
+    chosen = runs[runs["study"].fillna("").str.startswith("effective-batch")]
+    pairs = paired_losses(chosen)
+    pairs = pairs[(pairs["device"] == "cuda") & ~pairs["stale"].fillna(False).astype(bool)]
+    base = pairs["loss_last20_mean_bf16"]
+    pairs = pairs.assign(
+        gap_pct=100 * (pairs["loss_last20_mean"] - base) / base,
+        effective_batch=pairs[list(_COUNTS)].astype(float).prod(axis=1),
+        way=[_way(*row) for row in pairs[list(_COUNTS)].astype(float).to_numpy()],
+    )
+    rows = []
+    place = ["machine", "study", "model", "precision", "effective_batch"]
+    for key, group in pairs.groupby(place, sort=True):
+        wide = group.pivot_table(index="seed", columns="way", values="gap_pct")
+        margin = (margins or {}).get(str(key[1]), LOSS_MARGIN_PCT)
+        for one, other in itertools.combinations(wide.columns, 2):
+            apart = (wide[one] - wide[other]).dropna().tolist()
+            if len(apart) < stats.MIN_PAIRS_FOR_INTERVAL:
+                continue
+            interval = stats.paired_t_interval(apart, 0.95)
+            mean = sum(apart) / len(apart)
+            values = (one, other, len(apart), mean, interval.low, interval.high)
+            verdict = stats.tost(apart, margin).verdict
+            rows.append(dict(zip(WAYS_COLUMNS, (*key, *values, margin, verdict), strict=True)))
+    return pd.DataFrame(rows, columns=WAYS_COLUMNS)
 
 
 def _way(num_gpus: float, micro_batch: float, accumulation: float) -> str:

@@ -189,11 +189,12 @@ def validation_summary(report: Report) -> str:
         here = pd.Series([float(row["gap_pct"]) for row, _ in apart])
         there = pd.Series([float(other["gap_pct"]) for _, other in apart])
         passes = pd.Series([float(row["epochs"]) for row, _ in apart])
+        low, high = f"{passes.min():.1f}", f"{passes.max():.1f}"
         text += (
             f" In {count(len(apart), 'comparison')} the training loss is different "
-            f"({_range(there)}) and this one is not ({_range(here)}), after {passes.min():.1f} to "
-            f"{passes.max():.1f} passes over the corpus: what FP8 loses there is memory of the "
-            "text that it was trained on; on other text no loss was found."
+            f"({_range(there)}) and this one is not ({_range(here)}), after "
+            f"{low if low == high else f'{low} to {high}'} passes over the corpus: what FP8 loses "
+            "there is memory of the text that it was trained on; on other text no loss was found."
         )
     return text
 

@@ -15,7 +15,7 @@ from statsmodels.stats.multitest import multipletests
 from fp8study import effects, tables
 from fp8study.effect_plots import effective_batch_figure, gap_step_figure, ladder_figure
 from fp8study.effect_sentences import attribution, effective_batch, gap_along, noise, speed_apart
-from fp8study.gaps import effective_batch_table, gap_by_step, seed_spread
+from fp8study.gaps import effective_batch_table, gap_by_step, seed_spread, ways_table
 from fp8study.ladder import AGAIN, FAULT, SEED, ladder_table
 from fp8study.records import load_runs
 from tests.factories import (
@@ -294,11 +294,30 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     assert found == ways | {(1, "one sequence"), (8, "GPUs and micro-batch")}
     assert set(batches["margin_pct"]) == {0.5}
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
-    text = effective_batch(batches)
+    ways_apart = ways_table(frame(tmp_path), {"effective-batch": 0.5})
+    text = effective_batch(batches, ways_apart)
     assert "at ±0.5 %: 7 equivalent, 0 different, 1 undecided" in text
     assert "learns at an effective batch of 1 too" in text
+    assert "Of 6 comparisons of two ways to one effective batch, paired by seed, 6 are" in text
     failing = batches.assign(gap_pct=40.0)
-    assert "FP8 fails to learn in 8 settings" in effective_batch(failing)
+    assert "FP8 fails to learn in 8 settings" in effective_batch(failing, ways_apart)
+
+
+def test_a_way_that_differs_is_not_called_equivalent(tmp_path: Path) -> None:
+    gaps = {"num_gpus": 0.05, "micro_batch_size": 0.0}
+    for way, gap in gaps.items():
+        for seed in range(4):
+            for precision in ("bf16", "fp8_rowwise"):
+                worse = (gap + 0.001 * seed) * (precision != "bf16")
+                record = make_record(
+                    study="effective-batch", run_id=f"{way}-{precision}-{seed}", seed=seed,
+                    precision=precision, results={"loss_last20_mean": 5 + worse}, **{way: 2},
+                )  # fmt: skip
+                store(tmp_path, "local", record)
+    row = ways_table(frame(tmp_path)).iloc[0]
+    assert (row["way"], row["other_way"], row["num_pairs"]) == ("GPUs", "micro-batch", 4)
+    assert row["difference_pct"] == pytest.approx(1.0)
+    assert row["verdict"] == "different"
 
 
 def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
@@ -307,7 +326,7 @@ def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
         store(tmp_path, "local", record)
     batches = effective_batch_table(frame(tmp_path))
     assert len(batches) == 1
-    assert "no records yet" in effective_batch(batches)
+    assert "no records yet" in effective_batch(batches, ways_table(frame(tmp_path)))
 
 
 def test_answers_come_without_torch() -> None:

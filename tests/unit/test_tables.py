@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fp8study import effect_sentences, plots, sentences, tables
-from fp8study.gaps import effective_batch_table
+from fp8study.gaps import effective_batch_table, ways_table
 from fp8study.pages import load_report
 from fp8study.records import load_runs
 from tests.factories import (
@@ -400,7 +400,9 @@ def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
             status="diverged", results={"loss_last20_mean": None},
         ),
     )  # fmt: skip
-    text = effect_sentences.effective_batch(effective_batch_table(frame(tmp_path)))
+    text = effect_sentences.effective_batch(
+        effective_batch_table(frame(tmp_path)), ways_table(frame(tmp_path))
+    )
     assert "1 diverged" in text
     assert "FP8 fails to learn in 1 setting." in text
     assert "nan" not in text

@@ -101,16 +101,14 @@ CPU_RUNS = Layout(
 LOSS_GAP = Layout(
     {
         **_ARM,
-        "num_pairs": ("pairs", "d"),
-        "num_lost": ("lost", IF_ANY),
+        "pairs": ("pairs", ""),
         "epochs": ("passes", ".1f"),
         "loss_bf16": ("BF16 loss", ".3f"),
-        "loss": ("FP8 loss", ".3f"),
-        "gap_pct": ("gap, %", "+.2f"),
-        "interval": ("interval of the gap, %", ""),
-        "judged": ("verdict at the margin, %", ""),
+        "gap_pct": ("FP8's gap, %", "+.2f"),
+        "interval": ("its interval, %", ""),
+        "judged": ("verdict", ""),
     },
-    _GROUP,
+    _GROUP + "; margin ±{margin_pct} %",
 )
 DOCUMENT_A = Layout(
     {

@@ -78,6 +78,7 @@ LOSS_GAP_COLUMNS = [
     *_ARM,
     "num_pairs",
     "num_lost",
+    "pairs",
     "epochs",
     "num_diverged",
     "loss_bf16",
@@ -266,10 +267,11 @@ def loss_gap_table(
         seen at most.
         ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
         diverged, no partner), and ``num_diverged`` those of them that diverged where BF16 did
-        not. With three pairs or more, the 90 and 95 % paired-t intervals and the verdict of the
-        equivalence test at ``margin_pct``; with fewer, ``interval`` says so. An arm that diverged
-        alone is called `DIVERGED` instead, however close its other seeds are, and has a row even
-        if no seed is left. ``judged`` is the verdict with its margin, or with the seeds.
+        not; ``pairs`` says the first two in words. With three pairs or more, the 90 and 95 %
+        paired-t intervals and the verdict of the equivalence test at ``margin_pct``; with fewer,
+        ``interval`` says so. An arm that diverged alone is called `DIVERGED` instead, however
+        close its other seeds are, and has a row even if no seed is left. ``judged`` is the
+        verdict, with the seeds that diverged.
     """
     if loss == "validation_loss":
         runs = runs[runs["validation_sequences"].fillna(0) > 0]
@@ -299,8 +301,10 @@ def loss_gap_table(
             "gap": gap.mean(),
             "gap_pct": gap_pct.mean(),
         }
+        lost = row["num_lost"]
+        row["pairs"] = f"{len(group)} of {len(group) + lost}" if lost else str(len(group))
         row |= _intervals(gap_pct.tolist(), margin)
-        judged = f"{row['verdict']} at ±{margin:g}"
+        judged = row["verdict"]
         if len(lone):
             row["verdict"] = DIVERGED
             judged = f"diverged in {len(lone)} of {len(group) + len(lone)} seeds"

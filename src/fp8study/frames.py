@@ -30,6 +30,7 @@ from fp8study.config import completed
 from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
 from fp8study.startup import PARTS
+from fp8study.tuned_path import unusual_switches
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
 FP8_FIELDS = ("precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip")
@@ -327,4 +328,6 @@ def setting_label(config: dict[str, Any]) -> str:
         parts.append("activation checkpointing")
     if config.get("master_dtype"):
         parts.append(f"{config['master_dtype'].upper()} masters")
-    return ", ".join(parts)
+    if config.get("path") == "tuned":
+        parts.append("tuned")
+    return ", ".join(parts + unusual_switches(config))

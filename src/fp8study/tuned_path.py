@@ -23,6 +23,29 @@ _PLAIN: dict[str, Any] = {
 _TUNED = _PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
 
 
+def unusual_switches(config: dict[str, Any]) -> list[str]:
+    """Name, in words, the switches of a recorded run that its path would have set otherwise.
+
+    Args:
+        config: From a record; older ones know no switches.
+    """
+    from fp8study.config import completed
+
+    usual = completed({name: value for name, value in config.items() if name not in _PLAIN})
+    words = {
+        "loss_head": "{} loss head",
+        "optimizer_step": "updates {}",
+        "attention": "{} attention",
+        "reshard_after_forward": "resharding {}",
+        "compile_mode": "compile mode {}",
+    }
+    return [
+        words[name].format({True: "on", False: "off"}.get(value, str(value).replace("_", " ")))
+        for name in _PLAIN
+        if (value := config.get(name)) is not None and value != usual.get(name)
+    ]
+
+
 def switches_of(config: RunConfig) -> dict[str, Any]:
     """Return the value of every switch that the run left to its path."""
     values = dict(_TUNED if config.path == "tuned" else _PLAIN)

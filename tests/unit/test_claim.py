@@ -63,8 +63,3 @@ def test_a_machine_without_gpu_has_nothing_to_claim(tmp_path: Path) -> None:
     assert claim.claim_gpus(make_config({}), job(), tmp_path) == 0
     assert claim.claimed(tmp_path) is None
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
-
-
-def test_a_job_keeps_its_gpus_through_its_file(tmp_path: Path) -> None:
-    job(3, 1).save(tmp_path)
-    assert Job.load(tmp_path) == job(3, 1)

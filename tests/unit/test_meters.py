@@ -169,7 +169,7 @@ def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
 
 def test_job_survives_the_file(tmp_path: Path) -> None:
     data = PreparedData("synthetic", "ab", "bpe-8", "cd", 8, 1000, ["note"], str(tmp_path))
-    job = Job(data, emulate_fp8=True, gpu_name=None, launched_at=12.5)
+    job = Job(data, emulate_fp8=True, gpu_name=None, gpu_indices=(3, 1), launched_at=12.5)
     job.save(tmp_path)
     assert Job.load(tmp_path) == job
 

@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from fp8study import effect_sentences, plots, sentences, tables
+from fp8study.config import make_config
+from fp8study.frames import setting_label
 from fp8study.gaps import effective_batch_table, ways_table
 from fp8study.pages import load_report
 from fp8study.records import load_runs
@@ -282,6 +284,18 @@ def test_the_validation_loss_is_compared_where_it_was_measured(tmp_path: Path) -
     assert (row["num_pairs"], row["num_lost"], row["gap_pct"]) == (2, 1, 0.0)
     assert row["loss"] == row["loss_bf16"] == pytest.approx(3.05)
     assert tables.loss_gap_table(runs).iloc[0]["gap_pct"] == pytest.approx(10.0)
+
+
+def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
+    def label(**values: object) -> str:
+        return setting_label(make_config(values).to_dict()).partition("FP32 masters")[2]
+
+    assert label() == ""
+    assert label(path="tuned") == ", tuned"
+    assert label(optimizer_step="in_backward") == ", updates in backward"
+    assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
+    assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"
+    assert setting_label({"strategy": "none"}) == "not sharded"  # older than any switch
 
 
 def test_lost_runs_are_counted(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import pandas as pd
 from fp8study import stats
 from fp8study.power import smallest_detectable
 from fp8study.studies import LOSS_MARGIN_PCT
-from fp8study.tables import newest_per_seed
+from fp8study.tables import DIVERGED, newest_per_seed
 
 
 class Cell(NamedTuple):
@@ -121,6 +121,7 @@ def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
         in nats per token, the columns in ``_pct`` in % of the paired BF16 loss; the interval is
         Student's at 95 %; ``p_holm`` is adjusted over the parts of one setting; ``detectable_pct``
         is the smallest true difference that so many pairs of this spread find four times in five;
+        ``verdict`` is the equivalence test's, or `DIVERGED` where a seed of an arm diverged;
         ``share_pct`` is the mean over that of the whole gap.
     """
     rows = []
@@ -133,18 +134,17 @@ def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
 
 
 def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield each setting in which some run has a fault, with its newest finished runs."""
+    """Yield each setting in which some run has a fault, with its newest results."""
     newest = newest_per_seed(runs)
-    known = newest["loss_last20_mean"].notna() & newest["seed"].notna()
-    for key, group in newest[known & (newest["status"] == "completed")].groupby(
-        "effect_key", sort=False
-    ):
+    completed = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
+    usable = newest["seed"].notna() & (completed | (newest["status"] == "diverged"))
+    for key, group in newest[usable].groupby("effect_key", sort=False):
         if group["stale"].fillna(False).astype(bool).any():
             yield str(key), group
 
 
 def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str, object]]:
-    losses = _losses(group)
+    losses, diverged = _losses(group[group["status"] == "completed"]), _diverged(group)
     context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
     context["setting"] = re.sub(r", (BF16|FP32) masters", "", str(group["setting"].iloc[0]))
     if context["device"] == "cpu":
@@ -154,7 +154,10 @@ def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str
         by_seed = _differences(part, losses)
         if by_seed:
             row = context | {"effect_key": key, "part": part.name, "masters": part.masters}
-            rows.append(row | _numbers(part, by_seed, losses, margin))
+            row |= _numbers(part, by_seed, losses, margin)
+            if any(cell in diverged for cell in (*part.plus, *part.minus)):
+                row["verdict"] = DIVERGED  # however close the seeds that are left
+            rows.append(row)
     tested = [row for row in rows if row["p_value"] is not None]
     for row, adjusted in zip(tested, stats.holm([row["p_value"] for row in tested]), strict=True):
         row["p_holm"] = adjusted
@@ -165,11 +168,19 @@ def _losses(group: pd.DataFrame) -> dict[Cell, dict[int, float]]:
     """Return the final loss by arm and seed, the newest of each."""
     losses: dict[Cell, dict[int, float]] = {}
     for _, run in group.sort_values("ended_at", kind="stable").iterrows():
-        fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
-        gathers = run["precision"] == "fp8_tensorwise" and run["fp8_all_gather"] is True
-        cell = Cell(str(run["master_dtype"]), str(run["precision"]), gathers, fault)
-        losses.setdefault(cell, {})[int(run["seed"])] = float(run["loss_last20_mean"])
+        losses.setdefault(_cell(run), {})[int(run["seed"])] = float(run["loss_last20_mean"])
     return losses
+
+
+def _diverged(group: pd.DataFrame) -> set[Cell]:
+    """Return the arms of which some seed diverged."""
+    return {_cell(run) for _, run in group[group["status"] == "diverged"].iterrows()}
+
+
+def _cell(run: pd.Series) -> Cell:
+    fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
+    gathers = run["precision"] == "fp8_tensorwise" and run["fp8_all_gather"] is True
+    return Cell(str(run["master_dtype"]), str(run["precision"]), gathers, fault)
 
 
 def _differences(part: Part, losses: Mapping[Cell, Mapping[int, float]]) -> dict[int, float]:

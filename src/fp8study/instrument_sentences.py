@@ -13,6 +13,9 @@ from fp8study.words import count, escape, how_to_get
 
 _STUDY = "instruments"
 
+#: A change of the energy per token by less is taken for none.
+SAME_PCT = 1.0
+
 
 def _missing(what: str) -> str:
     return f"**{what}: no records yet:** {how_to_get(_STUDY)}."
@@ -128,12 +131,13 @@ def energy(frame: pd.DataFrame) -> str:
     change = table["change_pct"].dropna() if len(table) else pd.Series(dtype=float)
     if change.empty:
         return _missing("Energy")
-    less, more = int((change < 0).sum()), int((change > 0).sum())
+    less, more = int((change < -SAME_PCT).sum()), int((change > SAME_PCT).sum())
     bf16 = table[(table["precision"] == "bf16") & ~table["stale"].fillna(False).astype(bool)]
     capped = int((bf16["power_cap_pct"] > 50).sum())
     text = (
         f"Against BF16, FP8 took less energy per token in {less} and more in {more} of "
-        f"{count(len(change), 'comparison')} ({change.min():+.0f} % to {change.max():+.0f} %)."
+        f"{count(len(change), 'comparison')} ({change.min():+.0f} % to {change.max():+.0f} %; "
+        f"changes of up to {SAME_PCT:g} % count as neither)."
     ).replace("-", "\u2212")
     if capped:
         text += (

@@ -19,6 +19,9 @@ _STUDY = "precision-noise"
 #: Document A's transition is called far from a batch that is ten times its upper end.
 FAR = 20
 
+#: Tokens in a step of a large pre-training.
+LARGE_BATCH_TOKENS = 1_000_000
+
 
 def measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
     """Return the runs of one place that measured noise, real FP8 products before emulated ones.
@@ -70,12 +73,14 @@ def answer(stored: Sequence[StoredRun]) -> str:
         return _missing()
     percent = 100 * table[["ratio_at_1", "ratio_at_1_low", "ratio_at_1_high"]]
     ends = percent["ratio_at_1_low"].min(), percent["ratio_at_1_high"].max()
+    tokens = max((run.record.noise["tokens_per_sample"] for run in stored), default=math.inf)
     text = (
         f"At an effective batch of 1, the error that FP8 adds to a gradient is "
         f"{_range(percent['ratio_at_1'], '.0f')} % of its sampling noise (95 % intervals from "
         f"{ends[0]:.0f} to {ends[1]:.0f} %; {count(table['step'].nunique(), 'point')} of training, "
         f"{count(table['precision'].nunique(), 'recipe')}, "
-        f"{count(table['seed'].nunique(), 'seed')}). {_crossing(table)} {_verdict(table)}"
+        f"{count(table['seed'].nunique(), 'seed')}). {_crossing(table)} "
+        f"{_verdict(table, tokens)}"
     )
     return _emulated_note(stored) + text
 
@@ -103,7 +108,7 @@ def _crossing(table: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def _verdict(table: pd.DataFrame) -> str:
+def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
     """Judge document A's explanation by where the two errors are equal."""
     low, high = table["crossing_batch_low"].min(), table["crossing_batch_high"].max()
     if low > FAR:
@@ -120,6 +125,12 @@ def _verdict(table: pd.DataFrame) -> str:
             "systematic part of FP8's error does not, so precision matters *least* at batch 1 "
             "and relatively more in large batches."
         )
+        if high * tokens_per_sample < LARGE_BATCH_TOKENS:
+            text += (
+                " A batch of a million tokens lies beyond where the two are equal: there FP8's "
+                "error would be the larger part of what is left. What that costs is a question to "
+                "losses at such a batch, which no run here has."
+            )
     return text
 
 

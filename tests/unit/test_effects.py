@@ -275,6 +275,25 @@ def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
     assert "STUDY=loss-parity" in gap_along(along, spread.iloc[:0])
 
 
+def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    before = effects.effect_table(frame(tmp_path))
+    healthy = before[(before["part"] == effects.TENSORWISE) & (before["masters"] == "BF16")]
+    assert (healthy["verdict"] != tables.DIVERGED).all()
+    runs = frame(tmp_path)
+    lost = runs[
+        (runs["precision"] == "fp8_tensorwise") & ~runs["stale"] & (runs["master_dtype"] == "bf16")
+        & (runs["fp8_all_gather"] == True) & (runs["seed"] == 0)  # noqa: E712
+    ].index  # fmt: skip
+    assert len(lost)
+    runs.loc[lost, "status"] = "diverged"
+    after = effects.effect_table(runs)
+    rows = after[(after["part"] == effects.TENSORWISE) & (after["masters"] == "BF16")]
+    assert (rows["verdict"] == tables.DIVERGED).all()
+    others = after[(after["part"] == effects.ROWWISE) & (after["masters"] == "BF16")]
+    assert len(others) and (others["verdict"] != tables.DIVERGED).all()
+
+
 def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     make_effective_batch(tmp_path)
     store(

@@ -235,3 +235,12 @@ def test_nothing_measured_says_what_to_run() -> None:
 def test_a_comparison_names_its_reference_unless_it_is_bf16() -> None:
     table = pd.DataFrame({"precision": ["bf16", "fp8_rowwise"], "reference": ["fp32", "bf16"]})
     assert sentences.with_labels(table)["what"].to_list() == ["BF16 v FP32", "FP8 rowwise"]
+
+
+@pytest.mark.parametrize(("tokens", "beyond"), [(2048, True), (8192, False), (math.inf, False)])
+def test_large_batches_are_spoken_of_where_they_lie_beyond(tokens: float, beyond: bool) -> None:
+    table = pd.DataFrame(
+        {"crossing_batch_low": [50.0], "crossing_batch_high": [300.0],
+         "systematic_share_low": [0.1]}
+    )  # fmt: skip
+    assert ("A batch of a million tokens" in sentences._verdict(table, tokens)) == beyond

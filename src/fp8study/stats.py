@@ -68,6 +68,37 @@ def paired_t_interval(differences: Sequence[float], level: float) -> Interval:
     return Interval(level, mean - half, mean + half)
 
 
+def welch_t_interval(
+    groups: Sequence[Sequence[float]], weights: Sequence[float], level: float
+) -> Interval:
+    """Welch's t interval of a weighted sum of the means of independent groups.
+
+    Over logarithms of rates, the weights 1 and −1 give the interval of a log-ratio, and 1, −1, −1
+    and 1 that of a ratio of ratios. The groups may spread differently (Welch, Biometrika 34,
+    1947); the degrees of freedom are Satterthwaite's (Biometrics Bulletin 2, 1946).
+
+    Args:
+        groups: The values of each group, at least two in each.
+        weights: One for each group.
+        level: Confidence level, between 0 and 1.
+
+    Raises:
+        UserError: Too few values, one that is not finite, or a wrong level.
+    """
+    if not 0 < level < 1:
+        raise UserError(f"level: {level!r} is not between 0 and 1")
+    moments = [_moments(group) for group in groups]
+    centre = sum(w * mean for w, (mean, _, _) in zip(weights, moments, strict=True))
+    terms = [(w * error) ** 2 for w, (_, error, _) in zip(weights, moments, strict=True)]
+    variance = sum(terms)
+    if variance == 0:
+        return Interval(level, centre, centre)
+    # As shares of the variance: squares of tiny spreads would vanish.
+    shares = [(term / variance) ** 2 / m[2] for term, m in zip(terms, moments, strict=True)]
+    half = float(stats.t.ppf(0.5 + level / 2, 1 / sum(shares))) * math.sqrt(variance)
+    return Interval(level, centre - half, centre + half)
+
+
 def tost(differences: Sequence[float], margin: float, alpha: float = 0.05) -> Equivalence:
     """Test whether the mean of paired differences is smaller than a margin, or larger.
 

@@ -15,6 +15,7 @@ from fp8study.stats import (
     paired_t_interval,
     paired_t_p_value,
     tost,
+    welch_t_interval,
 )
 
 
@@ -208,3 +209,34 @@ def test_median_interval_is_made_of_the_values_and_needs_enough() -> None:
     for few in ([], [1.0], [1.0] * 5):
         with pytest.raises(UserError, match="too few"):
             median_interval(few, 0.95)
+
+
+def test_welch_interval_is_scipys() -> None:
+    one, other = differences(1.0, 1.0, 4), [3.0, 5.0, 4.5, 2.0, 9.0]
+    expected = scipy_stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.9)
+    interval = welch_t_interval([one, other], [1, -1], 0.9)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("spreads", [(1, 1), (1, 5), (1, 1, 1, 1), (1, 3, 1, 3)])
+def test_welch_interval_covers_at_least_about_95_pct(spreads: tuple[float, ...]) -> None:
+    """Three runs a group, equal spreads or not: Welch's method may err by a point or two."""
+    rng = np.random.default_rng(5)
+    weights = [1.0, -1.0] if len(spreads) == 2 else [1.0, -1.0, -1.0, 1.0]
+    missed = 0
+    for _ in range(RUNS):
+        groups = [rng.normal(2.0, spread, 3).tolist() for spread in spreads]
+        interval = welch_t_interval(groups, weights, 0.95)
+        missed += not interval.low <= 0.0 <= interval.high
+    assert 0.015 < missed / RUNS < 0.05 + ALLOWANCE + 0.01
+
+
+def test_welch_interval_at_its_ends() -> None:
+    equal = welch_t_interval([[2.0, 2.0], [1.0, 1.0]], [1, -1], 0.95)
+    assert (equal.low, equal.high) == (1.0, 1.0)
+    # Half of the groups without spread: the others' degrees of freedom are left.
+    half = welch_t_interval([[1.0, 1.0, 1.0], [1e-9, 2e-9, 3e-9]], [1, -1], 0.95)
+    assert half.high - half.low == pytest.approx(2 * 4.302653 * 1e-9 / 3**0.5, rel=1e-4)
+    for groups, level in (([[1.0], [1.0, 2.0]], 0.9), ([[1.0, 2.0], [1.0, 2.0]], 95)):
+        with pytest.raises(UserError):
+            welch_t_interval(groups, [1, -1], level)

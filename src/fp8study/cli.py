@@ -205,6 +205,27 @@ def show(
 
 @app.command()
 @_one_line_errors
+def compare(
+    a: Annotated[Path, typer.Argument(help="A folder of results, or a run's folder.")],
+    b: Annotated[Path, typer.Argument(help="The one to be judged.")],
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show two folders of results side by side, arm by arm, as ratios B/A."""
+    import dataclasses
+    import json
+
+    from fp8study.compare import compare_folders
+    from fp8study.comparison_text import comparison_text
+
+    found = compare_folders(a, b, ignore or [])
+    print(json.dumps(dataclasses.asdict(found), indent=1) if as_json else comparison_text(found))
+
+
+@app.command()
+@_one_line_errors
 def ceilings(
     model: Annotated[str, typer.Option(help="A preset, a Hugging Face id or a folder.")],
     sequence_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,

@@ -47,6 +47,7 @@ def fp8study(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
         (["report"], ["report", "_quarto.yml", "checkout"]),
+        (["compare", "pipelines", "nowhere"], ["A", "'pipelines'", "run.json", "give a folder"]),
     ],
     ids=lambda value: value[-1],
 )
@@ -105,6 +106,20 @@ def test_launcher_and_command_line_import_no_torch(checkout: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
     assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
+
+
+def test_comparing_prints_a_table_and_imports_no_torch(checkout: Path) -> None:
+    for side in "ab":
+        (checkout / side).mkdir()
+        write_record(make_record(), checkout / side)
+    code = "import sys; from fp8study.cli import app\n" + (
+        "try: app(['compare', 'a', 'b'])\nfinally: print(*sys.modules)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    assert "llama-3.2-1b × 1, BF16" in done.stdout
+    assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
+    assert '"estimate": 1.0' in fp8study(checkout, "compare", "a", "b", "--json").stdout
 
 
 def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> None:

@@ -53,7 +53,8 @@ plan: $(STAMP) ## show the runs of a study, what they cost, and which are done
 reproduce: $(STAMP) ## run a study on this machine's GPUs, notebook by notebook
 	@$(RUN) -m fp8study.cli reproduce $(STUDY) $(OVERRIDES)
 
-report: $(STAMP) ## render the report from the records (no GPU)
+report: $(STAMP) ## render the report and BENCHMARKS.md from the records (no GPU)
+	@$(RUN) -m fp8study.cli benchmarks
 	@$(RUN) -m fp8study.cli report
 
 test: $(STAMP) ## run the tests; those that need a GPU skip without one

@@ -296,6 +296,20 @@ def report(
     _render(only_if_changed=not force)
 
 
+@app.command()
+@_one_line_errors
+def benchmarks() -> None:
+    """Write results/reference/BENCHMARKS.md from the committed records."""
+    from fp8study.benchmark_page import benchmarks_path, benchmarks_text
+    from fp8study.paths import results_dir
+
+    path = benchmarks_path(results_dir())
+    if not path.parent.is_dir():
+        raise UserError(f"results: there is no '{path.parent}'; run in a checkout")
+    path.write_text(benchmarks_text(results_dir()), encoding="utf-8")
+    print(f"benchmarks: {path}")
+
+
 def _render(only_if_changed: bool) -> None:
     from fp8study.reporting import render_report
 

@@ -3,6 +3,7 @@
 PYTHON ?= python3
 STUDY ?=
 SET ?=
+BASELINE ?=
 WHEELHOUSE ?=
 VENV ?=
 PYTEST_ARGS ?=
@@ -21,7 +22,7 @@ ASKED := $(filter command%,$(origin PYTHON) $(origin WHEELHOUSE) $(origin VENV))
 AGAIN := $(if $(ASKED),again,$(if $(CHOSEN),,again))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan reproduce report test lint format pins wheelhouse clean again
+.PHONY: help setup plan reproduce bench report test lint format pins wheelhouse clean again
 
 help: ## print this list
 	@echo "fp8study: should I pre-train in FP8, on my GPUs, for my model?"
@@ -32,6 +33,7 @@ help: ## print this list
 	@echo "Variables:"
 	@echo "  STUDY=name         the study to plan or reproduce; without it, the default one"
 	@echo "  SET='field=value'  fields to set in every run of the study, as SET='corpus=text:my.txt'"
+	@echo "  BASELINE=folder    results to compare \`make bench\` with; without it, committed ones"
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
@@ -52,6 +54,9 @@ plan: $(STAMP) ## show the runs of a study, what they cost, and which are done
 
 reproduce: $(STAMP) ## run a study on this machine's GPUs, notebook by notebook
 	@$(RUN) -m fp8study.cli reproduce $(STUDY) $(OVERRIDES)
+
+bench: $(STAMP) ## measure this machine's throughput as ratios, and compare with a baseline
+	@$(RUN) -m fp8study.cli bench $(OVERRIDES) $(if $(BASELINE),--baseline "$(BASELINE)")
 
 report: $(STAMP) ## render the report and BENCHMARKS.md from the records (no GPU)
 	@$(RUN) -m fp8study.cli benchmarks

@@ -23,8 +23,8 @@ A row is one arm: the median over its seeds and repeats, with the range in brack
 several. A single run says nothing of its own error, and two calls on one machine can differ by more
 than the repeats of one. `{VOID}` marks timings that the allocator may have made.
 Arms that train part of their model, runs that shared a GPU, and CPUs are left out. Corpora are
-named without their folders. Ratios to BF16 with their intervals are in the report; figures that others
-published are not here.
+named without their folders. Ratios to BF16 with their intervals are in the report; figures that
+others published are not here.
 """
 
 

@@ -63,17 +63,18 @@ def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     return guarded
 
 
-def _parse(assignments: list[str] | None) -> dict[str, Any]:
+def _parse(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in assignments or []:
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise UserError(f"--set: '{assignment}' is no assignment; write field=value")
+            raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
         try:
             values[name.strip()] = yaml.safe_load(text)
         except yaml.YAMLError:
             raise UserError(
-                f"--set: '{assignment}' has no YAML value after '='; quote it or mend the brackets"
+                f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
+                "brackets"
             ) from None
     return values
 
@@ -211,17 +212,53 @@ def compare(
     ignore: Annotated[
         list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
     ] = None,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(help="field=value of the arms that the others are divided by; repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show two folders of results side by side, arm by arm, as ratios B/A."""
+    """Show two folders of results side by side, arm by arm, as ratios B/A.
+
+    With --reference, the arms of each folder are first divided by that folder's reference arm.
+    """
     import dataclasses
     import json
 
     from fp8study.compare import compare_folders
-    from fp8study.comparison_text import comparison_text
+    from fp8study.comparison_text import comparison_text, relative_text
+    from fp8study.relative import compare_relative
 
-    found = compare_folders(a, b, ignore or [])
-    print(json.dumps(dataclasses.asdict(found), indent=1) if as_json else comparison_text(found))
+    if reference and ignore:
+        raise UserError("--ignore: cannot be had with --reference; leave one of them out")
+    if reference:
+        relative = compare_relative(a, b, _parse(reference, "--reference"))
+        content, text = dataclasses.asdict(relative), relative_text(relative)
+    else:
+        found = compare_folders(a, b, ignore or [])
+        content, text = dataclasses.asdict(found), comparison_text(found)
+    print(json.dumps(content, indent=1) if as_json else text)
+
+
+@app.command()
+@_one_line_errors
+def bench(
+    set_: Overrides = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="A folder of results; by default a committed one.")
+    ] = None,
+) -> None:
+    """Measure this machine's throughput anew, as ratios, and compare them with a baseline's."""
+    from fp8study.arms import read_folder
+    from fp8study.bench import run_bench
+    from fp8study.comparison_text import relative_text
+
+    if baseline is not None:
+        read_folder(baseline, "--baseline")  # before an hour of runs
+    found = run_bench(this_machine(), _parse(set_), baseline)
+    print(f"\n{relative_text(found)}")
+    if len(found.sides) == 1:
+        print("No baseline of such hardware is committed: keep a copy of this folder as one.")
 
 
 @app.command()

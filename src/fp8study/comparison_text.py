@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from fp8study.compare import Comparison
 from fp8study.ratios import Ratio
+from fp8study.relative import RelativeComparison
 from fp8study.words import signed
 
 #: Stands for what is not known.
@@ -39,6 +40,44 @@ def comparison_text(comparison: Comparison) -> str:
     parts = [*comparison.sides, "", plain_table(table, headers, texts=(0, 5, 8)), *listed]
     parts += [f"every arm: {note}" for note in shared]
     return "\n".join([*parts, *comparison.without_partner])
+
+
+def relative_text(comparison: RelativeComparison) -> str:
+    """Return a table of the arms over their reference arms, in a call and in its baseline."""
+    rows = comparison.rows
+    shared, numbers, listed = share_notes([row.notes for row in rows])
+    table = [
+        [
+            row.arm,
+            str(row.num_runs),
+            number(row.tokens_per_second_per_gpu, "{:,.0f}"),
+            estimate(row.speed),
+            interval(row.speed),
+            estimate(row.speed_baseline),
+            estimate(row.change),
+            interval(row.change),
+            number(row.memory, "{:.3f}"),
+            number(row.memory_baseline, "{:.3f}"),
+            marks,
+        ]
+        for row, marks in zip(rows, numbers, strict=True)
+    ]
+    headers = [
+        "arm", "runs", "tok/s/GPU", "÷ reference", "95 % interval", "in the baseline", "change",
+        "95 % interval of it", "memory ÷ ref.", "in the baseline ", "notes",
+    ]  # fmt: skip
+    parts = [*comparison.sides, f"reference arms: {comparison.reference}", ""]
+    parts += [plain_table(table, headers, texts=(0, 4, 7, 10)), *listed]
+    parts += [f"every arm: {note}" for note in shared]
+    parts += comparison.without_reference
+    if comparison.device == "cpu":
+        parts.append("No GPU: FP8 is emulated, so that no ratio here says anything of FP8's speed.")
+    if len(comparison.sides) > 1:
+        parts.append(
+            "change: the ratio here over the baseline's. Its interval holds the spread between "
+            "the runs of a call; two calls can differ by more."
+        )
+    return "\n".join(parts)
 
 
 def share_notes(

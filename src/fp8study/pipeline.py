@@ -61,7 +61,11 @@ def _num_slots(machine: Machine) -> int:
 
 
 def run_study(
-    study: Study, machine: Machine, overrides: Mapping[str, Any]
+    study: Study,
+    machine: Machine,
+    overrides: Mapping[str, Any],
+    one_at_a_time: bool = False,
+    anew: bool = False,
 ) -> list[tuple[PlannedRun, RunRecord | None]]:
     """Do a study's pending runs and return the records of all that are possible here.
 
@@ -72,6 +76,8 @@ def run_study(
         study: From `fp8study.studies.load_study`.
         machine: Where we are.
         overrides: The ones that `study` was loaded with.
+        one_at_a_time: Never two runs side by side.
+        anew: Put a finished earlier call aside and measure all runs again.
 
     Raises:
         UserError: No run is possible here, or another pipeline is at work in this checkout.
@@ -84,14 +90,16 @@ def run_study(
         "repository a second time"
     )
     with locked(results_dir() / "local" / ".pipeline.lock", "results", busy) as lock:
+        possible = [run for run in study.runs if run not in impossible]
+        if anew:
+            study.put_aside_earlier_call(possible)
         study.make_room()
         print(plan_text(study, machine), flush=True)
-        possible = [run for run in study.runs if run not in impossible]
         pending = [run for run in study.pending() if run in possible]
         if pending:
             _prepare_data(pending)
             study.write_configs()
-            _snakemake(study, machine, overrides, pending, lock)
+            _snakemake(study, machine, overrides, pending, lock, one_at_a_time)
     return [(run, _record(run)) for run in possible]
 
 
@@ -135,6 +143,7 @@ def _snakemake(
     overrides: Mapping[str, Any],
     pending: list[PlannedRun],
     lock: int,
+    one_at_a_time: bool,
 ) -> None:
     root = project_root()
     log_path = results_dir() / "local" / study.name / "snakemake.log"
@@ -146,7 +155,10 @@ def _snakemake(
     num_shares = _num_slots(machine) * shares_per_gpu
     if machine.gpus:
         num_shares *= 2  # half of the runs get ready and wait: see fp8study.claim
-    shares = {run.run_id: _num_shares(run, shares_per_gpu) for run in pending}
+    shares = {
+        run.run_id: num_shares if one_at_a_time else _num_shares(run, shares_per_gpu)
+        for run in pending
+    }
     plan = {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids}
     write_json(plan_path, plan | {"gpu_shares": shares})
     command = [

@@ -7,8 +7,8 @@ A study is a YAML file in ``pipelines/studies``. Its runs are the cross product 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ LOSS_MARGIN_PCT = 0.25
 
 _KEYS = (
     "question", "claims", "expectation", "margin_pct", "base", "arms", "factors", "seeds",
-    "minutes_per_run",
+    "minutes_per_run", "reference",
 )  # fmt: skip
 
 
@@ -53,6 +53,8 @@ class Study:
     """Largest loss difference that counts as none, % of the BF16 loss, stated before the runs."""
     expectation: str = ""
     """What its author expected, written before the runs; empty if nothing was written."""
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    """Field → its value in the arms that the others are divided by; empty if nothing was said."""
 
     def pending(self) -> list[PlannedRun]:
         """Return the runs that have no result yet."""
@@ -66,6 +68,26 @@ class Study:
                 kept = set_aside(path, reason)
                 if reason in ("corrupt", "other"):
                     print(f"{reason} record: '{path}' is not this run's; set aside as {kept.name}")
+
+    def put_aside_earlier_call(self, possible: Collection[PlannedRun]) -> None:
+        """Move the study's folder away unless it holds the unfinished beginning of this very call.
+
+        Args:
+            possible: The runs that will be done here.
+        """
+        folder = results_dir() / "local" / self.name
+        there = {path.parent.name for path in folder.glob("*/run.json")}
+        is_unfinished = any(run in possible for run in self.pending())
+        if not there or (is_unfinished and there <= {run.run_id for run in self.runs}):
+            return
+        # One level further down, so that it is no study of its own to `load_runs`.
+        earlier = results_dir() / "local" / "earlier"
+        earlier.mkdir(exist_ok=True)
+        taken = {path.name for path in earlier.iterdir()}
+        names = (f"{self.name}-{number}" for number in itertools.count(1))
+        target = earlier / next(name for name in names if name not in taken)
+        folder.rename(target)
+        print(f"the earlier call is kept in {target}")
 
     def write_configs(self) -> None:
         """Write each run's ``config.yaml``, which the pipeline hands to the notebook."""
@@ -113,6 +135,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         minutes_per_run=float(content.get("minutes_per_run", 1)),
         margin_pct=_margin_pct(content),
         expectation=(content.get("expectation") or "").strip(),
+        reference=content.get("reference") or {},
     )
 
 
@@ -158,6 +181,8 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
     need("question", content.get("question"), str, "a text")
     need("expectation", content.get("expectation"), str, "a text")
     need("base", content.get("base"), dict, "a mapping of fields to values")
+    need("reference", content.get("reference"), dict, "a mapping of fields to values")
+    make_config(content.get("reference") or {}, source=f"{path}: reference")
     need("factors", content.get("factors"), dict, "a mapping of fields to lists of values")
     for name, values in (content.get("factors") or {}).items():
         need(f"factors: {name}", values, list, "a list of values")

@@ -79,6 +79,19 @@ STARTUP = Layout(
     },
     _GROUP,
 )
+SWITCHES = Layout(
+    {
+        "setting": ("setting", ""),
+        "num_runs": ("runs", "d"),
+        "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
+        "gain_pct": ("v plain, %", "+.1f"),
+        "memory_peak_gib": ("peak memory, GiB", ".1f"),
+        "memory_change_pct": ("v plain, %", "+.1f"),
+        "loss_gap_pct": ("loss v plain, %", "+.2f"),
+        "verdict": ("verdict", ""),
+    },
+    "{model} on {num_gpus} GPUs, {precision}, {study} on {machine}; plain: {setting_plain}",
+)
 OCCUPANCY = Layout(
     {
         "study": ("study", ""),

@@ -21,7 +21,7 @@ from fp8study.config import RunConfig, completed
 from fp8study.errors import UserError, one_line
 from fp8study.frames import FP8_FIELDS, arm_label, runs_frame
 from fp8study.records import RunRecord, StoredRun, read_record
-from fp8study.tables import nearly_full
+from fp8study.tables import timing_is_void
 
 #: What tells the repeats of an arm apart. The data are compared by their hash: a path says little.
 IDENTITY_FIELDS = ("seed", "repeat", "corpus", "tokenizer")
@@ -50,7 +50,7 @@ class Arm:
     @cached_property
     def is_void(self) -> pd.Series:
         """Which completed runs have timings that the allocator may have made."""
-        return nearly_full(self.completed) & self.completed["tokens_per_second_per_gpu"].notna()
+        return timing_is_void(self.completed) & self.completed["tokens_per_second_per_gpu"].notna()
 
     @property
     def rates(self) -> list[float]:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from fp8study.frames import runs_frame
 from fp8study.records import StoredRun
-from fp8study.tables import nearly_full, ordered, shorten_arms
+from fp8study.tables import ordered, shorten_arms, timing_is_void
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def theme_table(runs: pd.DataFrame, theme: Theme) -> pd.DataFrame:
     """
     names = list(theme.measures)
     there = runs[runs[names].notna().any(axis=1)]
-    full = nearly_full(there) if theme.is_timing else pd.Series(False, index=there.index)
+    full = timing_is_void(there) if theme.is_timing else pd.Series(False, index=there.index)
     rows = []
     for key, group in there.groupby("arm_key", sort=False):
         kept = group[~full[group.index]]

@@ -326,6 +326,29 @@ def flops(
 
 @app.command()
 @_one_line_errors
+def tables(
+    folder: Annotated[Path, typer.Argument(help="Where to write them.")],
+    machine: Annotated[
+        str | None, typer.Option(help="Only records of this machine, such as h200x4 or local.")
+    ] = None,
+) -> None:
+    """Write the report's tables as CSV files."""
+    from fp8study.export import write_tables
+    from fp8study.paths import results_dir
+    from fp8study.records import load_runs
+
+    stored = load_runs(results_dir())
+    names = sorted({run.machine_label for run in stored})
+    if machine is not None and machine not in names:
+        raise UserError(
+            f"machine: no record of '{machine}'; there are {', '.join(names) or 'none'}"
+        )
+    chosen = [run for run in stored if machine in (None, run.machine_label)]
+    print("\n".join(str(path) for path in write_tables(chosen, folder)))
+
+
+@app.command()
+@_one_line_errors
 def report(
     force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
 ) -> None:

@@ -15,6 +15,9 @@ The keys by which runs are compared are made here, once, from the configuration:
     equal for runs that differ by seed, repetition, precision (and what exists for FP8 only, but
     for the layers left out), masters and fault alone: the arms of an attribution.
 
+``switch_key``
+    equal for runs that differ by the switches of their training path alone.
+
 Runs with equal ``arm_key`` and ``pair_key`` are repeats of one seed.
 """
 
@@ -30,7 +33,7 @@ from fp8study.config import completed
 from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
 from fp8study.startup import PARTS
-from fp8study.tuned_path import unusual_switches
+from fp8study.tuned_path import SWITCHES, unusual_switches
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
 FP8_FIELDS = ("precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip")
@@ -142,6 +145,8 @@ _DERIVED = {
     "asked_key": _TEXT,
     "pair_key": _TEXT,
     "effect_key": _TEXT,
+    "switch_key": _TEXT,
+    "plain_path": _FLAG,
     "num_warnings": _COUNT,
 }
 
@@ -243,6 +248,11 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["arm_key"] = row["asked_key"] + _trained(record) + _arithmetic(record)
     row["pair_key"] = _key(run, ignored=(*FP8_FIELDS, "repeat")) + _trained(record)
     row["effect_key"] = _key(run, ignored=EFFECT_FIELDS) + _trained(record)
+    alone = ("strategy",) if record.config.get("num_gpus") == 1 else ()
+    ignored = ("path", *SWITCHES, *alone, "seed", "repeat")
+    row["switch_key"] = _key(run, ignored=ignored) + _trained(record)
+    unusual = record.config.get("path") == "tuned" or unusual_switches(record.config)
+    row["plain_path"] = not unusual
     row["num_warnings"] = len(record.warnings)
     return row
 

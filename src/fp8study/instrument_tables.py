@@ -47,10 +47,11 @@ def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> p
             **run.record.instruments,
         }
         for run in stored_runs
-        if run.record.instruments and run.record.status == "completed"
+        # Runs that are not timed know their start-up only.
+        if run.record.instruments.keys() - {"startup"} and run.record.status == "completed"
     ]
     flat = pd.json_normalize(rows) if rows else pd.DataFrame(columns=_KEY)
-    return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one")
+    return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one").copy()  # in one piece
 
 
 def of_the_instruments(frame: pd.DataFrame) -> pd.DataFrame:

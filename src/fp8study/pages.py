@@ -79,6 +79,19 @@ STARTUP = Layout(
     },
     _GROUP,
 )
+SWITCHES = Layout(
+    {
+        "setting": ("setting", ""),
+        "num_runs": ("runs", "d"),
+        "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
+        "gain_pct": ("v plain, %", "+.1f"),
+        "memory_peak_gib": ("peak memory, GiB", ".1f"),
+        "memory_change_pct": ("v plain, %", "+.1f"),
+        "loss_gap_pct": ("loss v plain, %", "+.2f"),
+        "verdict": ("verdict", ""),
+    },
+    "{model} on {num_gpus} GPUs, {precision}, {study} on {machine}; plain: {setting_plain}",
+)
 OCCUPANCY = Layout(
     {
         "study": ("study", ""),
@@ -261,6 +274,22 @@ def load_report(results_dir: Path | None = None) -> Report:
         warnings.simplefilter("always")
         folder = results_dir or find_results()
         stored = load_runs(folder)
+    return report_of(
+        stored,
+        unreadable=(
+            *(str(item.message) for item in caught),
+            *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),
+        ),
+    )
+
+
+def report_of(stored: Sequence[StoredRun], unreadable: tuple[str, ...] = ()) -> Report:
+    """Compute what several pages use from records that are read already.
+
+    Args:
+        stored: From `fp8study.records.load_runs`, or a selection of it.
+        unreadable: One line for each record that could not be read.
+    """
     runs = tables.shorten_arms(tables.runs_frame(stored))
     margins = stated_margins()
     return Report(
@@ -272,10 +301,7 @@ def load_report(results_dir: Path | None = None) -> Report:
         instruments=instruments_frame(stored, runs),
         stored=stored,
         margins=margins,
-        unreadable=(
-            *(str(item.message) for item in caught),
-            *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),
-        ),
+        unreadable=unreadable,
     )
 
 

@@ -28,7 +28,6 @@ __all__ = [
     "failures_table",
     "loss_gap_table",
     "metrics_frame",
-    "nearly_full",
     "newest_per_seed",
     "paired_losses",
     "provenance_table",
@@ -36,6 +35,7 @@ __all__ = [
     "runs_frame",
     "shorten_arms",
     "throughput_table",
+    "timing_is_void",
 ]
 
 #: They plant faults or repeat them, at a learning rate of 1e-5.
@@ -200,7 +200,7 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = pairs[pairs["device"] != "cpu"]
     speed = pairs["tokens_per_second_per_gpu"] / pairs["tokens_per_second_per_gpu_bf16"]
     memory = pairs["memory_peak_gib"] / pairs["memory_peak_gib_bf16"]
-    full = nearly_full(pairs) | nearly_full(pairs, "_bf16")
+    full = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
     pairs = pairs.assign(
         # A run that waits for the allocator makes its partner look fast.
         speedup_pct=(100 * (speed - 1)).where(~full),
@@ -209,7 +209,7 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     by_arm = pairs.groupby("arm_key")
     table["speedup_pct"] = by_arm["speedup_pct"].median()
     table["memory_change_pct"] = by_arm["memory_change_pct"].median()
-    strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[nearly_full(timed), "arm_key"])
+    strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timing_is_void(timed), "arm_key"])
     paired = set(pairs["arm_key"])
     table["note"] = [
         _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
@@ -217,8 +217,13 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     return ordered(table.reset_index()[THROUGHPUT_COLUMNS])
 
 
-def nearly_full(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
-    """Tell the runs whose timings may be the allocator's."""
+def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
+    """Tell the runs whose timings may be the allocator's.
+
+    Args:
+        runs: From `runs_frame`.
+        suffix: End of the names of the columns to look at.
+    """
     limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
     strained = [runs[f"{name}{suffix}"] > 0 for name in ALLOCATOR_EVENTS]
     return (runs[f"memory_peak_gib{suffix}"] > limit) | strained[0] | strained[1]

@@ -20,7 +20,7 @@ _PLAIN: dict[str, Any] = {
     "reshard_after_forward": True,
     "compile_mode": "default",
 }
-#: The fields that a path sets where they are None.
+#: The fields that a path decides.
 SWITCHES = tuple(_PLAIN)
 _TUNED = _PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
 

@@ -15,7 +15,7 @@ from fp8study import instrument_tables as tables
 from fp8study.break_even import break_even_table, cache_state
 from fp8study.records import load_runs
 from fp8study.tables import runs_frame
-from tests.factories import make_quick
+from tests.factories import make_quick, make_record, store
 from tests.instrument_factories import audit_of, instruments_of, make_instruments, store_measured
 
 
@@ -234,3 +234,9 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
         tables.audit_table,
     ):
         assert make(empty).empty
+
+
+def test_a_run_that_knows_its_start_up_only_has_no_row(tmp_path: Path) -> None:
+    record = make_record(instruments={"startup": {"launch_seconds": 1.0}})
+    store(tmp_path, "local", record)
+    assert frame(tmp_path).empty

@@ -1,0 +1,502 @@
+r"""Measure the training speed of torchtitan 0.2.2 on this machine, for comparison with ours.
+
+    python scripts/peer_torchtitan.py --checkout torchtitan --output peer --gpus 4 --batch 2 \
+        --precision bf16 fp8_tensorwise
+
+torchtitan is started as its own launcher starts it, once per repeat, on random tokens: no
+activation checkpointing, compiled blocks and loss, FP32 weights and BF16 compute, through FSDP2 on
+several GPUs and through autocast on one. FP8 is its tensorwise converter with the output layer left
+in BF16, and with the FP8 all-gather and precomputed scales where weights are sharded. What follows
+``--`` is passed on to it (with ``--label``, which keeps such a configuration apart).
+
+Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``:
+
+``name``, ``version``, ``commit``
+    of the peer; its commit from git, or from a file ``COMMIT`` in the checkout.
+``configuration``, ``model``, ``sequence_length``, ``micro_batch_size``, ``num_gpus``, ``precision``
+    what ran, in our words; ``num_parameters`` as the peer counts them.
+``status``, ``status_detail``
+    ``completed``, ``out_of_memory``, ``diverged``, ``failed``, or ``interrupted`` while repeats are
+    still to come.
+``tokens_per_second_per_gpu``
+    one number a repeat: the median of ``windows_tokens_per_second``, which the peer reports each
+    ``log_every`` steps, without those that overlap the first ``num_warmup_steps``.
+``mfu_pct``
+    one number a repeat, likewise, as the peer counts FLOPs and peak.
+``memory_peak_gib``
+    one number a repeat: the most that the allocator of rank 0 had *reserved* (the peer logs no
+    allocated memory), warm-up included.
+``command``, ``log_files``, ``machine``, ``versions``, ``started_at``, ``ended_at``
+    where the numbers come from; ``machine`` as in `fp8study.records.RunRecord`.
+
+The exit status is 1 if a configuration did not complete; the others are measured all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fp8study.leash import end
+from fp8study.provenance import machine_facts, this_machine, versions
+from fp8study.records import write_json
+
+VERSION = "0.2.2"
+SCRIPTS = Path(__file__).resolve().parent
+PACKAGES = ("torchdata", "tyro")
+NUM_DOCUMENTS = 256
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+STEP = re.compile(
+    r"^(?:\[rank0\]:)?\[titan\].* step: +(?P<step>\d+) +loss: +(?P<loss>\S+) +grad_norm: +\S+"
+    r" +memory: +(?P<memory>[\d.]+)GiB\([\d.]+%\) +tps: (?P<rate>[\d,]+)"
+    r" +tflops: [\d.,]+ +mfu: (?P<mfu>[\d.]+)%$"
+)
+PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
+SWAPPED = re.compile(r"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=(\w+)")
+# What a rank raised, not torchrun's ChildFailedError; the last is what tyro says of a flag.
+ERROR = re.compile(
+    r"^(?:\[\w+\]: ?)+(?P<error>(?:\w+\.)*\w*(?:Error|Exception)\b.*|\W*Unrecognized options: .*)$"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    flavour: str
+    vocab_size: int
+    module: str | None = None
+
+
+SHAPES = {
+    "8b": Shape("llama-3.1-8b", "8B", 128256),
+    "1b": Shape("llama-3.2-1b-untied", "1B", 128256, "peer_flavours"),
+    "debug": Shape("torchtitan-debug", "debugmodel", 2048),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every configuration of one call shares."""
+
+    checkout: Path
+    output: Path
+    shape: Shape
+    num_gpus: int
+    sequence_length: int
+    num_steps: int
+    num_warmup_steps: int
+    log_every: int
+    timeout_seconds: float
+    label: str
+    extra: tuple[str, ...]
+
+
+@dataclass
+class Repeat:
+    """What the log of one repeat says."""
+
+    windows: list[float]
+    mfu_pct: float
+    memory_peak_gib: float
+    num_parameters: int | None
+
+
+@dataclass
+class Peer:
+    """One configuration, as peer.json holds it."""
+
+    configuration: str
+    model: str
+    sequence_length: int
+    micro_batch_size: int
+    num_gpus: int
+    precision: str
+    commit: str | None
+    num_warmup_steps: int
+    num_steps: int
+    log_every: int
+    machine: dict[str, Any]
+    versions: dict[str, str | None]
+    started_at: str
+    ended_at: str
+    name: str = "torchtitan"
+    version: str = VERSION
+    status: str = "interrupted"
+    status_detail: str | None = None
+    command: str = ""
+    num_parameters: int | None = None
+    tokens_per_second_per_gpu: list[float] = field(default_factory=list)
+    windows_tokens_per_second: list[list[float]] = field(default_factory=list)
+    mfu_pct: list[float] = field(default_factory=list)
+    memory_peak_gib: list[float] = field(default_factory=list)
+    log_files: list[str] = field(default_factory=list)
+
+
+class RepeatFailed(Exception):
+    """A repeat gave no number; the message is one line."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"peer_torchtitan: {message}")
+
+
+def utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def read_log(text: str, num_steps: int, num_warmup_steps: int) -> Repeat:
+    """Read the rates of the timed windows; a window reaches from one logged step to the next.
+
+    Raises:
+        RepeatFailed: The log does not reach the last step, or its loss is no number.
+    """
+    windows, shares, memory, before = [], [], [], 0
+    for line in COLOUR.sub("", text).splitlines():
+        found = STEP.match(line.rstrip())
+        if not found:
+            continue
+        step = int(found["step"])
+        if found["loss"] in ("nan", "inf", "-inf"):
+            raise RepeatFailed("diverged", f"the loss is {found['loss']} at step {step}")
+        memory.append(float(found["memory"]))
+        if before >= num_warmup_steps:
+            windows.append(float(found["rate"].replace(",", "")))
+            shares.append(float(found["mfu"]))
+        before = step
+    if before != num_steps or not windows:
+        raise RepeatFailed("failed", f"the log ends at step {before} of {num_steps}")
+    parameters = PARAMETERS.search(COLOUR.sub("", text))
+    return Repeat(
+        windows,
+        statistics.median(shares),
+        max(memory),
+        int(parameters[1].replace(",", "")) if parameters else None,
+    )
+
+
+def check_precision(text: str, precision: str, num_gpus: int) -> None:
+    """Refuse a log in which the linear layers were not converted as asked.
+
+    Raises:
+        RepeatFailed: They were not.
+    """
+    found = SWAPPED.findall(text)
+    wanted = {str(num_gpus > 1)} if precision == "fp8_tensorwise" else set()
+    if set(found) != wanted:
+        raise RepeatFailed("failed", f"{precision}: FP8 all-gather was {found or 'not mentioned'}")
+
+
+def why_failed(text: str, code: int) -> RepeatFailed:
+    """Name the first error in the log of a peer that ended with `code`."""
+    lines = [line.strip() for line in COLOUR.sub("", text).splitlines() if line.strip()]
+    errors = [found["error"].strip("│ ") for found in map(ERROR.match, lines) if found]
+    memory = [error for error in errors if "OutOfMemory" in error]
+    reason = (memory or errors or lines[-1:] or ["no output"])[0][:300]
+    return RepeatFailed("out_of_memory" if memory else "failed", f"exit status {code}: {reason}")
+
+
+def write_data(folder: Path, vocab_size: int, sequence_length: int) -> None:
+    """Write a tokenizer of one word per token, and documents of as many random words as fit once.
+
+    Uniform over the whole vocabulary: the embedding is read as widely as by a real tokenizer.
+    """
+    draw = random.Random(0)
+    for name in ("tokenizer", "corpus"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {str(token): token for token in range(vocab_size)},
+            "unk_token": "0",
+        },
+    }
+    (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with (folder / "corpus" / "data.jsonl").open("w", encoding="utf-8") as file:
+        for _ in range(NUM_DOCUMENTS):
+            words = " ".join(str(draw.randrange(vocab_size)) for _ in range(sequence_length + 1))
+            file.write(json.dumps({"text": words}) + "\n")
+
+
+def data_folder(plan: Plan) -> Path:
+    return plan.output / f"data-{plan.shape.vocab_size}-{plan.sequence_length}"
+
+
+def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
+    """Return the command line of one repeat; every flag is a field of torchtitan's JobConfig."""
+    data = data_folder(plan)
+    flags: dict[str, object] = {
+        "job.dump_folder": dump,
+        "model.name": "llama3",
+        "model.flavor": plan.shape.flavour,
+        "model.hf_assets_path": data / "tokenizer",
+        "training.dataset": "c4_test",  # a local folder with a text column; the path is ours
+        "training.dataset_path": data / "corpus",
+        "training.local_batch_size": batch,
+        "training.seq_len": plan.sequence_length,
+        "training.steps": plan.num_steps,
+        "training.dtype": "float32",
+        "training.mixed_precision_param": "bfloat16",
+        "training.mixed_precision_reduce": "float32",
+        "parallelism.data_parallel_shard_degree": plan.num_gpus,
+        "activation_checkpoint.mode": "none",
+        "compile.components": "model,loss",
+        "optimizer.name": "AdamW",
+        "optimizer.implementation": "fused",
+        "optimizer.lr": 3e-4,
+        "lr_scheduler.warmup_steps": 2,
+        "metrics.log_freq": plan.log_every,
+        "comm.init_timeout_seconds": 600,  # holds for the first step too, which compiles
+        "debug.seed": seed,
+    }
+    switches = ["compile.enable", "metrics.disable_color_printing"]
+    if plan.shape.module:
+        flags["experimental.custom_import"] = plan.shape.module
+    if precision == "fp8_tensorwise":
+        flags["model.converters"] = "quantize.linear.float8"
+        flags["quantize.linear.float8.filter_fqns"] = "output"
+        if plan.num_gpus > 1:
+            switches += [
+                "quantize.linear.float8.enable_fsdp_float8_all_gather",
+                "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+            ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += [f"--nproc-per-node={plan.num_gpus}", "--role=rank", "--tee=3"]
+    named = [f"--{name}={value}" for name, value in flags.items()]
+    return [
+        *torchrun,
+        *("-m", "torchtitan.train"),
+        *named,
+        *(f"--{name}" for name in switches),
+        *plan.extra,
+    ]
+
+
+def environment_of(plan: Plan) -> dict[str, str]:
+    paths = [str(plan.checkout), str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
+    return {
+        # As torchtitan's own run_train.sh sets it.
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(data_folder(plan) / "cache"),
+    }
+
+
+def run_repeat(plan: Plan, command: list[str], log: Path, precision: str) -> Repeat:
+    """Run torchtitan once, its output in `log`.
+
+    Raises:
+        RepeatFailed: It gave no number.
+    """
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment_of(plan),
+            cwd=log.parent,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(plan.timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise RepeatFailed("failed", f"no end within {plan.timeout_seconds:.0f} s") from None
+        finally:  # torchrun's workers must not keep the GPUs
+            end(child)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if code:
+        raise why_failed(text, code)
+    check_precision(text, precision, plan.num_gpus)
+    return read_log(text, plan.num_steps, plan.num_warmup_steps)
+
+
+def measure(plan: Plan, peer: Peer, repeat: int, last: bool) -> None:
+    """Add one repeat to `peer` and to its folder."""
+    folder = plan.output / peer.configuration
+    log = folder / f"repeat-{repeat}.log"
+    precision, batch = peer.precision, peer.micro_batch_size
+    command = command_of(plan, precision, batch, folder / "dump", repeat)
+    # Records are published: they say what was called, not where this machine keeps it.
+    named = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
+    peer.command, peer.log_files = named, [*peer.log_files, log.name]
+    try:
+        result = run_repeat(plan, command, log, precision)
+    except RepeatFailed as failure:
+        peer.status, peer.status_detail = failure.status, f"repeat {repeat}: {failure}"
+        shown = f"{failure.status}: {failure}"
+    else:
+        rate = statistics.median(result.windows)
+        peer.tokens_per_second_per_gpu.append(rate)
+        peer.windows_tokens_per_second.append(result.windows)
+        peer.mfu_pct.append(result.mfu_pct)
+        peer.memory_peak_gib.append(result.memory_peak_gib)
+        peer.num_parameters = result.num_parameters
+        peer.status = "completed" if last else "interrupted"
+        peer.status_detail = None if last else "repeats were still to come"
+        shown = f"{rate:,.0f} tokens/s/GPU, {result.memory_peak_gib:.1f} GiB reserved"
+    peer.ended_at = utc_now()
+    write_json(folder / "peer.json", asdict(peer))
+    print(f"{peer.configuration} repeat {repeat}: {shown}", flush=True)
+
+
+def is_completed(path: Path) -> bool:
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8"))["status"] == "completed")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def commit_of(checkout: Path) -> str | None:
+    # Only of a clone: git would answer with the commit of a repository that the folder lies in.
+    if (checkout / ".git").exists():
+        command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    note = checkout / "COMMIT"
+    return note.read_text(encoding="utf-8").strip() if note.is_file() else None
+
+
+def versions_here() -> dict[str, str | None]:
+    found = versions()
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def check_checkout(checkout: Path) -> None:
+    note = checkout / "assets" / "version.txt"
+    if not (checkout / "torchtitan" / "train.py").is_file() or not note.is_file():
+        fail(f"--checkout {checkout}: is no checkout of torchtitan")
+    version = note.read_text(encoding="utf-8").strip()
+    if version != VERSION:
+        fail(f"--checkout {checkout}: is torchtitan {version}; check out v{VERSION}")
+
+
+def positive(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        fail(message)
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    parser = Parser(description="Measure the training speed of torchtitan on this machine.")
+    parser.add_argument("--checkout", type=Path, required=True, help=f"torchtitan v{VERSION}")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--gpus", type=positive, default=1)
+    parser.add_argument("--batch", type=positive, nargs="+", default=[1], help="sequences a GPU")
+    parser.add_argument(
+        "--precision", nargs="+", choices=["bf16", "fp8_tensorwise"], default=["bf16"]
+    )
+    parser.add_argument("--model", choices=sorted(SHAPES), default="8b")
+    parser.add_argument("--sequence-length", type=positive, default=4096)
+    parser.add_argument("--steps", type=positive, default=40)
+    parser.add_argument("--warmup-steps", type=positive, default=10)
+    parser.add_argument("--log-every", type=positive, default=5)
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--timeout", type=positive, default=600, help="seconds for one repeat")
+    parser.add_argument("--label", default="", help="added to the name of each configuration")
+    parser.add_argument("extra", nargs="*", help="after --: more flags for torchtitan")
+    arguments = parser.parse_args(words)
+    if arguments.warmup_steps % arguments.log_every or arguments.steps % arguments.log_every:
+        fail("--steps and --warmup-steps must be multiples of --log-every")
+    if arguments.steps <= arguments.warmup_steps:
+        fail(f"--steps {arguments.steps}: must be above --warmup-steps {arguments.warmup_steps}")
+    if arguments.extra and not arguments.label:
+        fail("--label: name the configuration that the flags after -- make")
+    if not re.fullmatch(r"[\w.-]*", arguments.label):
+        fail(f"--label {arguments.label!r}: letters, digits, '.', '_' and '-' only")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    check_checkout(arguments.checkout)
+    plan = Plan(
+        checkout=arguments.checkout.resolve(),
+        output=arguments.output.resolve(),
+        shape=SHAPES[arguments.model],
+        num_gpus=arguments.gpus,
+        sequence_length=arguments.sequence_length,
+        num_steps=arguments.steps,
+        num_warmup_steps=arguments.warmup_steps,
+        log_every=arguments.log_every,
+        timeout_seconds=arguments.timeout,
+        label=arguments.label,
+        extra=tuple(arguments.extra),
+    )
+    try:
+        write_data(data_folder(plan), plan.shape.vocab_size, plan.sequence_length)
+    except OSError as error:
+        fail(f"--output {arguments.output}: cannot be written: {error.strerror}")
+    machine = this_machine()
+    if len(machine.gpus) < plan.num_gpus:
+        print(f"peer_torchtitan: {len(machine.gpus)} GPUs here, not {plan.num_gpus}", flush=True)
+    facts, packages, commit = machine_facts(machine), versions_here(), commit_of(plan.checkout)
+    peers = []
+    for batch in arguments.batch:
+        for precision in arguments.precision:
+            words = [plan.shape.name, precision, f"{plan.num_gpus}gpu", f"b{batch}", plan.label]
+            configuration = "-".join(filter(None, words))
+            folder = plan.output / configuration
+            if is_completed(folder / "peer.json"):
+                print(f"{configuration}: completed before", flush=True)
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            now = utc_now()
+            peers.append(
+                Peer(
+                    configuration=configuration,
+                    model=plan.shape.name,
+                    sequence_length=plan.sequence_length,
+                    micro_batch_size=batch,
+                    num_gpus=plan.num_gpus,
+                    precision=precision,
+                    commit=commit,
+                    num_warmup_steps=plan.num_warmup_steps,
+                    num_steps=plan.num_steps,
+                    log_every=plan.log_every,
+                    machine=facts,
+                    versions=packages,
+                    started_at=now,
+                    ended_at=now,
+                )
+            )
+    # Repeat by repeat, so that a drift of the machine meets every configuration alike.
+    for repeat in range(1, arguments.repeats + 1):
+        for peer in peers:
+            if peer.status == "interrupted":
+                measure(plan, peer, repeat, last=repeat == arguments.repeats)
+    sys.exit(any(peer.status != "completed" for peer in peers))
+
+
+if __name__ == "__main__":
+    main()

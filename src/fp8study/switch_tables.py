@@ -1,0 +1,76 @@
+"""What each switch of the training path gives: speed and memory, and whether it trains the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fp8study import stats
+from fp8study.studies import LOSS_MARGIN_PCT
+from fp8study.tables import newest_per_seed, timing_is_void
+
+SWITCH_COLUMNS = [
+    "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
+    "tokens_per_second_per_gpu", "tokens_per_second_per_gpu_plain", "gain_pct", "memory_peak_gib",
+    "memory_change_pct", "num_pairs", "loss_gap_pct", "low_95", "high_95", "verdict",
+]  # fmt: skip
+
+
+def switch_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
+    """Compare every arm on GPUs with the plain path's of the same precision.
+
+    On one GPU the strategy counts as a switch too, since there is nothing to share: the plain
+    path is then FSDP2, as the documents have it, where that was run.
+
+    Args:
+        runs: From `fp8study.tables.runs_frame`.
+        margins: As `fp8study.tables.loss_gap_table`.
+
+    Returns:
+        The columns of `SWITCH_COLUMNS`. Speeds and memory are medians over all runs, repeats
+        included; ``gain_pct`` is missing where a run was short of memory. Losses are means of the
+        last 20 steps, paired by seed; the verdict is of the test of equivalence, from three pairs
+        on.
+    """
+    usable = runs[(runs["status"] == "completed") & (runs["device"] == "cuda")]
+    usable = usable[~usable["stale"].fillna(False).astype(bool)]
+    rows = []
+    for _, group in usable.groupby("switch_key", sort=False):
+        plain = group[group["plain_path"].astype(bool)]
+        if (plain["strategy"] == "fsdp2").any():
+            plain = plain[plain["strategy"] == "fsdp2"]
+        if plain.empty or plain["arm_key"].nunique() > 1:
+            continue
+        margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
+        others = group[group["arm_key"] != plain["arm_key"].iloc[0]]
+        rows += [_row(arm, plain, margin) for _, arm in others.groupby("arm_key", sort=False)]
+    table = pd.DataFrame(rows, columns=SWITCH_COLUMNS)
+    return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
+
+
+def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, object]:
+    row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
+    speed, memory = "tokens_per_second_per_gpu", "memory_peak_gib"
+    ours, theirs = arm[[speed, memory]].median(), plain[[speed, memory]].median()
+    void = timing_is_void(arm).any() or timing_is_void(plain).any()
+    row |= {
+        "setting_plain": plain["setting"].iloc[0],
+        "num_runs": len(arm),
+        speed: ours[speed],
+        f"{speed}_plain": theirs[speed],
+        "gain_pct": math.nan if void else 100 * (ours[speed] / theirs[speed] - 1),
+        memory: ours[memory],
+        "memory_change_pct": 100 * (ours[memory] / theirs[memory] - 1),
+    }
+    loss = "loss_last20_mean"
+    losses = [newest_per_seed(part).set_index("seed")[loss] for part in (arm, plain)]
+    pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")
+    gaps = (100 * (pairs[loss] / pairs["plain"] - 1)).dropna().tolist()
+    row |= {"num_pairs": len(gaps), "loss_gap_pct": sum(gaps) / len(gaps) if gaps else None}
+    if len(gaps) < stats.MIN_PAIRS_FOR_INTERVAL:
+        return row | {"verdict": "undecided"}
+    interval = stats.paired_t_interval(gaps, 0.95)
+    verdict = stats.tost(gaps, margin).verdict
+    return row | {"low_95": interval.low, "high_95": interval.high, "verdict": verdict}

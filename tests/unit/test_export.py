@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from fp8study import cli, export
+from fp8study.records import StoredRun, load_runs
+from tests.factories import make_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def of_machine(machine: str) -> list[StoredRun]:
+    return [run for run in load_runs(ROOT / "results") if run.machine_label == machine]
+
+
+@pytest.fixture(scope="module")
+def computed() -> dict[str, pd.DataFrame]:
+    return export.tables_of(of_machine("h200x4"))
+
+
+@pytest.mark.parametrize("name", export.TABLES)
+def test_committed_tables_are_what_the_committed_records_give(
+    name: str, computed: dict[str, pd.DataFrame], tmp_path: Path
+) -> None:
+    computed[name].to_csv(tmp_path / "now.csv", index=False, float_format="%.6g")
+    now = pd.read_csv(tmp_path / "now.csv")
+    committed = pd.read_csv(ROOT / f"results/reference/h200x4/tables/{name}.csv")
+    pd.testing.assert_frame_equal(committed, now, rtol=1e-4)
+
+
+def test_no_committed_table_is_left_over() -> None:
+    names = {path.stem for path in (ROOT / "results/reference/h200x4/tables").glob("*")}
+    assert names == set(export.TABLES)
+
+
+def test_one_machine_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_results(tmp_path / "results")
+    monkeypatch.setattr("fp8study.paths.results_dir", lambda: tmp_path / "results")
+    found = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t"), "--machine", "h200x8"])
+    assert found.exit_code == 0, found.output
+    table = pd.read_csv(tmp_path / "t" / "loss-gaps.csv")
+    assert set(table["machine"]) == {"h200x8"}
+    assert "arm_key" not in table
+    wrong = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t"), "--machine", "h2"])
+    assert wrong.exit_code == 2
+    assert "machine: no record of 'h2'" in wrong.output
+
+
+def test_without_records_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fp8study.paths.results_dir", lambda: tmp_path)
+    found = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t")])
+    assert found.exit_code == 2
+    assert "there are no records" in found.output

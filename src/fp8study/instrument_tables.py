@@ -160,7 +160,7 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     ``step_time_ms_median`` is the timed window's step and ``profiled_ms`` the profiled one, which
     the profiler may have slowed down: kernels' times hold, waiting does not. So
     ``not_computing_ms`` is the timed step less the time in which the profiled one computed:
-    idle, or waiting for communication.
+    idle, or waiting for communication. ``loss_and_other`` is the sum of two small kinds.
     """
     kinds = {kind: f"step.by_kind_ms.{kind}" for kind in KINDS}
     others = {
@@ -176,6 +176,7 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     waiting = table["exposed_communication_ms"] + table["idle_ms"]
     computing = table["profiled_ms"] - waiting
     table["not_computing_ms"] = (table["step_time_ms_median"] - computing).clip(lower=0)
+    table["loss_and_other"] = table[["loss", "other"]].sum(axis=1)
     return table
 
 

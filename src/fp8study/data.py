@@ -80,13 +80,18 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
             _build(corpus, config, model_vocab_size, folder)
     content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
-    if BlockOrder(config, data.num_train_tokens).num_blocks < config.sequences_per_step:
-        kept = config.validation_sequences
+    num_sequences = data.num_train_tokens // config.sequence_length
+    if num_sequences < config.sequences_per_step:
         raise UserError(
             f"sequence_length: {config.sequence_length} × {config.sequences_per_step} sequences "
-            f"a step is longer than the corpus ({data.num_train_tokens} tokens"
-            f"{f', less {kept} sequences for validation' if kept else ''}); "
+            f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
             "lower it or give a larger corpus"
+        )
+    if num_sequences - config.validation_sequences < config.sequences_per_step:
+        raise UserError(
+            f"validation_sequences: {config.validation_sequences} of the corpus's {num_sequences} "
+            f"leave fewer to train on than the {config.sequences_per_step} of a step; lower it to "
+            f"{num_sequences - config.sequences_per_step} or less"
         )
     if config.noise_at_steps:
         BlockOrder(config, data.num_train_tokens).unseen(config.noise_samples)

@@ -11,6 +11,7 @@ from accelerate import PartialState
 
 from fp8study.config import RunConfig, make_config
 from fp8study.data import BlockOrder, batch, prepare
+from fp8study.errors import UserError
 from fp8study.launch import launch
 from fp8study.models import build_model, model_vocab_size
 from fp8study.precision import convert_to_float8
@@ -57,6 +58,13 @@ def test_held_out_blocks_are_the_last_and_never_trained_on() -> None:
     assert order.held_out() == [15, 16, 17, 18, 19]
     seen = {b for step in range(40) for b in order.block_ids(step, 0, 0)}
     assert seen == set(range(15))
+
+
+def test_keeping_too_much_is_refused_by_name() -> None:
+    with pytest.raises(
+        UserError, match=r"^validation_sequences: 1000000 of the corpus's \d+ leave"
+    ):
+        prepare(tiny(validation_sequences=1_000_000), 2048)
 
 
 def _run(folder: Path, **changes: object) -> RunRecord:

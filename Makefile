@@ -6,7 +6,8 @@ SET ?=
 BASELINE ?=
 WHEELHOUSE ?=
 VENV ?=
-PYTEST_ARGS ?=
+# Two at a time: a laptop has the cores for it, and runs of two processes still pass.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 # PYTHON=3.12 means python3.12, and the wheels of Python 3.12 to `make wheelhouse`.
 INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python$(PYTHON),$(PYTHON))

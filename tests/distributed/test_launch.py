@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +21,8 @@ from fp8study.errors import UserError
 from fp8study.findings import cautions, problems
 from fp8study.launch import RunFailed, launch
 from fp8study.profiling import TRACE_NAME
-from fp8study.provenance import Machine
 from fp8study.records import RunRecord, read_metrics, read_record
-
-CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
-TINY: dict[str, Any] = {
-    "model": "tiny-llama", "sequence_length": 64, "micro_batch_size": 2, "num_steps": 8,
-    "num_warmup_steps": 2, "learning_rate": 3e-3, "compile": False,
-}  # fmt: skip
-
-Run = Callable[..., tuple[RunRecord, Path]]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Train a configuration once per module, however many tests look at it."""
-
-    @cache
-    def trained(assignments: tuple[tuple[str, Any], ...]) -> tuple[RunRecord, Path]:
-        run_dir = tmp_path_factory.mktemp("run")
-        record = launch(make_config(TINY | dict(assignments)), run_dir, show=str, machine=CPU)
-        return record, run_dir
-
-    return lambda **values: trained(tuple(values.items()))
+from tests.distributed.tiny_runs import CPU, TINY, Run
 
 
 def losses(run_dir: Path) -> list[float]:

@@ -16,10 +16,9 @@ import pytest
 from fp8study.config import make_config
 from fp8study.findings import cautions, problems
 from fp8study.launch import RunFailed, launch
-from fp8study.provenance import Machine
-from fp8study.records import RunRecord, read_metrics
+from fp8study.records import read_metrics
+from tests.distributed.tiny_runs import CPU, TINY, Run
 
-CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
 WORKER = Path(__file__).with_name("updates_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 #: Strategy and processes → how the worker is started.
@@ -28,10 +27,6 @@ STARTS: dict[tuple[str, int], tuple[str, ...]] = {
     ("fsdp2", 1): (*TORCHRUN, "1"),
     ("fsdp2", 2): (*TORCHRUN, "2"),
 }
-TINY: dict[str, Any] = {
-    "model": "tiny-llama", "sequence_length": 64, "micro_batch_size": 2, "num_steps": 6,
-    "num_warmup_steps": 2, "learning_rate": 3e-3, "compile": False,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +87,6 @@ def test_only_one_layers_gradients_are_ever_alive(
         assert found[case]["most_alive"] < 0.4, case  # two layers, an embedding and a head
     # Accumulating, one process keeps all of them; FSDP2 keeps them unsharded, elsewhere.
     assert found["2-"]["most_alive"] == (1 if strategy == "none" else found["1-"]["most_alive"])
-
-
-Run = Callable[..., tuple[RunRecord, Path]]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Train a configuration once per module."""
-
-    @cache
-    def trained(assignments: tuple[tuple[str, Any], ...]) -> tuple[RunRecord, Path]:
-        run_dir = tmp_path_factory.mktemp("run")
-        record = launch(make_config(TINY | dict(assignments)), run_dir, show=str, machine=CPU)
-        return record, run_dir
-
-    return lambda **values: trained(tuple(values.items()))
 
 
 TUNED = [

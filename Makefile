@@ -38,7 +38,7 @@ help: ## print this list
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
-	@echo "  PYTEST_ARGS=...    more arguments to pytest, as PYTEST_ARGS='-n 2 -k stats'"
+	@echo "  PYTEST_ARGS=...    arguments to pytest instead of -n 2 --dist loadfile, as PYTEST_ARGS='-k stats'"
 
 setup: $(STAMP) ## choose or build the environment (the active one if it has all, else .venv)
 	@echo "setup: using $$(cat $(STAMP)); to choose again: make -B setup"

@@ -55,8 +55,12 @@ def _python_path() -> list[str]:
     return [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
 
 
-@pytest.mark.parametrize("unseen_gap", [0.0, 0.1])
-def test_a_training_loss_alone_is_called_memory(unseen_gap: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unseen_gap", "epochs", "is_said"), [(0.0, 5.0, True), (0.1, 5.0, False), (0.0, 0.5, False)]
+)
+def test_a_training_loss_alone_is_called_so_on_repeated_text(
+    unseen_gap: float, epochs: float, is_said: bool, tmp_path: Path
+) -> None:
     for seed in range(3):
         for precision in ("bf16", "fp8_rowwise"):
             worse = precision != "bf16"
@@ -65,11 +69,12 @@ def test_a_training_loss_alone_is_called_memory(unseen_gap: float, tmp_path: Pat
                 "validation_loss": 3.0 + seed + (unseen_gap + seed / 1000) * worse,
             }
             record = make_record(
-                precision=precision, seed=seed, results=losses, validation_sequences=8
-            )
+                precision=precision, seed=seed, results=losses, data={"epochs": epochs},
+                validation_sequences=8,
+            )  # fmt: skip
             store(tmp_path, "local", record)
     said = sentences.validation_summary(pages.load_report(tmp_path))
-    assert ("memory of the text" in said) == (unseen_gap == 0.0)
+    assert ("on text seen before FP8 is behind" in said) == is_said
     assert ("1 equivalent" in said) == (unseen_gap == 0.0)
     assert ("1 different" in said) == (unseen_gap == 0.1)
 

@@ -145,6 +145,10 @@ def launch(
 
 def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
     environment = dict(os.environ)
+    if machine.gpus:
+        # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
+        # visible before `claim_gpus` has chosen.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if not machine.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.

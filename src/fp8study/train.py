@@ -306,10 +306,10 @@ def leave(status: int) -> None:
 def run(run_dir: Path) -> None:
     """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
     config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
-    import_model_code(config.model)
     startup = StartupClock(job.launched_at)
     claim_gpus(config, job, run_dir)
     startup.end("gpu_wait")
+    import_model_code(config.model)  # looks for GPUs, so not earlier
     trainer = Trainer(config, job, startup)
     _kept.append(trainer)
     is_main = trainer.state.is_main_process

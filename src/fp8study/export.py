@@ -14,6 +14,7 @@ from fp8study.errors import UserError
 from fp8study.ladder import ladder_table
 from fp8study.occupancy import occupancy_table
 from fp8study.pages import Report, report_of
+from fp8study.passes import pass_table
 from fp8study.records import StoredRun
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
@@ -23,6 +24,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "throughput": lambda report: report.throughput,
     "loss-gaps": lambda report: report.loss_gaps,
     "validation-gaps": lambda report: report.validation_gaps,
+    "passes": lambda report: pass_table(report.metrics, report.runs, report.margins),
     "document-a": lambda report: tables.document_a_table(report.document_a),
     "corner-arms": lambda report: tables.document_a_table(report.runs, "corner-arms"),
     "effects": lambda report: effect_table(report.runs, report.margins),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -36,23 +36,34 @@ def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         The columns of `GAP_STEP_COLUMNS`: FP8 less BF16 in % of the BF16 loss, means of the last
         `SMOOTHING_STEPS` logged steps, one row per pair and step that both runs logged.
     """
+    frames = [
+        pd.DataFrame(
+            {"step": gap.index, "gap_pct": gap.to_numpy()}
+            | {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
+        )
+        for pair, gap in gap_curves(metrics, runs)
+    ]
+    if not frames:
+        return pd.DataFrame(columns=GAP_STEP_COLUMNS)
+    return pd.concat(frames, ignore_index=True)[GAP_STEP_COLUMNS]
+
+
+def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """Yield every healthy pair on a GPU with its loss gap by step, see `gap_by_step`.
+
+    The pair is a row of `fp8study.tables.paired_losses`.
+    """
     losses = _smoothed(metrics)
     pairs = paired_losses(runs)
     pairs = pairs[(pairs["device"] == "cuda") & ~pairs["stale"].fillna(False).astype(bool)]
-    frames = []
     for _, pair in pairs.iterrows():
         ours = losses.get((pair["machine"], pair["study"], pair["run_id"]))
         theirs = losses.get((pair["machine"], pair["study"], pair["run_id_bf16"]))
         if ours is None or theirs is None:
             continue
         gap = (100 * (ours - theirs) / theirs).dropna()
-        if gap.empty:
-            continue
-        identity = {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
-        frames.append(pd.DataFrame({"step": gap.index, "gap_pct": gap.to_numpy()} | identity))
-    if not frames:
-        return pd.DataFrame(columns=GAP_STEP_COLUMNS)
-    return pd.concat(frames, ignore_index=True)[GAP_STEP_COLUMNS]
+        if len(gap):
+            yield pair, gap
 
 
 def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -151,11 +162,9 @@ def ways_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -
             apart = (wide[one] - wide[other]).dropna().tolist()
             if len(apart) < stats.MIN_PAIRS_FOR_INTERVAL:
                 continue
-            interval = stats.paired_t_interval(apart, 0.95)
-            mean = sum(apart) / len(apart)
-            values = (one, other, len(apart), mean, interval.low, interval.high)
-            verdict = stats.tost(apart, margin).verdict
-            rows.append(dict(zip(WAYS_COLUMNS, (*key, *values, margin, verdict), strict=True)))
+            values = (one, other, len(apart), sum(apart) / len(apart))
+            row = dict(zip(WAYS_COLUMNS, (*key, *values), strict=False))
+            rows.append(row | {"margin_pct": margin} | stats.judged(apart, margin))
     return pd.DataFrame(rows, columns=WAYS_COLUMNS)
 
 

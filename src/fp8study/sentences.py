@@ -162,9 +162,27 @@ def loss_summary(report: Report) -> str:
     if gaps.empty:
         return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get('quick')}."
     parts = [_loss_sentence(gpu, "on GPUs") if len(gpu) else "**Loss:** no pair on GPUs yet."]
+    parts[0] += _repeated_sentence(gpu[gpu["verdict"] == "different"])
     if len(cpu):
         parts.append(_loss_sentence(cpu, "on CPUs with emulated FP8"))
     return "\n\n".join(parts)
+
+
+def _repeated_sentence(different: pd.DataFrame) -> str:
+    """Say so if every difference is of a run that saw its text again."""
+    passes = different["epochs"]
+    if different.empty or not (passes >= 2).all():
+        return ""
+    return (
+        f" Every one that is different trained on its text {_plain_range(passes)} times over, "
+        "where a training loss is also a matter of what the model remembers: see "
+        "[text seen again](quality.qmd#sec-passes)."
+    )
+
+
+def _plain_range(values: pd.Series) -> str:
+    low, high = f"{values.min():.1f}", f"{values.max():.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def validation_summary(report: Report) -> str:
@@ -190,11 +208,10 @@ def validation_summary(report: Report) -> str:
         here = pd.Series([float(row["gap_pct"]) for row, _ in apart])
         there = pd.Series([float(other["gap_pct"]) for _, other in apart])
         passes = pd.Series([float(row["epochs"]) for row, _ in apart])
-        low, high = f"{passes.min():.1f}", f"{passes.max():.1f}"
         text += (
             f" In {count(len(apart), 'comparison')} the training loss is different "
             f"({_range(there)}) and this one is not ({_range(here)}), after "
-            f"{low if low == high else f'{low} to {high}'} passes over the corpus: on text "
+            f"{_plain_range(passes)} passes over the corpus: on text "
             "seen before FP8 is behind, and on text never seen no loss was found."
         )
     return text
@@ -227,10 +244,12 @@ def _diverged_sentence(gaps: pd.DataFrame) -> str:
 
 def _tested_sentence(gaps: pd.DataFrame) -> str:
     counts = gaps["verdict"].value_counts()
-    verdicts = ", ".join(f"{counts.get(v, 0)} {v}" for v in ("equivalent", "different"))
+    better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
+    side = f" (FP8 is better in {better})" if better else ""
     text = (
         f"Of {count(len(gaps), 'comparison')} with three seeds or more, at a margin of "
-        f"{_margins(gaps)}: {verdicts}, {counts.get('undecided', 0)} undecided "
+        f"{_margins(gaps)}: {counts.get('equivalent', 0)} equivalent, "
+        f"{counts.get('different', 0)} different{side}, {counts.get('undecided', 0)} undecided "
         f"(mean gaps {_span(gaps)}; +: FP8 is worse)."
     )
     if gaps["study"].str.startswith(tables.FAILURE_STUDIES).all():

@@ -130,6 +130,24 @@ def tost(differences: Sequence[float], margin: float, alpha: float = 0.05) -> Eq
     return Equivalence(verdict, p_value, margin, interval)
 
 
+def judged(differences: Sequence[float], margin: float) -> dict[str, float | Verdict]:
+    """Return what a table says of paired differences beside their mean.
+
+    Args:
+        differences: One difference per pair (seed).
+        margin: As `tost`.
+
+    Returns:
+        ``low_95`` and ``high_95``, the ends of the paired-t interval, and the ``verdict`` of
+        `tost`; with fewer than `MIN_PAIRS_FOR_INTERVAL` pairs NaN and ``undecided``.
+    """
+    if len(differences) < MIN_PAIRS_FOR_INTERVAL:
+        return {"low_95": math.nan, "high_95": math.nan, "verdict": "undecided"}
+    interval = paired_t_interval(differences, 0.95)
+    verdict = tost(differences, margin).verdict
+    return {"low_95": interval.low, "high_95": interval.high, "verdict": verdict}
+
+
 def paired_t_p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Student's paired t test of no difference.
 

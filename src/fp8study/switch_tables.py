@@ -69,8 +69,4 @@ def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, obj
     pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")
     gaps = (100 * (pairs[loss] / pairs["plain"] - 1)).dropna().tolist()
     row |= {"num_pairs": len(gaps), "loss_gap_pct": sum(gaps) / len(gaps) if gaps else None}
-    if len(gaps) < stats.MIN_PAIRS_FOR_INTERVAL:
-        return row | {"verdict": "undecided"}
-    interval = stats.paired_t_interval(gaps, 0.95)
-    verdict = stats.tost(gaps, margin).verdict
-    return row | {"low_95": interval.low, "high_95": interval.high, "verdict": verdict}
+    return row | stats.judged(gaps, margin)

@@ -38,9 +38,12 @@ __all__ = [
     "timing_is_void",
 ]
 
+#: Their few steps are there to be timed: what their losses are says nothing.
+SPEED_STUDIES = ("bench", "tuned-switches")
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
-#: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up.
+#: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
+#: the record does not count what the allocator did.
 MEMORY_LIMIT_SHARE = 0.85
 #: Events in the timed window that void a timing.
 ALLOCATOR_EVENTS = ("num_alloc_retries", "num_device_allocs")
@@ -115,7 +118,7 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     arm = arm.where(~is_bf16, arm.str.removesuffix(", optimizer made before conversion"))
     kept = arm.str.extract(_SKIPS, expand=False).astype(object)
     agreed = kept[~is_bf16].fillna("").groupby(runs["study"]).nunique() == 1
-    shorten = kept.notna() & runs["study"].map(agreed).fillna(False).astype(bool)
+    shorten = kept.notna() & runs["study"].map(agreed).eq(True)
     short = arm.str.replace(_SKIPS, "", regex=True)
     return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
@@ -123,10 +126,17 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
 def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest result of every seed of an arm: a repeat is no further seed.
 
+    Of repeats it is the first that counts, whichever was done last.
+
     Args:
         runs: From `runs_frame`, or a selection of it.
     """
-    results = runs[runs["status"].isin(RESULTS)].sort_values("ended_at", kind="stable")
+    results = runs[runs["status"].isin(RESULTS)].sort_values(
+        ["repeat", "ended_at"],
+        ascending=[False, True],
+        kind="stable",
+        key=lambda column: column.fillna(0) if column.name == "repeat" else column,
+    )
     newest = results.drop_duplicates(["arm_key", "pair_key"], keep="last")
     return runs[runs.index.isin(newest.index)]
 
@@ -220,13 +230,17 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
 def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
     """Tell the runs whose timings may be the allocator's.
 
+    Those in which it had to retry, or took memory from the driver, inside the timed window; of
+    older records, which do not count the second, those that nearly filled the GPU's memory.
+
     Args:
         runs: From `runs_frame`.
         suffix: End of the names of the columns to look at.
     """
     limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
-    strained = [runs[f"{name}{suffix}"] > 0 for name in ALLOCATOR_EVENTS]
-    return (runs[f"memory_peak_gib{suffix}"] > limit) | strained[0] | strained[1]
+    retries, allocs = (runs[f"{name}{suffix}"] for name in ALLOCATOR_EVENTS)
+    unknown = allocs.isna() & (runs[f"memory_peak_gib{suffix}"] > limit)
+    return unknown | (retries > 0) | (allocs > 0)
 
 
 def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
@@ -279,6 +293,7 @@ def loss_gap_table(
         close its other seeds are, and has a row even if no seed is left. ``judged`` is the
         verdict, with the seeds that diverged.
     """
+    runs = runs[~runs["study"].fillna("").str.startswith(SPEED_STUDIES)]
     if loss == "validation_loss":
         runs = runs[runs["validation_sequences"].fillna(0) > 0]
     pairs, gone = _pairs(runs, loss), _diverged_alone(runs)

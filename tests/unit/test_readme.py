@@ -13,6 +13,7 @@ import yaml
 from fp8study import cli, config, instrument_tables, tables
 from fp8study.gaps import effective_batch_table
 from fp8study.models import PRESETS
+from fp8study.passes import pass_table
 from fp8study.records import load_runs
 from fp8study.studies import load_study, study_names
 
@@ -74,7 +75,9 @@ def instrument_texts(runs: pd.DataFrame) -> list[str]:
     lead = {p: one(big, precision=f"fp8_{p}")["speedup_pct"] for p in ("tensorwise", "rowwise")}
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
     frame = instrument_tables.instruments_frame(stored, runs)
-    moved = instrument_tables.communication_table(frame[frame["model"] == "llama-3.1-8b"])
+    moved = instrument_tables.communication_table(
+        frame[(frame["model"] == "llama-3.1-8b") & (frame["study"] == "instruments")]
+    )
     gathered = one(moved, precision="fp8_tensorwise")
     assert gathered["reduce_scatter_dtypes"] == "FP32"
     return [
@@ -100,7 +103,8 @@ def quoted(runs: pd.DataFrame) -> list[str]:
     assert {row["verdict"] for row in healthy.values()} == {"equivalent"}
     assert {row["num_pairs"] for row in healthy.values()} == {3}
     eager = {m: one(arms, masters=m, stale=False, precision="fp8_tensorwise") for m in healthy}
-    full = tables.throughput_table(runs).query("note == @tables.MEMORY_FULL")
+    quick = runs[runs["study"] == "quick"]
+    full = tables.throughput_table(quick).query("note == @tables.MEMORY_FULL")
     assert full[["model", "num_gpus"]].drop_duplicates().values.tolist() == [["llama-3.1-8b", 1]]
     size = runs.loc[runs["model"] == "llama-3.2-1b", "num_parameters"].iloc[0]
     texts = [
@@ -118,10 +122,9 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
         *fault_texts(runs),
         *batch_texts(runs),
-        *(
-            f"`{study}` {verb}{(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
-            for study, verb in (("effective-batch", "has "), ("loss-parity", ""))
-        ),
+        *parity_texts(runs),
+        f"`tuned-switches` has {(runs['study'] == 'tuned-switches').sum()} of its "
+        f"{len(load_study('tuned-switches').runs)}",
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
         *(f"torchao {v}" for v in runs["version_torchao"].unique()),
@@ -140,6 +143,24 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
     assert set(tested["effective_batch"]) == {1, 2, 4, 8}
     mean = tested.groupby("effective_batch")["gap_pct"].mean()
     return [f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8"]
+
+
+def parity_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the study loss-parity."""
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    chosen = runs[runs["study"] == "loss-parity"]
+    passes = pass_table(tables.metrics_frame(stored), chosen)
+    first, last = (passes[passes["passes"] == end] for end in (1, passes["passes"].max()))
+    validation = tables.loss_gap_table(chosen, loss="validation_loss")
+    assert {len(part) for part in (first, last, validation)} == {5}
+    assert set(first["verdict"]) == {"equivalent"}
+    assert set(last["verdict"]) == {"different"}
+    assert sorted(validation["verdict"]) == ["different", *["undecided"] * 4]
+    spans = [
+        f"{per_cent(part['gap_pct'].min(), 2)} to {per_cent(part['gap_pct'].max(), 2)}"
+        for part in (first, last, validation)
+    ]
+    return [*spans, f"seen {last['passes'].iloc[0]:.1f} times"]
 
 
 def test_every_quoted_number_is_in_the_records(runs: pd.DataFrame) -> None:

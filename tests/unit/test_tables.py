@@ -171,12 +171,26 @@ def test_cpu_runs_get_no_speedup(tmp_path: Path) -> None:
     assert on_cpu[["tokens_per_second_per_gpu", "speedup_pct"]].isna().all(axis=None)
 
 
-@pytest.mark.parametrize("strain", [{"memory_peak_gib": 130.0}, {"num_alloc_retries": 1}])
+@pytest.mark.parametrize(
+    "strain",
+    [
+        {"memory_peak_gib": 130.0, "num_device_allocs": None},
+        {"num_alloc_retries": 1},
+        {"num_device_allocs": 1},
+    ],
+)
 def test_nearly_full_memory_gives_no_speedup(strain: dict[str, Any], tmp_path: Path) -> None:
     store_pair(tmp_path, {}, {"results": strain})
     table = tables.throughput_table(frame(tmp_path))
     assert table["note"].tolist() == [tables.MEMORY_FULL] * 2
     assert pd.isna(fp8_row(table)["speedup_pct"])
+
+
+def test_full_memory_is_no_strain_where_the_allocator_had_nothing_to_do(tmp_path: Path) -> None:
+    still = {"memory_peak_gib": 130.0, "num_alloc_retries": 0, "num_device_allocs": 0}
+    store_pair(tmp_path, {"results": still}, {"results": still})
+    row = fp8_row(tables.throughput_table(frame(tmp_path)))
+    assert (row["note"], row["speedup_pct"]) == ("", pytest.approx(20))
 
 
 @pytest.mark.parametrize(

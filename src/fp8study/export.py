@@ -16,6 +16,7 @@ from fp8study.occupancy import occupancy_table
 from fp8study.pages import Report, report_of
 from fp8study.passes import pass_table
 from fp8study.records import StoredRun
+from fp8study.switch_tables import switch_table
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
 _KEYS = ["arm_key", "effect_key"]
@@ -42,6 +43,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "energy": lambda report: instrument_tables.energy_table(report.instruments),
     "communication": lambda report: instrument_tables.communication_table(report.instruments),
     "break-even": lambda report: break_even_table(report.instruments),
+    "switches": lambda report: switch_table(report.runs, report.margins),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
 }
 

@@ -54,6 +54,9 @@ PRECISION_LABELS = {
     "fp8_rowwise_gw_hp": "FP8 rowwise, BF16 weight gradient",
 }
 
+#: The ``path`` of a run that sets a switch of its own.
+MIXED = "mixed"
+
 _TEXT, _NUMBER, _COUNT, _FLAG = "object", "float64", "Int64", "boolean"
 
 _CONFIG = {
@@ -146,7 +149,7 @@ _DERIVED = {
     "pair_key": _TEXT,
     "effect_key": _TEXT,
     "switch_key": _TEXT,
-    "plain_path": _FLAG,
+    "path": _TEXT,
     "num_warnings": _COUNT,
 }
 
@@ -251,8 +254,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     alone = ("strategy",) if record.config.get("num_gpus") == 1 else ()
     ignored = ("path", *SWITCHES, *alone, "seed", "repeat")
     row["switch_key"] = _key(run, ignored=ignored) + _trained(record)
-    unusual = record.config.get("path") == "tuned" or unusual_switches(record.config)
-    row["plain_path"] = not unusual
+    row["path"] = MIXED if unusual_switches(record.config) else completed(record.config).get("path")
     row["num_warnings"] = len(record.warnings)
     return row
 

@@ -90,7 +90,7 @@ SWITCHES = Layout(
         "loss_gap_pct": ("loss v plain, %", "+.2f"),
         "verdict": ("verdict", ""),
     },
-    "{model} on {num_gpus} GPUs, {precision}, {study} on {machine}; plain: {setting_plain}",
+    "{model}, GPUs: {num_gpus}, {precision}, {study} on {machine}; plain: {setting_plain}",
 )
 OCCUPANCY = Layout(
     {
@@ -336,6 +336,10 @@ def show(table: pd.DataFrame, layout: Layout, empty: str) -> HTML:
     return _html(lines, f"<thead><tr>{head}</tr></thead>")
 
 
+#: A word of more characters may be broken: the name of a layer would push a table off the page.
+_LONGEST_WORD = 20
+
+
 def _html(lines: list[str], head: str = "") -> HTML:
     # The class is pandas' own: renderers know how to treat it.
     body = "\n".join(lines)
@@ -344,7 +348,10 @@ def _html(lines: list[str], head: str = "") -> HTML:
 
 def _td(text: str, spec: str, tag: str = "td") -> str:
     side = "right" if spec else "left"
-    return f'<{tag} style="text-align: {side};">{html.escape(text)}</{tag}>'
+    style = f"text-align: {side};"
+    if any(len(word) > _LONGEST_WORD for word in text.split()):
+        style += " overflow-wrap: anywhere; min-width: 9em;"
+    return f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
 
 
 def _is_missing(value: object) -> bool:

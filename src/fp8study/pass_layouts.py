@@ -37,7 +37,9 @@ def layout(table: pd.DataFrame) -> Layout:
     ends = dict.fromkeys(_column(passes) for passes in sorted(set(table["passes"])))
     in_order = sorted(ends, key=lambda end: end == _END)  # the end comes last
     columns = {"arm": ("precision", ""), "num_pairs": ("pairs", "d"), "passes": ("passes", ".1f")}
-    return Layout(columns | {end: (end, "") for end in in_order}, "{model}, {study} on {machine}: {setting}")
+    return Layout(
+        columns | {end: (end, "") for end in in_order}, "{model}, {study} on {machine}: {setting}"
+    )
 
 
 def _column(passes: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study import tables
-from fp8study.frames import PRECISION_LABELS
+from fp8study.frames import MIXED, PRECISION_LABELS
 from fp8study.pages import Report
 from fp8study.words import count, escape, how_to_get, no_gpu_records, signed
 
@@ -61,8 +61,11 @@ def unreadable(report: Report) -> str:
 
 
 def _healthy(report: Report) -> pd.DataFrame:
-    """The FP8 arms on GPUs that train every parameter and have a BF16 partner."""
-    table = report.throughput
+    """The FP8 arms on GPUs that train every parameter and have a BF16 partner.
+
+    Single switches of the tuned path are left out: nobody would set just one.
+    """
+    table = report.throughput[report.throughput["path"] != MIXED]
     alone = table["note"].str.contains("no BF16 partner")
     chosen = (table["device"] == "cuda") & (table["precision"] != "bf16") & ~alone
     return table[chosen & ~table["stale"].fillna(False).astype(bool)]
@@ -82,12 +85,13 @@ def speed_summary(report: Report) -> str:
             "**Speed: no answer yet.** No FP8 run on a GPU has a BF16 partner that differs in "
             f"precision alone: {how_to_get('quick')}."
         )
-    eager = rows["setting"].str.contains("eager")
-    parts = [
-        _speed_sentence(part, how)
-        for part, how in ((rows[~eager], "compiled"), (rows[eager], "not compiled"))
-        if len(part)
-    ]
+    eager, tuned = rows["setting"].str.contains("eager"), rows["path"] == "tuned"
+    kinds = {
+        "compiled": ~eager & ~tuned,
+        "not compiled": eager & ~tuned,
+        "on the tuned path": tuned,
+    }
+    parts = [_speed_sentence(rows[kind], how) for how, kind in kinds.items() if kind.any()]
     return f"**Speed.** {' '.join(parts)} Runs with a stale optimizer are not counted."
 
 
@@ -105,9 +109,8 @@ def _speed_sentence(rows: pd.DataFrame, how: str) -> str:
 def speed_details(report: Report) -> str:
     """One line for each model and recipe, over all settings; the table has each of them."""
     table = _healthy(report)
-    table = table.assign(
-        how=table["setting"].map(lambda s: "eager" if "eager" in s else "compiled")
-    )
+    kind = table["setting"].map(lambda s: "eager" if "eager" in s else "compiled")
+    table = table.assign(how=kind.where(table["path"] == "plain", kind + ", tuned path"))
     lines = []
     for values, group in table.groupby(["how", "model", "precision"], sort=True):
         how, model, precision = (str(value) for value in values)

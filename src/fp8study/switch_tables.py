@@ -9,7 +9,7 @@ import pandas as pd
 
 from fp8study import stats
 from fp8study.studies import LOSS_MARGIN_PCT
-from fp8study.tables import newest_per_seed, timing_is_void
+from fp8study.tables import SPEED_STUDIES, newest_per_seed, timing_is_void
 
 SWITCH_COLUMNS = [
     "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
@@ -22,26 +22,25 @@ def switch_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
     """Compare every arm on GPUs with the plain path's of the same precision.
 
     On one GPU the strategy counts as a switch too, since there is nothing to share: the plain
-    path is then FSDP2, as the documents have it, where that was run.
+    path is then FSDP2, as the documents have it, where that was run and had memory enough.
 
     Args:
         runs: From `fp8study.tables.runs_frame`.
         margins: As `fp8study.tables.loss_gap_table`.
 
     Returns:
-        The columns of `SWITCH_COLUMNS`. Speeds and memory are medians over all runs, repeats
+        The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
+        Speeds and memory are medians over all runs, repeats
         included; ``gain_pct`` is missing where a run was short of memory. Losses are means of the
-        last 20 steps, paired by seed; the verdict is of the test of equivalence, from three pairs
-        on.
+        last 20 steps, paired by seed, and missing where a study only asks for speed; the verdict
+        is of the test of equivalence, from three pairs on.
     """
     usable = runs[(runs["status"] == "completed") & (runs["device"] == "cuda")]
     usable = usable[~usable["stale"].fillna(False).astype(bool)]
     rows = []
     for _, group in usable.groupby("switch_key", sort=False):
-        plain = group[group["plain_path"].astype(bool)]
-        if (plain["strategy"] == "fsdp2").any():
-            plain = plain[plain["strategy"] == "fsdp2"]
-        if plain.empty or plain["arm_key"].nunique() > 1:
+        plain = _plain(group[group["path"] == "plain"])
+        if plain["arm_key"].nunique() != 1:
             continue
         margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
         others = group[group["arm_key"] != plain["arm_key"].iloc[0]]
@@ -50,13 +49,23 @@ def switch_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
     return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
 
 
+def _plain(arms: pd.DataFrame) -> pd.DataFrame:
+    """Choose among the plain path's arms, which differ in their strategy alone."""
+    sharded, others = arms[arms["strategy"] == "fsdp2"], arms[arms["strategy"] != "fsdp2"]
+    short = sharded.empty or (timing_is_void(sharded).any() and len(others))
+    return others if short else sharded
+
+
 def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, object]:
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     speed, memory = "tokens_per_second_per_gpu", "memory_peak_gib"
     ours, theirs = arm[[speed, memory]].median(), plain[[speed, memory]].median()
     void = timing_is_void(arm).any() or timing_is_void(plain).any()
+    usual = plain["setting"].iloc[0]
+    own = [part for part in row["setting"].split(", ") if part not in usual.split(", ")]
     row |= {
-        "setting_plain": plain["setting"].iloc[0],
+        "setting": ", ".join(own),
+        "setting_plain": usual,
         "num_runs": len(arm),
         speed: ours[speed],
         f"{speed}_plain": theirs[speed],
@@ -64,6 +73,8 @@ def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, obj
         memory: ours[memory],
         "memory_change_pct": 100 * (ours[memory] / theirs[memory] - 1),
     }
+    if row["study"].startswith(SPEED_STUDIES):
+        return row
     loss = "loss_last20_mean"
     losses = [newest_per_seed(part).set_index("seed")[loss] for part in (arm, plain)]
     pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")

@@ -53,7 +53,7 @@ DIVERGED = "diverged"
 MEMORY_FULL = "memory nearly full"
 
 _CONTEXT = ["machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting"]
-_ARM = [*_CONTEXT, "precision", "arm", "stale", "arm_key"]
+_ARM = [*_CONTEXT, "path", "precision", "arm", "stale", "arm_key"]
 _MEASURED = [
     "tokens_per_second_per_gpu",
     "tflops_per_gpu",

@@ -56,7 +56,8 @@ def _python_path() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("unseen_gap", "epochs", "is_said"), [(0.0, 5.0, True), (0.1, 5.0, False), (0.0, 0.5, False)]
+    ("unseen_gap", "epochs", "is_said"),
+    [(0.0, 5.0, True), (0.1, 5.0, False), (-0.1, 5.0, False), (0.0, 0.5, False)],
 )
 def test_a_training_loss_alone_is_called_so_on_repeated_text(
     unseen_gap: float, epochs: float, is_said: bool, tmp_path: Path
@@ -73,10 +74,14 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
                 validation_sequences=8,
             )  # fmt: skip
             store(tmp_path, "local", record)
-    said = sentences.validation_summary(pages.load_report(tmp_path))
+    report = pages.load_report(tmp_path)
+    said = sentences.validation_summary(report)
     assert ("on text seen before FP8 is behind" in said) == is_said
     assert ("1 equivalent" in said) == (unseen_gap == 0.0)
-    assert ("1 different" in said) == (unseen_gap == 0.1)
+    assert ("1 different" in said) == (unseen_gap != 0.0)
+    assert ("(FP8 is better in 1)" in said) == (unseen_gap < 0)
+    on_training = sentences.loss_summary(report)
+    assert ("trained on its text 5.0 times over" in on_training) == (epochs > 1)
 
 
 def plain(page: str) -> str:
@@ -117,7 +122,7 @@ def test_failed_runs_and_their_reasons_are_shown(site: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_every_image_has_an_alternative(site: dict[str, str]) -> None:
     images = re.findall(r"<img[^>]*>", "".join(site.values()))
-    assert len(images) == 12
+    assert len(images) == 13
     assert all(re.search(r'alt="[^"]{40,}"', image) for image in images)
 
 

@@ -123,6 +123,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *fault_texts(runs),
         *batch_texts(runs),
         *parity_texts(runs),
+        *tuned_texts(runs),
         f"`tuned-switches` has {(runs['study'] == 'tuned-switches').sum()} of its "
         f"{len(load_study('tuned-switches').runs)}",
         *instrument_texts(runs),
@@ -143,6 +144,24 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
     assert set(tested["effective_batch"]) == {1, 2, 4, 8}
     mean = tested.groupby("effective_batch")["gap_pct"].mean()
     return [f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8"]
+
+
+def tuned_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the tuned path."""
+    speed = tables.throughput_table(runs[runs["study"] == "tuned-switches"])
+    speed = speed[(speed["path"] == "tuned") & (speed["precision"] == "fp8_tensorwise")]
+    speed = speed.assign(batch=speed["setting"].str.extract(r"batch (\d)", expand=False))
+    small = speed[speed["model"] == "llama-3.2-1b"]
+    alone = one(speed, model="llama-3.1-8b", num_gpus=1, strategy="none")
+    four = one(speed, model="llama-3.1-8b", num_gpus=4)
+    assert set(speed["num_runs"]) == {1}
+    return [
+        f"{per_cent(alone['speedup_pct'])} on 1 GPU at batch 1 "
+        f"({alone['tokens_per_second_per_gpu']:,.0f} tokens/s)",
+        f"{per_cent(four['speedup_pct'])} on 4 GPUs at batch {four['batch']} "
+        f"({four['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU)",
+        *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
+    ]
 
 
 def parity_texts(runs: pd.DataFrame) -> list[str]:

@@ -14,7 +14,8 @@ def _store(results: Path, name: str, seed: int, rate: float, loss: float, **valu
     measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
                 "memory_peak_gib": rate / 1000}  # fmt: skip
     measured |= values.pop("more", {})
-    record = make_record(run_id=f"{name}-{seed}", seed=seed, results=measured)
+    study = values.pop("study", "quick")
+    record = make_record(run_id=f"{name}-{seed}", seed=seed, results=measured, study=study)
     chosen = {k: v for k, v in record.config.items() if k not in values} | values
     record.config.clear()
     record.config.update(RunConfig(**{k: _plain(v) for k, v in chosen.items()}).to_dict())
@@ -44,7 +45,7 @@ def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> Non
     assert tuned["verdict"] == "different"
     assert tuned["loss_gap_pct"] == pytest.approx(100 * (0.1 / 5 + 0.1 / 6 + 0.1 / 7) / 3)
     assert tuned["memory_change_pct"] == pytest.approx(20)
-    assert tuned["setting"].endswith("tuned")
+    assert tuned["setting"] == "not sharded, tuned"
     assert "FSDP2" in tuned["setting_plain"]
 
 
@@ -55,6 +56,27 @@ def test_a_run_short_of_memory_gives_no_gain(tmp_path: Path) -> None:
     assert row["gain_pct"] != row["gain_pct"]
     assert row["tokens_per_second_per_gpu"] == 20_000
     assert row["verdict"] == "undecided"
+
+
+def test_shards_short_of_memory_leave_the_comparison_to_the_unsharded(tmp_path: Path) -> None:
+    _store(tmp_path, "sharded", 0, 7_000, 5.0, more={"num_alloc_retries": 3})
+    _store(tmp_path, "none", 0, 10_000, 5.0, strategy="none")
+    _store(tmp_path, "tuned", 0, 12_000, 5.0, strategy="none", path="tuned")
+    table = table_of(tmp_path).set_index("setting")
+    assert table.loc["tuned", "gain_pct"] == pytest.approx(20)
+    assert table.loc["FSDP2", "gain_pct"] != table.loc["FSDP2", "gain_pct"]
+    assert set(table["setting_plain"].str.split(",").str[0]) == {"not sharded"}
+
+
+def test_losses_of_a_study_of_speed_say_nothing(tmp_path: Path) -> None:
+    for path in ("plain", "tuned"):
+        _store(tmp_path, path, 0, 10_000, 5.0, path=path, more={}, study="tuned-switches")
+    row = table_of(tmp_path).iloc[0]
+    assert row[["loss_gap_pct", "verdict"]].isna().all()
+    pair = {"study": "bench", "results": {"loss_last20_mean": 3.0}}
+    store(tmp_path, "local", make_record(run_id="bf16", **pair))
+    store(tmp_path, "local", make_record(run_id="fp8", precision="fp8_rowwise", **pair))
+    assert tables.loss_gap_table(tables.runs_frame(load_runs(tmp_path))).empty
 
 
 def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:

@@ -383,6 +383,21 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     assert "nan" not in text
 
 
+def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:
+    """Whichever ends last: the order in which a pipeline finishes says nothing."""
+    for repeat, hour, loss in ((0, 1, 5.0), (1, 2, 6.0), (0, 0, 9.0)):
+        ended = f"2000-01-01T0{hour}:00:00+00:00"
+        results = {"loss_last20_mean": loss}
+        record = make_record(run_id=f"bf16-{hour}", ended_at=ended, results=results)
+        record.config["repeat"] = repeat
+        store(tmp_path, "local", record)
+    store(
+        tmp_path, "local", make_record(precision="fp8_rowwise", results={"loss_last20_mean": 5.5})
+    )
+    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    assert row["loss_bf16"] == 5.0
+
+
 def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None:
     def store_study(study: str) -> None:
         for seed in range(3):

@@ -44,10 +44,11 @@ EFFECTIVE_BATCH = Layout(
     {
         "effective_batch": ("effective batch", ".0f"),
         "way": ("reached by", ""),
-        "num_pairs": ("pairs", "d"),
+        "num_pairs": ("n", "d"),
         "loss_bf16": ("BF16 loss", ".3f"),
         "gap_pct": ("gap, %", "+.2f"),
         "interval": ("interval of the gap, %", ""),
+        "detectable_pct": ("detectable, %", ".2f"),
         "verdict": ("verdict", ""),
     },
     "{arm}, {model}, {study} on {machine}; margin ±{margin_pct} %",

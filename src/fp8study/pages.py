@@ -113,15 +113,16 @@ CPU_RUNS = Layout(
 )
 LOSS_GAP = Layout(
     {
-        **_ARM,
+        "arm": ("precision", ""),
         "pairs": ("pairs", ""),
         "epochs": ("passes", ".1f"),
         "loss_bf16": ("BF16 loss", ".3f"),
         "gap_pct": ("FP8's gap, %", "+.2f"),
         "interval": ("its interval, %", ""),
+        "p_holm": ("p, Holm", ".1g"),
         "judged": ("verdict", ""),
     },
-    _GROUP + "; margin ±{margin_pct} %",
+    _GROUP + ", GPUs: {num_gpus}; margin ±{margin_pct} %",
 )
 DOCUMENT_A = Layout(
     {

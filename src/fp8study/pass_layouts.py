@@ -47,7 +47,7 @@ def _column(passes: float) -> str:
 
 
 def _cell(gap: float, low: float, high: float) -> str:
-    return f"{signed(gap, 2)}\u00a0±\u00a0{(high - low) / 2:.2f}"
+    return f"{signed(gap, 2)} ±\u00a0{(high - low) / 2:.2f}"
 
 
 def first_and_last(table: pd.DataFrame) -> str:

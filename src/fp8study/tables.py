@@ -7,6 +7,7 @@ loss gap. CPU runs emulate FP8: they get no speed-up at all.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Literal
 
@@ -15,6 +16,7 @@ import pandas as pd
 from fp8study import stats
 from fp8study.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
 from fp8study.inventory import data_table, failures_table, provenance_table, published_table
+from fp8study.power import smallest_detectable
 from fp8study.records import RESULTS
 from fp8study.startup import PARTS
 from fp8study.studies import LOSS_MARGIN_PCT
@@ -94,6 +96,9 @@ LOSS_GAP_COLUMNS = [
     "gap_pct_low_95",
     "gap_pct_high_95",
     "interval",
+    "p_value",
+    "p_holm",
+    "detectable_pct",
     "margin_pct",
     "judged",
     "verdict",
@@ -289,9 +294,11 @@ def loss_gap_table(
         diverged, no partner), and ``num_diverged`` those of them that diverged where BF16 did
         not; ``pairs`` says the first two in words. With three pairs or more, the 90 and 95 %
         paired-t intervals and the verdict of the equivalence test at ``margin_pct``; with fewer,
-        ``interval`` says so. An arm that diverged alone is called `DIVERGED` instead, however
-        close its other seeds are, and has a row even if no seed is left. ``judged`` is the
-        verdict, with the seeds that diverged.
+        ``interval`` says so. ``p_value`` is of the paired t test of no difference, ``p_holm``
+        adjusted over the arms of a study that are not stale; ``detectable_pct`` is the smallest
+        true difference that the test finds four times in five. An arm that diverged alone is
+        called `DIVERGED` instead, however close its other seeds are, and has a row even if no seed
+        is left. ``judged`` is the verdict, with the seeds that diverged.
     """
     runs = runs[~runs["study"].fillna("").str.startswith(SPEED_STUDIES)]
     if loss == "validation_loss":
@@ -330,7 +337,19 @@ def loss_gap_table(
             row["verdict"] = DIVERGED
             judged = f"diverged in {len(lone)} of {len(group) + len(lone)} seeds"
         rows.append(row | {"judged": judged})
-    return ordered(pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS))
+    table = pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS)
+    return ordered(table.assign(p_holm=_adjusted(table)))
+
+
+def _adjusted(table: pd.DataFrame) -> pd.Series:
+    """Adjust the p-values over the healthy arms that one study asks about in one place."""
+    healthy = table[table["p_value"].notna() & ~table["stale"].fillna(False).astype(bool)]
+    families = [
+        pd.Series(stats.holm(family["p_value"].tolist()), index=family.index)
+        for _, family in healthy.groupby(["machine", "study", "model"])
+    ]
+    adjusted = pd.concat(families) if families else pd.Series(dtype=float)
+    return adjusted.reindex(table.index)
 
 
 def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
@@ -346,6 +365,8 @@ def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
         "gap_pct_low_95": wide.low,
         "gap_pct_high_95": wide.high,
         "interval": f"{_interval_text(narrow)}; {_interval_text(wide)}",
+        "p_value": stats.paired_t_p_value(gap_pct),
+        "detectable_pct": smallest_detectable(statistics.stdev(gap_pct), len(gap_pct)),
         "verdict": outcome.verdict,
     }
 

@@ -6,11 +6,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study import effect_sentences, plots, sentences, tables
+from fp8study import effect_sentences, plots, sentences, stats, tables
 from fp8study.config import make_config
 from fp8study.frames import setting_label
 from fp8study.gaps import effective_batch_table, ways_table
 from fp8study.pages import load_report
+from fp8study.power import smallest_detectable
 from fp8study.records import load_runs
 from tests.factories import (
     CPU,
@@ -381,6 +382,21 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
     assert "equivalent, " not in text
     assert "nan" not in text
+
+
+def test_p_values_are_adjusted_over_the_healthy_arms_of_a_study(tmp_path: Path) -> None:
+    costs = {"fp8_tensorwise": 0.010, "fp8_rowwise": 0.004}
+    for seed in range(4):
+        for precision, cost in ({"bf16": 0.0} | costs).items():
+            loss = 5.0 + seed + cost * (1 + 0.3 * (-1) ** seed)
+            record = make_record(precision=precision, seed=seed, results={"loss_last20_mean": loss})
+            store(tmp_path, "local", record)
+    table = tables.loss_gap_table(frame(tmp_path))
+    assert table["p_holm"].tolist() == pytest.approx(stats.holm(table["p_value"].tolist()))
+    gaps = 100 * costs["fp8_rowwise"] * pd.Series([1.3 / 5, 0.7 / 6, 1.3 / 7, 0.7 / 8])
+    row = table[table["precision"] == "fp8_rowwise"].iloc[0]
+    assert row["p_value"] == pytest.approx(stats.paired_t_p_value(gaps.tolist()), rel=1e-6)
+    assert row["detectable_pct"] == pytest.approx(smallest_detectable(gaps.std(), 4), rel=1e-6)
 
 
 def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from fp8study import claim
-from fp8study.config import make_config
+from fp8study.config import make_config, save_config
 from fp8study.data import PreparedData
 from fp8study.gpus import lease
 from fp8study.job import Job
@@ -63,3 +65,33 @@ def test_a_machine_without_gpu_has_nothing_to_claim(tmp_path: Path) -> None:
     assert claim.claim_gpus(make_config({}), job(), tmp_path) == 0
     assert claim.claimed(tmp_path) is None
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+#: Stands where `claim_gpus` does, after it has made every look for a GPU an error.
+LOOKS = """
+import sys, torch, torch.accelerator
+from pathlib import Path
+def refuse(*_, **__):
+    raise AssertionError("looked for a GPU")
+for name in dir(torch._C):
+    if name.startswith("_accelerator_"):
+        setattr(torch._C, name, refuse)
+for name in ("_lazy_init", "get_device_capability", "get_device_properties", "current_device"):
+    setattr(torch.cuda, name, refuse)
+import fp8study.train as train
+def claimed(*_):
+    print("claimed")
+    sys.exit(0)
+train.claim_gpus = claimed
+train.run(Path(sys.argv[1]))
+"""
+
+
+def test_nothing_looks_for_a_gpu_before_the_claim(tmp_path: Path) -> None:
+    """What is visible is fixed at the first look, and packages look as they are imported."""
+    save_config(make_config({"model": "tiny-llama"}), tmp_path / "config.yaml")
+    job().save(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "claimed"), done.stderr

@@ -7,7 +7,8 @@ torchtitan is started as its own launcher starts it, once per repeat, on random 
 activation checkpointing, compiled blocks and loss, FP32 weights and BF16 compute, through FSDP2 on
 several GPUs and through autocast on one. FP8 is its tensorwise converter with the output layer left
 in BF16, and with the FP8 all-gather and precomputed scales where weights are sharded. What follows
-``--`` is passed on to it (with ``--label``, which keeps such a configuration apart).
+``--`` is passed on to it (with ``--label``, which keeps such a configuration apart). Each repeat
+waits for its GPUs as our own runs do, so that both can be measured by turns.
 
 Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``:
 
@@ -44,11 +45,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fp8study.gpus import lease
 from fp8study.leash import end
 from fp8study.provenance import machine_facts, this_machine, versions
 from fp8study.records import write_json
@@ -93,6 +97,7 @@ class Plan:
     checkout: Path
     output: Path
     shape: Shape
+    gpu_indices: tuple[int, ...]
     num_gpus: int
     sequence_length: int
     num_steps: int
@@ -290,6 +295,17 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
     ]
 
 
+@contextmanager
+def free_gpus(plan: Plan) -> Iterator[dict[str, str]]:
+    """Hold as many GPUs as asked for; give what makes them the only visible ones."""
+    if len(plan.gpu_indices) < plan.num_gpus:  # said in `main`; torchtitan says why it fails
+        yield {}
+        return
+    with lease(plan.num_gpus, list(plan.gpu_indices)) as held:
+        indices = ",".join(map(str, held.indices))
+        yield {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": indices}
+
+
 def environment_of(plan: Plan) -> dict[str, str]:
     paths = [str(plan.checkout), str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
     return {
@@ -309,13 +325,13 @@ def run_repeat(plan: Plan, command: list[str], log: Path, precision: str) -> Rep
     Raises:
         RepeatFailed: It gave no number.
     """
-    with log.open("wb") as output:
+    with log.open("wb") as output, free_gpus(plan) as visible:
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment_of(plan),
+            env=environment_of(plan) | visible,
             cwd=log.parent,
             start_new_session=True,
         )
@@ -440,10 +456,12 @@ def parse(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     arguments = parse(sys.argv[1:])
     check_checkout(arguments.checkout)
+    machine = this_machine()
     plan = Plan(
         checkout=arguments.checkout.resolve(),
         output=arguments.output.resolve(),
         shape=SHAPES[arguments.model],
+        gpu_indices=tuple(gpu.index for gpu in machine.gpus),
         num_gpus=arguments.gpus,
         sequence_length=arguments.sequence_length,
         num_steps=arguments.steps,
@@ -457,7 +475,6 @@ def main() -> None:
         write_data(data_folder(plan), plan.shape.vocab_size, plan.sequence_length)
     except OSError as error:
         fail(f"--output {arguments.output}: cannot be written: {error.strerror}")
-    machine = this_machine()
     if len(machine.gpus) < plan.num_gpus:
         print(f"peer_torchtitan: {len(machine.gpus)} GPUs here, not {plan.num_gpus}", flush=True)
     facts, packages, commit = machine_facts(machine), versions_here(), commit_of(plan.checkout)

@@ -37,12 +37,15 @@ _TINY = {
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 
+_LLAMA_1B: dict[str, Any] = _LLAMA3 | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "head_dim": 64, "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
+}  # fmt: skip
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": _LLAMA3 | {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "head_dim": 64, "tie_word_embeddings": True,
-        "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
-    },
+    "llama-3.2-1b": _LLAMA_1B | {"tie_word_embeddings": True},
+    # For comparisons with trainers whose loss head cannot share the embedding's weight.
+    "llama-3.2-1b-untied": _LLAMA_1B | {"tie_word_embeddings": False},
     "llama-3.2-3b": _LLAMA3 | {
         "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
         "num_attention_heads": 24, "head_dim": 128, "tie_word_embeddings": True,
@@ -68,6 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 #: Where each preset's own tokenizer lives; the tiny ones have none.
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-1b-untied": "meta-llama/Llama-3.2-1B",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
     "qwen3-4b": "Qwen/Qwen3-4B",

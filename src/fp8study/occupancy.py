@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 
-OCCUPANCY_COLUMNS = ["machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct"]
+OCCUPANCY_COLUMNS = [
+    "machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct", "of_held_pct",
+]  # fmt: skip
+#: What a run does before it takes its GPUs.
+_BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
 
 
 def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
@@ -18,8 +22,10 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall time is that
         during which at least one run was going on, so that the time between two calls does not
-        count. GPU time is the wall time times the GPUs of the machine. Steps count with their
-        logged times, less the compilation in the first.
+        count. GPU time is the wall time times the GPUs of the machine; ``of_held_pct`` is over the
+        time that the runs held their GPUs, from the claim to the end, and missing where a record
+        does not know when that was. Steps count with their logged times, less the compilation in
+        the first.
     """
     gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
     logged = metrics.groupby(["machine", "study", "run_id"])["step_time_ms"].sum() / 1000
@@ -33,10 +39,18 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
         wall = _covered_seconds(group["started_at"], group["ended_at"])
         if not wall:
             continue
-        used = float((seconds * group["num_gpus"].astype(float)).sum())
-        row = (machine, study, len(group), num_gpus, wall / 60, 100 * used / (wall * num_gpus))
+        counts = group["num_gpus"].astype(float)
+        used = float((seconds * counts).sum())
+        held = float((_held_seconds(group) * counts).sum(skipna=False))
+        shares = (100 * used / (wall * num_gpus), 100 * used / held)
+        row = (machine, study, len(group), num_gpus, wall / 60, *shares)
         rows.append(dict(zip(OCCUPANCY_COLUMNS, row, strict=True)))
     return pd.DataFrame(rows, columns=OCCUPANCY_COLUMNS)
+
+
+def _held_seconds(runs: pd.DataFrame) -> pd.Series:
+    lasted = pd.to_datetime(runs["ended_at"]) - pd.to_datetime(runs["started_at"])
+    return lasted.dt.total_seconds() - runs[_BEFORE].sum(axis=1, skipna=False)
 
 
 def _covered_seconds(starts: pd.Series, ends: pd.Series) -> float:

@@ -98,7 +98,8 @@ OCCUPANCY = Layout(
         "num_runs": ("runs", "d"),
         "num_gpus": ("GPUs", "d"),
         "wall_minutes": ("wall time, min", ".1f"),
-        "in_steps_pct": ("GPU time in training steps, %", ".1f"),
+        "in_steps_pct": ("in training steps, % of GPU time", ".1f"),
+        "of_held_pct": ("of the time GPUs were held", ".1f"),
     },
     "{machine}",
 )

@@ -21,6 +21,8 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 #: As published; matmul parameters are all but the norms and an embedding that is only looked up.
 PUBLISHED = {
     "llama-3.2-1b": (1_235_814_400, 1_235_746_816, 16),
+    # Not published: with a loss head of its own, 128,256 × 2,048 weights more.
+    "llama-3.2-1b-untied": (1_498_482_688, 1_235_746_816, 16),
     "llama-3.2-3b": (3_212_749_824, 3_212_574_720, 28),
     "llama-3.1-8b": (8_030_261_248, 7_504_658_432, 32),
     "qwen3-4b": (4_022_468_096, 4_022_272_000, 36),

@@ -31,6 +31,16 @@ def test_gpu_time_counts_by_gpu_and_not_between_calls(tmp_path: Path) -> None:
     assert row["in_steps_pct"] == pytest.approx(100 * (4 + 2 * 4 + 4) / (25 * 8))
 
 
+def test_a_run_holds_its_gpus_from_the_claim_to_its_end(tmp_path: Path) -> None:
+    _store(tmp_path, 0, 0, 20, num_gpus=2)
+    stored = load_runs(tmp_path)
+    runs, metrics = tables.runs_frame(stored), tables.metrics_frame(stored)
+    assert occupancy_table(runs, metrics)["of_held_pct"].isna().all()
+    before = {"launch": 1.0, "imports": 3.0, "gpu_wait": 8.0}
+    runs = runs.assign(**{f"startup_{part}_seconds": value for part, value in before.items()})
+    assert occupancy_table(runs, metrics)["of_held_pct"].item() == pytest.approx(100 * 4 / 8)
+
+
 def test_runs_that_share_a_gpu_are_left_out(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 10, runs_per_gpu=2)
     stored = load_runs(tmp_path)

@@ -3,9 +3,11 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from fp8study.gpus import lease
 from scripts import peer_torchtitan as peer
 
 RATES = {1: "95", 5: "9,001", 10: "9,100", 15: "9,300", 20: "9,200"}
@@ -136,6 +138,26 @@ def test_one_failing_configuration_does_not_stop_the_other(
 
     # What is complete is not measured again.
     assert run(monkeypatch, *words, "--precision", "bf16") == 0
+
+
+def test_a_repeat_waits_its_turn_for_a_gpu(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two GPUs the first is ours, and the peer sees the second alone."""
+    seen = tmp_path / "seen"
+    tells = "import os, pathlib; "
+    tells += f"pathlib.Path({str(seen)!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(peer, "command_of", lambda *_: [sys.executable, "-c", tells])
+    monkeypatch.setattr(peer, "machine_facts", lambda machine: {})
+    two = SimpleNamespace(gpus=[SimpleNamespace(index=4), SimpleNamespace(index=5)])
+    monkeypatch.setattr(peer, "this_machine", lambda: two)
+    words = ["--checkout", str(checkout), "--output", str(tmp_path / "out"), "--model", "debug"]
+    with lease(1, [4]):
+        run(monkeypatch, *words, "--sequence-length", "8", "--repeats", "1")
+    assert seen.read_text() == "5"
+    with lease(2, [4, 5]):  # it gave its own back
+        pass
 
 
 def test_random_documents_use_the_whole_vocabulary_and_one_sequence_each(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fp8study.ladder import ladder_table
 from fp8study.occupancy import occupancy_table
 from fp8study.pages import Report, report_of
 from fp8study.passes import pass_table
+from fp8study.peer_tables import peer_table
 from fp8study.records import StoredRun
 from fp8study.switch_tables import switch_table
 
@@ -44,6 +45,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "communication": lambda report: instrument_tables.communication_table(report.instruments),
     "break-even": lambda report: break_even_table(report.instruments),
     "switches": lambda report: switch_table(report.runs, report.margins),
+    "peers": lambda report: peer_table(report.stored),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
 }
 

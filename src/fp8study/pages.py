@@ -92,6 +92,20 @@ SWITCHES = Layout(
     },
     "{model}, GPUs: {num_gpus}, {precision}, {study} on {machine}; plain: {setting_plain}",
 )
+PEERS = Layout(
+    {
+        "precision": ("precision", ""),
+        "num_runs": ("runs", "d"),
+        "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
+        "peer_tokens_per_second_per_gpu": ("peer's tokens/s", ",.0f"),
+        "ratio": ("ours ÷ peer's", ".3f"),
+        "ratio_interval": ("95 % interval", ""),
+        "reserved_gib": ("GiB reserved", ".1f"),
+        "peer_reserved_gib": ("peer's GiB", ".1f"),
+    },
+    "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
+    "{num_peer_runs} runs",
+)
 OCCUPANCY = Layout(
     {
         "study": ("study", ""),

@@ -24,15 +24,18 @@ def computed() -> dict[str, pd.DataFrame]:
 def test_committed_tables_are_what_the_committed_records_give(
     name: str, computed: dict[str, pd.DataFrame], tmp_path: Path
 ) -> None:
+    path = ROOT / f"results/reference/h200x4/tables/{name}.csv"
+    if name not in computed:  # without rows there is no table
+        assert not path.exists()
+        return
     computed[name].to_csv(tmp_path / "now.csv", index=False, float_format="%.6g")
     now = pd.read_csv(tmp_path / "now.csv")
-    committed = pd.read_csv(ROOT / f"results/reference/h200x4/tables/{name}.csv")
-    pd.testing.assert_frame_equal(committed, now, rtol=1e-4)
+    pd.testing.assert_frame_equal(pd.read_csv(path), now, rtol=1e-4)
 
 
 def test_no_committed_table_is_left_over() -> None:
     names = {path.stem for path in (ROOT / "results/reference/h200x4/tables").glob("*")}
-    assert names == set(export.TABLES)
+    assert names <= set(export.TABLES)
 
 
 def test_one_machine_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

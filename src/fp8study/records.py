@@ -16,6 +16,7 @@ committed. Run ids are opaque: everything is read from the record, nothing from 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import math
 import os
@@ -183,13 +184,17 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     gradient_norm (before clipping; null in most steps unless gradients are clipped),
     step_time_ms, tokens_per_second_per_gpu, tflops_per_gpu, tokens_seen (all ranks), timed
     (true inside the timed window). A half-written last line, as a killed run leaves it, is
-    left out.
+    left out. Records that are kept for good may have theirs packed, as ``metrics.jsonl.gz``.
     """
-    path = run_dir / "metrics.jsonl"
-    if not path.exists():
+    path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+    elif packed.exists():
+        text = gzip.decompress(packed.read_bytes()).decode("utf-8")
+    else:
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in text.splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -74,6 +75,16 @@ def test_metrics_stop_at_a_half_written_line(tmp_path: Path) -> None:
     path = run_dir / "metrics.jsonl"
     path.write_text(path.read_text() + '{"step": 4, "lo')
     assert [row["step"] for row in read_metrics(run_dir)] == [1, 2, 3]
+
+
+def test_packed_metrics_are_read_where_there_are_no_others(tmp_path: Path) -> None:
+    run_dir = store(tmp_path, "local", make_record(), loss_curve(3, 5.0))
+    plain, as_logged = run_dir / "metrics.jsonl", read_metrics(run_dir)
+    (run_dir / "metrics.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.write_text("")  # a run that has begun anew
+    assert read_metrics(run_dir) == []
+    plain.unlink()
+    assert read_metrics(run_dir) == as_logged
 
 
 def test_no_metrics_is_no_error(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 #: Their few steps are there to be timed: what their losses are says nothing.
-SPEED_STUDIES = ("bench", "beside-torchtitan", "tuned-switches")
+SPEED_STUDIES = ("bench", "beside-torchtitan", "small-products", "tuned-switches")
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where

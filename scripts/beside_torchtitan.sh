@@ -11,6 +11,13 @@ cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { echo "beside_torchtitan: name the checkout of torchtitan" >&2; exit 2; }
 [ -e .make/python ] || { echo "beside_torchtitan: run make setup first" >&2; exit 2; }
 checkout=$1; shift
+parts=${*:-one four}
+for part in $parts; do
+    case $part in
+    one | four) ;;
+    *) echo "beside_torchtitan: '$part' is no part; say one or four" >&2; exit 2 ;;
+    esac
+done
 python=$(cat .make/python)
 failed=0
 
@@ -30,7 +37,7 @@ finish() {
     for job in $(jobs -p); do wait "$job" || failed=1; done
 }
 
-for part in ${*:-one four}; do
+for part in $parts; do
     case $part in
     one)
         study=beside-torchtitan
@@ -45,7 +52,6 @@ for part in ${*:-one four}; do
         peer $study 8b --model 8b --gpus 4 --batch 2 --precision bf16 fp8_tensorwise --steps 25 &
         ours $study &
         finish ;;
-    *) echo "beside_torchtitan: '$part' is no part; say one or four" >&2; exit 2 ;;
     esac
 done
 exit $failed

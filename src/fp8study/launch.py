@@ -250,8 +250,7 @@ def _finish(
     )
     data = parts["data"]
     data["num_tokens_seen"] = seen
-    kept_out = config.validation_sequences * config.sequence_length
-    data["epochs"] = seen / (data["num_train_tokens"] - kept_out)
+    data["epochs"] = tokens.BlockOrder(config, data["num_train_tokens"]).epochs(steps)
     record.warnings.extend(data.pop("warnings"))
     try:
         write_record(record, run_dir)

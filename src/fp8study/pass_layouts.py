@@ -23,7 +23,7 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
         A row per arm: where and what it is, its pairs, its ``passes``, and a column for the end of
         each pass and of the run with the mean gap and half of its 95 % interval, in %.
     """
-    arm = [*_PLACE, "arm"]
+    arm = [*_PLACE, "arm", "arm_key"]
     cells = table.assign(
         column=[_column(passes) for passes in table["passes"]],
         cell=[_cell(*row) for row in table[["gap_pct", "low_95", "high_95"]].to_numpy()],
@@ -63,11 +63,12 @@ def first_and_last(table: pd.DataFrame) -> str:
         )
     lines = []
     for (machine, study, model), rows in table.groupby(["machine", "study", "model"], sort=False):
-        last = rows["passes"].max()
+        ends = rows.groupby("arm_key")["passes"].transform("max")
+        last = rows[rows["passes"] == ends]
+        low, high = (f"{end:.1f}" for end in (last["passes"].min(), last["passes"].max()))
         parts = [
-            f"after {'the first pass' if passes == 1 else f'{passes:.1f} passes'} "
-            f"{_judged(rows[rows['passes'] == passes])}"
-            for passes in (rows["passes"].min(), last)
+            f"after the first pass {_judged(rows[rows['passes'] == 1])}",
+            f"after {low if low == high else f'{low} to {high}'} passes {_judged(last)}",
         ]
         lines.append(
             f"- **{escape(str(model))}** ({escape(str(study))} on {machine}): {'; '.join(parts)}."

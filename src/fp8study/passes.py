@@ -17,7 +17,7 @@ from fp8study import stats
 from fp8study.gaps import gap_curves
 from fp8study.studies import LOSS_MARGIN_PCT
 
-_PLACE = ["machine", "study", "model", "num_gpus", "setting", "arm", "precision"]
+_PLACE = ["machine", "study", "model", "num_gpus", "setting", "arm", "precision", "arm_key"]
 PASS_COLUMNS = [
     *_PLACE, "passes", "step", "num_pairs", "gap_pct", "low_95", "high_95", "margin_pct", "verdict",
 ]  # fmt: skip
@@ -41,7 +41,7 @@ def pass_table(
     """
     arms: dict[str, list[tuple[pd.Series, pd.Series]]] = {}
     for pair, gap in gap_curves(metrics, runs):
-        if pair["epochs"] >= 2:
+        if _passes(pair, int(pair["steps_completed"])) >= 2:
             arms.setdefault(pair["arm_key"], []).append((pair, gap))
     rows = []
     for pairs in arms.values():
@@ -50,7 +50,7 @@ def pass_table(
         first = pairs[0][0]
         place: dict[str, Any] = {name: first[name] for name in _PLACE}
         margin = (margins or {}).get(str(first["study"]), LOSS_MARGIN_PCT)
-        for passes, step in _ends(float(first["epochs"]), int(first["steps_completed"])):
+        for passes, step in _ends(first):
             gaps = [float(gap.loc[:step].iloc[-1]) for _, gap in pairs if gap.index[0] <= step]
             if gaps:
                 row = place | {"passes": passes, "step": step, "num_pairs": len(gaps)}
@@ -59,7 +59,18 @@ def pass_table(
     return pd.DataFrame(rows, columns=PASS_COLUMNS)
 
 
-def _ends(epochs: float, num_steps: int) -> list[tuple[float, int]]:
+def _passes(run: pd.Series, num_steps: int) -> float:
+    """Return how often the whole blocks of its corpus were trained on; NaN if it is not known."""
+    blocks = run["num_train_tokens"] // run["sequence_length"]
+    blocks -= 0 if pd.isna(run["validation_sequences"]) else run["validation_sequences"]
+    per_step = run["num_gpus"] * run["micro_batch_size"] * run["gradient_accumulation_steps"]
+    known = not pd.isna(blocks) and not pd.isna(per_step) and blocks > 0
+    return float(num_steps * per_step / blocks) if known else math.nan
+
+
+def _ends(run: pd.Series) -> list[tuple[float, int]]:
     """Return the last step that lies wholly in each pass, and the last of all."""
-    whole = [(float(n), math.floor(n * num_steps / epochs)) for n in range(1, int(epochs) + 1)]
-    return [end for end in whole if end[1] < num_steps] + [(epochs, num_steps)]
+    num_steps = int(run["steps_completed"])
+    last = _passes(run, num_steps)
+    whole = [(float(n), math.floor(n * num_steps / last + 1e-9)) for n in range(1, int(last) + 1)]
+    return [end for end in whole if end[1] < num_steps] + [(last, num_steps)]

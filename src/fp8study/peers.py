@@ -9,6 +9,7 @@ Figures that others published are no records and never get here.
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
@@ -135,11 +136,12 @@ class PeerComparison:
 
     @property
     def reserved_gib(self) -> float | None:
-        """The most that our allocator had reserved, which is what a peer's record holds."""
+        """What our allocator had reserved, as a peer's record has it; the median over runs."""
         found = [
             r.instruments.get("memory", {}).get("steady_reserved_gib") for r in self.arm.records
         ]
-        return max((value for value in found if value is not None), default=None)
+        known = [value for value in found if value is not None]
+        return statistics.median(known) if known else None
 
 
 def compare_with_peers(

@@ -32,9 +32,12 @@ def paired_t_power(difference: float, spread: float, num_pairs: int, alpha: floa
     """
     _check(spread, num_pairs, alpha)
     freedom = num_pairs - 1
-    shift = difference / spread * math.sqrt(num_pairs)
+    shift = abs(difference) / spread * math.sqrt(num_pairs)
     critical = stats.t.ppf(1 - alpha / 2, freedom)
-    return float(stats.nct.sf(critical, freedom, shift) + stats.nct.cdf(-critical, freedom, shift))
+    above = float(stats.nct.sf(critical, freedom, shift))
+    below = float(stats.nct.cdf(-critical, freedom, shift))
+    # scipy gives NaN for tails too far out for it: nearly all lies above, nothing below.
+    return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
 
 
 def smallest_detectable(

@@ -73,7 +73,7 @@ def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, obj
         memory: ours[memory],
         "memory_change_pct": 100 * (ours[memory] / theirs[memory] - 1),
     }
-    if row["study"].startswith(SPEED_STUDIES):
+    if row["study"] in SPEED_STUDIES:
         return row
     loss = "loss_last20_mean"
     losses = [newest_per_seed(part).set_index("seed")[loss] for part in (arm, plain)]

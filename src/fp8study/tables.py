@@ -41,7 +41,10 @@ __all__ = [
 ]
 
 #: Their few steps are there to be timed: what their losses are says nothing.
-SPEED_STUDIES = ("bench", "beside-torchtitan", "small-products", "tuned-switches")
+SPEED_STUDIES = (
+    "bench", "bench-cpu", "beside-torchtitan", "beside-torchtitan-fsdp", "small-products",
+    "tuned-switches",
+)  # fmt: skip
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
@@ -300,7 +303,7 @@ def loss_gap_table(
         called `DIVERGED` instead, however close its other seeds are, and has a row even if no seed
         is left. ``judged`` is the verdict, with the seeds that diverged.
     """
-    runs = runs[~runs["study"].fillna("").str.startswith(SPEED_STUDIES)]
+    runs = runs[~runs["study"].isin(SPEED_STUDIES)]
     if loss == "validation_loss":
         runs = runs[runs["validation_sequences"].fillna(0) > 0]
     pairs, gone = _pairs(runs, loss), _diverged_alone(runs)

@@ -25,7 +25,7 @@ def test_our_arm_stands_beside_the_peer_that_did_its_work(tmp_path: Path) -> Non
     assert row["tokens_per_second_per_gpu"] == 11_000
     assert row["ratio"] == pytest.approx(1.1, rel=1e-4)
     assert row["ratio_interval"].startswith("1.0")
-    assert (row["reserved_gib"], row["peer_reserved_gib"]) == (27.0, 30.0)
+    assert (row["reserved_gib"], row["peer_reserved_gib"]) == (26.0, 30.0)
 
 
 def test_without_peers_the_table_has_its_columns(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_another_version_or_no_checkout_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [([], "name the checkout"), (["titan", "tow"], "'tow' is no part")]
+    ("words", "message"), [([], "name the checkout"), (["titan", "one", "tow"], "'tow' is no part")]
 )
 def test_the_script_of_both_says_what_it_misses(
     words: list[str], message: str, tmp_path: Path

@@ -69,3 +69,12 @@ def test_what_is_out_of_range_is_refused(
 def test_margin_of_a_test_must_be_positive() -> None:
     with pytest.raises(UserError, match=r"^margin: "):
         tost_power(0.0, 0.1, 5)
+
+
+@pytest.mark.parametrize("num_pairs", [2, 78, 100, 1000])
+def test_tails_that_scipy_gives_up_on_have_their_limits(num_pairs: int) -> None:
+    """Far out its noncentral t is NaN, which no root finder survives."""
+    found = smallest_detectable(1.0, num_pairs)
+    assert paired_t_power(found, 1.0, num_pairs) == pytest.approx(0.8, abs=1e-3)
+    assert paired_t_power(-found, 1.0, num_pairs) == pytest.approx(0.8, abs=1e-3)
+    assert paired_t_power(100.0, 1.0, num_pairs) == pytest.approx(1.0, abs=1e-2)

@@ -148,17 +148,20 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
 
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the tuned path."""
-    speed = tables.throughput_table(runs[runs["study"] == "tuned-switches"])
-    speed = speed[(speed["path"] == "tuned") & (speed["precision"] == "fp8_tensorwise")]
+    fp8 = {"precision": "fp8_tensorwise"}
+    every = tables.throughput_table(runs[runs["study"] == "tuned-switches"])
+    speed = every[(every["path"] == "tuned") & (every["precision"] == "fp8_tensorwise")]
     speed = speed.assign(batch=speed["setting"].str.extract(r"batch (\d)", expand=False))
     small = speed[speed["model"] == "llama-3.2-1b"]
     alone = one(speed, model="llama-3.1-8b", num_gpus=1, strategy="none")
     four = one(speed, model="llama-3.1-8b", num_gpus=4)
     assert set(speed["num_runs"]) == {1}
+    plain = one(every, model="llama-3.1-8b", path="plain", strategy="none", **fp8)
     return [
-        f"{per_cent(alone['speedup_pct'])} on 1 GPU at batch 1 "
+        f"{per_cent(plain['speedup_pct'])} on the plain path",
+        f"{per_cent(alone['speedup_pct'])} on the tuned one "
         f"({alone['tokens_per_second_per_gpu']:,.0f} tokens/s)",
-        f"{per_cent(four['speedup_pct'])} on 4 GPUs at batch {four['batch']} "
+        f"On 4 GPUs at batch {four['batch']}, tuned: {per_cent(four['speedup_pct'])} "
         f"({four['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU)",
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
     ]
@@ -179,7 +182,8 @@ def parity_texts(runs: pd.DataFrame) -> list[str]:
         f"{per_cent(part['gap_pct'].min(), 2)} to {per_cent(part['gap_pct'].max(), 2)}"
         for part in (first, last, validation)
     ]
-    return [*spans, f"seen {last['passes'].iloc[0]:.1f} times"]
+    (steps,) = set(first["step"])
+    return [*spans, f"seen {last['passes'].iloc[0]:.1f} times", f"({steps} steps)"]
 
 
 def test_every_quoted_number_is_in_the_records(runs: pd.DataFrame) -> None:

@@ -149,7 +149,7 @@ def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
         # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
         # visible before `claim_gpus` has chosen.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    if not machine.gpus:
+    else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.
         environment["OMP_NUM_THREADS"] = "1"

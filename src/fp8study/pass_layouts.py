@@ -8,8 +8,6 @@ from fp8study.pages import Layout
 from fp8study.words import count, escape, how_to_get, signed
 
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
-
-
 _END = "end"
 
 
@@ -71,7 +69,8 @@ def first_and_last(table: pd.DataFrame) -> str:
             f"after {low if low == high else f'{low} to {high}'} passes {_judged(last)}",
         ]
         lines.append(
-            f"- **{escape(str(model))}** ({escape(str(study))} on {machine}): {'; '.join(parts)}."
+            f"- **{escape(str(model))}** ({escape(str(study))} on {escape(str(machine))}): "
+            f"{'; '.join(parts)}."
         )
     return "\n".join(lines)
 

@@ -110,7 +110,7 @@ def speed_details(report: Report) -> str:
     """One line for each model and recipe, over all settings; the table has each of them."""
     table = _healthy(report)
     kind = table["setting"].map(lambda s: "eager" if "eager" in s else "compiled")
-    table = table.assign(how=kind.where(table["path"] == "plain", kind + ", tuned path"))
+    table = table.assign(how=kind.where(table["path"] != "tuned", kind + ", tuned path"))
     lines = []
     for values, group in table.groupby(["how", "model", "precision"], sort=True):
         how, model, precision = (str(value) for value in values)

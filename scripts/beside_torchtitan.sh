@@ -29,7 +29,7 @@ ours() {
 peer() {
     study=$1 name=$2; shift 2
     "$python" scripts/peer_torchtitan.py --checkout "$checkout" \
-        --output "results/local/$study/peer/$name" "$@"
+        --output "results/local/$study/peer/$name" --steps 25 "$@"
 }
 
 # Wait for what was started in the background, and remember whether any of it failed.
@@ -49,7 +49,7 @@ for part in $parts; do
         finish ;;
     four)
         study=beside-torchtitan-fsdp
-        peer $study 8b --model 8b --gpus 4 --batch 2 --precision bf16 fp8_tensorwise --steps 25 &
+        peer $study 8b --model 8b --gpus 4 --batch 2 --precision bf16 fp8_tensorwise &
         ours $study &
         finish ;;
     esac

@@ -42,8 +42,8 @@ __all__ = [
 
 #: Their few steps are there to be timed: what their losses are says nothing.
 SPEED_STUDIES = (
-    "bench", "bench-cpu", "beside-torchtitan", "beside-torchtitan-fsdp", "small-products",
-    "tuned-switches",
+    "bench", "bench-cpu", "beside-torchtitan", "beside-torchtitan-fsdp", "best-batch",
+    "small-products", "tuned-switches",
 )  # fmt: skip
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")

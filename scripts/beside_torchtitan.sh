@@ -29,7 +29,7 @@ ours() {
 peer() {
     study=$1 name=$2; shift 2
     "$python" scripts/peer_torchtitan.py --checkout "$checkout" \
-        --output "results/local/$study/peer/$name" --steps 25 "$@"
+        --output "results/local/$study/peer/$name" "$@"
 }
 
 # Wait for what was started in the background, and remember whether any of it failed.
@@ -42,14 +42,16 @@ for part in $parts; do
     one)
         study=beside-torchtitan
         for precision in bf16 fp8_tensorwise; do
-            peer $study "8b-$precision" --model 8b --precision $precision &
-            peer $study "1b-$precision" --model 1b --batch 1 8 --precision $precision &
+            peer $study "8b-$precision" --model 8b --precision $precision --steps 25 &
+            peer $study "1b-$precision" --model 1b --batch 1 8 --precision $precision \
+                --steps 25 &
         done
         ours $study &
         finish ;;
     four)
         study=beside-torchtitan-fsdp
-        peer $study 8b --model 8b --gpus 4 --batch 2 --precision bf16 fp8_tensorwise &
+        peer $study 8b --model 8b --gpus 4 --batch 2 --precision bf16 fp8_tensorwise \
+            --warmup-steps 5 --steps 15 &
         ours $study &
         finish ;;
     esac

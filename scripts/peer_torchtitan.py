@@ -45,6 +45,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -61,6 +62,8 @@ VERSION = "0.2.2"
 SCRIPTS = Path(__file__).resolve().parent
 PACKAGES = ("torchdata", "tyro")
 NUM_DOCUMENTS = 256
+#: Seconds between two repeats: longer than a run that waits for GPUs takes to see them free.
+TURN_SECONDS = 3
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP = re.compile(
     r"^(?:\[rank0\]:)?\[titan\].* step: +(?P<step>\d+) +loss: +(?P<loss>\S+) +grad_norm: +\S+"
@@ -511,6 +514,8 @@ def main() -> None:
     for repeat in range(1, arguments.repeats + 1):
         for peer in peers:
             if peer.status == "interrupted":
+                if repeat > 1 or peer is not peers[0]:
+                    time.sleep(TURN_SECONDS)
                 measure(plan, peer, repeat, last=repeat == arguments.repeats)
     sys.exit(any(peer.status != "completed" for peer in peers))
 

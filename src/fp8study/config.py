@@ -20,7 +20,7 @@ import yaml
 
 from fp8study.errors import UserError, nearest, one_line
 from fp8study.fieldtypes import check_type, coerce
-from fp8study.tuned_path import check_switches, switches_of
+from fp8study.tuned_path import PLAIN, check_switches, switches_of
 
 Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
 Strategy = Literal["fsdp2", "ddp", "none"]
@@ -33,6 +33,8 @@ LossHead = Literal["plain", "compiled", "chunked"]
 OptimizerStep = Literal["after_backward", "in_backward"]
 Attention = Literal["default", "flash", "cudnn"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+GatherCast = Literal["eager", "compiled"]
+Allocator = Literal["default", "expandable"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
 REFUSED = {
@@ -136,8 +138,8 @@ class RunConfig:
     """Runs that may share a GPU at one time: 1, 2, 4 or 8. Small runs leave a GPU idle while they
     start and between kernels, and sharing fills that; but such runs have no timings."""
     path: TrainingPath = "plain"
-    """``plain`` trains as the documents do; ``tuned`` only changes what the five fields below
-    are where they are None: see `fp8study.tuned_path`."""
+    """``plain`` trains as the documents do; ``tuned`` only changes what the fields below are where
+    they are None: see `fp8study.tuned_path`."""
     loss_head: LossHead | None = None
     """``plain``: transformers' own loss. ``compiled``: loss head and cross-entropy are compiled
     together. ``chunked``: a few tokens at a time, so that the logits are never whole."""
@@ -146,11 +148,17 @@ class RunConfig:
     complete. Not with DDP or max_grad_norm; tuned runs with either update after the backward."""
     attention: Attention | None = None
     """The fused attention kernel that is preferred on a GPU; ``default``: torch's own choice."""
-    reshard_after_forward: bool | None = None
+    reshard_after_forward: bool | Literal["half"] | None = None
     """FSDP2 frees a layer's gathered weights after the forward pass and gathers them again in the
-    backward pass. None: true, but false for tuned runs on one GPU."""
+    backward pass. ``half``: in the first half of the layers; the backward pass begins with the
+    others. None: true; for tuned runs half, and false on one GPU."""
     compile_mode: CompileMode | None = None
     """torch.compile's mode for the decoder layers."""
+    gather_cast: GatherCast | None = None
+    """How weights become FP8 before FP8 all-gather: by torchao's own three kernels, or by one."""
+    allocator: Allocator | None = None
+    """``expandable``: torch's GPU memory is kept in segments that grow, so that less of it is
+    reserved in pieces that fit nothing."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):
@@ -242,6 +250,8 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
             would be refused today is returned as it is.
     """
     known = {name: value for name, value in values.items() if name in FIELD_NAMES}
+    # A switch that was not there yet was not set, whatever its path would choose today.
+    known = {**PLAIN, **known}
     try:
         return {**values, **make_config(known).to_dict()}
     except UserError:

@@ -96,6 +96,8 @@ def _expectation(value: Any, hint: Any) -> str:
     choices = [
         c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)
     ]
+    if choices and bool in kinds:
+        choices += ["true", "false"]
     if choices:
         return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
     names = [

@@ -149,6 +149,10 @@ def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
         # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
         # visible before `claim_gpus` has chosen.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        if config.allocator == "expandable":
+            usual = environment.get("PYTORCH_ALLOC_CONF")
+            options = [usual, "expandable_segments:True"] if usual else ["expandable_segments:True"]
+            environment["PYTORCH_ALLOC_CONF"] = ",".join(options)
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.

@@ -218,9 +218,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, (None, None)
         if hidden_gradient is None and weight_gradient is None:
             raise RuntimeError("the loss head's gradient was used up by an earlier backward pass")
-        for scaled in (hidden_gradient, weight_gradient):
-            if scaled is not None:
-                scaled.mul_(gradient)  # in place: a copy would be as large as the weight
+        scale = _compiled_scale if ctx.compiles else _scale
+        for held in (hidden_gradient, weight_gradient):
+            if held is not None:
+                scale(held.view(-1), gradient)
         return hidden_gradient, weight_gradient, None, None
 
 
@@ -232,6 +233,7 @@ def _forward(
     dtype: torch.dtype,
     compiles: bool,
 ) -> torch.Tensor:
+    ctx.compiles = compiles
     score = _compiled_score if compiles else _loss_and_gradient
     x_ND, w_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
     needs_hidden, needs_weight = ctx.needs_input_grad[:2]
@@ -281,7 +283,14 @@ def _loss_and_gradient(
     return loss, (gradient_CV * weights_C[:, None]).to(logits_CV.dtype)
 
 
+def _scale(total_N: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiply in place: a copy would be as large as the weight."""
+    total_N.mul_(factor)
+
+
 _compiled_score = torch.compile(_loss_and_gradient)
+# torch's own kernel for a factor that lies on the GPU runs at a fifth of the memory's speed.
+_compiled_scale = torch.compile(_scale, dynamic=True)
 
 
 def _add_product(

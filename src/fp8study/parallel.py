@@ -22,6 +22,7 @@ from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.config import RunConfig
+from fp8study.gathering import tune_gathering
 from fp8study.loss_head import check_loss_head, replace_loss_head
 from fp8study.models import decoder_layers
 from fp8study.precision import convert_to_float8, float8_config, float8_filter
@@ -104,6 +105,7 @@ def prepare(
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
+        tune_gathering(config, model)
         return model, optimizer
 
     convert_to_float8(model, config, emulate)
@@ -114,6 +116,7 @@ def prepare(
         model = fsdp2_prepare_model(accelerator, model)
     else:
         model = accelerator.prepare_model(model)
+    tune_gathering(config, model)
     optimizer = make_optimizer(model)
     if config.optimizer_step == "after_backward":
         optimizer = accelerator.prepare_optimizer(optimizer)

@@ -13,16 +13,19 @@ from fp8study.errors import UserError
 if TYPE_CHECKING:
     from fp8study.config import RunConfig
 
-_PLAIN: dict[str, Any] = {
+#: What the plain path sets.
+PLAIN: dict[str, Any] = {
     "loss_head": "plain",
     "optimizer_step": "after_backward",
     "attention": "default",
     "reshard_after_forward": True,
     "compile_mode": "default",
+    "gather_cast": "eager",
+    "allocator": "default",
 }
 #: The fields that a path decides.
-SWITCHES = tuple(_PLAIN)
-_TUNED = _PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
+SWITCHES = tuple(PLAIN)
+_TUNED = PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
 
 
 def unusual_switches(config: dict[str, Any]) -> list[str]:
@@ -33,29 +36,42 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     """
     from fp8study.config import completed
 
-    usual = completed({name: value for name, value in config.items() if name not in _PLAIN})
+    usual = completed({n: None if n in PLAIN else v for n, v in (PLAIN | config).items()})
     words = {
         "loss_head": "{} loss head",
         "optimizer_step": "updates {}",
         "attention": "{} attention",
         "reshard_after_forward": "resharding {}",
         "compile_mode": "compile mode {}",
+        "gather_cast": "{} cast before gathering",
+        "allocator": "{} allocator",
     }
     return [
         words[name].format({True: "on", False: "off"}.get(value, str(value).replace("_", " ")))
-        for name in _PLAIN
+        for name in PLAIN
         if (value := config.get(name)) is not None and value != usual.get(name)
     ]
 
 
 def switches_of(config: RunConfig) -> dict[str, Any]:
     """Return the value of every switch that the run left to its path."""
-    values = dict(_TUNED if config.path == "tuned" else _PLAIN)
+    values = dict(_TUNED if config.path == "tuned" else PLAIN)
     if config.max_grad_norm is not None or config.strategy == "ddp":
         values["optimizer_step"] = "after_backward"  # the other one cannot be had: `check_switches`
-    if config.path == "tuned" and config.strategy == "fsdp2" and config.num_gpus == 1:
-        values["reshard_after_forward"] = False  # there is nobody to gather from
+    if config.path == "tuned" and config.strategy == "fsdp2":
+        values |= _tuned_sharding(config)
     return {name: value for name, value in values.items() if getattr(config, name) is None}
+
+
+def _tuned_sharding(config: RunConfig) -> dict[str, Any]:
+    if config.num_gpus == 1:
+        return {"reshard_after_forward": False}  # there is nobody to gather from
+    compiles_cast = config.fp8_all_gather and config.compile
+    return {
+        "reshard_after_forward": "half",
+        "gather_cast": "compiled" if compiles_cast else "eager",
+        "allocator": "expandable",
+    }
 
 
 def check_switches(config: RunConfig) -> None:
@@ -82,10 +98,18 @@ def check_switches(config: RunConfig) -> None:
                 f"{name}: '{chosen}' needs optimizer_binding=after_conversion: with "
                 f"before_conversion Accelerate replaces the layers afterwards; use {value}"
             )
-    if config.reshard_after_forward is False and config.strategy != "fsdp2":
+    if config.reshard_after_forward is not True and config.strategy != "fsdp2":
+        value = config.reshard_after_forward or "false"
         raise UserError(
-            f"reshard_after_forward: false says nothing under strategy={config.strategy}, which "
+            f"reshard_after_forward: {value} says nothing under strategy={config.strategy}, which "
             "gathers no weights; leave it out, or use strategy=fsdp2"
+        )
+    if config.gather_cast == "compiled" and not (
+        config.fp8_all_gather and config.strategy == "fsdp2"
+    ):
+        raise UserError(
+            "gather_cast: 'compiled' says nothing where no weights are gathered in FP8; leave it "
+            "out, or use precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"
         )
     if config.compile_mode != "default" and not config.compile:
         raise UserError(

@@ -53,7 +53,8 @@ def test_updates_in_the_backward_pass_give_the_same_weights(
     found = compared(strategy, num_processes)
     cases = {"", "tied", "bf16 masters", "checkpointed", "fp8", "chunked", "planted"}
     cases |= {"fp8 head", "chunked fp8 head"}
-    cases |= {"resident"} if strategy == "fsdp2" else set()
+    cases |= {"resident", "half"} if strategy == "fsdp2" else set()
+    found = {case: result for case, result in found.items() if case != "gathering"}
     assert set(found) == {f"{accumulation}-{case}" for accumulation in (1, 2) for case in cases}
     for case, result in found.items():
         # Fused AdamW treats each number by itself, so nothing at all may differ.
@@ -87,6 +88,15 @@ def test_only_one_layers_gradients_are_ever_alive(
         assert found[case]["most_alive"] < 0.4, case  # two layers, an embedding and a head
     # Accumulating, one process keeps all of them; FSDP2 keeps them unsharded, elsewhere.
     assert found["2-"]["most_alive"] == (1 if strategy == "none" else found["1-"]["most_alive"])
+
+
+def test_gathering_can_be_tuned_without_changing_weights(
+    compared: Callable[..., dict[str, Any]],
+) -> None:
+    found = compared("fsdp2", 2)["gathering"]
+    assert found["is_replaced"]
+    assert found["difference"] == 0
+    assert found["kept"] == {"True": [False, False], "half": [False, True], "False": [True, True]}
 
 
 TUNED = [

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
 from torch.distributed.tensor import DTensor
+from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fp8study import loss_head
@@ -34,6 +35,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bf16 masters": {"master_dtype": "bf16"},
     "checkpointed": {"activation_checkpointing": True},
     "resident": {"reshard_after_forward": False},
+    "half": {"reshard_after_forward": "half"},
     "fp8": {"precision": "fp8"},
     "chunked": {"loss_head": "chunked"},
     "fp8 head": {"precision": "fp8_rowwise", "skip": ""},
@@ -96,6 +98,36 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
 
 
+def gathering(num_gpus: int) -> dict[str, Any]:
+    """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
+    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
+    fp8 = values | {"precision": "fp8", "fp8_all_gather": True}
+    expected, _, _ = train(make_config(fp8), tied=False)
+    before = WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather
+    weights, _, _ = train(make_config(fp8 | {"gather_cast": "compiled"}), tied=False)
+    kept = {}
+    for reshard in (True, "half", False):
+        config = make_config(values | {"reshard_after_forward": reshard})
+        AcceleratorState._reset_state()
+        model = tiny(config, tied=False)
+        accelerator = make_accelerator(config, model, emulate=True)
+        model, _ = prepare(
+            config, accelerator, model, lambda m: torch.optim.SGD(m.parameters()), emulate=True
+        )
+        ids = torch.zeros(1, 16, dtype=torch.int64)
+        model(input_ids=ids, labels=ids)
+        kept[str(reshard)] = [
+            not isinstance(layer.self_attn.q_proj.weight, DTensor) for layer in model.model.layers
+        ]
+    return {
+        "is_replaced": WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather is not before,
+        "difference": max(
+            float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
+        ),
+        "kept": kept,
+    }  # fmt: skip
+
+
 def main() -> None:
     """Compare all combinations that can hold."""
     state = PartialState(cpu=True)
@@ -103,7 +135,7 @@ def main() -> None:
     strategy = "fsdp2" if dist.is_initialized() else "none"
     found: dict[str, Any] = {}
     for accumulation, (name, changes) in itertools.product((1, 2), CHANGES.items()):
-        if name == "resident" and strategy == "none":
+        if name in ("resident", "half") and strategy == "none":
             continue
         results = []
         for when in ("after_backward", "in_backward"):
@@ -127,6 +159,8 @@ def main() -> None:
             "norms": [norms, own_norms],
             "most_alive": most_alive,
         }  # fmt: skip
+    if state.num_processes > 1:
+        found["gathering"] = gathering(state.num_processes)
     if state.is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(found))
     state.wait_for_everyone()

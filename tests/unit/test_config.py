@@ -16,6 +16,7 @@ from fp8study.defaults import config_for, study_for
 from fp8study.errors import UserError, nearest
 from fp8study.gpus import Gpu
 from fp8study.provenance import Machine
+from fp8study.tuned_path import SWITCHES
 
 H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 
@@ -33,7 +34,7 @@ OTHER: dict[str, Any] = {
     "noise_at_steps": (0, 5), "noise_samples": 8, "validation_sequences": 4,
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
-    "compile_mode": "reduce-overhead",
+    "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
 }  # fmt: skip
 
 
@@ -53,11 +54,12 @@ def test_every_field_has_another_value_to_test_with() -> None:
 
 @pytest.mark.parametrize("name", FIELD_NAMES)
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
-    config = make_config({"precision": "fp8", name: OTHER[name]})
+    usual = {"precision": "fp8"} | ({"num_gpus": 4} if name == "gather_cast" else {})
+    config = make_config(usual | {name: OTHER[name]})
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
-    assert config.digest() != make_config({"precision": "fp8"}).digest()
+    assert config.digest() != make_config(usual).digest()
 
 
 def test_digest_ignores_the_order_and_the_spelling_of_values() -> None:
@@ -179,6 +181,15 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
             "reshard_after_forward",
             "strategy=fsdp2",
         ),
+        ({"reshard_after_forward": "half", "strategy": "ddp"}, "reshard_after_forward", "fsdp2"),
+        ({"reshard_after_forward": "third"}, "reshard_after_forward", "half, true, false"),
+        ({"gather_cast": "compiled"}, "gather_cast", "precision=fp8_tensorwise"),
+        (
+            {"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2},
+            "gather_cast",
+            "precision=fp8_tensorwise",
+        ),
+        ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
@@ -218,8 +229,16 @@ def test_fp8_all_gather_is_on_where_it_helps(
     assert config.fp8_all_gather is expected
 
 
-SWITCHES = ("loss_head", "optimizer_step", "attention", "reshard_after_forward", "compile_mode")
-AS_DOCUMENTED = ("plain", "after_backward", "default", True, "default")
+AS_DOCUMENTED = {
+    "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
+    "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
+    "allocator": "default",
+}  # fmt: skip
+ON_ONE_GPU = AS_DOCUMENTED | {
+    "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
+}  # fmt: skip
+ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "allocator": "expandable"}
+ALONE = {"path": "tuned", "strategy": "none"}
 
 
 @pytest.mark.parametrize(
@@ -227,39 +246,33 @@ AS_DOCUMENTED = ("plain", "after_backward", "default", True, "default")
     [
         ({}, AS_DOCUMENTED),
         ({"strategy": "none"}, AS_DOCUMENTED),
-        ({"path": "tuned"}, ("chunked", "in_backward", "cudnn", False, "default")),
+        (ALONE, ON_ONE_GPU),
+        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
+        ({"path": "tuned", "num_gpus": 2}, ON_SEVERAL),
         (
-            {"path": "tuned", "num_gpus": 2},
-            ("chunked", "in_backward", "cudnn", True, "default"),
+            {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
+            ON_SEVERAL | {"gather_cast": "compiled"},
         ),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
         (
-            {"path": "tuned", "strategy": "none"},
-            ("chunked", "in_backward", "cudnn", True, "default"),
+            {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
+            ON_ONE_GPU | {"optimizer_step": "after_backward"},
         ),
+        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | {"optimizer_step": "after_backward"}),
+        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
         (
-            {"path": "tuned", "strategy": "ddp"},
-            ("chunked", "after_backward", "cudnn", True, "default"),
+            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": "half"},
+            ON_ONE_GPU | {"loss_head": "plain", "reshard_after_forward": "half"},
         ),
-        (
-            {"path": "tuned", "max_grad_norm": 1.0},
-            ("chunked", "after_backward", "cudnn", False, "default"),
-        ),
-        (
-            {"path": "tuned", "gradient_accumulation_steps": 2},
-            ("chunked", "in_backward", "cudnn", False, "default"),
-        ),
-        (
-            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": True},
-            ("plain", "in_backward", "cudnn", True, "default"),
-        ),
-        ({"loss_head": "compiled"}, ("compiled", *AS_DOCUMENTED[1:])),
+        ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
     ],
 )
 def test_the_path_sets_only_what_was_left_to_it(
-    values: dict[str, Any], expected: tuple[Any, ...]
+    values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     config = make_config(values)
-    assert tuple(getattr(config, name) for name in SWITCHES) == expected
+    assert {name: getattr(config, name) for name in SWITCHES} == expected
     assert make_config(config.to_dict()) == config  # resolved once and for all
 
 

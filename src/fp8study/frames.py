@@ -36,12 +36,14 @@ from fp8study.startup import PARTS
 from fp8study.tuned_path import SWITCHES, unusual_switches
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
-FP8_FIELDS = ("precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip")
+FP8_FIELDS = (
+    "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
+)  # fmt: skip
 
 #: What the arms of an attribution differ by: their effects are told apart.
 EFFECT_FIELDS = (
     "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "master_dtype", "untrained",
-    "seed", "repeat",
+    "seed", "repeat", "gather_cast",
 )  # fmt: skip
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.

@@ -94,17 +94,18 @@ SWITCHES = Layout(
 )
 PEERS = Layout(
     {
-        "precision": ("precision", ""),
-        "num_runs": ("runs", "d"),
+        "arm": ("precision", ""),
         "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
+        "range": ("range", ""),
         "peer_tokens_per_second_per_gpu": ("peer's tokens/s", ",.0f"),
+        "peer_range": ("range", ""),
         "ratio": ("ours ÷ peer's", ".3f"),
         "ratio_interval": ("95 % interval", ""),
         "reserved_gib": ("GiB reserved", ".1f"),
         "peer_reserved_gib": ("peer's GiB", ".1f"),
     },
-    "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
-    "{num_peer_runs} runs",
+    "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}, {num_runs} runs; peer: "
+    "{peer}, {num_peer_runs} runs",
 )
 OCCUPANCY = Layout(
     {

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from fp8study.frames import setting_label
+from fp8study.frames import arm_label, setting_label
 from fp8study.peers import PeerComparison, compare_with_peers, read_peers
 from fp8study.records import StoredRun
 
 _PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
 PEER_COLUMNS = [
-    *_PLACE, "peer", "num_runs", "num_peer_runs", "tokens_per_second_per_gpu",
-    "peer_tokens_per_second_per_gpu", "ratio", "ratio_interval", "reserved_gib",
+    *_PLACE, "arm", "peer", "num_runs", "num_peer_runs", "tokens_per_second_per_gpu", "range",
+    "peer_tokens_per_second_per_gpu", "peer_range", "ratio", "ratio_interval", "reserved_gib",
     "peer_reserved_gib",
 ]  # fmt: skip
 
@@ -27,8 +27,8 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
 
     Returns:
         The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians
-        of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's interval in
-        words, and medians of what each side's allocator had reserved, GiB.
+        and ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's
+        interval in words, and medians of what each side's allocator had reserved, GiB.
 
     Raises:
         UserError: A peer's record is broken.
@@ -41,7 +41,8 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
             {"machine": there[0].machine_label, "study": there[0].record.study} | _row(pair)
             for pair in pairs
         ]
-    return pd.DataFrame(rows, columns=PEER_COLUMNS)
+    table = pd.DataFrame(rows, columns=PEER_COLUMNS)
+    return table.sort_values([*_PLACE[:4], "setting", "precision"], kind="stable")
 
 
 def _row(pair: PeerComparison) -> dict[str, object]:
@@ -49,16 +50,23 @@ def _row(pair: PeerComparison) -> dict[str, object]:
     return {
         **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
         "setting": setting_label(config),
+        "arm": arm_label(pair.arm.records[0]),
         "peer": f"{peer.name} {peer.version}",
         "num_runs": len(pair.arm.rates),
         "num_peer_runs": len(peer.tokens_per_second_per_gpu),
         "tokens_per_second_per_gpu": _median(pair.arm.rates),
+        "range": _range(pair.arm.rates),
         "peer_tokens_per_second_per_gpu": _median(peer.tokens_per_second_per_gpu),
+        "peer_range": _range(peer.tokens_per_second_per_gpu),
         "ratio": ratio.estimate if ratio else None,
         "ratio_interval": ratio.interval_text() if ratio else None,
         "reserved_gib": pair.reserved_gib,
         "peer_reserved_gib": _median(peer.memory_peak_gib),
     }
+
+
+def _range(values: Sequence[float]) -> str | None:
+    return f"{min(values):,.0f} to {max(values):,.0f}" if values else None
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -194,27 +194,26 @@ def _diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Speed and memory by arm: the median over seeds, of which ``num_runs`` is the number.
+    """Speed and memory by arm: the median over seeds, of each the median over its repeats.
 
     Args:
         runs: From `runs_frame`.
 
     Returns:
-        The columns of `THROUGHPUT_COLUMNS`. ``speedup_pct`` is the median over pairs of how much
-        more tokens per second the arm makes than BF16 with everything else equal, %; it is
-        missing without a partner, on CPUs, and where either run nearly filled the GPU's memory.
-        ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every precision. ``note`` names what
-        limits the comparison.
+        The columns of `THROUGHPUT_COLUMNS`. ``num_runs`` counts repeats too. ``speedup_pct`` is
+        the median over pairs of how much more tokens per second the arm makes than BF16 with
+        everything else equal, %; it is missing without a partner, on CPUs, and where either run
+        nearly filled the GPU's memory. ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every
+        precision. ``note`` names what limits the comparison.
     """
-    newest = newest_per_seed(runs)
-    timed = newest[(newest["status"] == "completed") & newest["tokens_per_second_per_gpu"].notna()]
+    timed = _medians_of_repeats(runs)
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
     groups = timed.groupby("arm_key", sort=False)
     table = groups[[name for name in _ARM if name != "arm_key"]].first()
-    table["num_runs"] = groups.size()
+    table["num_runs"] = groups["num_repeats"].sum()
     table[_MEASURED] = groups[_MEASURED].median()
-    pairs = _pairs(runs, "tokens_per_second_per_gpu")
+    pairs = _pairs(timed, "tokens_per_second_per_gpu")
     pairs = pairs[pairs["device"] != "cpu"]
     speed = pairs["tokens_per_second_per_gpu"] / pairs["tokens_per_second_per_gpu_bf16"]
     memory = pairs["memory_peak_gib"] / pairs["memory_peak_gib_bf16"]
@@ -233,6 +232,25 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
         _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
     ]
     return ordered(table.reset_index()[THROUGHPUT_COLUMNS])
+
+
+def _medians_of_repeats(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each seed of an arm with timings.
+
+    What was measured is the median over the seed's repeats, ``num_repeats`` is their number, and
+    the allocator's events are the most of any.
+    """
+    timed = runs[(runs["status"] == "completed") & runs["tokens_per_second_per_gpu"].notna()]
+    seed, events = ["arm_key", "pair_key"], list(ALLOCATOR_EVENTS)
+    each = timed.sort_values("ended_at", kind="stable").drop_duplicates(
+        [*seed, "repeat"], keep="last"
+    )
+    repeats = each.groupby(seed, sort=False)
+    measured = repeats[_MEASURED].median().join(repeats[events].max())
+    measured["num_repeats"] = repeats.size()
+    first = newest_per_seed(each)
+    kept = first.drop(columns=[*_MEASURED, *events])
+    return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 
 def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:

@@ -32,11 +32,12 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     """Name, in words, the switches of a recorded run that its path would have set otherwise.
 
     Args:
-        config: From a record; older ones know no switches.
+        config: From a record; a switch that an older one does not know was not set.
     """
     from fp8study.config import completed
 
-    usual = completed({n: None if n in PLAIN else v for n, v in (PLAIN | config).items()})
+    config = PLAIN | config
+    usual = completed({name: None if name in PLAIN else value for name, value in config.items()})
     words = {
         "loss_head": "{} loss head",
         "optimizer_step": "updates {}",
@@ -49,7 +50,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     return [
         words[name].format({True: "on", False: "off"}.get(value, str(value).replace("_", " ")))
         for name in PLAIN
-        if (value := config.get(name)) is not None and value != usual.get(name)
+        if (value := config[name]) is not None and value != usual.get(name)
     ]
 
 

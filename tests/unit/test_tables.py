@@ -351,6 +351,16 @@ def test_repeats_of_a_seed_count_once_and_the_newest_counts(tmp_path: Path) -> N
         assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
 
 
+def test_the_speed_of_a_seed_is_the_median_over_its_repeats(tmp_path: Path) -> None:
+    for repeat, (bf16, fp8) in enumerate(((5.0, 2.0), (4.0, 6.0), (3.0, 5.0))):
+        store_repeat(tmp_path, "bf16", repeat, bf16, repeat=repeat)
+        store_repeat(tmp_path, "fp8_rowwise", repeat, fp8, repeat=repeat)
+    table = tables.throughput_table(frame(tmp_path))
+    assert table["num_runs"].tolist() == [3, 3]
+    assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
+    assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
+
+
 def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> None:
     store_pair(tmp_path, {})
     again = {"run_id": "again", "ended_at": "2000-01-02T00:00:00+00:00"}

@@ -14,8 +14,10 @@ from fp8study import cli, config, instrument_tables, tables
 from fp8study.gaps import effective_batch_table
 from fp8study.models import PRESETS
 from fp8study.passes import pass_table
+from fp8study.peer_tables import peer_table
 from fp8study.records import load_runs
 from fp8study.studies import load_study, study_names
+from fp8study.switch_tables import switch_table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -107,6 +109,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
     full = tables.throughput_table(quick).query("note == @tables.MEMORY_FULL")
     assert full[["model", "num_gpus"]].drop_duplicates().values.tolist() == [["llama-3.1-8b", 1]]
     size = runs.loc[runs["model"] == "llama-3.2-1b", "num_parameters"].iloc[0]
+    of_text = runs[runs["corpus"] != "synthetic"]
     texts = [
         f"{size / 1e9:.1f}B model",
         f"{stale['parameters_outside_optimizer_pct']:.1f} % of the parameters are outside",
@@ -124,6 +127,8 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *batch_texts(runs),
         *parity_texts(runs),
         *tuned_texts(runs),
+        *peer_texts(),
+        *path_texts(runs),
         f"`tuned-switches` has {(runs['study'] == 'tuned-switches').sum()} of its "
         f"{len(load_study('tuned-switches').runs)}",
         *instrument_texts(runs),
@@ -131,7 +136,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *(f"torchao {v}" for v in runs["version_torchao"].unique()),
         f"{len(runs[runs['study'] == 'quick'])} |",
         f"No run is longer than {runs['num_steps'].max()} steps",
-        f"BPE vocabulary of {one(runs.groupby('vocab_size').size().reset_index())['vocab_size']}",
+        f"BPE vocabulary of {', '.join(map(str, of_text['vocab_size'].unique()))}",
     ]
     return texts
 
@@ -148,23 +153,48 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
 
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the tuned path."""
-    fp8 = {"precision": "fp8_tensorwise"}
-    every = tables.throughput_table(runs[runs["study"] == "tuned-switches"])
-    speed = every[(every["path"] == "tuned") & (every["precision"] == "fp8_tensorwise")]
-    speed = speed.assign(batch=speed["setting"].str.extract(r"batch (\d)", expand=False))
-    small = speed[speed["model"] == "llama-3.2-1b"]
-    alone = one(speed, model="llama-3.1-8b", num_gpus=1, strategy="none")
-    four = one(speed, model="llama-3.1-8b", num_gpus=4)
-    assert set(speed["num_runs"]) == {1}
-    plain = one(every, model="llama-3.1-8b", path="plain", strategy="none", **fp8)
+    speed = tables.throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    assert set(speed["path"]) == {"tuned"}
+    assert set(speed["num_runs"]) == {3}
+    fp8 = speed[speed["precision"] == "fp8_tensorwise"]
+    fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
+    small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
+    big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
     return [
-        f"{per_cent(plain['speedup_pct'])} on the plain path",
-        f"{per_cent(alone['speedup_pct'])} on the tuned one "
-        f"({alone['tokens_per_second_per_gpu']:,.0f} tokens/s)",
-        f"On 4 GPUs at batch {four['batch']}, tuned: {per_cent(four['speedup_pct'])} "
-        f"({four['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU)",
+        *(
+            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']} "
+            f"{per_cent(row['speedup_pct'])} ({row['tokens_per_second_per_gpu']:,.0f} tokens/s"
+            for n, row in big.items()
+        ),
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
     ]
+
+
+def peer_texts() -> list[str]:
+    """What the README says of torchtitan beside the tuned path."""
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    table = peer_table(stored)
+    assert {*table["num_runs"], *table["num_peer_runs"]} == {3}
+    big = table[table["model"] == "llama-3.1-8b"].set_index(["num_gpus", "precision"])["ratio"]
+    small = table.loc[table["model"] != "llama-3.1-8b", "ratio"]
+    (peer,) = set(table["peer"])
+    return [
+        peer,
+        *(
+            f"{big[n, 'bf16']:.2f} (BF16) and {big[n, 'fp8_tensorwise']:.2f} times (FP8) "
+            f"on {n} GPU{'s' if n > 1 else ''}"
+            for n in (1, 4)
+        ),
+        f"{small.min():.2f} to {small.max():.2f} times",
+    ]
+
+
+def path_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the tuned path's losses."""
+    table = switch_table(runs[runs["study"] == "tuned-loss"])
+    assert (set(table["verdict"]), set(table["num_pairs"])) == ({"equivalent"}, {3})
+    gap = table.set_index("precision")["loss_gap_pct"]
+    return [f"{per_cent(gap['bf16'], 3)} in BF16 and {per_cent(gap['fp8_tensorwise'], 3)} in FP8"]
 
 
 def parity_texts(runs: pd.DataFrame) -> list[str]:

@@ -20,8 +20,8 @@ import pandas as pd
 from fp8study.config import RunConfig, completed
 from fp8study.errors import UserError, one_line
 from fp8study.frames import FP8_FIELDS, arm_label, runs_frame
+from fp8study.pairing import timing_is_void
 from fp8study.records import RunRecord, StoredRun, read_record
-from fp8study.tables import timing_is_void
 
 #: What tells the repeats of an arm apart. The data are compared by their hash: a path says little.
 IDENTITY_FIELDS = ("seed", "repeat", "corpus", "tokenizer")

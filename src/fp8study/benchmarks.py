@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fp8study.frames import runs_frame
+from fp8study.pairing import ordered, shorten_arms, timing_is_void
 from fp8study.records import StoredRun
-from fp8study.tables import ordered, shorten_arms, timing_is_void
 
 
 @dataclass(frozen=True)

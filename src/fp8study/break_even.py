@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from fp8study.instrument_tables import ARM, context, numbers
-from fp8study.tables import ordered
+from fp8study.pairing import ordered
 
 
 def cache_state(hits: float, misses: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study import effects, ladder
-from fp8study.tables import DIVERGED
+from fp8study.pairing import DIVERGED
 from fp8study.words import count, escape, how_to_get, signed
 
 #: A share of a gap that counts as nearly all of it.

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import pandas as pd
 
 from fp8study import stats
+from fp8study.pairing import DIVERGED, newest_per_seed
 from fp8study.power import smallest_detectable
 from fp8study.studies import LOSS_MARGIN_PCT
-from fp8study.tables import DIVERGED, newest_per_seed
 
 
 class Cell(NamedTuple):

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from fp8study import stats
+from fp8study.loss_tables import loss_gap_table
+from fp8study.pairing import newest_per_seed, paired_losses
 from fp8study.studies import LOSS_MARGIN_PCT
-from fp8study.tables import loss_gap_table, newest_per_seed, paired_losses
 
 #: Logged steps in the running mean of a loss.
 SMOOTHING_STEPS = 20

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import pandas as pd
 
 from fp8study.findings import problems
+from fp8study.pairing import ordered
 from fp8study.records import StoredRun
-from fp8study.tables import ordered
 
 _KEY = ["machine", "study", "run_id"]
 ARM = [

@@ -11,7 +11,7 @@ import itertools
 import pandas as pd
 
 from fp8study.frames import PRECISION_LABELS
-from fp8study.tables import SPEED_STUDIES, newest_per_seed, paired_losses
+from fp8study.pairing import SPEED_STUDIES, newest_per_seed, paired_losses
 
 AGAIN = "the same run again"
 SEED = "another seed"

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from fp8study.pairing import newest_per_seed
 from fp8study.plotstyle import (
     GREY,
     add_legend,
@@ -27,7 +28,7 @@ from fp8study.plotstyle import (
     panels,
     set_title,
 )
-from fp8study.tables import MEMORY_FULL, newest_per_seed
+from fp8study.speed_tables import MEMORY_FULL
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20

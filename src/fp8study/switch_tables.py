@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pandas as pd
 
 from fp8study import stats
+from fp8study.pairing import SPEED_STUDIES, newest_per_seed, timing_is_void
 from fp8study.studies import LOSS_MARGIN_PCT
-from fp8study.tables import SPEED_STUDIES, newest_per_seed, timing_is_void
 
 SWITCH_COLUMNS = [
     "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Measure torchtitan and our tuned path by turns on the same GPUs.
+# Measure torchtitan and our tuned path in one call on the same machine.
 #
 #     bash scripts/beside_torchtitan.sh CHECKOUT [one] [four]
 #
 # CHECKOUT: torchtitan v0.2.2 with its packages (tyro, torchdata) installed beside ours. Without
 # further words both parts are done, one GPU and four. Records: results/local/beside-torchtitan and
-# results/local/beside-torchtitan-fsdp, torchtitan's in their folders peer/.
+# results/local/beside-torchtitan-fsdp, torchtitan's in their folders peer/. Who waits longest for
+# GPUs gets them first, so that the two are mixed.
 set -u
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { echo "beside_torchtitan: name the checkout of torchtitan" >&2; exit 2; }

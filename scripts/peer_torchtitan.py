@@ -7,8 +7,9 @@ torchtitan is started as its own launcher starts it, once per repeat, on random 
 activation checkpointing, compiled blocks and loss, FP32 weights and BF16 compute, through FSDP2 on
 several GPUs and through autocast on one. FP8 is its tensorwise converter with the output layer left
 in BF16, and with the FP8 all-gather and precomputed scales where weights are sharded. What follows
-``--`` is passed on to it (with ``--label``, which keeps such a configuration apart). Each repeat
-waits for its GPUs as our own runs do, so that both can be measured by turns.
+``--`` is passed on to it (with ``--label``, which keeps such a configuration apart). It clips the
+gradients' norm at 1 in every step; no flag of it turns that off. Each repeat waits in line for its
+GPUs as our own runs do.
 
 Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``:
 
@@ -45,7 +46,6 @@ import shlex
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -53,7 +53,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fp8study.gpus import lease
+from fp8study.leases import lease
 from fp8study.leash import end
 from fp8study.provenance import machine_facts, this_machine, versions
 from fp8study.records import write_json
@@ -62,8 +62,6 @@ VERSION = "0.2.2"
 SCRIPTS = Path(__file__).resolve().parent
 PACKAGES = ("torchdata", "tyro")
 NUM_DOCUMENTS = 256
-#: Seconds between two repeats: longer than a run that waits for GPUs takes to see them free.
-TURN_SECONDS = 3
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP = re.compile(
     r"^(?:\[rank0\]:)?\[titan\].* step: +(?P<step>\d+) +loss: +(?P<loss>\S+) +grad_norm: +\S+"
@@ -514,8 +512,6 @@ def main() -> None:
     for repeat in range(1, arguments.repeats + 1):
         for peer in peers:
             if peer.status == "interrupted":
-                if repeat > 1 or peer is not peers[0]:
-                    time.sleep(TURN_SECONDS)
                 measure(plan, peer, repeat, last=repeat == arguments.repeats)
     sys.exit(any(peer.status != "completed" for peer in peers))
 

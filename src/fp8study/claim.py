@@ -14,8 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fp8study.config import RunConfig
-from fp8study.gpus import lease
 from fp8study.job import Job
+from fp8study.leases import lease
 from fp8study.records import write_json
 
 #: Where the first of a run's processes says which GPUs it holds.

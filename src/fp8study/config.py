@@ -151,14 +151,16 @@ class RunConfig:
     reshard_after_forward: bool | Literal["half"] | None = None
     """FSDP2 frees a layer's gathered weights after the forward pass and gathers them again in the
     backward pass. ``half``: in the first half of the layers; the backward pass begins with the
-    others. None: true; for tuned runs half, and false on one GPU."""
+    others. None: true; for tuned runs under FSDP2 half, and false on one GPU."""
     compile_mode: CompileMode | None = None
     """torch.compile's mode for the decoder layers."""
     gather_cast: GatherCast | None = None
-    """How weights become FP8 before FP8 all-gather: by torchao's own three kernels, or by one."""
+    """How weights become FP8 before FP8 all-gather: by torchao's own three kernels, or by one.
+    None: eager, for compiled tuned runs that gather in FP8 compiled."""
     allocator: Allocator | None = None
     """``expandable``: torch's GPU memory is kept in segments that grow, so that less of it is
-    reserved in pieces that fit nothing."""
+    reserved in pieces that fit nothing. None: default, for tuned runs under FSDP2 on several GPUs
+    expandable."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):

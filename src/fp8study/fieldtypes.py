@@ -26,6 +26,8 @@ def coerce(value: Any, hint: Any) -> Any:
         return value
     if value == "none" and type(None) in kinds:
         return None
+    if value in ("true", "false") and bool in kinds:
+        return value == "true"
     if float in kinds and (isinstance(value, int) or (isinstance(value, str) and _is_float(value))):
         return float(value)  # YAML reads 1e-5 as a text
     if int in kinds and isinstance(value, float) and value.is_integer():

@@ -39,9 +39,9 @@ def _compile_casts() -> None:
     """Let torchao make FP8 shards in one kernel, for the rest of this process.
 
     torchao scales, clamps and casts each shard by three kernels before every gathering, through
-    FP32 tensors in between: 21 bytes of memory traffic a weight, where 5 do. The values are the
-    same. It has no setting for it, and its tensors do not survive subclassing, so the method
-    itself is replaced.
+    FP32 tensors in between: 21 bytes of memory traffic a weight, where 5 do. It has no setting for
+    it, and its tensors do not survive subclassing, so the method itself is replaced. Tests hold the
+    values to torchao's.
     """
     from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Shard
 

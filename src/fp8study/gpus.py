@@ -1,23 +1,10 @@
-"""Which GPUs there are, and which of them a run may use.
-
-Snakemake counts GPUs but does not say which; two runs that each want one would both take the
-first. So a run leases its GPUs with lock files, held open by its training processes: the operating
-system gives the GPU back when the last of them is gone, however they ended.
-"""
+"""Which GPUs there are, as the driver's management library describes them."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from fp8study.errors import UserError
-from fp8study.locks import locked, open_lock, try_lock
 
 
 @dataclass(frozen=True)
@@ -87,82 +74,3 @@ def _describe(pynvml: Any, index: int) -> Gpu:
         clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
         clock_memory_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
     )
-
-
-#: A GPU is leased in this many places: a run takes all of them, or its part where it shares.
-PLACES = 8
-
-
-@dataclass(frozen=True)
-class Lease:
-    """GPUs held for one run."""
-
-    indices: tuple[int, ...]
-    file_descriptors: tuple[int, ...]
-    """Hand these down to the training processes: they keep the lease alive."""
-
-
-def lock_dir() -> Path:
-    """Return the folder of the lock files: ``$FP8STUDY_LOCKS``, or one shared by the machine."""
-    chosen = os.environ.get("FP8STUDY_LOCKS")
-    return Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"fp8study-{os.getuid()}"
-
-
-@contextmanager
-def lease(
-    num_gpus: int, indices: list[int], runs_per_gpu: int = 1, poll_seconds: float = 1.0
-) -> Iterator[Lease]:
-    """Hold `num_gpus` of the given GPUs, waiting until that many are free.
-
-    All or none are taken, under one machine-wide lock, so two waiting runs cannot each hold
-    half of what the other needs.
-
-    Args:
-        num_gpus: How many to hold.
-        indices: GPUs to choose from, in order of preference; of shared ones, the emptiest first.
-        runs_per_gpu: With how many runs each may be shared, ourselves included. A run that wants
-            a GPU for itself never shares one.
-        poll_seconds: How often to look again.
-
-    Raises:
-        UserError: More are asked for than there are.
-    """
-    if num_gpus > len(indices):
-        raise UserError(
-            f"num_gpus: {num_gpus} is more than the {len(indices)} visible GPUs; lower it or "
-            "widen CUDA_VISIBLE_DEVICES"
-        )
-    folder = lock_dir()
-    while (held := _try_lease(num_gpus, indices, runs_per_gpu, folder)) is None:
-        time.sleep(poll_seconds)
-    try:
-        yield held
-    finally:
-        for descriptor in held.file_descriptors:
-            os.close(descriptor)
-
-
-def _try_lease(num_gpus: int, indices: list[int], runs_per_gpu: int, folder: Path) -> Lease | None:
-    wanted = PLACES // runs_per_gpu
-    with locked(folder / "all.lock", "FP8STUDY_LOCKS"):
-        free = {index: _free_places(index, folder) for index in indices}
-        emptiest = sorted(indices, key=lambda index: -len(free[index]))
-        taken = [index for index in emptiest if len(free[index]) >= wanted][:num_gpus]
-        if len(taken) < num_gpus:
-            taken = []
-        kept = [place for index in taken for place in free[index][:wanted]]
-        for descriptor in {place for places in free.values() for place in places} - set(kept):
-            os.close(descriptor)
-    return Lease(tuple(taken), tuple(kept)) if taken else None
-
-
-def _free_places(index: int, folder: Path) -> list[int]:
-    """Take all free places of a GPU; return what holds them."""
-    held = []
-    for place in range(PLACES):
-        descriptor = open_lock(folder / f"gpu-{index}.{place}.lock", "FP8STUDY_LOCKS")
-        if try_lock(descriptor):
-            held.append(descriptor)
-        else:
-            os.close(descriptor)
-    return held

@@ -91,7 +91,7 @@ def launch(
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
         _remove_messages(run_dir)
-        environment = _environment(config, machine)
+        environment = training_environment(config, machine)
         if config.compile_cache == "fresh":
             cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
             environment["TORCHINDUCTOR_CACHE_DIR"] = cache
@@ -143,16 +143,19 @@ def launch(
     return record
 
 
-def _environment(config: RunConfig, machine: Machine) -> dict[str, str]:
+def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
+    """Return the environment of a run's training processes: ours, with what the run needs."""
     environment = dict(os.environ)
     if machine.gpus:
         # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
         # visible before `claim_gpus` has chosen.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         if config.allocator == "expandable":
-            usual = environment.get("PYTORCH_ALLOC_CONF")
-            options = [usual, "expandable_segments:True"] if usual else ["expandable_segments:True"]
-            environment["PYTORCH_ALLOC_CONF"] = ",".join(options)
+            # Where the older name is set, torch does not read the newer one.
+            older = "PYTORCH_CUDA_ALLOC_CONF" in environment
+            name = "PYTORCH_CUDA_ALLOC_CONF" if older else "PYTORCH_ALLOC_CONF"
+            options = [environment.get(name), "expandable_segments:True"]
+            environment[name] = ",".join(filter(None, options))
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.

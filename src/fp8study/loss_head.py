@@ -237,11 +237,14 @@ def _forward(
     score = _compiled_score if compiles else _loss_and_gradient
     x_ND, w_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
     needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-    x_gradient_ND = torch.empty_like(x_ND) if needs_hidden else None
+    plain = torch.contiguous_format  # `_scale` wants them flat
+    x_gradient_ND = torch.empty_like(x_ND, memory_format=plain) if needs_hidden else None
     # One chunk needs no sum; and if the gradient is wanted in FP32, that is where it is summed.
     is_sum = len(targets_N) > CHUNK or weight_VD.dtype == torch.float32
     sum_dtype = torch.float32 if is_sum else dtype
-    w_gradient_VD = torch.empty_like(w_VD, dtype=sum_dtype) if needs_weight else None
+    w_gradient_VD = (
+        torch.empty_like(w_VD, dtype=sum_dtype, memory_format=plain) if needs_weight else None
+    )
     scale = 1 / (targets_N != IGNORED).sum()
     loss = torch.zeros((), device=x_ND.device)
     for start in range(0, len(targets_N), CHUNK):

@@ -173,6 +173,7 @@ def _same_work(arm: Arm, peer: PeerRecord) -> bool:
         and config.get("precision") == peer.precision
         and all(config.get(name) == getattr(peer, name) for name in _COUNTS)
         # Neither does more than its micro-batch between two updates, nor less than all of it.
+        # What else is done there, as clipping, a peer's record does not say.
         and config.get("gradient_accumulation_steps") == 1
         and not config.get("activation_checkpointing")
         and not bool((arm.runs["stale"] | arm.runs["planted"]).any())

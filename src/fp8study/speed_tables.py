@@ -12,6 +12,7 @@ from fp8study.pairing import (
     pairs_of,
     timing_is_void,
 )
+from fp8study.records import RESULTS
 from fp8study.startup import PARTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
@@ -84,14 +85,16 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
 def _medians_of_repeats(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each seed of an arm with timings.
 
-    What was measured is the median over the seed's repeats, ``num_repeats`` is their number, and
-    the allocator's events are the most of any.
+    What was measured is the median over the seed's repeats, of each the newest result;
+    ``num_repeats`` is their number, and the allocator's events are the most of any.
     """
-    timed = runs[(runs["status"] == "completed") & runs["tokens_per_second_per_gpu"].notna()]
     seed, events = ["arm_key", "pair_key"], list(ALLOCATOR_EVENTS)
-    each = timed.sort_values("ended_at", kind="stable").drop_duplicates(
+    results = runs[runs["status"].isin(RESULTS)].fillna({"repeat": 0})
+    newest = results.sort_values("ended_at", kind="stable").drop_duplicates(
         [*seed, "repeat"], keep="last"
     )
+    is_timed = newest["tokens_per_second_per_gpu"].notna() & (newest["status"] == "completed")
+    each = newest[is_timed]
     repeats = each.groupby(seed, sort=False)
     measured = repeats[_MEASURED].median().join(repeats[events].max())
     measured["num_repeats"] = repeats.size()

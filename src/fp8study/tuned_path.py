@@ -1,7 +1,8 @@
 """What ``path=tuned`` chooses, and which of its switches exclude what: the torch-free half.
 
 The plain path trains as the documents do. The tuned one computes the same loss, gradients and
-updates in another order, so that less is alive at a time. Each switch can be set alone.
+updates faster, or with less memory: in another order, by fewer kernels, or gathering less often.
+Each switch can be set alone.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "gather_cast": "{} cast before gathering",
         "allocator": "{} allocator",
     }
+    said = {True: "on", False: "off"}
     return [
-        words[name].format({True: "on", False: "off"}.get(value, str(value).replace("_", " ")))
+        words[name].format(said.get(config[name], str(config[name]).replace("_", " ")))
         for name in PLAIN
-        if (value := config[name]) is not None and value != usual.get(name)
+        # A configuration that is refused today has no usual values.
+        if None not in (config[name], usual[name]) and config[name] != usual[name]
     ]
 
 

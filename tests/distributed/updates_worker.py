@@ -19,9 +19,9 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
 from torch.distributed.tensor import DTensor
-from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import fp8study.gathering
 from fp8study import loss_head
 from fp8study.config import RunConfig, make_config
 from fp8study.models import PRESETS
@@ -100,14 +100,22 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
 
 def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
-    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
-    fp8 = values | {"precision": "fp8", "fp8_all_gather": True}
+    values = {"model": "tiny-llama", "num_gpus": num_gpus}
+    fp8 = values | {"precision": "fp8"}
     expected, _, _ = train(make_config(fp8), tied=False)
-    before = WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather
-    weights, _, _ = train(make_config(fp8 | {"gather_cast": "compiled"}), tied=False)
+    num_casts, cast = 0, fp8study.gathering._cast
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal num_casts
+        num_casts += 1
+        return cast(*arguments)
+
+    fp8study.gathering._cast = counted
+    changes = {"gather_cast": "compiled", "reshard_after_forward": "half"}
+    weights, _, _ = train(make_config(fp8 | changes), tied=False)
     kept = {}
     for reshard in (True, "half", False):
-        config = make_config(values | {"reshard_after_forward": reshard})
+        config = make_config(values | {"compile": False, "reshard_after_forward": reshard})
         AcceleratorState._reset_state()
         model = tiny(config, tied=False)
         accelerator = make_accelerator(config, model, emulate=True)
@@ -120,7 +128,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
             not isinstance(layer.self_attn.q_proj.weight, DTensor) for layer in model.model.layers
         ]
     return {
-        "is_replaced": WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather is not before,
+        "num_casts": num_casts,
         "difference": max(
             float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
         ),

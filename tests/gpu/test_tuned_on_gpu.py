@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 from transformers import LlamaConfig
 
-from fp8study import loss_head
+from fp8study import gathering, loss_head
 from fp8study.attention import preferred_attention
 from fp8study.config import RunConfig, make_config
 from fp8study.loss_head import chunked_cross_entropy, replace_loss_head
@@ -95,6 +96,14 @@ def test_memory_of_the_chunked_head_hardly_grows_with_the_tokens() -> None:
     assert chunked < compiled < plain
     added_logits = (many - few) * VOCAB * 2 / 2**30
     assert chunked - _peak_gib("chunked", few) < added_logits / 2
+
+
+def test_the_compiled_cast_gives_the_same_bytes() -> None:
+    weight = torch.randn(1000, 4096, device=DEVICE)
+    scale = torch.finfo(torch.float8_e4m3fn).max / weight.abs().max()
+    theirs = hp_tensor_and_scale_to_float8(weight, scale, torch.float8_e4m3fn)
+    ours = gathering._cast(weight.view(-1), scale, torch.float8_e4m3fn).view_as(weight)
+    assert torch.equal(ours.view(torch.uint8), theirs._data.view(torch.uint8))
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])

@@ -12,8 +12,8 @@ import pytest
 from fp8study import claim
 from fp8study.config import make_config, save_config
 from fp8study.data import PreparedData
-from fp8study.gpus import lease
 from fp8study.job import Job
+from fp8study.leases import lease
 
 DATA = PreparedData("c", "0", "t", "0", 10, 10, [], "folder")
 

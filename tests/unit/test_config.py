@@ -44,6 +44,12 @@ def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
     assert completed(older) == config.to_dict()
     assert completed(older | {"loss_head": "chunked"}) != config.to_dict()
     assert completed(older | {"from_the_future": 1})["from_the_future"] == 1
+    # A switch that came later was not set, whatever its path would choose today.
+    tuned = make_config({"precision": "fp8", "num_gpus": 2, "path": "tuned"})
+    assert tuned.gather_cast == "compiled"
+    older = {k: v for k, v in tuned.to_dict().items() if k not in ("gather_cast", "allocator")}
+    found = completed(older)
+    assert (found["gather_cast"], found["allocator"]) == ("eager", "default")
     impossible = older | {"precision": "fp4"}
     assert completed(impossible) == impossible
 

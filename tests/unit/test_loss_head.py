@@ -261,3 +261,19 @@ def test_real_architectures_are_told_apart(values: dict[str, Any], words: str | 
         return
     with pytest.raises(UserError, match=words):
         check_loss_head(model, config)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_strides_do_not_matter(compiles: bool) -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(16, 40).t().requires_grad_()
+    weight = torch.randn(16, 64).t().requires_grad_()
+    targets = torch.randint(0, 64, (40,))
+    expected = torch.nn.functional.cross_entropy(hidden @ weight.T, targets) / 3
+    loss = chunked_cross_entropy(hidden, weight, targets, compiles) / 3
+    for a, b in zip(
+        torch.autograd.grad(loss, (hidden, weight)),
+        torch.autograd.grad(expected, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)

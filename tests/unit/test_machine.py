@@ -12,6 +12,7 @@ from fp8study.config import RunConfig, make_config
 from fp8study.errors import UserError
 from fp8study.gpus import Gpu
 from fp8study.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
+from fp8study.launch import training_environment
 from fp8study.provenance import (
     Machine,
     git_state,
@@ -239,3 +240,35 @@ def test_fp8_peak_is_twice_the_bf16_peak(peak: Any) -> None:
     if peak.fp8_tflops is not None:
         assert peak.fp8_tflops / peak.bf16_tflops == pytest.approx(2.0, rel=0.02)
     assert (peak.fp8_tflops is None) == (peak.name_part == "A100")
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},  # torch reads this one first
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+    ],
+)
+def test_the_chosen_allocator_reaches_the_training_processes(
+    before: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    chosen = make_config({"allocator": "expandable"})
+
+    def found(config: RunConfig, machine: Machine) -> dict[str, str]:
+        return {n: v for n, v in training_environment(config, machine).items() if n in names}
+
+    assert found(chosen, Machine((H200,), 8)) == expected
+    assert found(make_config({}), Machine((H200,), 8)) == before
+    assert found(chosen, Machine((), 2)) == before

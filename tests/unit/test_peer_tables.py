@@ -23,6 +23,8 @@ def test_our_arm_stands_beside_the_peer_that_did_its_work(tmp_path: Path) -> Non
     assert (row["machine"], row["study"], row["precision"]) == ("box", "beside", "bf16")
     assert (row["num_runs"], row["num_peer_runs"]) == (3, 3)
     assert row["tokens_per_second_per_gpu"] == 11_000
+    assert row["range"] == "10,900 to 11,100"
+    assert row["peer_range"] == "9,900 to 10,100"
     assert row["ratio"] == pytest.approx(1.1, rel=1e-4)
     assert row["ratio_interval"].startswith("1.0")
     assert (row["reserved_gib"], row["peer_reserved_gib"]) == (26.0, 30.0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8study.gpus import lease
+from fp8study.leases import lease
 from fp8study.studies import load_study
 from scripts import peer_torchtitan as peer
 

@@ -162,7 +162,8 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
     return [
         *(
-            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']} "
+            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
+            f"{', not sharded,' if row['strategy'] == 'none' else ''} "
             f"{per_cent(row['speedup_pct'])} ({row['tokens_per_second_per_gpu']:,.0f} tokens/s"
             for n, row in big.items()
         ),

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -311,6 +312,11 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
     assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"
     assert setting_label({"strategy": "none"}) == "not sharded"  # older than any switch
+    refused = {"strategy": "none", "precision": "fp9"}
+    assert setting_label(refused) == "not sharded"
+    older = make_config({"path": "tuned", "num_gpus": 4}).to_dict()
+    del older["allocator"]
+    assert setting_label(older).endswith(", tuned, default allocator")
 
 
 def test_lost_runs_are_counted(tmp_path: Path) -> None:
@@ -359,6 +365,26 @@ def test_the_speed_of_a_seed_is_the_median_over_its_repeats(tmp_path: Path) -> N
     assert table["num_runs"].tolist() == [3, 3]
     assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
     assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
+
+
+def test_a_repeat_that_the_allocator_held_up_voids_the_seed(tmp_path: Path) -> None:
+    for repeat, retries in enumerate((0, 3, 0)):
+        for precision in ("bf16", "fp8_rowwise"):
+            measured = {"tokens_per_second_per_gpu": 5.0, "num_alloc_retries": retries}
+            store_repeat(tmp_path, precision, repeat, 5.0, repeat=repeat)
+            path = next(tmp_path.rglob(f"{precision}-{9 - repeat}/run.json"))
+            record = json.loads(path.read_text())
+            record["results"] |= measured
+            path.write_text(json.dumps(record))
+    assert fp8_row(tables.throughput_table(frame(tmp_path)))["note"] == tables.MEMORY_FULL
+
+
+def test_a_speed_ends_with_a_newer_divergence(tmp_path: Path) -> None:
+    store_repeat(tmp_path, "bf16", 0, 4.0)
+    store_repeat(tmp_path, "fp8_rowwise", 0, 5.0)
+    assert len(tables.throughput_table(frame(tmp_path))) == 2
+    store_repeat(tmp_path, "fp8_rowwise", 1, 5.0, status="diverged")
+    assert tables.throughput_table(frame(tmp_path))["precision"].tolist() == ["bf16"]
 
 
 def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> None:

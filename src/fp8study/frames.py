@@ -342,6 +342,8 @@ def setting_label(config: dict[str, Any]) -> str:
         parts.append("activation checkpointing")
     if config.get("master_dtype"):
         parts.append(f"{config['master_dtype'].upper()} masters")
+    if config.get("max_grad_norm") is not None:
+        parts.append(f"gradients clipped at {config['max_grad_norm']:g}")
     if config.get("path") == "tuned":
         parts.append("tuned")
     return ", ".join(parts + unusual_switches(config))

@@ -308,6 +308,7 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
 
     assert label() == ""
     assert label(path="tuned") == ", tuned"
+    assert label(max_grad_norm=1.0) == ", gradients clipped at 1"
     assert label(optimizer_step="in_backward") == ", updates in backward"
     assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
     assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"

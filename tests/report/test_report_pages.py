@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study import pages, sentences
+from fp8study import loss_sentences, pages, sentences
 from fp8study.render import render_site
 from tests.factories import (
     make_attribution,
@@ -75,12 +75,12 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
             )  # fmt: skip
             store(tmp_path, "local", record)
     report = pages.load_report(tmp_path)
-    said = sentences.validation_summary(report)
+    said = loss_sentences.validation_summary(report)
     assert ("on text seen before FP8 is behind" in said) == is_said
     assert ("1 equivalent" in said) == (unseen_gap == 0.0)
     assert ("1 different" in said) == (unseen_gap != 0.0)
     assert ("(FP8 is better in 1)" in said) == (unseen_gap < 0)
-    on_training = sentences.loss_summary(report)
+    on_training = loss_sentences.loss_summary(report)
     assert ("trained on its text 5.0 times over" in on_training) == (epochs > 1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study import effect_sentences, plots, sentences, stats, tables
+from fp8study import effect_sentences, loss_sentences, plots, stats, tables
 from fp8study.config import make_config
 from fp8study.frames import setting_label
 from fp8study.gaps import effective_batch_table, ways_table
@@ -415,7 +415,7 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
     assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
     assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
-    text = sentences.loss_summary(load_report(tmp_path))
+    text = loss_sentences.loss_summary(load_report(tmp_path))
     assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
     assert "equivalent, " not in text
     assert "nan" not in text
@@ -461,9 +461,9 @@ def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None
 
     words = "All of these are from studies of document A's failure"
     store_study("attribution")
-    assert words in sentences.loss_summary(load_report(tmp_path))
+    assert words in loss_sentences.loss_summary(load_report(tmp_path))
     store_study("loss-parity")
-    assert words not in sentences.loss_summary(load_report(tmp_path))
+    assert words not in loss_sentences.loss_summary(load_report(tmp_path))
 
 
 def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ Attention = Literal["default", "flash", "cudnn"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 GatherCast = Literal["eager", "compiled"]
 Allocator = Literal["default", "expandable"]
+Recompute = Literal["default", "elementwise"]
+Clipping = Literal["separate", "in_update"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
 REFUSED = {
@@ -161,6 +163,14 @@ class RunConfig:
     """``expandable``: torch's GPU memory is kept in segments that grow, so that less of it is
     reserved in pieces that fit nothing. None: default, for tuned runs under FSDP2 on several GPUs
     expandable."""
+    recompute: Recompute | None = None
+    """``elementwise``: a compiled layer keeps nothing that is made elementwise of products alone
+    (SwiGLU's gated activation), but computes it again in the backward pass. ``default``: what
+    torch's compiler chooses. None: default, for compiled tuned runs elementwise."""
+    clipping: Clipping | None = None
+    """``in_update``: with max_grad_norm, AdamW's own kernel scales the gradients as it reads them.
+    ``separate``: they are scaled by a pass of their own before. None: separate, for tuned runs
+    that clip in_update."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):

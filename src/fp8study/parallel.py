@@ -26,6 +26,7 @@ from fp8study.gathering import tune_gathering
 from fp8study.loss_head import check_loss_head, replace_loss_head
 from fp8study.models import decoder_layers
 from fp8study.precision import convert_to_float8, float8_config, float8_filter
+from fp8study.recompute import compile_options
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -100,7 +101,7 @@ def prepare(
     if config.compile:
         for layer in decoder_layers(model):
             # In place and lazy: hooks added by sharding still run.
-            layer.compile(mode=config.compile_mode)
+            layer.compile(**compile_options(config))
 
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)

@@ -23,6 +23,8 @@ PLAIN: dict[str, Any] = {
     "compile_mode": "default",
     "gather_cast": "eager",
     "allocator": "default",
+    "recompute": "default",
+    "clipping": "separate",
 }
 #: The fields that a path decides.
 SWITCHES = tuple(PLAIN)
@@ -47,6 +49,8 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "compile_mode": "compile mode {}",
         "gather_cast": "{} cast before gathering",
         "allocator": "{} allocator",
+        "recompute": "{} recomputation",
+        "clipping": "clipping {}",
     }
     said = {True: "on", False: "off"}
     return [
@@ -62,6 +66,9 @@ def switches_of(config: RunConfig) -> dict[str, Any]:
     values = dict(_TUNED if config.path == "tuned" else PLAIN)
     if config.max_grad_norm is not None or config.strategy == "ddp":
         values["optimizer_step"] = "after_backward"  # the other one cannot be had: `check_switches`
+    if config.path == "tuned":
+        values["recompute"] = "elementwise" if config.compile else "default"
+        values["clipping"] = "separate" if config.max_grad_norm is None else "in_update"
     if config.path == "tuned" and config.strategy == "fsdp2":
         values |= _tuned_sharding(config)
     return {name: value for name, value in values.items() if getattr(config, name) is None}
@@ -115,8 +122,14 @@ def check_switches(config: RunConfig) -> None:
             "gather_cast: 'compiled' says nothing where no weights are gathered in FP8; leave it "
             "out, or use precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"
         )
-    if config.compile_mode != "default" and not config.compile:
+    for name in ("compile_mode", "recompute"):
+        if getattr(config, name) != "default" and not config.compile:
+            raise UserError(
+                f"{name}: '{getattr(config, name)}' says nothing with compile=false; leave it "
+                "out, or set compile=true"
+            )
+    if config.clipping == "in_update" and config.max_grad_norm is None:
         raise UserError(
-            f"compile_mode: '{config.compile_mode}' says nothing with compile=false; leave it "
-            "out, or set compile=true"
+            "clipping: 'in_update' says nothing without max_grad_norm; leave it out, or set "
+            "max_grad_norm=1"
         )

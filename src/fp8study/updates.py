@@ -72,6 +72,7 @@ class AfterBackward:
             after: Called once all weights are updated.
         """
         self._max_norm = config.max_grad_norm
+        self._clips_in_update = config.clipping == "in_update"
         self._model, self._optimizer, self._after = model, optimizer, after
         self._wants_norm = False
         self._look: Look | None = None
@@ -94,6 +95,8 @@ class AfterBackward:
         norm = self._norm() if self._wants_norm else None
         if self._look is not None:
             self._look(self._model.parameters())
+        if norm is not None and self._clips_in_update:
+            self._scale_in_update(norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
         self._after()
@@ -103,9 +106,20 @@ class AfterBackward:
         held = (p for group in self._optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        if self._max_norm is not None:
+        if self._max_norm is not None and not self._clips_in_update:
             torch.nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def _scale_in_update(self, norm: torch.Tensor) -> None:
+        """Let the next update divide the gradients by what `clip_grads_with_norm_` would have.
+
+        torch's fused optimizers divide by ``grad_scale`` as they read, for loss scaling; that
+        saves a pass that reads and writes every gradient.
+        """
+        assert self._max_norm is not None
+        # Not on Accelerate's wrapper, which keeps such a thing to itself.
+        optimizer: Any = getattr(self._optimizer, "optimizer", self._optimizer)
+        optimizer.grad_scale = ((norm.float() + 1e-6) / self._max_norm).clamp(min=1.0)
 
 
 class InBackward:

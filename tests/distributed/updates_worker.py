@@ -98,6 +98,20 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
 
 
+def clipping(strategy: str, num_gpus: int, precision: str) -> dict[str, Any]:
+    """Compare gradients scaled by the update's own kernel with gradients scaled before it."""
+    results = []
+    for where in ("separate", "in_update"):
+        values = {
+            "model": "tiny-llama", "strategy": strategy, "num_gpus": num_gpus, "compile": False,
+            "precision": precision, "max_grad_norm": 0.1, "clipping": where,
+        }  # fmt: skip
+        results.append(train(make_config(values), tied=False))
+    (expected, norms, _), (weights, own_norms, _) = results
+    differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
+    return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
+
+
 def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus}
@@ -167,6 +181,8 @@ def main() -> None:
             "norms": [norms, own_norms],
             "most_alive": most_alive,
         }  # fmt: skip
+    for precision in ("bf16", "fp8"):
+        found[f"clipping-{precision}"] = clipping(strategy, state.num_processes, precision)
     if state.num_processes > 1:
         found["gathering"] = gathering(state.num_processes)
     if state.is_main_process:

@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
+    "recompute": "elementwise", "clipping": "in_update",
 }  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def test_every_field_has_another_value_to_test_with() -> None:
 
 @pytest.mark.parametrize("name", FIELD_NAMES)
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
-    usual = {"precision": "fp8"} | ({"num_gpus": 4} if name == "gather_cast" else {})
+    usual = {"precision": "fp8"}
+    usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
     config = make_config(usual | {name: OTHER[name]})
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")
@@ -197,6 +199,8 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ),
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
+        ({"recompute": "elementwise", "compile": False}, "recompute", "compile=true"),
+        ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
         (
@@ -238,10 +242,11 @@ def test_fp8_all_gather_is_on_where_it_helps(
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
-    "allocator": "default",
+    "allocator": "default", "recompute": "default", "clipping": "separate",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
+    "recompute": "elementwise",
 }  # fmt: skip
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "allocator": "expandable"}
 ALONE = {"path": "tuned", "strategy": "none"}
@@ -259,13 +264,20 @@ ALONE = {"path": "tuned", "strategy": "none"}
             {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
             ON_SEVERAL | {"gather_cast": "compiled"},
         ),
-        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
+        (
+            {"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False},
+            ON_SEVERAL | {"recompute": "default"},
+        ),
         ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
         (
             {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
             ON_ONE_GPU | {"optimizer_step": "after_backward"},
         ),
-        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | {"optimizer_step": "after_backward"}),
+        (
+            ALONE | {"max_grad_norm": 1.0},
+            ON_ONE_GPU | {"optimizer_step": "after_backward", "clipping": "in_update"},
+        ),
+        ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
         (
             {"path": "tuned", "loss_head": "plain", "reshard_after_forward": "half"},

@@ -154,3 +154,25 @@ def test_clipping_scales_the_gradients_before_the_update() -> None:
     assert norm is not None
     assert float(norm) > 1
     assert seen == [pytest.approx(1e-3, rel=1e-3)]
+
+
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])  # one clips, one does not
+def test_the_update_itself_clips_as_a_pass_before_it_would(max_norm: float) -> None:
+    moments, norms = [], []
+    for clipping in ("separate", "in_update"):
+        run = config(optimizer_step="after_backward", max_grad_norm=max_norm, clipping=clipping)
+        model, optimizer, updates = made(run)
+        updates.expect(wants_norm=False)
+        model(torch.ones(5, 8), True).sum().backward()
+        norm = updates.finish()
+        assert norm is not None
+        norms.append(float(norm))
+        # Adam's step forgets the gradients' scale, its first moment does not.
+        moments.append(
+            [optimizer.state[p]["exp_avg"] for p in model.parameters() if p in optimizer.state]
+        )
+    assert norms[0] == norms[1] > 1
+    for own, other in zip(*moments, strict=True):
+        assert torch.allclose(own, other, rtol=1e-5)
+    total = float(torch.nn.utils.get_total_norm(moments[1])) / (1 - 0.9)
+    assert total == pytest.approx(min(norms[0], max_norm), rel=1e-4)

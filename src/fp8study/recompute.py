@@ -1,0 +1,98 @@
+"""What a compiled layer computes again in the backward pass instead of keeping it.
+
+torch's compiler never computes again what a product reads in the backward pass, since that has to
+be written to memory again. For the gated activation of an MLP this is a poor rule: its factors are
+kept and read in the backward pass anyway, so that writing it again costs little, and keeping it
+costs as much memory as either factor. In FP8 torchao's casts have the same effect already: there
+is nothing to gain.
+
+The choice is handed to the compiler through its own interface for passes over the joint graph of
+forward and backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor import list_mode_options
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fp8study.config import RunConfig
+
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
+_VIEWS = {
+    _aten.view.default, _aten._unsafe_view.default, _aten.reshape.default,
+    _aten.permute.default, _aten.t.default, _aten.transpose.int,
+}  # fmt: skip
+
+
+def compile_options(config: RunConfig) -> dict[str, Any]:
+    """Return the arguments of ``torch.compile`` for the decoder layers of a run."""
+    if config.recompute == "default":
+        return {"mode": config.compile_mode}
+    # torch.compile takes a mode or options, and a mode is a name for options.
+    mode = list_mode_options(config.compile_mode)
+    return {"options": mode | {"joint_custom_post_pass": RecomputeElementwise()}}
+
+
+class RecomputeElementwise(CustomGraphPass):
+    """Marks what lies between products and is elementwise as to be computed again."""
+
+    def __call__(self, graph: Graph) -> None:
+        """Mark nodes of a joint graph of forward and backward pass, in place."""
+        backward = _backward_nodes(graph)
+        for node in graph.nodes:
+            if (
+                _is_elementwise(node)
+                and node not in backward
+                and _feeds_product(node)
+                and _comes_from_products(node)
+            ):
+                node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+    def uuid(self) -> bytes:
+        """Return what the compiler's cache knows this pass by."""
+        digest: bytes = get_hash_for_files((__file__,))
+        return digest
+
+
+def _backward_nodes(graph: Graph) -> set[Node]:
+    """Return what depends on the gradients that a backward pass begins with."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _is_elementwise(node: Node) -> bool:
+    if node.target is torch.ops.prims.convert_element_type.default:
+        return True
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def _feeds_product(node: Node) -> bool:
+    return any(
+        user.target in _PRODUCTS or (user.target in _VIEWS and _feeds_product(user))
+        for user in node.users
+    )
+
+
+def _comes_from_products(node: Node) -> bool:
+    """Return whether a product, and nothing but products and constants, went into a node."""
+    seen, waiting, found = {node}, [node], False
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source.target in _PRODUCTS:
+                found = True
+            elif source.target not in _VIEWS and not _is_elementwise(source):
+                return False
+            elif source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    return found

@@ -1,0 +1,67 @@
+"""What compiled layers keep for the backward pass, and that the gradients stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from fp8study.config import make_config
+from fp8study.recompute import RecomputeElementwise, compile_options
+
+TOKENS, HIDDEN, WIDTH = 48, 64, 192
+
+
+class Block(torch.nn.Module):
+    """A norm and a gated MLP, as in a decoder layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(HIDDEN)
+        self.mlp = LlamaMLP(LlamaConfig(hidden_size=HIDDEN, intermediate_size=WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.mlp(self.norm(x))
+        return out
+
+
+def train(recompute: str) -> tuple[list[tuple[int, ...]], list[torch.Tensor]]:
+    """Return the shapes of what one pass keeps besides weights, and all gradients."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = Block()
+    block.compile(**compile_options(make_config({"recompute": recompute})))
+    x = torch.randn(TOKENS, HIDDEN, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = block(x)
+    step: Any = y.grad_fn
+    weights = {p.data_ptr() for p in block.parameters()}
+    kept = [tuple(t.shape) for t in step.saved_tensors if t.data_ptr() not in weights]
+    y.square().sum().backward()
+    gradients = [p.grad for p in (*block.parameters(), x)]
+    return kept, [g for g in gradients if g is not None]
+
+
+def test_only_the_gated_activation_is_made_again_and_no_gradient_moves() -> None:
+    kept, expected = train("default")
+    kept_less, gradients = train("elementwise")
+    assert kept.count((TOKENS, WIDTH)) == 3  # gate, up, and their product
+    assert kept_less.count((TOKENS, WIDTH)) == 2
+    assert len(kept_less) == len(kept) - 1  # casts of weights and the norm's output stay
+    assert len(gradients) == 5
+    for own, other in zip(gradients, expected, strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_the_mode_is_kept_beside_the_pass(mode: str) -> None:
+    plain = compile_options(make_config({"compile_mode": mode}))
+    assert plain == {"mode": mode}
+    tuned = compile_options(make_config({"compile_mode": mode, "recompute": "elementwise"}))
+    options = dict(tuned.pop("options"))
+    assert tuned == {}
+    assert isinstance(options.pop("joint_custom_post_pass"), RecomputeElementwise)
+    assert options == ({"triton.cudagraphs": True} if mode == "reduce-overhead" else {})

@@ -21,12 +21,12 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from fp8study.compilation import compile_options
 from fp8study.config import RunConfig
 from fp8study.gathering import tune_gathering
 from fp8study.loss_head import check_loss_head, replace_loss_head
 from fp8study.models import decoder_layers
 from fp8study.precision import convert_to_float8, float8_config, float8_filter
-from fp8study.recompute import compile_options
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 

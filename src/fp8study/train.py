@@ -24,6 +24,7 @@ from fp8study.attention import preferred_attention
 from fp8study.audit import FirstStepAudit, conversion
 from fp8study.claim import claim_gpus
 from fp8study.closer_look import look_closer
+from fp8study.compilation import wholly_compiled
 from fp8study.config import RunConfig, load_config
 from fp8study.data import BlockOrder, batch
 from fp8study.errors import UserError
@@ -179,7 +180,9 @@ class Trainer:
             for step in range(config.num_steps):
                 if step == config.num_warmup_steps:
                     self._log(watch.open_window(), metrics)
-                self._log(watch.clock.end_step(*self.step(step)), metrics)
+                with wholly_compiled(config):
+                    done = self.step(step)
+                self._log(watch.clock.end_step(*done), metrics)
                 self.noise.measure_if_due(step + 1)
             self._log(watch.close_window(), metrics)
         finally:

@@ -1,20 +1,21 @@
-"""What a compiled layer computes again in the backward pass instead of keeping it.
+"""How decoder layers are compiled, and that they really are.
 
 torch's compiler never computes again what a product reads in the backward pass, since that has to
 be written to memory again. For the gated activation of an MLP this is a poor rule: its factors are
 kept and read in the backward pass anyway, so that writing it again costs little, and keeping it
-costs as much memory as either factor. In FP8 torchao's casts have the same effect already: there
-is nothing to gain.
-
-The choice is handed to the compiler through its own interface for passes over the joint graph of
-forward and backward pass.
+costs as much memory as either factor. ``recompute=elementwise`` says so to the compiler, through
+its own interface for passes over the joint graph of forward and backward pass. In FP8 torchao's
+casts have the same effect already: there is nothing to gain.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
@@ -36,7 +37,32 @@ def compile_options(config: RunConfig) -> dict[str, Any]:
         return {"mode": config.compile_mode}
     # torch.compile takes a mode or options, and a mode is a name for options.
     mode = list_mode_options(config.compile_mode)
-    return {"options": mode | {"joint_custom_post_pass": RecomputeElementwise()}}
+    # One pass for all layers: with one each, every layer would count as compiled differently.
+    return {"options": mode | {"joint_custom_post_pass": _RECOMPUTE_ELEMENTWISE}}
+
+
+@contextmanager
+def wholly_compiled(config: RunConfig) -> Iterator[None]:
+    """Stop a timed run whose layers torch would begin to run uncompiled.
+
+    After eight variants of one function torch compiles it no more and says so in a log only: the
+    run would go on, slower, and be taken for a compiled one.
+
+    Raises:
+        RuntimeError: That limit is reached inside the block.
+    """
+    if not (config.compile and config.is_timed):
+        yield
+        return
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        try:
+            yield
+        except FailOnRecompileLimitHit as error:
+            raise RuntimeError(
+                "compile: torch gave up on a part of the model after compiling "
+                f"{torch._dynamo.config.recompile_limit} variants of it, and would run it "
+                "uncompiled; use compile=false, or see TORCH_LOGS=recompiles for what differs"
+            ) from error
 
 
 class RecomputeElementwise(CustomGraphPass):
@@ -96,3 +122,6 @@ def _comes_from_products(node: Node) -> bool:
                 seen.add(source)
                 waiting.append(source)
     return found
+
+
+_RECOMPUTE_ELEMENTWISE = RecomputeElementwise()

@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from fp8study.compilation import RecomputeElementwise, compile_options, wholly_compiled
 from fp8study.config import make_config
-from fp8study.recompute import RecomputeElementwise, compile_options
 
 TOKENS, HIDDEN, WIDTH = 48, 64, 192
 
@@ -65,3 +65,39 @@ def test_the_mode_is_kept_beside_the_pass(mode: str) -> None:
     assert tuned == {}
     assert isinstance(options.pop("joint_custom_post_pass"), RecomputeElementwise)
     assert options == ({"triton.cudagraphs": True} if mode == "reduce-overhead" else {})
+
+
+@pytest.mark.parametrize("recompute", ["default", "elementwise"])
+def test_equal_layers_are_compiled_once(recompute: str) -> None:
+    torch._dynamo.reset()
+    config = make_config({"recompute": recompute})
+    blocks = [Block() for _ in range(3)]
+    for block in blocks:
+        block.compile(**compile_options(config))
+    with torch._dynamo.config.patch(recompile_limit=1), wholly_compiled(config):
+        for block in blocks:
+            block(torch.randn(TOKENS, HIDDEN))
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"), [({}, True), ({"runs_per_gpu": 2}, False), ({"compile": False}, False)]
+)
+def test_a_timed_run_stops_where_torch_would_compile_no_more(
+    changes: dict[str, Any], stops: bool
+) -> None:
+    torch._dynamo.reset()
+    config = make_config(changes)
+    block = torch.compile(Block(), backend="eager", dynamic=False)
+
+    def run_two_variants() -> None:
+        with torch._dynamo.config.patch(recompile_limit=1), wholly_compiled(config):
+            for tokens in (TOKENS, TOKENS + 1):
+                block(torch.randn(tokens, HIDDEN))
+
+    if not stops:
+        run_two_variants()
+        return
+    with pytest.raises(
+        RuntimeError, match=r"compile: .* after compiling 1 variants .*compile=false"
+    ):
+        run_two_variants()

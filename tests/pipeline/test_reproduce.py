@@ -20,6 +20,15 @@ base: {model: tiny-llama, precision: fp8, strategy: none, sequence_length: 32, n
        num_warmup_steps: 1, compile: false}
 seeds: [0, 1]
 """
+#: Stands before papermill, and fails at first as it does where two kernels are given one port.
+LOSES_ITS_PORT_ONCE = """
+import os, pathlib, sys
+lost = pathlib.Path("lost")
+if lost.exists():
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "papermill", *sys.argv[1:]])
+lost.touch()
+sys.exit("RuntimeError: Kernel died before replying to kernel_info")
+"""
 REPRODUCE = ("-m", "fp8study.cli", "reproduce", "tiny", "--no-report")
 
 
@@ -61,12 +70,16 @@ def test_a_study_is_done_once_and_repaired_where_it_is_damaged(checkout: Path) -
 
     damaged, whole = first
     damaged.write_text('{"run_id": "half a rec')
+    (checkout / "papermill").mkdir()
+    (checkout / "papermill/__init__.py").touch()
+    (checkout / "papermill/__main__.py").write_text(LOSES_ITS_PORT_ONCE)
     repaired = run_python(checkout, *REPRODUCE)
     assert repaired.returncode == 0, repaired.stdout + repaired.stderr
     assert "corrupt record" in repaired.stdout
     assert (damaged.parent / "run.corrupt1.json").exists()
     assert records(checkout)[whole] == first[whole]
     assert records(checkout)[damaged]["status"] == "completed"
+    assert (checkout / "lost").exists()
 
 
 def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:

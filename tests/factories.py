@@ -43,6 +43,7 @@ CONFIG: dict[str, Any] = {
     "repeat": 0,
     "validation_sequences": 0,
     "runs_per_gpu": 1,
+    "max_grad_norm": None,
 }
 H200 = {
     "device": "cuda",

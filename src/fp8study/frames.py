@@ -326,8 +326,13 @@ def arm_label(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
-def setting_label(config: dict[str, Any]) -> str:
-    """Say in a few words what two compared runs have in common, besides model and GPUs."""
+def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
+    """Say in a few words what two compared runs have in common, besides model and GPUs.
+
+    Args:
+        config: Of either run.
+        says_clipping: Whether to name the norm that gradients are clipped at.
+    """
     strategy = config.get("strategy")
     parts = ["not sharded" if strategy == "none" else str(strategy).upper()] if strategy else []
     if config.get("sequence_length"):
@@ -342,7 +347,7 @@ def setting_label(config: dict[str, Any]) -> str:
         parts.append("activation checkpointing")
     if config.get("master_dtype"):
         parts.append(f"{config['master_dtype'].upper()} masters")
-    if config.get("max_grad_norm") is not None:
+    if says_clipping and config.get("max_grad_norm") is not None:
         parts.append(f"gradients clipped at {config['max_grad_norm']:g}")
     if config.get("path") == "tuned":
         parts.append("tuned")

@@ -104,8 +104,8 @@ PEERS = Layout(
         "reserved_gib": ("GiB reserved", ".1f"),
         "peer_reserved_gib": ("peer's GiB", ".1f"),
     },
-    "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}, {num_runs} runs; peer: "
-    "{peer}, {num_peer_runs} runs",
+    "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
+    "{num_peer_runs} runs",
 )
 OCCUPANCY = Layout(
     {

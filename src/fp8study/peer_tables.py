@@ -13,9 +13,9 @@ from fp8study.records import StoredRun
 
 _PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
 PEER_COLUMNS = [
-    *_PLACE, "arm", "peer", "num_runs", "num_peer_runs", "tokens_per_second_per_gpu", "range",
-    "peer_tokens_per_second_per_gpu", "peer_range", "ratio", "ratio_interval", "reserved_gib",
-    "peer_reserved_gib",
+    *_PLACE, "max_grad_norm", "arm", "peer", "num_runs", "num_peer_runs",
+    "tokens_per_second_per_gpu", "range", "peer_tokens_per_second_per_gpu", "peer_range", "ratio",
+    "ratio_interval", "reserved_gib", "peer_reserved_gib",
 ]  # fmt: skip
 
 
@@ -28,7 +28,8 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     Returns:
         The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians
         and ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's
-        interval in words, and medians of what each side's allocator had reserved, GiB.
+        interval in words, and medians of what each side's allocator had reserved, GiB. Arms that
+        clip gradients (at ``max_grad_norm``) say so in their name and share the others' setting.
 
     Raises:
         UserError: A peer's record is broken.
@@ -42,15 +43,18 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
             for pair in pairs
         ]
     table = pd.DataFrame(rows, columns=PEER_COLUMNS)
-    return table.sort_values([*_PLACE[:4], "setting", "precision"], kind="stable")
+    order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
+    return table.sort_values(order, kind="stable", na_position="first")
 
 
 def _row(pair: PeerComparison) -> dict[str, object]:
     peer, config, ratio = pair.peer, pair.arm.config, pair.speed_ratio
+    clips = config.get("max_grad_norm") is not None
     return {
         **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
-        "setting": setting_label(config),
-        "arm": arm_label(pair.arm.records[0]),
+        "setting": setting_label(config, says_clipping=False),
+        "max_grad_norm": config.get("max_grad_norm"),
+        "arm": arm_label(pair.arm.records[0]) + (", clipped" if clips else ""),
         "peer": f"{peer.name} {peer.version}",
         "num_runs": len(pair.arm.rates),
         "num_peer_runs": len(peer.tokens_per_second_per_gpu),

@@ -67,7 +67,6 @@ def switches_of(config: RunConfig) -> dict[str, Any]:
     if config.max_grad_norm is not None or config.strategy == "ddp":
         values["optimizer_step"] = "after_backward"  # the other one cannot be had: `check_switches`
     if config.path == "tuned":
-        values["recompute"] = "default"
         values["clipping"] = "separate" if config.max_grad_norm is None else "in_update"
     if config.path == "tuned" and config.strategy == "fsdp2":
         values |= _tuned_sharding(config)

@@ -246,7 +246,6 @@ AS_DOCUMENTED = {
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
-    "recompute": "elementwise",
 }  # fmt: skip
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "allocator": "expandable"}
 ALONE = {"path": "tuned", "strategy": "none"}
@@ -264,10 +263,7 @@ ALONE = {"path": "tuned", "strategy": "none"}
             {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
             ON_SEVERAL | {"gather_cast": "compiled"},
         ),
-        (
-            {"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False},
-            ON_SEVERAL | {"recompute": "default"},
-        ),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
         ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
         (
             {"path": "tuned", "strategy": "ddp", "num_gpus": 2},

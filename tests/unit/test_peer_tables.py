@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8study.config import make_config
 from fp8study.peer_tables import PEER_COLUMNS, peer_table
 from fp8study.records import load_runs
 from tests.factories import make_record, store
@@ -28,6 +29,18 @@ def test_our_arm_stands_beside_the_peer_that_did_its_work(tmp_path: Path) -> Non
     assert row["ratio"] == pytest.approx(1.1, rel=1e-4)
     assert row["ratio_interval"].startswith("1.0")
     assert (row["reserved_gib"], row["peer_reserved_gib"]) == (26.0, 30.0)
+
+
+def test_arms_that_clip_stand_in_the_same_group(tmp_path: Path) -> None:
+    for norm in (1.0, None):
+        record = make_record(study="beside", max_grad_norm=norm, run_id=f"norm-{norm}")
+        # As the tuned path chooses: with clipping other switches are usual.
+        record.config.update(make_config(record.config | {"path": "tuned"}).to_dict())
+        store(tmp_path, "reference/box", record)
+    store_peer(tmp_path / "reference/box/beside/peer/same")
+    table = peer_table(load_runs(tmp_path))
+    assert list(table["arm"]) == ["BF16", "BF16, clipped"]
+    assert table["setting"].nunique() == 1
 
 
 def test_without_peers_the_table_has_its_columns(tmp_path: Path) -> None:

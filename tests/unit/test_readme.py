@@ -129,8 +129,10 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *tuned_texts(runs),
         *peer_texts(),
         *path_texts(runs),
-        f"`tuned-switches` has {(runs['study'] == 'tuned-switches').sum()} of its "
-        f"{len(load_study('tuned-switches').runs)}",
+        *(
+            f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
+            for study in ("tuned-switches", "beside-torchtitan", "beside-torchtitan-fsdp")
+        ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
         *(f"torchao {v}" for v in runs["version_torchao"].unique()),
@@ -154,8 +156,9 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the tuned path."""
     speed = tables.throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    speed = speed[~speed["setting"].str.contains("clipped")]
     assert set(speed["path"]) == {"tuned"}
-    assert set(speed["num_runs"]) == {3}
+    assert set(speed["num_runs"]) == {2, 3}
     fp8 = speed[speed["precision"] == "fp8_tensorwise"]
     fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
     small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
@@ -172,22 +175,26 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
 
 
 def peer_texts() -> list[str]:
-    """What the README says of torchtitan beside the tuned path."""
+    """What the README says of torchtitan beside the tuned path, which clips gradients or not."""
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
     table = peer_table(stored)
-    assert {*table["num_runs"], *table["num_peer_runs"]} == {3}
-    big = table[table["model"] == "llama-3.1-8b"].set_index(["num_gpus", "precision"])["ratio"]
-    small = table.loc[table["model"] != "llama-3.1-8b", "ratio"]
-    (peer,) = set(table["peer"])
-    return [
-        peer,
-        *(
-            f"{big[n, 'bf16']:.2f} (BF16) and {big[n, 'fp8_tensorwise']:.2f} times (FP8) "
-            f"on {n} GPU{'s' if n > 1 else ''}"
-            for n in (1, 4)
-        ),
-        f"{small.min():.2f} to {small.max():.2f} times",
-    ]
+    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({2, 3}, {3})
+    texts = list(set(table["peer"]))
+    for clips in (True, False):
+        rows = table[table["max_grad_norm"].notna() == clips]
+        big = rows[rows["model"] == "llama-3.1-8b"].set_index(["num_gpus", "precision"])["ratio"]
+        texts.append(
+            "8B "
+            + ", ".join(
+                f"{big[n, 'bf16']:.2f} (BF16) and {big[n, 'fp8_tensorwise']:.2f} times (FP8) "
+                f"on {n} GPU{'s' if n > 1 else ''}"
+                for n in (1, 4)
+            )
+        )
+        if clips:
+            small = rows.loc[rows["model"] != "llama-3.1-8b", "ratio"]
+            texts.append(f"the 1B {small.min():.2f} to {small.max():.2f} times")
+    return texts
 
 
 def path_texts(runs: pd.DataFrame) -> list[str]:

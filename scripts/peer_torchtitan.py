@@ -21,10 +21,11 @@ Every configuration gets a folder under ``--output`` with the logs and one ``pee
     ``completed``, ``out_of_memory``, ``diverged``, ``failed``, or ``interrupted`` while repeats are
     still to come.
 ``tokens_per_second_per_gpu``
-    one number a repeat: the median of ``windows_tokens_per_second``, which the peer reports each
-    ``log_every`` steps, without those that overlap the first ``num_warmup_steps``.
+    one number a repeat: the rate over all ``windows_tokens_per_second``, which the peer reports
+    each ``log_every`` steps, without those that overlap the first ``num_warmup_steps``. (Older
+    records have the windows' median there; readers go by the windows.)
 ``mfu_pct``
-    one number a repeat, likewise, as the peer counts FLOPs and peak.
+    one number a repeat: the windows' median, as the peer counts FLOPs and peak.
 ``memory_peak_gib``
     one number a repeat: the most that the allocator of rank 0 had *reserved* (the peer logs no
     allocated memory), warm-up included.
@@ -364,7 +365,7 @@ def measure(plan: Plan, peer: Peer, repeat: int, last: bool) -> None:
         peer.status, peer.status_detail = failure.status, f"repeat {repeat}: {failure}"
         shown = f"{failure.status}: {failure}"
     else:
-        rate = statistics.median(result.windows)
+        rate = statistics.harmonic_mean(result.windows)  # they are of equally many tokens
         peer.tokens_per_second_per_gpu.append(rate)
         peer.windows_tokens_per_second.append(result.windows)
         peer.mfu_pct.append(result.mfu_pct)

@@ -36,5 +36,6 @@ def run_python(
 
 def environment() -> dict[str, str]:
     """Return our environment with this checkout's package first on the path."""
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    inherited = os.environ.get("PYTHONPATH")  # an empty entry would be the current folder
+    path = os.pathsep.join([str(ROOT / "src"), *([inherited] if inherited else [])])
     return os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}

@@ -2,6 +2,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import setuptools  # noqa: F401  # torch's compiler wants it to come before distutils
 
 
 def pytest_configure() -> None:

@@ -4,8 +4,9 @@ torch's compiler never computes again what a product reads in the backward pass,
 be written to memory again. For the gated activation of an MLP this is a poor rule: its factors are
 kept and read in the backward pass anyway, so that writing it again costs little, and keeping it
 costs as much memory as either factor. ``recompute=elementwise`` says so to the compiler, through
-its own interface for passes over the joint graph of forward and backward pass. In FP8 torchao's
-casts have the same effect already: there is nothing to gain.
+its own interface for passes over the joint graph of forward and backward pass. It does nothing
+where a layer has no such thing: where gate and up are one product that is split, or in FP8, whose
+inputs are cast again in the backward pass anyway.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ def compile_options(config: RunConfig) -> dict[str, Any]:
 
 @contextmanager
 def wholly_compiled(config: RunConfig) -> Iterator[None]:
-    """Stop a timed run whose layers torch would begin to run uncompiled.
+    """Stop a timed run of which torch would begin to run a part uncompiled.
 
-    After eight variants of one function torch compiles it no more and says so in a log only: the
-    run would go on, slower, and be taken for a compiled one.
+    After a number of variants of one function torch compiles it no more and says so in a log only:
+    the run would go on, slower, and be taken for a compiled one.
 
     Raises:
-        RuntimeError: That limit is reached inside the block.
+        RuntimeError: A limit is reached inside the block.
     """
     if not (config.compile and config.is_timed):
         yield
@@ -59,9 +60,9 @@ def wholly_compiled(config: RunConfig) -> Iterator[None]:
             yield
         except FailOnRecompileLimitHit as error:
             raise RuntimeError(
-                "compile: torch gave up on a part of the model after compiling "
-                f"{torch._dynamo.config.recompile_limit} variants of it, and would run it "
-                "uncompiled; use compile=false, or see TORCH_LOGS=recompiles for what differs"
+                "compile: torch has compiled too many variants of one function and would run it "
+                "uncompiled from here on; train.log names it, and what differs under "
+                "TORCH_LOGS=recompiles; compile=false does without"
             ) from error
 
 
@@ -69,31 +70,18 @@ class RecomputeElementwise(CustomGraphPass):
     """Marks what lies between products and is elementwise as to be computed again."""
 
     def __call__(self, graph: Graph) -> None:
-        """Mark nodes of a joint graph of forward and backward pass, in place."""
-        backward = _backward_nodes(graph)
+        """Mark nodes of a joint graph of forward and backward pass, in place.
+
+        In the backward pass a mark says nothing: what is there is not kept.
+        """
         for node in graph.nodes:
-            if (
-                _is_elementwise(node)
-                and node not in backward
-                and _feeds_product(node)
-                and _comes_from_products(node)
-            ):
+            if _is_elementwise(node) and _feeds_product(node) and _comes_from_products(node):
                 node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
 
     def uuid(self) -> bytes:
         """Return what the compiler's cache knows this pass by."""
         digest: bytes = get_hash_for_files((__file__,))
         return digest
-
-
-def _backward_nodes(graph: Graph) -> set[Node]:
-    """Return what depends on the gradients that a backward pass begins with."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
-        if is_tangent or any(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _is_elementwise(node: Node) -> bool:

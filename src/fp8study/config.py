@@ -166,7 +166,7 @@ class RunConfig:
     recompute: Recompute | None = None
     """``elementwise``: a compiled layer keeps nothing that is made elementwise of products alone
     (SwiGLU's gated activation), but computes it again in the backward pass. ``default``: what
-    torch's compiler chooses, and so does None: on a GPU the other is untried."""
+    torch's compiler chooses, and what None means: no GPU has shown the other's gain yet."""
     clipping: Clipping | None = None
     """``in_update``: with max_grad_norm, AdamW's own kernel scales the gradients as it reads them.
     ``separate``: they are scaled by a pass of their own before. None: separate, for tuned runs

@@ -95,14 +95,15 @@ SWITCHES = Layout(
 PEERS = Layout(
     {
         "arm": ("precision", ""),
+        "num_runs": ("runs", "d"),
         "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
         "range": ("range", ""),
-        "peer_tokens_per_second_per_gpu": ("peer's tokens/s", ",.0f"),
+        "peer_tokens_per_second_per_gpu": ("peer", ",.0f"),
         "peer_range": ("range", ""),
-        "ratio": ("ours ÷ peer's", ".3f"),
+        "ratio": ("ours ÷ peer", ".3f"),
         "ratio_interval": ("95 % interval", ""),
-        "reserved_gib": ("GiB reserved", ".1f"),
-        "peer_reserved_gib": ("peer's GiB", ".1f"),
+        "reserved_gib": ("GiB", ".1f"),
+        "peer_reserved_gib": ("peer", ".1f"),
     },
     "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
     "{num_peer_runs} runs",

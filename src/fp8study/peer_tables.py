@@ -49,19 +49,19 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
 
 def _row(pair: PeerComparison) -> dict[str, object]:
     peer, config, ratio = pair.peer, pair.arm.config, pair.speed_ratio
-    clips = config.get("max_grad_norm") is not None
+    norm = config.get("max_grad_norm")
     return {
         **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
         "setting": setting_label(config, says_clipping=False),
-        "max_grad_norm": config.get("max_grad_norm"),
-        "arm": arm_label(pair.arm.records[0]) + (", clipped" if clips else ""),
+        "max_grad_norm": norm,
+        "arm": arm_label(pair.arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",
         "num_runs": len(pair.arm.rates),
-        "num_peer_runs": len(peer.tokens_per_second_per_gpu),
+        "num_peer_runs": len(peer.rates),
         "tokens_per_second_per_gpu": _median(pair.arm.rates),
         "range": _range(pair.arm.rates),
-        "peer_tokens_per_second_per_gpu": _median(peer.tokens_per_second_per_gpu),
-        "peer_range": _range(peer.tokens_per_second_per_gpu),
+        "peer_tokens_per_second_per_gpu": _median(peer.rates),
+        "peer_range": _range(peer.rates),
         "ratio": ratio.estimate if ratio else None,
         "ratio_interval": ratio.interval_text() if ratio else None,
         "reserved_gib": pair.reserved_gib,

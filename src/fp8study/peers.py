@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -51,12 +51,20 @@ class PeerRecord:
     started_at: str
     """ISO 8601, UTC."""
     tokens_per_second_per_gpu: list[float]
-    """One number a repeat, warm-up left out."""
+    """One number a repeat, warm-up left out; see `rates`."""
     memory_peak_gib: list[float]
     """One number a repeat: what the allocator had reserved."""
     log_files: list[str]
     status: str = "completed"
     commit: str | None = None
+    windows_tokens_per_second: list[list[float]] = field(default_factory=list)
+    """The rates per GPU of each repeat's windows, all of equally many steps, if they are known."""
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second and GPU of each repeat, over all of its timed steps, as ours are."""
+        windows = self.windows_tokens_per_second
+        return [statistics.harmonic_mean(w) for w in windows] or self.tokens_per_second_per_gpu
 
     def __post_init__(self) -> None:
         for name in _TEXTS:
@@ -68,11 +76,7 @@ class PeerRecord:
         for name in ("machine", "versions"):
             self._need(name, isinstance(getattr(self, name), dict), "no mapping")
         for name in _MEASURED:
-            values = getattr(self, name)
-            sound = isinstance(values, list) and all(
-                isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf")
-                for v in values
-            )
+            sound = _are_rates(getattr(self, name))
             self._need(name, sound, "no list of positive numbers, one a repeat")
         logs = self.log_files
         named = isinstance(logs, list) and all(isinstance(log, str) for log in logs)
@@ -89,6 +93,14 @@ class PeerRecord:
             raise UserError(
                 f"memory_peak_gib: {counts[1]} values for {counts[0]} repeats; give one a repeat"
             )
+        windows = self.windows_tokens_per_second
+        sound = isinstance(windows, list) and all(_are_rates(w) and w for w in windows)
+        self._need("windows_tokens_per_second", sound, "no list of lists of positive numbers")
+        if windows and len(windows) != counts[0]:
+            raise UserError(
+                f"windows_tokens_per_second: {len(windows)} lists for {counts[0]} repeats; give "
+                "one a repeat, or none"
+            )
         if self.status == "completed" and not counts[0]:
             raise UserError("tokens_per_second_per_gpu: empty; a completed peer has repeats")
 
@@ -97,13 +109,20 @@ class PeerRecord:
             raise UserError(f"{name}: {getattr(self, name)!r} is {what}; mend the record")
 
 
+def _are_rates(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf")
+        for v in values
+    )
+
+
 def read_peer(path: Path) -> PeerRecord:
     """Read one ``peer.json``.
 
     Raises:
         UserError: The file is not JSON, misses a field or holds a wrong value.
     """
-    known = {field.name for field in fields(PeerRecord)}
+    known = {each.name for each in fields(PeerRecord)}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -160,7 +179,7 @@ def compare_with_peers(
     pairs, alone = [], []
     for peer in peers:
         matching = [arm for arm in arms if _same_work(arm, peer)]
-        rates = peer.tokens_per_second_per_gpu if peer.status == "completed" else []
+        rates = peer.rates if peer.status == "completed" else []
         pairs += [PeerComparison(peer, arm, ratio_of([arm.rates], [rates])) for arm in matching]
         alone += [] if matching else [peer]
     return pairs, alone

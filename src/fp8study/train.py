@@ -180,23 +180,25 @@ class Trainer:
             for step in range(config.num_steps):
                 if step == config.num_warmup_steps:
                     self._log(watch.open_window(), metrics)
-                with wholly_compiled(config):
-                    done = self.step(step)
-                self._log(watch.clock.end_step(*done), metrics)
+                self._log(watch.clock.end_step(*self.step(step)), metrics)
                 self.noise.measure_if_due(step + 1)
             self._log(watch.close_window(), metrics)
         finally:
             watch.stop()
 
     def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Do one optimizer step; return its loss on this rank and, now and then, gradient norm."""
+        """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
+
+        Raises:
+            RuntimeError: As `wholly_compiled`.
+        """
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         loss = torch.zeros((), device=self.device)
         audit = self._first_step_audit() if step == 0 and not self.steps else None
         last = config.gradient_accumulation_steps - 1
-        with preferred_attention(config, self.device):
+        with wholly_compiled(config), preferred_attention(config, self.device):
             for micro_step in range(last + 1):
                 if micro_step == last:
                     wants_norm = step % GRADIENT_NORM_EVERY == 0

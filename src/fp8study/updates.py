@@ -113,8 +113,8 @@ class AfterBackward:
     def _scale_in_update(self, norm: torch.Tensor) -> None:
         """Let the next update divide the gradients by what `clip_grads_with_norm_` would have.
 
-        torch's fused optimizers divide by ``grad_scale`` as they read, for loss scaling; that
-        saves a pass that reads and writes every gradient.
+        torch's fused optimizers divide by ``grad_scale`` as they read, for loss scaling. They write
+        the quotient back, so that what is saved is one reading of every gradient and a kernel.
         """
         assert self._max_norm is not None
         # Not on Accelerate's wrapper, which keeps such a thing to itself.

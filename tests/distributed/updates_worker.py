@@ -98,15 +98,15 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
 
 
-def clipping(strategy: str, num_gpus: int, precision: str) -> dict[str, Any]:
+def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     """Compare gradients scaled by the update's own kernel with gradients scaled before it."""
     results = []
     for where in ("separate", "in_update"):
         values = {
             "model": "tiny-llama", "strategy": strategy, "num_gpus": num_gpus, "compile": False,
-            "precision": precision, "max_grad_norm": 0.1, "clipping": where,
+            "max_grad_norm": 0.1, "clipping": where,
         }  # fmt: skip
-        results.append(train(make_config(values), tied=False))
+        results.append(train(make_config(values | changes), tied=False))
     (expected, norms, _), (weights, own_norms, _) = results
     differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
     return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
@@ -181,8 +181,10 @@ def main() -> None:
             "norms": [norms, own_norms],
             "most_alive": most_alive,
         }  # fmt: skip
-    for precision in ("bf16", "fp8"):
-        found[f"clipping-{precision}"] = clipping(strategy, state.num_processes, precision)
+    for name, accumulation in itertools.product(("", "fp8", "bf16 masters"), (1, 2)):
+        changes = CHANGES[name] | {"gradient_accumulation_steps": accumulation}
+        case = f"clipping-{accumulation}-{name}"
+        found[case] = clipping(strategy, state.num_processes, **changes)
     if state.num_processes > 1:
         found["gathering"] = gathering(state.num_processes)
     if state.is_main_process:

@@ -163,3 +163,26 @@ def test_updates_in_the_backward_pass_never_hold_all_gradients(tmp_path: Path) -
     copies, layer = gradients / 2, gradients / 8
     assert after > gradients
     assert inside < copies + 1.5 * layer
+
+
+@pytest.mark.parametrize("master_dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("max_norm", [0.05, 1e6])  # one clips, one does not
+def test_the_update_itself_clips_as_a_pass_before_it_would(
+    max_norm: float, master_dtype: str
+) -> None:
+    moments = []
+    for clipping in ("separate", "in_update"):
+        values = {"strategy": "none", "max_grad_norm": max_norm, "clipping": clipping}
+        config = make_config(values | {"master_dtype": master_dtype})
+        torch.manual_seed(0)
+        dtype = torch.float32 if master_dtype == "fp32" else torch.bfloat16
+        model = torch.nn.Linear(64, 64, device=DEVICE, dtype=dtype)
+        optimizer = torch.optim.AdamW(parameter_groups(config, model), lr=0.1, fused=True)
+        updates = make_updates(config, model, optimizer, lambda: None)
+        updates.expect(wants_norm=False)
+        model(torch.ones(8, 64, device=DEVICE, dtype=dtype)).sum().backward()
+        updates.finish()
+        # Adam's step forgets the gradients' scale, its first moment does not.
+        moments.append([optimizer.state[p]["exp_avg"].float() for p in model.parameters()])
+    for own, other in zip(*moments, strict=True):
+        assert torch.allclose(own, other, rtol=1e-5 if master_dtype == "fp32" else 2e-2)

@@ -22,11 +22,8 @@ seeds: [0, 1]
 """
 #: Stands before papermill, and fails at first as it does where two kernels are given one port.
 LOSES_ITS_PORT_ONCE = """
-import os, pathlib, sys
-lost = pathlib.Path("lost")
-if lost.exists():
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "papermill", *sys.argv[1:]])
-lost.touch()
+import pathlib, shutil, sys
+shutil.rmtree(pathlib.Path(__file__).parent)
 sys.exit("RuntimeError: Kernel died before replying to kernel_info")
 """
 REPRODUCE = ("-m", "fp8study.cli", "reproduce", "tiny", "--no-report")
@@ -79,7 +76,9 @@ def test_a_study_is_done_once_and_repaired_where_it_is_damaged(checkout: Path) -
     assert (damaged.parent / "run.corrupt1.json").exists()
     assert records(checkout)[whole] == first[whole]
     assert records(checkout)[damaged]["status"] == "completed"
-    assert (checkout / "lost").exists()
+    assert not (checkout / "papermill").exists()
+    said = (damaged.parent / "papermill.log").read_text()
+    assert said.index("Kernel died") < said.index("Output Notebook")
 
 
 def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
@@ -92,6 +91,8 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
     assert "did you mean 'lm_head'" in done.stdout
     statuses = sorted(record["status"] for record in records(checkout).values())
     assert statuses == ["completed", "failed"]
+    for path in records(checkout):  # what had begun is not begun again
+        assert (path.parent / "papermill.log").read_text().count("Output Notebook") == 1
     before = records(checkout)
     plan = run_python(checkout, "-m", "fp8study.cli", "plan", "tiny")
     assert "2 runs, 1 done, 1 to do" in plan.stdout

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
+from torch._inductor.custom_graph_pass import get_hash_for_files
+from torch.fx import Graph, Node
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from fp8study import compilation
 from fp8study.compilation import RecomputeElementwise, compile_options, wholly_compiled
 from fp8study.config import make_config
+from fp8study.train import Trainer
 
+aten = torch.ops.aten
 TOKENS, HIDDEN, WIDTH = 48, 64, 192
 
 
@@ -97,7 +105,71 @@ def test_a_timed_run_stops_where_torch_would_compile_no_more(
     if not stops:
         run_two_variants()
         return
-    with pytest.raises(
-        RuntimeError, match=r"compile: .* after compiling 1 variants .*compile=false"
-    ):
+    with pytest.raises(RuntimeError, match=r"compile: .* variants .* compile=false"):
         run_two_variants()
+
+
+@pytest.mark.parametrize(("changes", "strict"), [({}, True), ({"compile": False}, False)])
+def test_every_step_of_a_trainer_is_wholly_compiled(changes: dict[str, Any], strict: bool) -> None:
+    seen = []
+
+    def micro_step(blocks: Any, is_last: bool) -> torch.Tensor:
+        seen.append(torch._dynamo.config.fail_on_recompile_limit_hit)
+        return torch.zeros(())
+
+    trainer = MagicMock(config=make_config(changes), device=torch.device("cpu"), steps=[None])
+    trainer.order.block_ids.return_value, trainer.tokens = [0], np.zeros(5000, np.int32)
+    trainer.optimizer.param_groups = []
+    trainer._micro_step = micro_step
+    Trainer.step(trainer, 3)
+    assert seen == [strict]
+    assert not torch._dynamo.config.fail_on_recompile_limit_hit
+
+
+def marked(build: Callable[[Graph, list[Node]], Node]) -> set[str]:
+    """Return the names of the marked nodes of a graph."""
+    graph = Graph()
+    inputs = [graph.placeholder(name) for name in ("x", "a", "b", "c")]
+    graph.output(build(graph, inputs))
+    RecomputeElementwise()(graph)
+    return {node.name for node in graph.nodes if "recompute" in node.meta}
+
+
+def test_what_lies_between_products_is_marked_and_nothing_else() -> None:
+    call = Graph.call_function
+
+    def gated(graph: Graph, inputs: list[Node]) -> Node:
+        x, a, b, c = inputs
+        gate, up = call(graph, aten.mm.default, (x, a)), call(graph, aten.bmm.default, (x, b))
+        silu = call(graph, aten.silu.default, (gate,))
+        both = call(graph, aten.mul.Tensor, (silu, up))
+        flat = call(graph, aten.view.default, (both, [2, 2]))
+        return call(graph, aten.mm.default, (call(graph, aten.t.default, (flat,)), c))
+
+    def with_input(graph: Graph, inputs: list[Node]) -> Node:
+        x, a, _, c = inputs
+        total = call(graph, aten.add.Tensor, (call(graph, aten.mm.default, (x, a)), x))
+        return call(graph, aten.mm.default, (total, c))
+
+    def normed(graph: Graph, inputs: list[Node]) -> Node:
+        x, a, _, c = inputs
+        product = call(graph, aten.mm.default, (x, a))
+        mean = call(graph, aten.mean.default, (product,))
+        scaled = call(graph, aten.mul.Tensor, (product, mean))
+        return call(graph, aten.mm.default, (scaled, c))
+
+    def cast(graph: Graph, inputs: list[Node]) -> Node:
+        x, a, *_ = inputs
+        weight = call(graph, torch.ops.prims.convert_element_type.default, (a, torch.bfloat16))
+        return call(graph, aten.mm.default, (x, weight))
+
+    def last(graph: Graph, inputs: list[Node]) -> Node:
+        return call(graph, aten.silu.default, (call(graph, aten.mm.default, tuple(inputs[:2])),))
+
+    assert marked(gated) == {"mul_tensor"}
+    for build in (with_input, normed, cast, last):
+        assert marked(build) == set(), build.__name__
+
+
+def test_another_version_of_the_pass_is_another_key_of_the_cache() -> None:
+    assert RecomputeElementwise().uuid() == get_hash_for_files((compilation.__file__,))

@@ -39,7 +39,7 @@ def test_arms_that_clip_stand_in_the_same_group(tmp_path: Path) -> None:
         store(tmp_path, "reference/box", record)
     store_peer(tmp_path / "reference/box/beside/peer/same")
     table = peer_table(load_runs(tmp_path))
-    assert list(table["arm"]) == ["BF16", "BF16, clipped"]
+    assert list(table["arm"]) == ["BF16", "BF16, clipped at 1"]
     assert table["setting"].nunique() == 1
 
 

@@ -131,7 +131,9 @@ def test_one_failing_configuration_does_not_stop_the_other(
     names = [f"torchtitan-debug-{precision}-1gpu-b1" for precision in ("bf16", "fp8_tensorwise")]
     bf16, fp8 = (json.loads((output / name / "peer.json").read_text()) for name in names)
     assert (bf16["status"], bf16["commit"], bf16["model"]) == ("completed", "c0ffee", names[0][:16])
-    assert bf16["tokens_per_second_per_gpu"] == [9250.0, 9250.0]
+    rate = 2 / sum(1 / window for window in bf16["windows_tokens_per_second"][0])
+    assert bf16["tokens_per_second_per_gpu"] == pytest.approx([rate, rate])
+    assert 9200 < rate < 9250  # the slower window takes more of the time
     assert bf16["memory_peak_gib"] == [98.7, 98.7]
     assert bf16["log_files"] == ["repeat-1.log", "repeat-2.log"]
     assert str(tmp_path) not in json.dumps(bf16)

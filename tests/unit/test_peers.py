@@ -109,3 +109,16 @@ def test_a_peer_that_ran_out_of_memory_gives_no_ratio() -> None:
     peer = make_peer(status="out_of_memory")
     ((pair,), _) = compare_with_peers(ours(), [peer])
     assert pair.speed_ratio is None
+
+
+def test_a_peers_rate_is_that_over_all_of_its_windows() -> None:
+    assert make_peer().rates == [9_900, 10_000, 10_100]
+    windows = [[10_000.0, 5_000.0, 10_000.0], [8_000.0], [9_000.0, 9_000.0]]
+    peer = make_peer(windows_tokens_per_second=windows)
+    assert peer.rates == pytest.approx([7_500, 8_000, 9_000])
+
+
+@pytest.mark.parametrize("windows", [[[1.0], []], [1.0, 2.0, 3.0], [[1.0], [2.0]], "fast"])
+def test_windows_that_are_none_are_refused(windows: object) -> None:
+    with pytest.raises(UserError, match="windows_tokens_per_second"):
+        make_peer(windows_tokens_per_second=windows)

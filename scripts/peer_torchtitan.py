@@ -11,26 +11,23 @@ in BF16, and with the FP8 all-gather and precomputed scales where weights are sh
 gradients' norm at 1 in every step; no flag of it turns that off. Each repeat waits in line for its
 GPUs as our own runs do.
 
-Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``:
+Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``. It has the
+fields of `fp8study.peers.PeerRecord`; of these and of its further ones:
 
-``name``, ``version``, ``commit``
-    of the peer; its commit from git, or from a file ``COMMIT`` in the checkout.
-``configuration``, ``model``, ``sequence_length``, ``micro_batch_size``, ``num_gpus``, ``precision``
-    what ran, in our words; ``num_parameters`` as the peer counts them.
-``status``, ``status_detail``
-    ``completed``, ``out_of_memory``, ``diverged``, ``failed``, or ``interrupted`` while repeats are
-    still to come.
-``tokens_per_second_per_gpu``
-    one number a repeat: the rate over all ``windows_tokens_per_second``, which the peer reports
-    each ``log_every`` steps, without those that overlap the first ``num_warmup_steps``. (Older
-    records have the windows' median there; readers go by the windows.)
+``configuration``
+    the name of its folder; ``num_parameters`` as the peer counts them.
+``status``
+    ``interrupted`` while repeats are still to come; ``status_detail`` says why.
+``windows_tokens_per_second``
+    what the peer reports each ``log_every`` of its ``num_steps`` steps, without the windows that
+    overlap the first ``num_warmup_steps``. Older records have their median, not the rate over
+    all of them, in ``tokens_per_second_per_gpu``.
 ``mfu_pct``
     one number a repeat: the windows' median, as the peer counts FLOPs and peak.
 ``memory_peak_gib``
-    one number a repeat: the most that the allocator of rank 0 had *reserved* (the peer logs no
-    allocated memory), warm-up included.
-``command``, ``log_files``, ``machine``, ``versions``, ``started_at``, ``ended_at``
-    where the numbers come from; ``machine`` as in `fp8study.records.RunRecord`.
+    of rank 0, warm-up included; the peer logs no allocated memory.
+``commit``, ``ended_at``
+    its commit from git, or from a file ``COMMIT`` in the checkout.
 
 The exit status is 1 if a configuration did not complete; the others are measured all the same.
 """

@@ -9,7 +9,7 @@ from fp8study.records import RESULTS
 #: Their few steps are there to be timed: what their losses are says nothing.
 SPEED_STUDIES = (
     "bench", "bench-cpu", "beside-torchtitan", "beside-torchtitan-fsdp", "best-batch",
-    "one-gpu-memory", "small-products", "tuned-switches",
+    "four-gpu-memory", "one-gpu-memory", "small-products", "tuned-switches",
 )  # fmt: skip
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch.fx import Graph, Node
 from transformers import LlamaConfig
@@ -82,9 +83,11 @@ def test_equal_layers_are_compiled_once(recompute: str) -> None:
     blocks = [Block() for _ in range(3)]
     for block in blocks:
         block.compile(**compile_options(config))
-    with torch._dynamo.config.patch(recompile_limit=1), wholly_compiled(config):
+    counters.clear()
+    with wholly_compiled(config):
         for block in blocks:
             block(torch.randn(TOKENS, HIDDEN))
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ fields of `fp8study.peers.PeerRecord`; of these and of its further ones:
     one number a repeat: the windows' median, as the peer counts FLOPs and peak.
 ``memory_peak_gib``
     of rank 0, warm-up included; the peer logs no allocated memory.
-``commit``, ``ended_at``
-    its commit from git, or from a file ``COMMIT`` in the checkout.
+``commit``
+    the peer's, from git or from a file ``COMMIT`` in the checkout.
 
 The exit status is 1 if a configuration did not complete; the others are measured all the same.
 """

@@ -37,6 +37,7 @@ GatherCast = Literal["eager", "compiled"]
 Allocator = Literal["default", "expandable"]
 Recompute = Literal["default", "elementwise"]
 Clipping = Literal["separate", "in_update"]
+GradientPool = Literal["own", "shared"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
 REFUSED = {
@@ -161,8 +162,7 @@ class RunConfig:
     None: eager, for compiled tuned runs that gather in FP8 compiled."""
     allocator: Allocator | None = None
     """``expandable``: torch's GPU memory is kept in segments that grow, so that less of it is
-    reserved in pieces that fit nothing. None: default, for tuned runs under FSDP2 on several GPUs
-    expandable."""
+    reserved in pieces that fit nothing. None: default, for tuned runs expandable."""
     recompute: Recompute | None = None
     """``elementwise``: a compiled layer keeps nothing that is made elementwise of products alone
     (SwiGLU's gated activation), but computes it again in the backward pass. ``default``: what
@@ -171,6 +171,10 @@ class RunConfig:
     """``in_update``: with max_grad_norm, AdamW's own kernel scales the gradients as it reads them.
     ``separate``: they are scaled by a pass of their own before. None: separate, for tuned runs
     that clip in_update."""
+    gradient_pool: GradientPool | None = None
+    """``shared``: FSDP2's reduced gradients take the memory that the activations leave. ``own``:
+    they have memory of their own, as in torch. None: own, for tuned runs under FSDP2 on several
+    GPUs that keep them until after the backward pass, in FP32, shared."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):

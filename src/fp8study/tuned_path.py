@@ -25,10 +25,16 @@ PLAIN: dict[str, Any] = {
     "allocator": "default",
     "recompute": "default",
     "clipping": "separate",
+    "gradient_pool": "own",
 }
 #: The fields that a path decides.
 SWITCHES = tuple(PLAIN)
-_TUNED = PLAIN | {"loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn"}
+_TUNED = PLAIN | {
+    "loss_head": "chunked",
+    "optimizer_step": "in_backward",
+    "attention": "cudnn",
+    "allocator": "expandable",
+}
 
 
 def unusual_switches(config: dict[str, Any]) -> list[str]:
@@ -51,6 +57,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "allocator": "{} allocator",
         "recompute": "{} recomputation",
         "clipping": "clipping {}",
+        "gradient_pool": "{} memory for gradients",
     }
     said = {True: "on", False: "off"}
     return [
@@ -77,10 +84,12 @@ def _tuned_sharding(config: RunConfig) -> dict[str, Any]:
     if config.num_gpus == 1:
         return {"reshard_after_forward": False}  # there is nobody to gather from
     compiles_cast = config.fp8_all_gather and config.compile
+    updates_later = config.max_grad_norm is not None or config.optimizer_step == "after_backward"
+    shares_pool = updates_later and config.master_dtype == "fp32"
     return {
         "reshard_after_forward": "half",
         "gather_cast": "compiled" if compiles_cast else "eager",
-        "allocator": "expandable",
+        "gradient_pool": "shared" if shares_pool else "own",
     }
 
 
@@ -131,4 +140,29 @@ def check_switches(config: RunConfig) -> None:
         raise UserError(
             "clipping: 'in_update' says nothing without max_grad_norm; leave it out, or set "
             "max_grad_norm=1"
+        )
+    if config.gradient_pool == "shared":
+        _check_shared_pool(config)
+
+
+def _check_shared_pool(config: RunConfig) -> None:
+    """Refuse gradients in the activations' memory where they would be freed too early.
+
+    Raises:
+        UserError: As `check_switches`.
+    """
+    if config.strategy != "fsdp2" or config.num_gpus == 1:
+        raise UserError(
+            "gradient_pool: 'shared' says nothing where no gradients are reduced over GPUs by "
+            "FSDP2; leave it out, or use strategy=fsdp2 on several GPUs"
+        )
+    if config.optimizer_step == "in_backward":
+        raise UserError(
+            "gradient_pool: 'shared' does not go with optimizer_step=in_backward, which frees "
+            "gradients beside the backward pass; use own, or optimizer_step=after_backward"
+        )
+    if config.master_dtype != "fp32":
+        raise UserError(
+            f"gradient_pool: 'shared' does not go with master_dtype={config.master_dtype}, for "
+            "which gradients are cast and freed as they arrive; use own, or master_dtype=fp32"
         )

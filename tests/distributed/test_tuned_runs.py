@@ -114,6 +114,15 @@ def test_gathering_can_be_tuned_without_changing_weights(
     assert found["kept"] == {"True": [False, False], "half": [False, True], "False": [True, True]}
 
 
+def test_gradients_reduced_into_the_activations_memory_are_the_same(
+    compared: Callable[..., dict[str, Any]],
+) -> None:
+    found = compared("fsdp2", 2)["pooling"]
+    # Two layers and the rest, in and out, in each of five steps.
+    assert found["num_allocated"] == 3 * 2 * 5
+    assert found["difference"] == 0
+
+
 TUNED = [
     {"strategy": "none"},
     {"strategy": "none", "precision": "fp8", "gradient_accumulation_steps": 2,

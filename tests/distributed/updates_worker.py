@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fp8study.gathering
 from fp8study import loss_head
 from fp8study.config import RunConfig, make_config
+from fp8study.gradient_pool import SharedPoolReduceScatter
 from fp8study.models import PRESETS
 from fp8study.parallel import after_update, gradient_sync, make_accelerator, prepare
 from fp8study.updates import make_updates, parameter_groups
@@ -112,6 +113,27 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
 
 
+def pooling(num_gpus: int) -> dict[str, Any]:
+    """Compare gradients reduced into the activations' memory; return where memory came from."""
+    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1}
+    expected, _, _ = train(make_config(values), tied=False)
+    num_allocated, allocate = 0, SharedPoolReduceScatter.allocate
+
+    def counted(*arguments: Any, **named: Any) -> torch.Tensor:
+        nonlocal num_allocated
+        num_allocated += 1
+        return allocate(*arguments, **named)
+
+    SharedPoolReduceScatter.allocate = counted  # type: ignore[method-assign]
+    weights, _, _ = train(make_config(values | {"gradient_pool": "shared"}), tied=False)
+    return {
+        "num_allocated": num_allocated,
+        "difference": max(
+            float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
+        ),
+    }
+
+
 def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus}
@@ -187,6 +209,7 @@ def main() -> None:
         found[case] = clipping(strategy, state.num_processes, **changes)
     if state.num_processes > 1:
         found["gathering"] = gathering(state.num_processes)
+        found["pooling"] = pooling(state.num_processes)
     if state.is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(found))
     state.wait_for_everyone()

@@ -35,7 +35,7 @@ OTHER: dict[str, Any] = {
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
-    "recompute": "elementwise", "clipping": "in_update",
+    "recompute": "elementwise", "clipping": "in_update", "gradient_pool": "shared",
 }  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def test_every_field_has_another_value_to_test_with() -> None:
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
+    usual |= {"num_gpus": 2} if name == "gradient_pool" else {}
     config = make_config(usual | {name: OTHER[name]})
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")
@@ -201,6 +202,22 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"recompute": "elementwise", "compile": False}, "recompute", "compile=true"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
+        ({"gradient_pool": "shared"}, "gradient_pool", "strategy=fsdp2 on several GPUs"),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "strategy": "ddp"},
+            "gradient_pool",
+            "strategy=fsdp2",
+        ),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "optimizer_step": "in_backward"},
+            "gradient_pool",
+            "optimizer_step=after_backward",
+        ),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "master_dtype": "bf16"},
+            "gradient_pool",
+            "master_dtype=fp32",
+        ),
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
         (
@@ -242,12 +259,15 @@ def test_fp8_all_gather_is_on_where_it_helps(
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
-    "allocator": "default", "recompute": "default", "clipping": "separate",
+    "allocator": "default", "recompute": "default", "clipping": "separate", "gradient_pool": "own",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
+    "allocator": "expandable",
 }  # fmt: skip
-ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "allocator": "expandable"}
+ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half"}
+CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}
+ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}
 
 
@@ -269,9 +289,12 @@ ALONE = {"path": "tuned", "strategy": "none"}
             {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
             ON_ONE_GPU | {"optimizer_step": "after_backward"},
         ),
+        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
+        (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
         (
-            ALONE | {"max_grad_norm": 1.0},
-            ON_ONE_GPU | {"optimizer_step": "after_backward", "clipping": "in_update"},
+            ON_TWO | {"optimizer_step": "after_backward"},
+            ON_SEVERAL | {"optimizer_step": "after_backward", "gradient_pool": "shared"},
         ),
         ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),

@@ -38,6 +38,7 @@ Allocator = Literal["default", "expandable"]
 Recompute = Literal["default", "elementwise"]
 Clipping = Literal["separate", "in_update"]
 GradientPool = Literal["own", "shared"]
+AttentionMask = Literal["checked", "causal"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
 REFUSED = {
@@ -175,6 +176,9 @@ class RunConfig:
     """``shared``: FSDP2's reduced gradients take the memory that the activations leave. ``own``:
     they have memory of their own, as in torch. None: own, for tuned runs under FSDP2 on several
     GPUs that keep them until after the backward pass, in FP32, shared."""
+    attention_mask: AttentionMask | None = None
+    """``causal``: transformers does not look for packed sequences in each forward pass, for which
+    it would wait for the GPU; ours are one a row. None: checked, for tuned runs causal."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):

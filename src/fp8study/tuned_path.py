@@ -26,6 +26,7 @@ PLAIN: dict[str, Any] = {
     "recompute": "default",
     "clipping": "separate",
     "gradient_pool": "own",
+    "attention_mask": "checked",
 }
 #: The fields that a path decides.
 SWITCHES = tuple(PLAIN)
@@ -34,6 +35,7 @@ _TUNED = PLAIN | {
     "optimizer_step": "in_backward",
     "attention": "cudnn",
     "allocator": "expandable",
+    "attention_mask": "causal",
 }
 
 
@@ -58,6 +60,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "recompute": "{} recomputation",
         "clipping": "clipping {}",
         "gradient_pool": "{} memory for gradients",
+        "attention_mask": "masks {}",
     }
     said = {True: "on", False: "off"}
     return [

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from fp8study import gathering, loss_head
 from fp8study.attention import preferred_attention
+from fp8study.causal_mask import imply_causal_mask
 from fp8study.config import RunConfig, make_config
 from fp8study.loss_head import chunked_cross_entropy, replace_loss_head
 from fp8study.models import build_model, decoder_layers
@@ -163,6 +164,37 @@ def test_updates_in_the_backward_pass_never_hold_all_gradients(tmp_path: Path) -
     copies, layer = gradients / 2, gradients / 8
     assert after > gradients
     assert inside < copies + 1.5 * layer
+
+
+def _step_without_waiting(config: RunConfig) -> None:
+    """Do two steps; raise a RuntimeError if the host waits for the GPU in the second."""
+    model = build_model("tiny-llama", torch.float32, DEVICE, seed=0)
+    imply_causal_mask(model, config)
+    replace_loss_head(model, config)
+    optimizer = torch.optim.AdamW(parameter_groups(config, model), lr=1e-3, fused=True)
+    updates = make_updates(config, model, optimizer, lambda: None)
+    ids_BT = torch.randint(0, 2048, (2, 64), device=DEVICE)
+
+    def step() -> None:
+        updates.expect(wants_norm=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            model(input_ids=ids_BT, labels=ids_BT).loss.backward()
+        updates.finish()
+
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_step_of_the_tuned_path_waits_for_the_gpu() -> None:
+    tuned = {"path": "tuned", "strategy": "none", "compile": False}
+    _step_without_waiting(make_config(tuned))
+    _step_without_waiting(make_config(tuned | {"max_grad_norm": 1.0}))
+    with pytest.raises(RuntimeError, match="synchroniz"):
+        _step_without_waiting(make_config(tuned | {"attention_mask": "checked"}))
 
 
 @pytest.mark.parametrize("master_dtype", ["fp32", "bf16"])

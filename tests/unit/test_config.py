@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
     "recompute": "elementwise", "clipping": "in_update", "gradient_pool": "shared",
+    "attention_mask": "causal",
 }  # fmt: skip
 
 
@@ -260,10 +261,11 @@ AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
     "allocator": "default", "recompute": "default", "clipping": "separate", "gradient_pool": "own",
+    "attention_mask": "checked",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
-    "allocator": "expandable",
+    "allocator": "expandable", "attention_mask": "causal",
 }  # fmt: skip
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half"}
 CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}

@@ -1,0 +1,95 @@
+"""Attention without a look for masks, against transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
+
+from fp8study.causal_mask import imply_causal_mask
+from fp8study.config import make_config
+from fp8study.errors import UserError
+from fp8study.models import PRESETS
+
+CAUSAL = make_config({"attention_mask": "causal", "compile": False})
+
+
+def tiny(preset: str = "tiny-llama", attention: str = "sdpa", **changes: Any) -> Any:
+    torch.manual_seed(0)
+    settings = AutoConfig.for_model(**(PRESETS[preset] | changes))
+    settings.use_cache = False
+    return AutoModelForCausalLM.from_config(settings, attn_implementation=attention).train()
+
+
+def loss_and_gradients(model: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ids_BT = torch.randint(0, 2048, (2, 33), generator=torch.Generator().manual_seed(1))
+    loss = model(input_ids=ids_BT, labels=ids_BT).loss
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Counts transformers' looks for packed sequences, each of which would wait for a GPU."""
+    seen: list[Any] = []
+    look = masking_utils.find_packed_sequence_indices
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        seen.append(arguments)
+        return look(*arguments, **named)
+
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", counted)
+    return seen
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3"])
+def test_loss_and_gradients_are_the_same_without_the_look(preset: str, looks: list[Any]) -> None:
+    expected, expected_gradients = loss_and_gradients(tiny(preset))
+    assert looks
+    model = tiny(preset)
+    imply_causal_mask(model, CAUSAL)
+    assert model.training
+    looks.clear()
+    loss, gradients = loss_and_gradients(model)
+    assert not looks
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected_gradients, strict=True))
+
+
+def test_nothing_changes_unless_it_is_asked_for(looks: list[Any]) -> None:
+    model = tiny()
+    imply_causal_mask(model, make_config({"attention_mask": "checked"}))
+    loss_and_gradients(model)
+    assert looks
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention": "eager"}, "'eager'"),
+        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window=16"),
+        (
+            {
+                "preset": "tiny-qwen3", "sliding_window": 16, "use_sliding_window": True,
+                "max_window_layers": 1,
+            },
+            "layers of sliding_attention",
+        ),
+    ],
+)  # fmt: skip
+def test_models_that_attend_otherwise_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=f"^attention_mask: .*{reason}.*attention_mask=checked"):
+        imply_causal_mask(tiny(**changes), CAUSAL)
+
+
+def test_a_model_that_would_compute_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+        lambda module, query, key, value, mask, **named: (value.transpose(1, 2), None),
+    )
+    with pytest.raises(UserError, match="computes something else"):
+        imply_causal_mask(tiny(num_attention_heads=2, hidden_size=64), CAUSAL)

@@ -175,10 +175,12 @@ class RunConfig:
     gradient_pool: GradientPool | None = None
     """``shared``: FSDP2's reduced gradients take the memory that the activations leave. ``own``:
     they have memory of their own, as in torch. None: own, for tuned runs under FSDP2 on several
-    GPUs that keep them until after the backward pass, in FP32, shared."""
+    GPUs that train all weights and keep their gradients until after the backward pass, in FP32,
+    shared."""
     attention_mask: AttentionMask | None = None
     """``causal``: transformers does not look for packed sequences in each forward pass, for which
-    it would wait for the GPU; ours are one a row. None: checked, for tuned runs causal."""
+    it would wait for the GPU; ours are one a row. A model that attends to less than all earlier
+    tokens keeps its masks, and the record warns of it. None: checked, for tuned runs causal."""
 
     def __post_init__(self) -> None:
         if isinstance(self.precision, str):

@@ -18,9 +18,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceS
 class SharedPoolReduceScatter(DefaultReduceScatter):
     """torch's reduce-scatter into memory of the default stream.
 
-    Safe as long as gradients are freed after the backward pass: the reducing stream has waited for
-    all that the default stream did with the memory before, and the default stream waits for the
-    reducing one at the end of the backward pass.
+    Safe as long as what is reduced is freed after the backward pass: the reducing stream has waited
+    for all that the default stream did with the memory before, and the default stream waits for the
+    reducing one at the end of the backward pass. So a gradient must become a weight's own as it is,
+    neither cast nor added to an older one; `fp8study.tuned_path` refuses the rest.
     """
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

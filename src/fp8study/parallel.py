@@ -21,7 +21,6 @@ from accelerate import Accelerator, DistributedType
 from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from fp8study.causal_mask import imply_causal_mask
 from fp8study.compilation import compile_options
 from fp8study.config import RunConfig
 from fp8study.gathering import tune_gathering
@@ -98,7 +97,6 @@ def prepare(
         emulate: As `float8_config`.
     """
     check_loss_head(model, config)
-    imply_causal_mask(model, config)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if config.compile:

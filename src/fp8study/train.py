@@ -23,6 +23,7 @@ from accelerate.utils import set_seed
 
 from fp8study.attention import preferred_attention
 from fp8study.audit import FirstStepAudit, conversion
+from fp8study.causal_mask import imply_causal_mask
 from fp8study.claim import claim_gpus
 from fp8study.closer_look import look_closer
 from fp8study.compilation import wholly_compiled
@@ -82,6 +83,7 @@ class Trainer:
         model = build_model(config.model, dtype, self.device, config.seed)
         startup.end("model")
         self.uncounted_pct = uncounted_pct(model)
+        self.needs_masks = imply_causal_mask(model, config)
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config
         accelerator = make_accelerator(config, model, job.emulate_fp8)
@@ -151,6 +153,11 @@ class Trainer:
             notes.append(f"{fault}: {outside:.1f} % of the weights are never trained")
         if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
             notes += cautions(self.audit)
+        if self.needs_masks:
+            notes.append(
+                f"attention_mask: checked in each forward pass, for which the GPU is waited for: "
+                f"{self.needs_masks}"
+            )
         if self.uncounted_pct > 1:
             notes.append(
                 f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
@@ -293,7 +300,7 @@ class Trainer:
 def _settle_garbage() -> None:
     """Collect garbage now, and leave what exists by now out of later collections.
 
-    One that looks at all objects of a process takes 0.2 to 0.4 s, and all ranks wait for it.
+    One that looks at all objects of a process takes about 0.3 s, and all ranks wait for it.
     """
     gc.collect()
     gc.freeze()

@@ -59,7 +59,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "allocator": "{} allocator",
         "recompute": "{} recomputation",
         "clipping": "clipping {}",
-        "gradient_pool": "{} memory for gradients",
+        "gradient_pool": "gradients' memory {}",
         "attention_mask": "masks {}",
     }
     said = {True: "on", False: "off"}
@@ -88,7 +88,7 @@ def _tuned_sharding(config: RunConfig) -> dict[str, Any]:
         return {"reshard_after_forward": False}  # there is nobody to gather from
     compiles_cast = config.fp8_all_gather and config.compile
     updates_later = config.max_grad_norm is not None or config.optimizer_step == "after_backward"
-    shares_pool = updates_later and config.master_dtype == "fp32"
+    shares_pool = updates_later and config.master_dtype == "fp32" and not config.untrained
     return {
         "reshard_after_forward": "half",
         "gather_cast": "compiled" if compiles_cast else "eager",
@@ -168,4 +168,9 @@ def _check_shared_pool(config: RunConfig) -> None:
         raise UserError(
             f"gradient_pool: 'shared' does not go with master_dtype={config.master_dtype}, for "
             "which gradients are cast and freed as they arrive; use own, or master_dtype=fp32"
+        )
+    if config.untrained:
+        raise UserError(
+            "gradient_pool: 'shared' does not go with untrained weights, whose gradients are never "
+            "freed, so that later ones are added to them and freed early; use own"
         )

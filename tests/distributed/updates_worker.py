@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import fp8study.gathering
 from fp8study import loss_head
 from fp8study.config import RunConfig, make_config
-from fp8study.gradient_pool import SharedPoolReduceScatter
 from fp8study.models import PRESETS
 from fp8study.parallel import after_update, gradient_sync, make_accelerator, prepare
 from fp8study.updates import make_updates, parameter_groups
@@ -114,20 +114,23 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
 
 
 def pooling(num_gpus: int) -> dict[str, Any]:
-    """Compare gradients reduced into the activations' memory; return where memory came from."""
+    """Compare gradients reduced into the activations' memory; return what has reduced them."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1}
-    expected, _, _ = train(make_config(values), tied=False)
-    num_allocated, allocate = 0, SharedPoolReduceScatter.allocate
+    used: list[set[str]] = []
+    reduce = DefaultReduceScatter.__call__
 
-    def counted(*arguments: Any, **named: Any) -> torch.Tensor:
-        nonlocal num_allocated
-        num_allocated += 1
-        return allocate(*arguments, **named)
+    def watched(self: Any, *arguments: Any, **named: Any) -> Any:
+        used[-1].add(type(self).__name__)
+        return reduce(self, *arguments, **named)
 
-    SharedPoolReduceScatter.allocate = counted  # type: ignore[method-assign]
-    weights, _, _ = train(make_config(values | {"gradient_pool": "shared"}), tied=False)
+    DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
+    results = []
+    for pool in ("own", "shared"):
+        used.append(set())
+        results.append(train(make_config(values | {"gradient_pool": pool}), tied=False)[0])
+    expected, weights = results
     return {
-        "num_allocated": num_allocated,
+        "used": [sorted(names) for names in used],
         "difference": max(
             float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
         ),

@@ -189,7 +189,7 @@ def _step_without_waiting(config: RunConfig) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_no_step_of_the_tuned_path_waits_for_the_gpu() -> None:
+def test_a_step_on_one_gpu_does_not_wait_for_it() -> None:
     tuned = {"path": "tuned", "strategy": "none", "compile": False}
     _step_without_waiting(make_config(tuned))
     _step_without_waiting(make_config(tuned | {"max_grad_norm": 1.0}))

@@ -10,15 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from fp8study.causal_mask import imply_causal_mask
 from fp8study.config import make_config
-from fp8study.errors import UserError
 from fp8study.models import PRESETS
 
-CAUSAL = make_config({"attention_mask": "causal", "compile": False})
+CAUSAL = make_config({"attention_mask": "causal", "compile": False, "sequence_length": 64})
 
 
 def tiny(preset: str = "tiny-llama", attention: str = "sdpa", **changes: Any) -> Any:
     torch.manual_seed(0)
-    settings = AutoConfig.for_model(**(PRESETS[preset] | changes))
+    values = {name: v for name, v in (PRESETS[preset] | changes).items() if v is not None}
+    settings = AutoConfig.for_model(**values)
     settings.use_cache = False
     return AutoModelForCausalLM.from_config(settings, attn_implementation=attention).train()
 
@@ -49,7 +49,7 @@ def test_loss_and_gradients_are_the_same_without_the_look(preset: str, looks: li
     expected, expected_gradients = loss_and_gradients(tiny(preset))
     assert looks
     model = tiny(preset)
-    imply_causal_mask(model, CAUSAL)
+    assert imply_causal_mask(model, CAUSAL) is None
     assert model.training
     looks.clear()
     loss, gradients = loss_and_gradients(model)
@@ -65,31 +65,41 @@ def test_nothing_changes_unless_it_is_asked_for(looks: list[Any]) -> None:
     assert looks
 
 
+WINDOWS = {"use_sliding_window": True, "max_window_layers": 1}
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"attention": "eager"}, "'eager'"),
-        ({"model_type": "mistral", "sliding_window": 16}, "sliding_window=16"),
-        (
-            {
-                "preset": "tiny-qwen3", "sliding_window": 16, "use_sliding_window": True,
-                "max_window_layers": 1,
-            },
-            "layers of sliding_attention",
-        ),
+        ({"model_type": "mistral", "sliding_window": 63}, "window of 63 tokens"),
+        ({"preset": "tiny-qwen3", "sliding_window": 63, **WINDOWS}, "window of 63 tokens"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layers of chunked_attention"),
+        ({"model_type": "falcon", "head_dim": None}, "cannot be replaced"),
     ],
-)  # fmt: skip
-def test_models_that_attend_otherwise_are_refused(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError, match=f"^attention_mask: .*{reason}.*attention_mask=checked"):
-        imply_causal_mask(tiny(**changes), CAUSAL)
+)
+def test_models_that_need_their_masks_keep_them(changes: dict[str, Any], reason: str) -> None:
+    model = tiny(**changes)
+    before = model.config._attn_implementation
+    assert reason in str(imply_causal_mask(model, CAUSAL))
+    assert model.config._attn_implementation == before
 
 
-def test_a_model_that_would_compute_something_else_is_refused(
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-qwen3"])
+def test_a_window_as_long_as_the_sequences_is_none(preset: str) -> None:
+    kind = {"model_type": "mistral"} if preset == "tiny-llama" else WINDOWS
+    assert imply_causal_mask(tiny(preset, sliding_window=64, **kind), CAUSAL) is None
+
+
+def test_a_model_that_would_compute_something_else_keeps_its_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "transformers.integrations.sdpa_attention.sdpa_attention_forward",
-        lambda module, query, key, value, mask, **named: (value.transpose(1, 2), None),
-    )
-    with pytest.raises(UserError, match="computes something else"):
-        imply_causal_mask(tiny(num_attention_heads=2, hidden_size=64), CAUSAL)
+    expected, _ = loss_and_gradients(tiny())
+    model = tiny()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "transformers.integrations.sdpa_attention.sdpa_attention_forward",
+            lambda module, query, *_, **__: (query.transpose(1, 2), None),
+        )
+        assert "something else" in str(imply_causal_mask(model, CAUSAL))
+    assert torch.equal(loss_and_gradients(model)[0], expected)

@@ -215,6 +215,11 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
             "optimizer_step=after_backward",
         ),
         (
+            {"gradient_pool": "shared", "num_gpus": 2, "untrained": "model.layers.0.*"},
+            "gradient_pool",
+            "use own",
+        ),
+        (
             {"gradient_pool": "shared", "num_gpus": 2, "master_dtype": "bf16"},
             "gradient_pool",
             "master_dtype=fp32",
@@ -294,6 +299,7 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
         (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
         (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, ON_SEVERAL | CLIPPED),
         (
             ON_TWO | {"optimizer_step": "after_backward"},
             ON_SEVERAL | {"optimizer_step": "after_backward", "gradient_pool": "shared"},

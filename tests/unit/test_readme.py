@@ -132,7 +132,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *path_texts(runs),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
-            for study in ("tuned-switches", "beside-torchtitan", "best-batch")
+            for study in ("tuned-switches", "beside-torchtitan", "best-batch", "small-products")
         ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),

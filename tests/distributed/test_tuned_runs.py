@@ -162,3 +162,24 @@ def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path
     values = TINY | {"model": str(tmp_path / "scaled"), "strategy": "none", "loss_head": "chunked"}
     with pytest.raises(RunFailed, match="loss_head: 'chunked' does not suit Granite"):
         launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+
+
+def test_a_tuned_model_that_needs_its_masks_keeps_them_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "short").mkdir()
+    settings = {
+        "model_type": "mistral", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "sliding_window": 8, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "short" / "config.json").write_text(json.dumps(settings))
+    values = TINY | {"model": str(tmp_path / "short"), "strategy": "none"}
+    losses = []
+    for path in ("plain", "tuned"):
+        record = launch(
+            make_config(values | {"path": path}), tmp_path / path, show=str, machine=CPU
+        )
+        said = [w for w in record.warnings if w.startswith("attention_mask")]
+        assert len(said) == (path == "tuned")
+        losses.append([row["loss"] for row in read_metrics(tmp_path / path)])
+    assert "window of 8 tokens" in said[0]
+    assert losses[1] == pytest.approx(losses[0], abs=5e-3)

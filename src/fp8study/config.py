@@ -38,6 +38,7 @@ Allocator = Literal["default", "expandable"]
 Recompute = Literal["default", "elementwise"]
 Clipping = Literal["separate", "in_update"]
 GradientPool = Literal["own", "shared"]
+GradientCopy = Literal["chunk_cat", "foreach"]
 AttentionMask = Literal["checked", "causal"]
 
 #: What other trainers offer and this one refuses, with the reason; switched off, it is no error.
@@ -177,6 +178,9 @@ class RunConfig:
     they have memory of their own, as in torch. None: own, for tuned runs under FSDP2 on several
     GPUs that train all weights and keep their gradients until after the backward pass, in FP32,
     shared."""
+    gradient_copy: GradientCopy | None = None
+    """By what FSDP2 copies gradients together to reduce them: by torch's kernel for that, or by its
+    ``foreach`` kernels. None: chunk_cat."""
     attention_mask: AttentionMask | None = None
     """``causal``: transformers does not look for packed sequences in each forward pass, for which
     it would wait for the GPU; ours are one a row. A model that attends to less than all earlier

@@ -24,10 +24,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from fp8study.compilation import compile_options
 from fp8study.config import RunConfig
 from fp8study.gathering import tune_gathering
-from fp8study.gradient_pool import share_pool
 from fp8study.loss_head import check_loss_head, replace_loss_head
 from fp8study.models import decoder_layers
 from fp8study.precision import convert_to_float8, float8_config, float8_filter
+from fp8study.reducing import tune_reducing
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -107,7 +107,8 @@ def prepare(
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        _tune_sharding(config, model)
+        tune_gathering(config, model)
+        tune_reducing(config, model)
         return model, optimizer
 
     convert_to_float8(model, config, emulate)
@@ -118,18 +119,13 @@ def prepare(
         model = fsdp2_prepare_model(accelerator, model)
     else:
         model = accelerator.prepare_model(model)
-    _tune_sharding(config, model)
+    tune_gathering(config, model)
+    tune_reducing(config, model)
     optimizer = make_optimizer(model)
     if config.optimizer_step == "after_backward":
         optimizer = accelerator.prepare_optimizer(optimizer)
     # Else its wrapper would look for packages on disk at each of a step's many updates.
     return model, optimizer
-
-
-def _tune_sharding(config: RunConfig, model: torch.nn.Module) -> None:
-    tune_gathering(config, model)
-    if config.gradient_pool == "shared":
-        share_pool(model)
 
 
 def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:

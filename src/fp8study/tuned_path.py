@@ -26,6 +26,7 @@ PLAIN: dict[str, Any] = {
     "recompute": "default",
     "clipping": "separate",
     "gradient_pool": "own",
+    "gradient_copy": "chunk_cat",
     "attention_mask": "checked",
 }
 #: The fields that a path decides.
@@ -43,12 +44,16 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     """Name, in words, the switches of a recorded run that its path would have set otherwise.
 
     Args:
-        config: From a record; a switch that an older one does not know was not set.
+        config: From a record. A switch that came later was not set; if the path sets it today, the
+            record is of an earlier form of the path.
     """
     from fp8study.config import completed
 
+    known = {name for name in PLAIN if name in config}
     config = PLAIN | config
     usual = completed({name: None if name in PLAIN else value for name, value in config.items()})
+    # A configuration that is refused today has no usual values.
+    others = [n for n in PLAIN if None not in (config[n], usual[n]) and config[n] != usual[n]]
     words = {
         "loss_head": "{} loss head",
         "optimizer_step": "updates {}",
@@ -60,15 +65,16 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         "recompute": "{} recomputation",
         "clipping": "clipping {}",
         "gradient_pool": "gradients' memory {}",
+        "gradient_copy": "gradients copied by {}",
         "attention_mask": "masks {}",
     }
     said = {True: "on", False: "off"}
-    return [
+    texts = [
         words[name].format(said.get(config[name], str(config[name]).replace("_", " ")))
-        for name in PLAIN
-        # A configuration that is refused today has no usual values.
-        if None not in (config[name], usual[name]) and config[name] != usual[name]
+        for name in others
+        if name in known
     ]
+    return texts if known.issuperset(others) else [*texts, "earlier form"]
 
 
 def switches_of(config: RunConfig) -> dict[str, Any]:
@@ -112,8 +118,8 @@ def check_switches(config: RunConfig) -> None:
             "optimizer_step: 'in_backward' frees nothing under strategy=ddp, whose buckets keep "
             "every gradient; use after_backward, or strategy=fsdp2"
         )
-    plain = {"loss_head": "plain", "optimizer_step": "after_backward"}
-    for name, value in plain.items():
+    bound = {"loss_head": "plain", "optimizer_step": "after_backward"}
+    for name, value in bound.items():
         chosen = getattr(config, name)
         if chosen != value and config.optimizer_binding == "before_conversion":
             raise UserError(
@@ -144,6 +150,13 @@ def check_switches(config: RunConfig) -> None:
             "clipping: 'in_update' says nothing without max_grad_norm; leave it out, or set "
             "max_grad_norm=1"
         )
+    reduces = config.strategy == "fsdp2" and config.num_gpus > 1
+    for name, plain in (("gradient_pool", "own"), ("gradient_copy", "chunk_cat")):
+        if getattr(config, name) != plain and not reduces:
+            raise UserError(
+                f"{name}: '{getattr(config, name)}' says nothing where no gradients are reduced "
+                "over GPUs by FSDP2; leave it out, or use strategy=fsdp2 on several GPUs"
+            )
     if config.gradient_pool == "shared":
         _check_shared_pool(config)
 
@@ -154,11 +167,6 @@ def _check_shared_pool(config: RunConfig) -> None:
     Raises:
         UserError: As `check_switches`.
     """
-    if config.strategy != "fsdp2" or config.num_gpus == 1:
-        raise UserError(
-            "gradient_pool: 'shared' says nothing where no gradients are reduced over GPUs by "
-            "FSDP2; leave it out, or use strategy=fsdp2 on several GPUs"
-        )
     if config.optimizer_step == "in_backward":
         raise UserError(
             "gradient_pool: 'shared' does not go with optimizer_step=in_backward, which frees "

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.state import AcceleratorState, GradientState
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -113,26 +113,36 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
 
 
-def pooling(num_gpus: int) -> dict[str, Any]:
-    """Compare gradients reduced into the activations' memory; return what has reduced them."""
+def reducing(num_gpus: int) -> dict[str, Any]:
+    """Compare gradients copied and reduced in our ways; return what has done it."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1}
     used: list[set[str]] = []
-    reduce = DefaultReduceScatter.__call__
+    reduce, copy = fsdp.DefaultReduceScatter.__call__, torch._foreach_copy_
 
     def watched(self: Any, *arguments: Any, **named: Any) -> Any:
         used[-1].add(type(self).__name__)
         return reduce(self, *arguments, **named)
 
-    DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
+    def watched_copy(targets: Any, sources: Any) -> None:
+        if targets[0].dtype == torch.float32 != sources[0].dtype:  # else weights are gathered
+            used[-1].add("foreach")
+        copy(targets, sources)
+
+    fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
+    torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
     results = []
-    for pool in ("own", "shared"):
+    # The last one holds for the rest of the process.
+    for changes in ({}, {"gradient_pool": "shared"}, {"gradient_copy": "foreach"}):
         used.append(set())
-        results.append(train(make_config(values | {"gradient_pool": pool}), tied=False)[0])
-    expected, weights = results
+        results.append(train(make_config(values | changes), tied=False)[0])
+    torch._foreach_copy_ = copy
+    expected, *others = results
     return {
         "used": [sorted(names) for names in used],
         "difference": max(
-            float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
+            float((a - b).abs().max())
+            for weights in others
+            for a, b in zip(weights, expected, strict=True)
         ),
     }
 
@@ -212,7 +222,7 @@ def main() -> None:
         found[case] = clipping(strategy, state.num_processes, **changes)
     if state.num_processes > 1:
         found["gathering"] = gathering(state.num_processes)
-        found["pooling"] = pooling(state.num_processes)
+        found["reducing"] = reducing(state.num_processes)
     if state.is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(found))
     state.wait_for_everyone()

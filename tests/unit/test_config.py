@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
     "recompute": "elementwise", "clipping": "in_update", "gradient_pool": "shared",
+    "gradient_copy": "foreach",
     "attention_mask": "causal",
 }  # fmt: skip
 
@@ -64,7 +65,7 @@ def test_every_field_has_another_value_to_test_with() -> None:
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
-    usual |= {"num_gpus": 2} if name == "gradient_pool" else {}
+    usual |= {"num_gpus": 2} if name in ("gradient_pool", "gradient_copy") else {}
     config = make_config(usual | {name: OTHER[name]})
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")
@@ -204,6 +205,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"recompute": "elementwise", "compile": False}, "recompute", "compile=true"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"gradient_pool": "shared"}, "gradient_pool", "strategy=fsdp2 on several GPUs"),
+        ({"gradient_copy": "foreach"}, "gradient_copy", "strategy=fsdp2 on several GPUs"),
         (
             {"gradient_pool": "shared", "num_gpus": 2, "strategy": "ddp"},
             "gradient_pool",
@@ -266,7 +268,7 @@ AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
     "allocator": "default", "recompute": "default", "clipping": "separate", "gradient_pool": "own",
-    "attention_mask": "checked",
+    "gradient_copy": "chunk_cat", "attention_mask": "checked",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",

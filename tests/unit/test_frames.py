@@ -82,4 +82,5 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     assert setting_label(refused) == "not sharded"
     older = make_config({"path": "tuned", "num_gpus": 4}).to_dict()
     del older["allocator"]
-    assert setting_label(older).endswith(", tuned, default allocator")
+    assert setting_label(older).endswith(", tuned, earlier form")
+    assert setting_label(older | {"loss_head": "plain"}).endswith(", plain loss head, earlier form")

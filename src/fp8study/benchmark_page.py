@@ -151,7 +151,7 @@ def _peer_columns(pairs: list[PeerComparison]) -> dict[str, list[str]]:
         rates = pair.arm.rates
         row = {
             "ours": names[str(number)],
-            "setting": setting_label(pair.arm.config),
+            "setting": setting_label(pair.arm.records[0].config),
             "peer": f"{peer.name} {peer.version}",
             "runs, ours and peer": f"{len(rates)} and {len(peer.rates)}",
             "tokens/s per GPU, ours": _middle(rates, "{:,.0f}"),

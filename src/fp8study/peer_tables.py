@@ -52,7 +52,7 @@ def _row(pair: PeerComparison) -> dict[str, object]:
     norm = config.get("max_grad_norm")
     return {
         **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
-        "setting": setting_label(config, says_clipping=False),
+        "setting": setting_label(pair.arm.records[0].config, says_clipping=False),
         "max_grad_norm": norm,
         "arm": arm_label(pair.arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",

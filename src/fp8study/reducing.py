@@ -64,15 +64,16 @@ def copy_together(gradients: list[torch.Tensor], buffer_N: torch.Tensor, world_s
     """Copy gradients into the buffer that is reduced, one rank's shares of all behind another's.
 
     Args:
-        gradients: Each is split among the ranks along its first dimension.
-        buffer_N: Overwritten; in the dtype in which gradients are reduced. Where a gradient does
-            not split evenly it has room for padding, and torch's own kernel does the work.
+        gradients: Each is split among the ranks along its first dimension. If one of them does not
+            split evenly, torch's own kernel does the work, which knows how to pad.
+        buffer_N: Overwritten; in the dtype in which gradients are reduced.
         world_size: Ranks among which gradients are split.
     """
-    if any(g.shape[0] % world_size or not g.is_contiguous() for g in gradients):
+    if any(g.shape[0] % world_size for g in gradients):
         _chunk_cat(gradients, buffer_N, world_size)
         return
     sizes = [g.numel() // world_size for g in gradients]
     shares = [share for row in buffer_N.view(world_size, -1) for share in row.split(sizes)]
-    sources = [g.view(world_size, -1)[rank] for rank in range(world_size) for g in gradients]
+    rows = [g.reshape(world_size, -1) for g in gradients]
+    sources = [row[rank] for rank in range(world_size) for row in rows]
     torch._foreach_copy_(shares, sources)

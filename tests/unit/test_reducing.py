@@ -33,7 +33,7 @@ def test_the_foreach_kernels_do_it_where_everything_is_even(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fp8study.reducing._chunk_cat", None)  # calling it would fail
-    gradients = [torch.ones(shape) for shape in SHAPES]
+    gradients = [torch.ones(shape) for shape in SHAPES] + [torch.ones(3, 8).T]  # and a strided one
     buffer = torch.zeros(sum(g.numel() for g in gradients))
     copy_together(gradients, buffer, 4)
     assert buffer.sum() == buffer.numel()

@@ -155,7 +155,7 @@ class Trainer:
             notes += cautions(self.audit)
         if self.needs_masks:
             notes.append(
-                f"attention_mask: checked in each forward pass, for which the GPU is waited for: "
+                "attention_mask: checked in each forward pass, for which the GPU is waited for: "
                 f"{self.needs_masks}"
             )
         if self.uncounted_pct > 1:

@@ -152,28 +152,28 @@ def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str
     assert (memory["gradients_gib"] < 0.3 * plain_memory["gradients_gib"]) == saves
 
 
-def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
-    (tmp_path / "scaled").mkdir()
-    settings = {
-        "model_type": "granite", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "logits_scaling": 8.0, "max_position_embeddings": 64,
+def model_folder(parent: Path, **settings: Any) -> str:
+    """Make a folder with a tiny model's configuration and return its path."""
+    folder = parent / "model"
+    folder.mkdir()
+    shape = {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     }  # fmt: skip
-    (tmp_path / "scaled" / "config.json").write_text(json.dumps(settings))
-    values = TINY | {"model": str(tmp_path / "scaled"), "strategy": "none", "loss_head": "chunked"}
+    (folder / "config.json").write_text(json.dumps(shape | settings))
+    return str(folder)
+
+
+def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    model = model_folder(tmp_path, model_type="granite", logits_scaling=8.0)
+    values = TINY | {"model": model, "strategy": "none", "loss_head": "chunked"}
     with pytest.raises(RunFailed, match="loss_head: 'chunked' does not suit Granite"):
         launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
 
 
 def test_a_tuned_model_that_needs_its_masks_keeps_them_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "short").mkdir()
-    settings = {
-        "model_type": "mistral", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "sliding_window": 8, "max_position_embeddings": 64,
-    }  # fmt: skip
-    (tmp_path / "short" / "config.json").write_text(json.dumps(settings))
-    values = TINY | {"model": str(tmp_path / "short"), "strategy": "none"}
+    model = model_folder(tmp_path, model_type="mistral", sliding_window=8)
+    values = TINY | {"model": model, "strategy": "none"}
     losses = []
     for path in ("plain", "tuned"):
         record = launch(

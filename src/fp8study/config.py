@@ -181,7 +181,7 @@ class RunConfig:
     gradient_copy: GradientCopy | None = None
     """By what FSDP2 copies gradients together to reduce them: by torch's kernel for that, or by its
     ``foreach`` kernels. Layers with a weight whose rows do not divide by the number of GPUs keep
-    chunk_cat. None: chunk_cat."""
+    chunk_cat. None: chunk_cat, for tuned runs under FSDP2 on several GPUs foreach."""
     attention_mask: AttentionMask | None = None
     """``causal``: transformers does not look for packed sequences in each forward pass, for which
     it would wait for the GPU; ours are one a row. A model that attends to less than all earlier

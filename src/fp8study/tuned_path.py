@@ -99,6 +99,7 @@ def _tuned_sharding(config: RunConfig) -> dict[str, Any]:
         "reshard_after_forward": "half",
         "gather_cast": "compiled" if compiles_cast else "eager",
         "gradient_pool": "shared" if shares_pool else "own",
+        "gradient_copy": "foreach",
     }
 
 

@@ -274,7 +274,7 @@ ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
     "allocator": "expandable", "attention_mask": "causal",
 }  # fmt: skip
-ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half"}
+ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
 CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}
 ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}

@@ -132,7 +132,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         *path_texts(runs),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
-            for study in ("tuned-switches", "beside-torchtitan", "best-batch", "small-products")
+            for study in ("tuned-switches", "best-batch", "small-products")
         ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
@@ -159,7 +159,7 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     speed = tables.throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
     speed = speed[~speed["setting"].str.contains("clipped")]
     assert speed["setting"].str.contains("tuned").all()
-    assert set(speed["num_runs"]) == {2, 3}
+    assert set(speed["num_runs"]) == {3}
     fp8 = speed[speed["precision"] == "fp8_tensorwise"]
     fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
     small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
@@ -170,6 +170,8 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     )
     assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
     big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
+    shared = tables.throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
+    two = one(shared, path="tuned", precision="fp8_tensorwise", num_gpus=2)
     return [
         *(
             f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
@@ -181,6 +183,7 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
         f"({tensorwise['tokens_per_second_per_gpu']:,.0f}), rowwise "
         f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
+        f"{per_cent(two['speedup_pct'])} on 2 GPUs",
     ]
 
 
@@ -188,15 +191,13 @@ def peer_texts() -> list[str]:
     """What the README says of torchtitan beside the tuned path, which clips gradients or not."""
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
     table = peer_table(stored)
-    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({2, 3}, {3})
+    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
+    assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
     table["clips"] = table["max_grad_norm"].notna()
-    low = pd.to_numeric(table["ratio_interval"].str.split(" to ").str[0], errors="coerce")
-    table["is_open"] = low < 1
     texts = list(set(table["peer"]))
     for clips, rows in table.groupby("clips"):
-        big = rows[rows["model"] == "llama-3.1-8b"].set_index(["num_gpus", "precision"])
-        assert not big["is_open"].any()
-        ratio = big["ratio"]
+        is_big = rows["model"] == "llama-3.1-8b"
+        ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
         texts.append(
             "8B "
             + ", ".join(
@@ -206,13 +207,8 @@ def peer_texts() -> list[str]:
             )
         )
         if clips:
-            small = rows[rows["model"] != "llama-3.1-8b"]
-            (undecided,) = small.loc[small["is_open"], "setting"]
-            assert "batch 1" in undecided
-            shown = small.loc[~small["is_open"], "ratio"]
-            texts.append(
-                f"the 1B {shown.min():.2f} to {shown.max():.2f} times, but for FP8 at batch 1"
-            )
+            small = rows.loc[~is_big, "ratio"]
+            texts.append(f"the 1B {small.min():.2f} to {small.max():.2f} times")
     return texts
 
 
@@ -220,28 +216,26 @@ def memory_text() -> str:
     """What the README says of the memory that the tuned path reserves for the 8B."""
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
     peers = peer_table(stored).query("model == 'llama-3.1-8b'")
-    theirs = peers.groupby(["num_gpus", "precision"])["peer_reserved_gib"].min()
-    today = {"allocator": "expandable", "recompute": "default"}
-    texts = []
-    for num_gpus, study, num_runs in ((1, "one-gpu-memory", 4), (4, "beside-torchtitan-fsdp", 12)):
-        less = [
-            theirs[num_gpus, run.record.config["precision"]]
-            - run.record.instruments["memory"]["steady_reserved_gib"]
-            for run in stored
-            if run.record.study == study and today.items() <= run.record.config.items()
-        ]
-        assert len(less) == num_runs
-        assert min(less) > 0
-        texts.append(f"{min(less):.1f} to {max(less):.1f} GiB less on {num_gpus}")
+    less = peers["peer_reserved_gib"] - peers["reserved_gib"]
+    assert len(less) == 8
+    assert min(less) > 0
+    texts = [
+        f"{part.min():.1f} to {part.max():.1f} GiB less on {num_gpus}"
+        for num_gpus, part in less.groupby(peers["num_gpus"])
+    ]
     return f"reserves {texts[0]} GPU and {texts[1]}"
 
 
 def path_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the tuned path's losses."""
-    table = switch_table(runs[runs["study"] == "tuned-loss"])
-    assert (set(table["verdict"]), set(table["num_pairs"])) == ({"equivalent"}, {3})
-    gap = table.set_index("precision")["loss_gap_pct"]
-    return [f"{per_cent(gap['bf16'], 3)} in BF16 and {per_cent(gap['fp8_tensorwise'], 3)} in FP8"]
+    texts = []
+    for study in ("tuned-loss", "tuned-loss-fsdp"):
+        table = switch_table(runs[runs["study"] == study])
+        assert (set(table["verdict"]), set(table["num_pairs"])) == ({"equivalent"}, {3})
+        gap = table.set_index("precision")["loss_gap_pct"]
+        bf16, fp8 = (per_cent(gap[p], 3) for p in ("bf16", "fp8_tensorwise"))
+        texts.append(f"{bf16} in BF16 and {fp8} in FP8")
+    return texts
 
 
 def parity_texts(runs: pd.DataFrame) -> list[str]:

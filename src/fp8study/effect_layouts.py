@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8study.pages import Layout
+from fp8study.pages import DOCUMENT_A, Layout
 
 EFFECTS = Layout(
     {
@@ -28,14 +28,8 @@ FACTORS = Layout(
 )
 CORNERS = Layout(
     {
+        **DOCUMENT_A.columns,
         "arm": ("arm", ""),
-        "num_runs": ("runs", "d"),
-        "parameters_outside_optimizer_pct": ("parameters outside the optimizer, %", ".1f"),
-        "loss_start": ("loss, first step", ".2f"),
-        "loss_last20_mean": ("loss, last 20 steps", ".3f"),
-        "tokens_per_second_per_gpu": ("tokens/s", ",.0f"),
-        "speedup_pct": ("v BF16, %", "+.1f"),
-        "memory_peak_gib": ("peak memory, GiB", ".1f"),
         "memory_change_pct": ("v BF16, %", "+.1f"),
     },
     "{model} on {machine}, {masters} masters",

@@ -33,6 +33,7 @@ from fp8study.config import completed
 from fp8study.hardware import bf16_peak_tflops
 from fp8study.records import RunRecord, StoredRun, read_metrics
 from fp8study.startup import PARTS
+from fp8study.studies import speed_only_studies
 from fp8study.tuned_path import SWITCHES, unusual_switches
 
 #: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
@@ -152,6 +153,7 @@ _DERIVED = {
     "effect_key": _TEXT,
     "switch_key": _TEXT,
     "path": _TEXT,
+    "speed_only": _FLAG,
     "num_warnings": _COUNT,
 }
 
@@ -192,8 +194,13 @@ def runs_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
     Returns:
         The columns of `RUN_COLUMNS`, typed; a value that a record does not hold is missing.
         An empty input gives an empty frame with the same columns.
+
+    Raises:
+        UserError: The file of a study is invalid: it says whether losses are judged.
     """
-    return _typed([_row(run) for run in stored_runs], RUN_COLUMNS)
+    timed = speed_only_studies()
+    rows = [_row(run) | {"speed_only": run.record.study in timed} for run in stored_runs]
+    return _typed(rows, RUN_COLUMNS)
 
 
 def metrics_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:

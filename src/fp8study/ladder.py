@@ -11,7 +11,7 @@ import itertools
 import pandas as pd
 
 from fp8study.frames import PRECISION_LABELS
-from fp8study.pairing import SPEED_STUDIES, newest_per_seed, paired_losses
+from fp8study.pairing import newest_per_seed, paired_losses
 
 AGAIN = "the same run again"
 SEED = "another seed"
@@ -25,7 +25,7 @@ def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         runs: From `fp8study.tables.runs_frame`; runs on a CPU are left out, and so are studies
-            of speed, whose few steps end anywhere.
+            of speed alone, whose few steps end anywhere.
 
     Returns:
         The columns of `LADDER_COLUMNS`, one row per pair: ``rung`` is `AGAIN`, `SEED` (BF16 arms),
@@ -34,7 +34,7 @@ def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
         machines, studies and models with two runs of one arm, whose noise is known.
     """
     usable = runs[(runs["status"] == "completed") & runs["loss_last20_mean"].notna()]
-    usable = usable[(usable["device"] == "cuda") & ~usable["study"].isin(SPEED_STUDIES)]
+    usable = usable[(usable["device"] == "cuda") & ~usable["speed_only"]]
     healthy = usable[~usable["stale"].fillna(False).astype(bool)]
     newest = newest_per_seed(healthy)
     rows = [*_apart(healthy, ["arm_key", "pair_key"], AGAIN)]

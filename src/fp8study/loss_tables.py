@@ -9,7 +9,7 @@ from typing import Literal
 import pandas as pd
 
 from fp8study import stats
-from fp8study.pairing import ARM, DIVERGED, SPEED_STUDIES, diverged_alone, ordered, pairs_of
+from fp8study.pairing import ARM, DIVERGED, diverged_alone, ordered, pairs_of
 from fp8study.power import smallest_detectable
 from fp8study.studies import LOSS_MARGIN_PCT
 
@@ -65,7 +65,7 @@ def loss_gap_table(
         called `DIVERGED` instead, however close its other seeds are, and has a row even if no seed
         is left. ``judged`` is the verdict, with the seeds that diverged.
     """
-    runs = runs[~runs["study"].isin(SPEED_STUDIES)]
+    runs = runs[~runs["speed_only"]]
     if loss == "validation_loss":
         runs = runs[runs["validation_sequences"].fillna(0) > 0]
     pairs, gone = pairs_of(runs, loss), diverged_alone(runs)

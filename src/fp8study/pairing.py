@@ -6,11 +6,6 @@ import pandas as pd
 
 from fp8study.records import RESULTS
 
-#: Their few steps are there to be timed: what their losses are says nothing.
-SPEED_STUDIES = (
-    "bench", "bench-cpu", "beside-torchtitan", "beside-torchtitan-fsdp", "best-batch",
-    "four-gpu-memory", "one-gpu-memory", "small-products", "tuned-switches",
-)  # fmt: skip
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where

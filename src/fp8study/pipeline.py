@@ -40,8 +40,7 @@ def plan_text(study: Study, machine: Machine) -> str:
         f"On {where}. {len(study.runs)} runs, "
         f"{len(study.runs) - len(pending) - len(impossible)} done, "
         f"{len(pending)} to do, about {estimated_minutes(study, pending, slots):.0f} min.",
-        f"Losses are judged at ±{study.margin_pct:g} % of BF16's. "
-        f"Expected: {study.expectation or 'nothing was written down'}",
+        f"{_judgement(study)}. Expected: {study.expectation or 'nothing was written down'}",
     ]
     for run in study.runs:
         c = run.config
@@ -54,6 +53,12 @@ def plan_text(study: Study, machine: Machine) -> str:
     for reason in dict.fromkeys(impossible.values()):
         lines.append(f"  cannot be run here: {reason}")
     return "\n".join(lines)
+
+
+def _judgement(study: Study) -> str:
+    if study.speed_only:
+        return "Speed alone is asked for: losses are not judged"
+    return f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
 
 
 def _num_slots(machine: Machine) -> int:

@@ -25,7 +25,7 @@ LOSS_MARGIN_PCT = 0.25
 
 _KEYS = (
     "question", "claims", "expectation", "margin_pct", "base", "arms", "factors", "seeds",
-    "minutes_per_run", "reference",
+    "minutes_per_run", "reference", "speed_only",
 )  # fmt: skip
 
 
@@ -55,6 +55,8 @@ class Study:
     """What its author expected, written before the runs; empty if nothing was written."""
     reference: Mapping[str, Any] = field(default_factory=dict)
     """Field → its value in the arms that the others are divided by; empty if nothing was said."""
+    speed_only: bool = False
+    """Whether its few steps are there to be timed, so that their losses are not judged."""
 
     def pending(self) -> list[PlannedRun]:
         """Return the runs that have no result yet."""
@@ -136,6 +138,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         margin_pct=_margin_pct(content),
         expectation=(content.get("expectation") or "").strip(),
         reference=content.get("reference") or {},
+        speed_only=bool(content.get("speed_only")),
     )
 
 
@@ -146,6 +149,16 @@ def stated_margins() -> dict[str, float]:
         UserError: A study's file is invalid.
     """
     return {path.stem: _margin_pct(_read(path)) for path in sorted(studies_dir().glob("*.yaml"))}
+
+
+def speed_only_studies() -> frozenset[str]:
+    """Return the studies of this checkout whose losses are not judged.
+
+    Raises:
+        UserError: A study's file is invalid.
+    """
+    paths = studies_dir().glob("*.yaml")
+    return frozenset(path.stem for path in paths if _read(path).get("speed_only"))
 
 
 def _margin_pct(content: Mapping[str, Any]) -> float:
@@ -198,6 +211,11 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
         if "seed" in part:
             raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
+    if not isinstance(content.get("speed_only", False), bool):
+        raise UserError(
+            f"{path}: speed_only: {content['speed_only']!r} is neither true nor false; say true if "
+            "its losses are not to be judged"
+        )
     margin = content.get("margin_pct")
     need("margin_pct", margin, (int, float), "a number")
     if margin is not None and not 0 < margin < 100:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from fp8study import stats
-from fp8study.pairing import SPEED_STUDIES, newest_per_seed, timing_is_void
+from fp8study.pairing import newest_per_seed, timing_is_void
 from fp8study.studies import LOSS_MARGIN_PCT
 
 SWITCH_COLUMNS = [
@@ -73,7 +73,7 @@ def _row(arm: pd.DataFrame, plain: pd.DataFrame, margin: float) -> dict[str, obj
         memory: ours[memory],
         "memory_change_pct": 100 * (ours[memory] / theirs[memory] - 1),
     }
-    if row["study"] in SPEED_STUDIES:
+    if arm["speed_only"].any():
         return row
     loss = "loss_last20_mean"
     losses = [newest_per_seed(part).set_index("seed")[loss] for part in (arm, plain)]

@@ -15,7 +15,14 @@ from fp8study.paths import project_root, results_dir, run_notebook, studies_dir
 from fp8study.pipeline import plan_text
 from fp8study.provenance import Machine
 from fp8study.records import RESULTS, STATUSES, write_record
-from fp8study.studies import Study, estimated_minutes, load_study, stated_margins, study_names
+from fp8study.studies import (
+    Study,
+    estimated_minutes,
+    load_study,
+    speed_only_studies,
+    stated_margins,
+    study_names,
+)
 from tests.factories import make_record
 
 CHECKOUT = Path(__file__).parents[2]
@@ -133,6 +140,7 @@ def test_runs_that_an_override_made_equal_are_one_run(
         ({"margin_pct": 0}, ["mine.yaml", "margin_pct: 0 is outside", "0.25 by default"]),
         ({"margin_pct": -1.5}, ["mine.yaml", "margin_pct: -1.5 is outside"]),
         ({"expectation": ["none"]}, ["mine.yaml", "expectation", "a text"]),
+        ({"speed_only": "yes"}, ["mine.yaml", "speed_only: 'yes' is neither true nor false"]),
     ],
 )
 def test_mistake_in_a_study_file_is_named_in_one_line(
@@ -326,6 +334,16 @@ def test_margins_are_the_ones_that_the_files_state(checkout: Path) -> None:
     write_study(checkout, "wrong", margin_pct=-2)
     with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
         stated_margins()
+
+
+def test_a_study_says_itself_that_its_losses_are_not_judged(checkout: Path) -> None:
+    write_study(checkout, "quick", speed_only=True)
+    write_study(checkout, "long", speed_only=False)
+    write_study(checkout, "silent")
+    assert speed_only_studies() == {"quick"}
+    text = plan_text(load(checkout, speed_only=True), Machine(gpus=(), num_cpus=2))
+    assert "losses are not judged. Expected:" in text
+    assert "%" not in text
 
 
 def test_the_plan_says_what_was_expected_and_the_margin(checkout: Path) -> None:

@@ -37,7 +37,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     def results(strategy: str, num_processes: int) -> dict[str, Any]:
         out = tmp_path_factory.mktemp("updates") / "found.json"
         command = [sys.executable, *STARTS[strategy, num_processes], str(WORKER), str(out)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-3000:]
         found: dict[str, Any] = json.loads(out.read_text())

@@ -14,6 +14,7 @@ from fp8study.records import read_metrics
 
 pytestmark = [
     pytest.mark.requires_gpu,
+    pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,8 @@ def _peak_gib(head: str, num_tokens: int) -> float:
 
 def test_memory_of_the_chunked_head_hardly_grows_with_the_tokens() -> None:
     """At few tokens the compiled head needs less: summing weight gradients in FP32 costs a copy."""
+    if torch.cuda.mem_get_info()[0] < 32 * 2**30:
+        pytest.skip("needs 32 GiB of free GPU memory")
     few, many = 4096, 16384
     plain, compiled, chunked = (_peak_gib(head, many) for head in ("plain", "compiled", "chunked"))
     assert chunked < compiled < plain
@@ -99,6 +102,10 @@ def test_memory_of_the_chunked_head_hardly_grows_with_the_tokens() -> None:
     assert chunked - _peak_gib("chunked", few) < added_logits / 2
 
 
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
+    reason="needs a GPU that casts to FP8",
+)
 def test_the_compiled_cast_gives_the_same_bytes() -> None:
     weight = torch.randn(1000, 4096, device=DEVICE)
     scale = torch.finfo(torch.float8_e4m3fn).max / weight.abs().max()
@@ -126,6 +133,7 @@ def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> 
 
 def _trained(config: RunConfig, num_tokens: int = 64) -> tuple[list[torch.Tensor], float]:
     """Return the weights after four steps, and the last step's peak in GiB."""
+    gc.collect()  # not while we measure: what earlier tests left in cycles
     model = build_model(config.model, torch.float32, DEVICE, seed=0)
     optimizer = torch.optim.AdamW(parameter_groups(config, model), lr=1e-3, fused=True)
     updates = make_updates(config, model, optimizer, lambda: None)
@@ -147,9 +155,11 @@ def test_updates_in_the_backward_pass_give_the_same_weights() -> None:
     values = {"model": "tiny-llama", "strategy": "none"}
     after, _ = _trained(make_config(values))
     inside, _ = _trained(make_config(values | {"optimizer_step": "in_backward"}))
-    for a, b in zip(after, inside, strict=True):
-        # Not to the bit: some of a GPU's sums have no fixed order.
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=2e-4)
+    start = build_model("tiny-llama", torch.float32, DEVICE, seed=0).parameters()
+    for before, a, b in zip(start, after, inside, strict=True):
+        # Not to the bit: some of a GPU's sums have no fixed order, and of a gradient that is next
+        # to nothing Adam makes a whole step. One update lost of four would be a distance of 0.3.
+        assert distance(b - before, a - before) < 0.1
 
 
 def test_updates_in_the_backward_pass_never_hold_all_gradients(tmp_path: Path) -> None:
@@ -162,14 +172,14 @@ def test_updates_in_the_backward_pass_never_hold_all_gradients(tmp_path: Path) -
     _, inside = _trained(make_config(values | {"optimizer_step": "in_backward"}), num_tokens=8)
     gradients = 4 * sum(w.numel() for w in weights) / 2**30
     copies, layer = gradients / 2, gradients / 8
-    assert after > gradients
+    assert after > 0.95 * gradients
     assert inside < copies + 1.5 * layer
 
 
 def _step_without_waiting(config: RunConfig) -> None:
     """Do two steps; raise a RuntimeError if the host waits for the GPU in the second."""
     model = build_model("tiny-llama", torch.float32, DEVICE, seed=0)
-    imply_causal_mask(model, config)
+    assert imply_causal_mask(model, config) is None  # no objection
     replace_loss_head(model, config)
     optimizer = torch.optim.AdamW(parameter_groups(config, model), lr=1e-3, fused=True)
     updates = make_updates(config, model, optimizer, lambda: None)

@@ -14,6 +14,7 @@ import yaml
 
 from fp8study.defaults import config_for, study_for
 from fp8study.errors import UserError
+from fp8study.paths import studies_dir
 from fp8study.provenance import Machine, this_machine
 from fp8study.studies import Study, load_study, study_names
 
@@ -35,6 +36,15 @@ Overrides = Annotated[
 ]
 
 
+#: What could not be done when the system refuses, and what helps.
+_REMEDIES = {
+    errno.ENOSPC: ("write", "free some space"),
+    errno.EDQUOT: ("write", "free some space"),
+    errno.EROFS: ("write", "make its folder writable"),
+    errno.EACCES: ("open", "give yourself access to it and its folder"),
+}
+
+
 def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Show a mistake of the user as one line, and leave with status 2."""
 
@@ -46,11 +56,12 @@ def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             print(f"fp8study: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            if error.errno not in _REMEDIES:
                 raise
             print(
-                f"fp8study: cannot write '{error.filename or 'a file'}' ({error.strerror}); free "
-                "some space or make its folder writable, then start again: nothing is lost",
+                f"fp8study: cannot {_REMEDIES[error.errno][0]} '{error.filename or 'a file'}' "
+                f"({error.strerror}); {_REMEDIES[error.errno][1]}, then start again: nothing is "
+                "lost",
                 file=sys.stderr,
             )
             raise typer.Exit(2) from None
@@ -99,7 +110,10 @@ def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine
 @_one_line_errors
 def studies() -> None:
     """List the studies with their questions."""
-    for name in study_names():
+    names = study_names()
+    if not names:
+        raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
+    for name in names:
         study = load_study(name)
         print(f"{name:<14}{len(study.runs):>4} runs  {study.question}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import shutil
@@ -50,7 +51,7 @@ def examine(machine: Machine) -> list[Finding]:
         _cuda(machine),
         *_gpus(machine),
         _links(machine),
-        _disk(results_dir()),
+        _disk(results_dir() / "local"),
         _memory(),
         _quarto(),
         _hub(),
@@ -133,9 +134,10 @@ def _links(machine: Machine) -> Finding:
 def _disk(folder: Path) -> Finding:
     place = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(place).free / 2**30
-    enough = free >= _LEAST_DISK_GIB
-    remedy = "" if enough else f"free at least {_LEAST_DISK_GIB:.0f} GiB"
-    return Finding("disk", OK if enough else PROBLEM, f"{free:.1f} GiB free at {place}", remedy)
+    remedy = "" if free >= _LEAST_DISK_GIB else f"free at least {_LEAST_DISK_GIB:.0f} GiB"
+    if not os.access(place, os.W_OK):
+        remedy = "make it writable: results go there"
+    return Finding("disk", PROBLEM if remedy else OK, f"{free:.1f} GiB free at {place}", remedy)
 
 
 def _memory() -> Finding:

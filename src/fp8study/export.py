@@ -72,11 +72,16 @@ def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
         folder: Made if missing. Its tables of the same names are replaced.
 
     Raises:
-        UserError: There is no record.
+        UserError: There is no record, or the folder cannot be made.
     """
     if not stored:
         raise UserError("tables: there are no records to make them from; make reproduce first")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"folder: '{folder}' cannot be one ({error.strerror}); name another"
+        ) from None
     paths = []
     for name, table in tables_of(stored).items():
         paths.append(folder / f"{name}.csv")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -37,6 +39,7 @@ Show = Callable[[str], None]
 
 #: Lines of a failing child that are shown and kept.
 TAIL_LINES = 30
+_TORCHRUN_EXIT = re.compile(r"exitcode\s*: (-?\d+)")
 
 
 class RunFailed(Exception):
@@ -228,8 +231,14 @@ class _Follower:
 
 def _unexplained(code: int, tail: deque[str]) -> Outcome:
     """Explain an end about which training itself could write nothing."""
+    told = [match for line in tail if (match := _TORCHRUN_EXIT.search(line))]
+    if told:  # of the process that failed first, which torchrun names last
+        code = int(told[-1][1])
     how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-    last = next((line for line in reversed(tail) if line.strip()), "no output")
+    if code == -signal.SIGKILL:
+        how += ", as the system does when memory runs out"
+    # torchrun's last line is a ruler.
+    last = next((line for line in reversed(tail) if line.strip(" =-")), "no output")
     return Outcome("failed", f"{how}: {last.strip()}")
 
 

@@ -162,6 +162,8 @@ def read_record(path: Path) -> RunRecord:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no mapping")
         version = content.get("schema_version", SCHEMA_VERSION)
         if isinstance(version, int) and version != SCHEMA_VERSION:
             # Before the fields, which another layout may lack.
@@ -169,12 +171,18 @@ def read_record(path: Path) -> RunRecord:
                 f"{path}: schema_version: {version} is not {SCHEMA_VERSION}; "
                 "read it with the version of fp8study that wrote it"
             )
-        known = {f.name for f in dataclasses.fields(RunRecord)}
+        fields = dataclasses.fields(RunRecord)
+        known = {f.name for f in fields}
+        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        if missing := [name for name in required if name not in content]:
+            raise ValueError(f"without {', '.join(missing)}")
         return RunRecord(**{key: value for key, value in content.items() if key in known})
     except NewerRecord:
         raise
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{path}: not a run record ({error})") from error
+        raise UserError(
+            f"{path}: not a run record ({error}); move it away, and do that run again"
+        ) from error
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -226,7 +234,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
     """Read every record below `results_dir`, in a stable order.
 
     A ``run.json`` that is corrupt, or of another schema, is named in a warning, left out and the
-    rest still used. Nothing is written or renamed.
+    rest still used; so is a folder that may not be read. Nothing is written or renamed.
 
     Args:
         results_dir: The folder that holds ``reference/`` and ``local/``.
@@ -235,6 +243,12 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
     places = [("local", results_dir / "local")]
     places += [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
     for label, root in places:
+        for folder in (root, *root.glob("*"), *root.glob("*/*")):
+            # `glob` passes by in silence what it may not enter.
+            if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+                warnings.warn(
+                    f"left out: {folder}: you may not read it; give yourself access", stacklevel=2
+                )
         for path in sorted(root.glob("*/*/run.json")):
             try:
                 found.append(StoredRun(read_record(path), path.parent, label))

@@ -15,7 +15,8 @@ def instruments_text(record: RunRecord) -> str:
         record: Of any run; what it does not hold is left out.
     """
     results, found = record.results, record.instruments
-    lines = [f"{record.run_id} ({record.status})"]
+    why = f": {record.status_detail}" if record.status_detail else ""
+    lines = [f"{record.run_id} ({record.status}{why})"]
     use = results | {"run_tflops": found.get("ceilings", {}).get("run_tflops")}
     lines += _lines("time", results, _TIME) + _lines("use", use, _USE)
     lines += _lines("memory", found.get("memory", {}), _MEMORY)

@@ -123,6 +123,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     path = studies_dir() / f"{name}.yaml"
     if not path.is_file():
         names = study_names()
+        if not names:
+            raise UserError(f"STUDY: there are none in '{path.parent}'; run in a checkout")
         raise UserError(
             f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
         )

@@ -265,15 +265,19 @@ def test_a_failing_child_leaves_a_record_with_its_reason(tmp_path: Path) -> None
     assert record.status_detail.startswith("skip: 'lm_haed' matches no linear layer")
 
 
-def test_a_killed_child_is_recorded_as_failed(tmp_path: Path) -> None:
-    config = make_config(TINY | {"strategy": "none", "num_steps": 5000})
+@pytest.mark.parametrize("num_gpus", [1, 2])  # by itself, and by torchrun
+def test_a_killed_child_is_recorded_as_failed(num_gpus: int, tmp_path: Path) -> None:
+    strategy = "none" if num_gpus == 1 else "fsdp2"
+    config = make_config(TINY | {"strategy": strategy, "num_gpus": num_gpus, "num_steps": 5000})
 
     def kill_training(line: str) -> None:
         for status in Path("/proc").glob("[0-9]*/cmdline"):
-            if f"fp8study.train\0{tmp_path}/run" in status.read_text(errors="replace"):
+            text = status.read_text(errors="replace")
+            is_torchrun = "torch.distributed.run" in text
+            if f"fp8study.train\0{tmp_path}/run" in text and not is_torchrun:
                 os.kill(int(status.parent.name), signal.SIGKILL)
 
-    with pytest.raises(RunFailed, match="killed by signal 9"):
+    with pytest.raises(RunFailed, match="failed: killed by signal 9, as the system does when mem"):
         launch(config, tmp_path / "run", show=kill_training, machine=CPU)
     record = read_record(tmp_path / "run" / "run.json")
     assert record.status == "failed"

@@ -155,3 +155,9 @@ def test_ceilings_want_a_gpu(checkout: Path) -> None:
     done = fp8study(checkout, "ceilings", "--model", "llama-3.1-8b")
     assert done.returncode == 2
     assert "no NVIDIA GPU is visible" in done.stderr
+
+
+def test_outside_a_checkout_the_list_of_studies_says_so(tmp_path: Path) -> None:
+    done = fp8study(tmp_path, "studies")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("fp8study: studies: there are none in ")

@@ -77,6 +77,8 @@ def test_a_disk_without_room_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_p
     finding = doctor._disk(tmp_path)
     assert finding.state == doctor.PROBLEM
     assert finding.remedy.startswith("free at least")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    assert doctor._disk(tmp_path).remedy.startswith("make it writable")
 
 
 def test_the_command_says_the_same_in_words_and_in_json() -> None:

@@ -5,8 +5,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fp8study import cli, export
+from fp8study.errors import UserError
 from fp8study.records import StoredRun, load_runs
-from tests.factories import make_results
+from tests.factories import make_record, make_results, store
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,3 +57,11 @@ def test_without_records_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t")])
     assert found.exit_code == 2
     assert "there are no records" in found.output
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record())
+    file = tmp_path / "taken.txt"
+    file.touch()
+    with pytest.raises(UserError, match=r"^folder: '.*taken.txt' cannot be one \(File exists\)"):
+        export.write_tables(load_runs(tmp_path), file)

@@ -132,6 +132,28 @@ def test_record_of_another_schema_is_named_but_not_corrupt(tmp_path: Path) -> No
     assert not isinstance(error.value, NewerRecord)
 
 
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = store(tmp_path, "local", make_record()).parent
+    # Root may read anything.
+    monkeypatch.setattr("os.access", lambda folder, mode: Path(folder) != closed)
+    with pytest.warns(UserWarning, match=r"left out: .*; give yourself access") as caught:
+        load_runs(tmp_path)
+    assert [str(closed) in str(item.message) for item in caught] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[]", "it holds no mapping"), ('{"run_id": "a"}', "without study, status, ")],
+)
+def test_a_record_that_lacks_something_says_what(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=told):
+        read_record(path)
+
+
 def test_set_aside_never_overwrites(tmp_path: Path) -> None:
     for text in ("first", "second"):
         (tmp_path / "run.json").write_text(text)

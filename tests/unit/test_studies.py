@@ -272,7 +272,7 @@ def test_outside_a_checkout_results_appear_where_one_works(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert results_dir() == tmp_path / "results"
-    with pytest.raises(UserError, match=r"^STUDY: 'smoke' is no study"):
+    with pytest.raises(UserError, match=r"^STUDY: there are none in '.*'; run in a check"):
         load_study("smoke")
 
 

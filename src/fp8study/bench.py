@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8study.arms import arm_config, arm_key, group_arms, read_folder
 from fp8study.errors import UserError
 from fp8study.paths import results_dir
 from fp8study.pipeline import num_without_result, run_study
 from fp8study.provenance import Machine
 from fp8study.records import read_record
 from fp8study.relative import RelativeComparison, compare_relative
-from fp8study.studies import load_study
+from fp8study.studies import Study, load_study
 
 
 def bench_for(machine: Machine) -> str:
@@ -52,9 +53,12 @@ def run_bench(
         baseline: A folder of results; None for the committed one, if there is one.
 
     Raises:
-        UserError: No run is possible, or one has no result.
+        UserError: No run is possible, one has no result, or the named baseline has none of the
+            arms.
     """
     study = load_study(bench_for(machine), overrides)
+    if baseline is not None:
+        _check_shares_arms(baseline, study)
     # Without GPUs nothing but the order keeps two runs off each other's cores.
     done = run_study(study, machine, overrides, one_at_a_time=not machine.gpus, anew=True)
     if number := num_without_result(done):
@@ -64,3 +68,13 @@ def run_bench(
         )
     chosen = baseline or find_baseline(study.name, machine)
     return compare_relative(chosen, results_dir() / "local" / study.name, study.reference)
+
+
+def _check_shares_arms(baseline: Path, study: Study) -> None:
+    """Refuse a baseline that could be compared with nothing, before anything is measured."""
+    theirs = group_arms(read_folder(baseline, "BASELINE"))
+    if not any(arm_key(arm_config(run.config.to_dict())) in theirs for run in study.runs):
+        raise UserError(
+            f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be run; "
+            "give the folder of an earlier make bench, or none"
+        )

@@ -192,7 +192,7 @@ def audit(
     run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
 ) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
-    from fp8study.findings import audit_text, problems
+    from fp8study.findings import audit_text, problems, without_hidden_products
     from fp8study.records import read_record
 
     record = read_record(_record_path(run_dir))
@@ -201,8 +201,9 @@ def audit(
             f"audit: '{run_dir}' holds none (status {record.status}); it ended before its first "
             "step, or was made by an earlier version: run it again"
         )
-    print(f"{record.run_id} ({record.status})\n{audit_text(record.audit)}")
-    if problems(record.audit):
+    audit = without_hidden_products(record.audit, record.config)
+    print(f"{record.run_id} ({record.status})\n{audit_text(audit)}")
+    if problems(audit):
         raise typer.Exit(1)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from fp8study.audit import audited_products
 from fp8study.ceilings import linear_shapes, measure_ceilings
+from fp8study.findings import without_hidden_products
 from fp8study.instruments import Instruments
 from fp8study.overhead import measure_overhead
 from fp8study.profiling import profiled_step
@@ -45,9 +46,8 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
         )
     if config.profile:
         trainer.found["step"] = profiled_step(step, run_dir, is_main, device)
-        trainer.audit |= audited_products(
-            trainer.found["step"], trainer.work, trainer.job.emulate_fp8
-        )
+        found = audited_products(trainer.found["step"], trainer.work, trainer.job.emulate_fp8)
+        trainer.audit |= without_hidden_products(found, config.to_dict())
     if is_main and device.type == "cuda":
         torch.cuda.empty_cache()
         shapes = linear_shapes(trainer.bare_model, config)

@@ -9,7 +9,7 @@ import pandas as pd
 from fp8study import instrument_tables as tables
 from fp8study import stats
 from fp8study.break_even import break_even_table
-from fp8study.words import count, escape, how_to_get
+from fp8study.words import count, how_to_get
 
 _STUDY = "instruments"
 
@@ -43,8 +43,8 @@ def proof(frame: pd.DataFrame) -> str:
     parts = []
     if len(unjudged):
         parts.append(
-            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, or "
-            "the record is too old to say what to expect."
+            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, "
+            "CUDA graphs hid its products, or the record is too old to say what to expect."
         )
     if len(fp8):
         share = fp8["step.fp8_gemm_flops_pct"].astype(float)
@@ -77,7 +77,7 @@ def audits(frame: pd.DataFrame) -> str:
     text += f"{count(len(bad), 'run')} failed it"
     if asked.all():
         return text + ", all of them runs that were asked to: document A's stale optimizer."
-    names = ", ".join(f"`{escape(str(name))}`" for name in bad.loc[~asked, "run_id"])
+    names = ", ".join(f"`{name}`" for name in bad.loc[~asked, "run_id"])
     return text + f", of which {int((~asked).sum())} not on purpose: {names}."
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pandas as pd
 
-from fp8study.findings import problems
+from fp8study.findings import problems, without_hidden_products
 from fp8study.pairing import ordered
 from fp8study.records import StoredRun
 
@@ -38,20 +39,28 @@ def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> p
         name: ``memory.peak_gib``, ``step.by_kind_ms.attention``, ``audit.stalled_pct`` …
     """
     rows = [
-        {
-            "machine": run.machine_label,
-            "study": run.record.study,
-            "run_id": run.record.run_id,
-            "audit": run.record.audit,
-            "audit.problems": "; ".join(problems(run.record.audit)) if run.record.audit else None,
-            **run.record.instruments,
-        }
+        _row(run)
         for run in stored_runs
         # Runs that are not timed know their start-up only.
         if run.record.instruments.keys() - {"startup"} and run.record.status == "completed"
     ]
     flat = pd.json_normalize(rows) if rows else pd.DataFrame(columns=_KEY)
     return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one").copy()  # in one piece
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    record = run.record
+    audit = without_hidden_products(record.audit, record.config)
+    step = without_hidden_products(record.instruments.get("step", {}), record.config)
+    return {
+        "machine": run.machine_label,
+        "study": record.study,
+        "run_id": record.run_id,
+        "audit": audit,
+        "audit.problems": "; ".join(problems(audit)) if audit else None,
+        **record.instruments,
+        "step": step,
+    }
 
 
 def of_the_instruments(frame: pd.DataFrame) -> pd.DataFrame:

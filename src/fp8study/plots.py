@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from fp8study.frames import PRECISION_LABELS
 from fp8study.pairing import newest_per_seed
 from fp8study.plotstyle import (
     GREY,
@@ -68,15 +69,15 @@ def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _swatch(arm: str, precision: str, stale: bool) -> Patch:
-    style = _bar_style(precision, stale)
-    return Patch(label=arm, **style)
+    return Patch(label=arm, **_bar_style(arm, precision, stale))
 
 
-def _bar_style(precision: str, stale: bool) -> dict[str, Any]:
+def _bar_style(arm: str, precision: str, stale: bool) -> dict[str, Any]:
     shade = colour(precision)
     if stale:
         return {"facecolor": "white", "edgecolor": shade, "hatch": "////", "linewidth": 1.0}
-    return {"facecolor": shade, "edgecolor": shade}
+    is_usual = arm == PRECISION_LABELS.get(precision, precision)
+    return {"facecolor": shade, "edgecolor": shade, "alpha": 1.0 if is_usual else 0.55}
 
 
 def _throughput_panel(axis: Axes, group: pd.DataFrame, arms: list[str]) -> None:
@@ -88,7 +89,7 @@ def _throughput_panel(axis: Axes, group: pd.DataFrame, arms: list[str]) -> None:
         )
         height = row["tokens_per_second_per_gpu"]
         stale = bool(row["stale"])
-        axis.bar(place, height, width * 0.94, **_bar_style(row["precision"], stale))
+        axis.bar(place, height, width * 0.94, **_bar_style(row["arm"], row["precision"], stale))
         text = _bar_text(row, stale)
         axis.text(place, height, text, ha="center", va="bottom", fontsize=9, linespacing=1.05)
     axis.set_xticks(range(len(counts)), [str(count) for count in counts])

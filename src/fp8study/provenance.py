@@ -45,9 +45,13 @@ class Machine:
         """Refuse a run that this machine cannot do.
 
         Raises:
-            UserError: Too few GPUs, or FP8 on a GPU that has none.
+            UserError: Too few GPUs, FP8 on a GPU that has none, or not emulated on a CPU.
         """
         if not self.gpus:
+            if config.is_fp8 and config.fp8_emulate is False:
+                raise UserError(
+                    "fp8_emulate: false is for GPUs; on a CPU FP8 is always emulated: leave it out"
+                )
             if config.num_gpus > self.num_cpus:
                 raise UserError(
                     f"num_gpus: {config.num_gpus} is more than the {self.num_cpus} CPU cores that "

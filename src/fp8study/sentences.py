@@ -90,7 +90,10 @@ def speed_summary(report: Report) -> str:
         "on the tuned path": tuned,
     }
     parts = [_speed_sentence(rows[kind], how) for how, kind in kinds.items() if kind.any()]
-    return f"**Speed.** {' '.join(parts)} Runs with a stale optimizer are not counted."
+    left_out = "Runs with a stale optimizer are not counted"
+    if (report.throughput["path"] == MIXED).any():
+        left_out += ", nor are single switches and earlier forms of the tuned path"
+    return f"**Speed.** {' '.join(parts)} {left_out}."
 
 
 def _speed_sentence(rows: pd.DataFrame, how: str) -> str:
@@ -216,6 +219,7 @@ def _stale(share: float, stale: float, fp8: float | None, bf16: float | None) ->
 def limits(report: Report) -> str:
     """Say how little the answers rest on."""
     rows, gaps = _speedups(report), report.loss_gaps
+    gaps = gaps[~gaps["stale"].fillna(False).astype(bool)]
     lines = []
     if len(rows):
         single = int((rows["num_runs"] == 1).sum())

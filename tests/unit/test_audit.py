@@ -9,7 +9,7 @@ import torch
 
 from fp8study.audit import FirstStepAudit, audited_products, conversion
 from fp8study.config import RunConfig, make_config
-from fp8study.findings import audit_text, cautions, problems
+from fp8study.findings import audit_text, cautions, problems, without_hidden_products
 from fp8study.flops import Work
 from fp8study.models import build_model
 from fp8study.precision import convert_to_float8
@@ -176,3 +176,9 @@ def test_a_converted_layer_is_known_under_the_class_that_sharding_gives_it() -> 
     layer.__class__ = type("FSDPFloat8Linear", (type(layer),), {})
     audit = conversion(model, FP8)
     assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (28, 0)
+
+
+def test_products_inside_of_cuda_graphs_are_not_judged() -> None:
+    audit = {"num_linear": 3, "fp8_gemm_flops_pct": 0.0, "fp8_gemm_flops_pct_expected": 79.0}
+    assert len(problems(without_hidden_products(audit, {"compile_mode": "default"}))) == 1
+    assert without_hidden_products(audit, {"compile_mode": "reduce-overhead"}) == {"num_linear": 3}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fp8study import bench
 from fp8study.bench import bench_for, find_baseline
 from fp8study.errors import UserError
 from fp8study.gpus import Gpu
@@ -117,3 +118,18 @@ def test_a_wrong_reference_in_a_study_is_one_line(
     with pytest.raises(UserError) as raised:
         load_study("mine")
     assert words in str(raised.value)
+
+
+def test_a_baseline_without_any_of_the_arms_is_refused_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    measured: list[str] = []
+    monkeypatch.setattr(bench, "run_study", lambda study, *_, **__: measured.append(study.name))
+    monkeypatch.setattr(bench, "num_without_result", lambda _: 0)
+    monkeypatch.setattr(bench, "compare_relative", lambda *_: None)
+    bench.run_bench(WITHOUT, {}, CHECKOUT / "results/baseline/bench-cpu")
+    assert measured == ["bench-cpu"]
+    with pytest.raises(UserError, match=r"^BASELINE: '.*quick' has no arm of the study 'bench-c"):
+        bench.run_bench(WITHOUT, {}, CHECKOUT / "results/reference/h200x4/quick")
+    assert measured == ["bench-cpu"]

@@ -90,6 +90,12 @@ def test_fp8_is_emulated_where_there_is_no_gpu_or_on_demand(
     assert Machine(gpus, 2).emulates_fp8(fp8(fp8_emulate=asked)) is expected
 
 
+def test_a_cpu_does_not_do_without_emulation() -> None:
+    with pytest.raises(UserError, match=r"^fp8_emulate: false is for GPUs"):
+        Machine((), 2).check(fp8(fp8_emulate=False))
+    Machine((), 2).check(RunConfig(fp8_emulate=False))  # BF16 has nothing to emulate
+
+
 def test_this_machine_is_described() -> None:
     machine = this_machine()
     facts = machine_facts(machine)

@@ -83,9 +83,14 @@ def check_model_name(model: str) -> None:
     """Refuse a name that is neither a preset, a folder nor a hub id, without importing torch.
 
     Raises:
-        UserError: The name can be none of the three.
+        UserError: The name can be none of the three, or the folder holds no configuration.
     """
-    if model in PRESETS or Path(model).exists() or model.count("/") == 1:
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(f"model: '{model}' holds no config.json; give a folder that does")
+    if model.startswith(("/", ".", "~")) and not folder.exists():
+        raise UserError(f"model: there is no folder '{model}'; give one with a config.json")
+    if model in PRESETS or folder.exists() or model.count("/") == 1:
         return
     raise UserError(
         f"model: '{model}' is no preset{nearest(model, PRESETS)}; choose one of "
@@ -112,7 +117,10 @@ def hf_config(model: str) -> PreTrainedConfig:
             config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"model: no configuration for '{model}' ({reason})") from error
+        raise UserError(
+            f"model: no configuration for '{model}' ({reason}); give a preset "
+            f"({', '.join(PRESETS)}), or a folder with the config.json of a model of transformers"
+        ) from error
     config.use_cache = False
     return config
 
@@ -140,8 +148,12 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
     try:
         with torch.device(device):  # attention: transformers' choice, sdpa where it is supported
             built: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except ValueError as error:
-        raise UserError(f"model: '{model}' cannot be built ({one_line(error)})") from error
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model: '{model}' cannot be built ({one_line(error)}); mend its configuration"
+        ) from error
     return built.train()
 
 

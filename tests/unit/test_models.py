@@ -134,12 +134,34 @@ def test_unknown_model_is_refused_with_the_choices(name: str, words: str) -> Non
     assert "llama-3.1-8b" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [*PRESETS, "meta-llama/Llama-3.1-8B", "."])
-def test_presets_ids_and_folders_may_name_a_model(name: str) -> None:
+@pytest.mark.parametrize("name", [*PRESETS, "meta-llama/Llama-3.1-8B"])
+def test_presets_and_ids_may_name_a_model(name: str) -> None:
     check_model_name(name)
 
 
-def test_folder_without_a_configuration_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^model: no configuration for ") as caught:
-        hf_config(str(tmp_path))
+@pytest.mark.parametrize(
+    ("folder", "content", "told"),
+    [
+        ("there", None, "holds no config.json; give a folder that does"),
+        ("there", "{}", "no configuration for .*; give a preset"),
+        ("gone", None, "there is no folder .*; give one with a config.json"),
+    ],
+)
+def test_folder_without_a_model_is_refused_in_one_line(
+    folder: str, content: str | None, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    if content is not None:
+        (tmp_path / "there" / "config.json").write_text(content)
+    with pytest.raises(UserError, match=rf"^model: .*{told}") as caught:
+        hf_config(str(tmp_path / folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_configuration_that_gives_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = hf_config("tiny-llama")
+    config.intermediate_size = -64
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^model: .* cannot be built \(.*; mend its") as caught:
+        build_model(str(tmp_path), torch.float32, CPU, seed=0)
     assert "\n" not in str(caught.value)

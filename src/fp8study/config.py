@@ -254,10 +254,24 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
     Raises:
         UserError: An unknown name, a wrong type, or whatever `RunConfig` refuses.
     """
-    values = dict(values)
-    for name in list(values):
+    check_names(values, source)
+    hints = typing.get_type_hints(RunConfig)
+    known = {name: value for name, value in values.items() if name not in REFUSED}
+    return RunConfig(**{name: coerce(value, hints[name]) for name, value in known.items()})
+
+
+def check_names(values: Mapping[str, Any], source: str) -> None:
+    """Refuse names that are no field, and what is known but not supported.
+
+    Args:
+        values: As `make_config`.
+        source: As `make_config`.
+
+    Raises:
+        UserError: With the nearest field, or the reason.
+    """
+    for name, value in values.items():
         if name in REFUSED:
-            value = values.pop(name)
             if value is True or value not in (None, False, 0, 1):
                 raise UserError(f"{source}: {name}: {value!r}: {REFUSED[name]}")
         elif name not in FIELD_NAMES:
@@ -265,8 +279,6 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
                 f"{source}: unknown parameter '{name}'{nearest(str(name), FIELD_NAMES)}; "
                 f"known: {', '.join(FIELD_NAMES)}"
             )
-    hints = typing.get_type_hints(RunConfig)
-    return RunConfig(**{name: coerce(value, hints[name]) for name, value in values.items()})
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fp8study.config import RunConfig, completed, make_config, save_config
+from fp8study.config import RunConfig, check_names, completed, make_config, save_config
 from fp8study.errors import UserError, nearest, one_line
 from fp8study.paths import results_dir, studies_dir
 from fp8study.records import RESULTS, NewerRecord, read_record, set_aside
@@ -128,6 +128,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         raise UserError(
             f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
         )
+    check_names(overrides or {}, "--set")
     content = _read(path)
     configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
     return Study(

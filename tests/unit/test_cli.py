@@ -38,7 +38,10 @@ def fp8study(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
         (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose one of"]),
         (["plan", "../secret"], ["STUDY", "choose one of"]),
         (["plan", "smoke", "--set", "seed"], ["--set", "'seed'", "write field=value"]),
-        (["plan", "smoke", "--set", "sed=1"], ["'sed'", "did you mean 'seed'"]),
+        (
+            ["plan", "smoke", "--set", "sed=1"],
+            ["--set: unknown parameter 'sed'", "did you mean 'seed'"],
+        ),
         (["plan", "smoke", "--set", "precision=[bf16"], ["--set", "precision"]),
         (["plan", "smoke", "--set", "precision=[bf16]"], ["precision", "choose one of bf16"]),
         (["reproduce", "smoke", "--set", "precision=fp8_tensr"], ["precision", "fp8_tensorwise"]),

@@ -51,7 +51,7 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     """Leave out which share of the products ran in FP8, where a trace cannot tell.
 
     A replayed CUDA graph shows kernels but no products: those of the compiled layers are missing
-    from the profiled step, in BF16 runs too.
+    from the profiled step, in BF16 runs too. Such a run is proof of nothing, and is not counted.
 
     Args:
         part: The ``audit`` of a record, or the ``step`` of its instruments.

@@ -43,8 +43,8 @@ def proof(frame: pd.DataFrame) -> str:
     parts = []
     if len(unjudged):
         parts.append(
-            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, "
-            "CUDA graphs hid its products, or the record is too old to say what to expect."
+            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, or "
+            "the record is too old to say what to expect."
         )
     if len(fp8):
         share = fp8["step.fp8_gemm_flops_pct"].astype(float)

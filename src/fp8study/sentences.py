@@ -115,19 +115,30 @@ def speed_details(report: Report) -> str:
     lines = []
     for values, group in table.groupby(["how", "model", "precision"], sort=True):
         how, model, precision = (str(value) for value in values)
-        pct = group["speedup_pct"].dropna().astype(float)
-        parts = [_speed_range(pct)] if len(pct) else []
-        if full := len(group) - len(pct):
+        compared = group.dropna(subset="speedup_pct")
+        parts = [_speed_range(compared)] if len(compared) else []
+        if full := len(group) - len(compared):
             parts.append(f"{full} not compared, where memory was nearly full")
         name = PRECISION_LABELS.get(precision, precision)
         lines.append(f"- **{escape(model)}, {escape(name)}, {how}:** {'; '.join(parts)}.")
     return "\n".join(lines)
 
 
-def _speed_range(pct: pd.Series) -> str:
-    low, high = signed(pct.min(), 1), signed(pct.max(), 1)
-    spread = f"{low} %" if low == high else f"{low} % to {high} %"
+def _speed_range(compared: pd.DataFrame) -> str:
+    """Say how far apart the comparisons are, and where the lowest and the highest were made."""
+    ordered = compared.sort_values("speedup_pct", kind="stable")
+    pct = [f"{signed(float(value), 1)} %" for value in ordered["speedup_pct"]]
+    where = [f" ({count(n, 'GPU')}, {batch})" for n, batch in _places(ordered)]
+    if len(set(where)) == 1:
+        spread = " to ".join(dict.fromkeys((pct[0], pct[-1]))) + where[0]
+    else:
+        spread = f"{pct[0]}{where[0]} to {pct[-1]}{where[-1]}"
     return f"{spread} against BF16 in {count(len(pct), 'comparison')}"
+
+
+def _places(table: pd.DataFrame) -> list[tuple[int, str]]:
+    batch = table["setting"].str.extract(r"(batch \d+)", expand=False)
+    return list(zip(table["num_gpus"].astype(int), batch, strict=True))
 
 
 def memory_summary(report: Report) -> str:

@@ -109,7 +109,7 @@ def test_answer_is_computed(site: dict[str, str]) -> None:
     assert "Compiled, FP8 was faster than BF16 in 17 and slower in 3 of 20 comparisons" in text
     assert "Not compiled, FP8 was faster than BF16 in 2 and slower in 0 of 2 comparisons" in text
     assert "1 not compared, where memory was nearly full" in text
-    assert "+20.0 % against BF16 in" in text
+    assert "+20.0 % (" in text
     assert "the stale optimizer made the failure" in text
 
 
@@ -219,7 +219,20 @@ def test_slower_fp8_is_called_slower(tmp_path: Path) -> None:
     assert "faster than BF16 in 0 and slower in 1 of 1 comparison" in sentences.speed_summary(
         report
     )
-    assert "\u221210.0 % against BF16 in 1 comparison" in sentences.speed_details(report)
+    told = sentences.speed_details(report)
+    assert "\u221210.0 % (1 GPU, batch 1) against BF16 in 1 comparison" in told
+
+
+def test_the_ends_of_a_range_say_where_they_were_measured(tmp_path: Path) -> None:
+    for gpus, rate in ((1, 9_000.0), (4, 12_000.0)):
+        for precision, speed in (("bf16", 10_000.0), ("fp8_rowwise", rate)):
+            results = {"tokens_per_second_per_gpu": speed}
+            record = make_record(
+                precision=precision, results=results, num_gpus=gpus, strategy="fsdp2"
+            )
+            store(tmp_path, "local", record)
+    told = sentences.speed_details(pages.load_report(tmp_path))
+    assert "\u221210.0 % (1 GPU, batch 1) to +20.0 % (4 GPUs, batch 1) against BF16 in 2" in told
 
 
 def test_corrupt_record_is_named(tmp_path: Path) -> None:

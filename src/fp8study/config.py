@@ -139,6 +139,9 @@ class RunConfig:
     validation_sequences: int = 0
     """Sequences at the corpus's end that are kept out of training. After the last step their loss
     is scored by `fp8study.validation`, in BF16 whatever the run trained in."""
+    validation_points: int = 1
+    """At how many points of the run, evenly spaced, the validation sequences are scored; the last
+    is after the last step. Each pauses training, so a run with more than one has no timings."""
     runs_per_gpu: int = 1
     """Runs that may share a GPU at one time: 1, 2, 4 or 8. Small runs leave a GPU idle while they
     start and between kernels, and sharing fills that; but such runs have no timings."""
@@ -212,7 +215,16 @@ class RunConfig:
     @property
     def is_timed(self) -> bool:
         """Whether the steps' times say anything: nothing else ran on the GPU between them."""
-        return not self.noise_at_steps and self.runs_per_gpu == 1
+        pauses = self.noise_at_steps or self.validation_points > 1
+        return not pauses and self.runs_per_gpu == 1
+
+    @property
+    def validation_steps(self) -> tuple[int, ...]:
+        """Numbers of completed optimizer steps after which validation text is scored."""
+        if not self.validation_sequences:
+            return ()
+        points = range(1, self.validation_points + 1)
+        return tuple(round(self.num_steps * i / self.validation_points) for i in points)
 
     @property
     def sequences_per_step(self) -> int:
@@ -327,7 +339,7 @@ def _check_types(config: RunConfig) -> None:
 def _check_ranges(config: RunConfig) -> None:
     positive = (
         "num_gpus", "sequence_length", "micro_batch_size", "gradient_accumulation_steps",
-        "num_steps", "log_every", "learning_rate",
+        "num_steps", "log_every", "learning_rate", "validation_points",
     )  # fmt: skip
     for name in positive:
         if getattr(config, name) <= 0:
@@ -382,6 +394,16 @@ def _check_pairs(config: RunConfig) -> None:
             f"precision: 'fp8_rowwise_gw_hp' fails in torchao under strategy={config.strategy} "
             "(its high-precision product mixes fp32 weights with bf16 activations); "
             "use strategy=fsdp2"
+        )
+    if config.validation_points > 1 and not config.validation_sequences:
+        raise UserError(
+            f"validation_points: {config.validation_points} says nothing without "
+            "validation_sequences; leave it out, or set validation_sequences=16"
+        )
+    if config.validation_points > config.num_steps:
+        raise UserError(
+            f"validation_points: {config.validation_points} is more than num_steps="
+            f"{config.num_steps}; lower it"
         )
     if config.untrained and config.optimizer_binding == "before_conversion":
         raise UserError(

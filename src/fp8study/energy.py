@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class PowerMeter:
         """Read the counter and start sampling; call when the GPU has finished what came before."""
         if self._handle is None:
             return
+        self.facts["before"] = _state(self._handle)
         self._started = time.perf_counter()
         self._joules_before = _joules(self._handle)
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
@@ -54,6 +56,7 @@ class PowerMeter:
             return
         joules, seconds = _joules(self._handle), time.perf_counter() - self._started
         self.stop()
+        self.facts["after"] = _state(self._handle)
         if joules is not None and self._joules_before is not None:
             self.facts["joules"] = joules - self._joules_before
             self.facts["watts_mean"] = self.facts["joules"] / seconds
@@ -88,9 +91,28 @@ class PowerMeter:
         except pynvml.NVMLError:
             return
         self._clocks.append(clock)
-        self._reasons.update({
-            reason for name, reason in _REASONS.items() if mask & getattr(pynvml, name, 0)
-        })  # fmt: skip
+        self._reasons.update(_reasons(mask))
+
+
+def _reasons(mask: int) -> set[str]:
+    """Return our names of the reasons for a lower clock in NVML's mask."""
+    import pynvml
+
+    return {reason for name, reason in _REASONS.items() if mask & getattr(pynvml, name, 0)}
+
+
+def _state(handle: Any) -> dict[str, Any]:
+    """Return a GPU's ``temperature_celsius`` and what throttles it now, as far as it tells."""
+    import pynvml
+
+    state: dict[str, Any] = {}
+    with suppress(pynvml.NVMLError):
+        sensor = pynvml.NVML_TEMPERATURE_GPU
+        state["temperature_celsius"] = pynvml.nvmlDeviceGetTemperature(handle, sensor)
+    with suppress(pynvml.NVMLError):
+        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        state["throttled_by"] = sorted(_reasons(mask))
+    return state
 
 
 def _handle(device: torch.device) -> Any:

@@ -252,7 +252,7 @@ def _finish(
     seen = steps * config.tokens_per_step
     record = RunRecord(
         **parts,
-        machine=machine_facts(Machine(tuple(first), machine.num_cpus)),
+        machine=machine_facts(Machine(tuple(first), machine.num_cpus), ours),
         status=outcome.status,
         status_detail=outcome.status_detail,
         ended_at=_utc_now(),

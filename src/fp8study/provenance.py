@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
+import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,10 +87,16 @@ def this_machine() -> Machine:
     return Machine(tuple(visible_gpus()), num_cpus)
 
 
-def machine_facts(machine: Machine) -> dict[str, Any]:
-    """Return the ``machine`` part of a record (see `fp8study.records.RunRecord`)."""
+def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any]:
+    """Return the ``machine`` part of a record (see `fp8study.records.RunRecord`).
+
+    Args:
+        machine: Its first GPU is described.
+        used: Numbers of the GPUs that the run had.
+    """
     facts: dict[str, Any] = {
         "device": machine.device,
+        "host_hash": host_hash(),
         "cpu_name": _cpu_name(),
         "num_cpus": machine.num_cpus,
         "memory_gib": round(memory_gib(), 1),
@@ -103,10 +112,20 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
             "power_limit_watts": gpu.power_limit_watts,
             "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
             "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
+            "gpus": [
+                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name}
+                for gpu in machine.gpus
+                if gpu.index in used
+            ],
             "driver": driver_version(),
             "gpu_link": gpu_link(),
         }
     return facts
+
+
+def host_hash() -> str:
+    """Return what tells one host from another without naming it."""
+    return hashlib.sha256(f"fp8study {platform.node()} {uuid.getnode()}".encode()).hexdigest()[:12]
 
 
 def memory_gib() -> float:
@@ -131,13 +150,15 @@ def versions() -> dict[str, str | None]:
 def git_state(folder: Path) -> dict[str, Any]:
     """Return the commit of the checkout and whether it holds uncommitted changes.
 
-    Where there is no ``.git`` (a container, an exported archive), ``$FP8STUDY_COMMIT`` names
-    the commit and nothing is known about changes.
+    Where there is no ``.git`` (a container, an exported archive), ``$FP8STUDY_COMMIT`` is what
+    ``git describe --always --dirty --abbrev=40`` printed where the copy was made.
     """
     commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
     status = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     if commit is None:
-        return {"commit": os.environ.get("FP8STUDY_COMMIT"), "dirty": None}
+        told = os.environ.get("FP8STUDY_COMMIT")
+        dirty = told.endswith("-dirty") if told else None
+        return {"commit": told.removesuffix("-dirty") if told else None, "dirty": dirty}
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 

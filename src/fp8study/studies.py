@@ -1,7 +1,8 @@
 """Studies: a question, and the runs that would answer it.
 
 A study is a YAML file in ``pipelines/studies``. Its runs are the cross product of ``arms``
-(each an override of ``base``), ``factors`` (each a list of values of one field) and ``seeds``.
+(each an override of ``base``, with seeds of its own where it names some), ``factors`` (each a list
+of values of one field) and ``seeds``.
 """
 
 from __future__ import annotations
@@ -213,6 +214,7 @@ def _check_shape(content: Mapping[str, Any], path: Path) -> None:
         need(name, content.get(name), list, "a list")
     for arm in content.get("arms") or []:
         need("arms", arm, dict, "a mapping of fields to values")
+        need("arms: seeds", arm.get("seeds"), list, "a list")
     factors = content.get("factors") or {}
     for name, values in factors.items():
         if not values:
@@ -242,14 +244,17 @@ def _expand(
     arms = content.get("arms") or [{}]
     factors = content.get("factors") or {}
     seeds = content.get("seeds") or [0]
+    parts = [
+        ({k: v for k, v in arm.items() if k != "seeds"}, arm.get("seeds", seeds)) for arm in arms
+    ]
     combinations = [
         dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
     ]
     return [
         base | arm | combination | {"seed": seed} | dict(overrides or {})
-        for arm in arms
+        for arm, arm_seeds in parts
         for combination in combinations
-        for seed in seeds
+        for seed in arm_seeds
     ]
 
 

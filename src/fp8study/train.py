@@ -111,7 +111,8 @@ class Trainer:
         self.instruments = Instruments(config, self.device)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
-        self.validation_loss: float | None = None
+        #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
+        self.validation_losses: dict[int, float] = {}
 
     def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(
@@ -165,6 +166,8 @@ class Trainer:
             )
         if self.config.noise_at_steps:
             notes.append("training paused to measure noise: the run has no timings and no peak")
+        if self.config.validation_points > 1:
+            notes.append("training paused for validation: the run has no timings and no peak")
         if self.config.runs_per_gpu > 1:
             notes.append("the GPU was shared with other runs: the run has no timings and no peak")
         if self.job.emulate_fp8 and self.config.is_fp8:
@@ -191,9 +194,18 @@ class Trainer:
                     self._log(watch.open_window(), metrics)
                 self._log(watch.clock.end_step(*self.step(step)), metrics)
                 self.noise.measure_if_due(step + 1)
+                if step + 1 < config.num_steps:  # the last one follows the timed window
+                    self.validate_if_due(step + 1)
             self._log(watch.close_window(), metrics)
         finally:
             watch.stop()
+
+    def validate_if_due(self, steps_done: int) -> None:
+        """Score the validation sequences, if it is their turn; every rank must call it."""
+        if steps_done in self.config.validation_steps:
+            self.validation_losses[steps_done] = validation_loss(
+                self.config, self.bare_model, self.tokens, self.order.held_out(), self.state
+            )
 
     def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
@@ -281,8 +293,12 @@ class Trainer:
         if self.config.is_timed:  # else they would describe something else
             found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
-        if self.validation_loss is not None:
-            results["validation_loss"] = self.validation_loss
+        if self.validation_losses:
+            results["validation_losses"] = [
+                {"step": step, "loss": loss} for step, loss in self.validation_losses.items()
+            ]
+            if self.config.num_steps in self.validation_losses:
+                results["validation_loss"] = self.validation_losses[self.config.num_steps]
         notes = self.warnings() + notes_on_timing(results)
         return Outcome(
             status,
@@ -345,17 +361,15 @@ def run(run_dir: Path) -> None:
     finally:
         if metrics is not None:
             metrics.close()
-    if status == "completed" and config.validation_sequences:
-        trainer.validation_loss = validation_loss(
-            config, trainer.bare_model, trainer.tokens, trainer.order.held_out(), trainer.state
-        )
-    if status == "completed" and config.is_timed:
-        # Kept in case that a closer look fails: the run itself is done.
+    if status == "completed" and (config.is_timed or config.validation_sequences):
+        # Kept in case that what follows fails, or runs out of memory: the run itself is done.
         unfinished = trainer.outcome(status, detail)
         unfinished.warnings.append("the measurements after training did not finish")
         if is_main:
             unfinished.save(run_dir)
-        look_closer(trainer, run_dir)
+        trainer.validate_if_due(config.num_steps)
+        if config.is_timed:
+            look_closer(trainer, run_dir)
     outcome = trainer.outcome(status, detail)
     if is_main:
         outcome.save(run_dir, replace=True)

@@ -32,6 +32,7 @@ OTHER: dict[str, Any] = {
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,
     "noise_at_steps": (0, 5), "noise_samples": 8, "validation_sequences": 4,
+    "validation_points": 2,
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
@@ -66,6 +67,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
     usual |= {"num_gpus": 2} if name in ("gradient_pool", "gradient_copy") else {}
+    usual |= {"validation_sequences": 4} if name == "validation_points" else {}
     config = make_config(usual | {name: OTHER[name]})
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")

@@ -183,7 +183,9 @@ def test_exported_checkout_names_its_commit(
     monkeypatch.delenv("FP8STUDY_COMMIT", raising=False)
     assert git_state(tmp_path) == {"commit": None, "dirty": None}
     monkeypatch.setenv("FP8STUDY_COMMIT", "ab" * 20)
-    assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": None}
+    assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": False}
+    monkeypatch.setenv("FP8STUDY_COMMIT", "ab" * 20 + "-dirty")
+    assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": True}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ gradients' norm at 1 in every step; no flag of it turns that off. Each repeat wa
 GPUs as our own runs do.
 
 Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``. It has the
-fields of `fp8study.peers.PeerRecord`; of these and of its further ones:
+fields of `fp8study.analysis.peers.PeerRecord`; of these and of its further ones:
 
 ``configuration``
     the name of its folder; ``num_parameters`` as the peer counts them.
@@ -51,10 +51,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fp8study.leases import lease
-from fp8study.leash import end
-from fp8study.provenance import machine_facts, this_machine, versions
-from fp8study.records import write_json
+from fp8study.core.records import write_json
+from fp8study.run.gpu_lease import lease
+from fp8study.run.leash import end
+from fp8study.run.machine import machine_facts, this_machine, versions
 
 VERSION = "0.2.2"
 SCRIPTS = Path(__file__).resolve().parent

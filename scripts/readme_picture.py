@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study import plots, tables
-from fp8study.records import load_runs
+from fp8study.analysis import tables
+from fp8study.core.records import load_runs
+from fp8study.report import plots
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "document-a.png"

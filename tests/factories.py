@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fp8study.records import RunRecord, write_record
+from fp8study.core.records import RunRecord, write_record
 
 VOCAB_SIZE = 128_256
 CONFIG: dict[str, Any] = {

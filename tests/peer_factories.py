@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fp8study.peers import PeerRecord
+from fp8study.analysis.peers import PeerRecord
 from tests.factories import H200
 
 

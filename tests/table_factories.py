@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study import tables
-from fp8study.records import load_runs
+from fp8study.analysis import tables
+from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 import yaml
 
-from fp8study.defaults import config_for, study_for
-from fp8study.errors import UserError
-from fp8study.paths import studies_dir
-from fp8study.provenance import Machine, this_machine
-from fp8study.studies import Study, load_study, study_names
+from fp8study.core.errors import UserError
+from fp8study.core.paths import studies_dir
+from fp8study.core.studies import Study, load_study, study_names
+from fp8study.run.defaults import config_for, study_for
+from fp8study.run.machine import Machine, this_machine
 
 app = typer.Typer(
     help="Should I pre-train in FP8, on my GPUs, for my model?",
@@ -122,7 +122,7 @@ def studies() -> None:
 @_one_line_errors
 def plan(study: StudyName = None, set_: Overrides = None) -> None:
     """Show a study's runs, what they cost here, and which are done."""
-    from fp8study.pipeline import plan_text
+    from fp8study.run.pipeline import plan_text
 
     loaded, machine, _ = _load(study, set_)
     print(plan_text(loaded, machine))
@@ -136,7 +136,7 @@ def reproduce(
     report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
-    from fp8study.pipeline import num_without_result, run_study
+    from fp8study.run.pipeline import num_without_result, run_study
 
     loaded, machine, values = _load(study, set_)
     done = run_study(loaded, machine, values)
@@ -158,8 +158,8 @@ def run(
     """Train one run without a notebook; fields that are not set are this machine's defaults."""
     import time
 
-    from fp8study.launch import RunFailed, launch
-    from fp8study.paths import results_dir
+    from fp8study.core.paths import results_dir
+    from fp8study.run.launch import RunFailed, launch
 
     machine = this_machine()
     config = config_for(machine, _parse(set_))
@@ -178,7 +178,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this machine and say what to do about each problem; fails if a run would."""
-    from fp8study.doctor import PROBLEM, examine, report_json, report_text
+    from fp8study.run.doctor import PROBLEM, examine, report_json, report_text
 
     findings = examine(this_machine())
     print(report_json(findings) if as_json else report_text(findings))
@@ -192,8 +192,8 @@ def audit(
     run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
 ) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
-    from fp8study.findings import audit_text, problems, without_hidden_products
-    from fp8study.records import read_record
+    from fp8study.core.audit_rules import audit_text, problems, without_hidden_products
+    from fp8study.core.records import read_record
 
     record = read_record(_record_path(run_dir))
     if not record.audit:
@@ -213,8 +213,8 @@ def show(
     run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
 ) -> None:
     """Show what a run's instruments measured."""
-    from fp8study.records import read_record
-    from fp8study.showing import instruments_text
+    from fp8study.core.records import read_record
+    from fp8study.report.showing import instruments_text
 
     print(instruments_text(read_record(_record_path(run_dir))))
 
@@ -240,9 +240,9 @@ def compare(
     import dataclasses
     import json
 
-    from fp8study.compare import compare_folders
-    from fp8study.comparison_text import comparison_text, relative_text
-    from fp8study.relative import compare_relative
+    from fp8study.analysis.compare import compare_folders
+    from fp8study.analysis.relative import compare_relative
+    from fp8study.report.comparison_text import comparison_text, relative_text
 
     if reference and ignore:
         raise UserError("--ignore: cannot be had with --reference; leave one of them out")
@@ -264,9 +264,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure this machine's throughput anew, as ratios, and compare them with a baseline's."""
-    from fp8study.arms import read_folder
-    from fp8study.bench import run_bench
-    from fp8study.comparison_text import relative_text
+    from fp8study.analysis.arms import read_folder
+    from fp8study.report.comparison_text import relative_text
+    from fp8study.run.bench import run_bench
 
     if baseline is not None:
         read_folder(baseline, "--baseline")  # before an hour of runs
@@ -287,8 +287,8 @@ def ceilings(
     """Measure on this GPU what a model's matrix products reach by themselves."""
     import json
 
-    from fp8study.config import make_config
-    from fp8study.models import check_model_name
+    from fp8study.core.config import make_config
+    from fp8study.core.presets import check_model_name
 
     check_model_name(model)
     config = make_config(
@@ -302,8 +302,8 @@ def ceilings(
         )
     import torch
 
-    from fp8study.ceilings import ceilings_text, linear_shapes, measure_ceilings
-    from fp8study.models import build_model
+    from fp8study.measure.gemm_peaks import ceilings_text, linear_shapes, measure_ceilings
+    from fp8study.model.build import build_model
 
     shapes = linear_shapes(build_model(model, torch.bfloat16, torch.device("meta"), 0), config)
     num_tokens = config.micro_batch_size * config.sequence_length
@@ -323,8 +323,8 @@ def flops(
     """Count the arithmetic of one token, and how much of it FP8 can take over."""
     import json
 
-    from fp8study.config import make_config
-    from fp8study.flops import count_flops, flops_text
+    from fp8study.core.config import make_config
+    from fp8study.measure.flops import count_flops, flops_text
 
     table = count_flops(
         make_config(
@@ -348,9 +348,9 @@ def tables(
     ] = None,
 ) -> None:
     """Write the report's tables as CSV files."""
-    from fp8study.export import write_tables
-    from fp8study.paths import results_dir
-    from fp8study.records import load_runs
+    from fp8study.core.paths import results_dir
+    from fp8study.core.records import load_runs
+    from fp8study.report.export import write_tables
 
     stored = load_runs(results_dir())
     names = sorted({run.machine_label for run in stored})
@@ -375,8 +375,8 @@ def report(
 @_one_line_errors
 def benchmarks() -> None:
     """Write results/reference/BENCHMARKS.md from the committed records."""
-    from fp8study.benchmark_page import benchmarks_path, benchmarks_text
-    from fp8study.paths import results_dir
+    from fp8study.core.paths import results_dir
+    from fp8study.report.benchmark_page import benchmarks_path, benchmarks_text
 
     path = benchmarks_path(results_dir())
     if not path.parent.is_dir():
@@ -386,7 +386,7 @@ def benchmarks() -> None:
 
 
 def _render(only_if_changed: bool) -> None:
-    from fp8study.reporting import render_report
+    from fp8study.report.rendering import render_report
 
     print(f"report: {render_report(only_if_changed)}")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from fp8study.config import make_config
-from fp8study.launch import launch
-from fp8study.records import read_metrics
+from fp8study.core.config import make_config
+from fp8study.core.records import read_metrics
+from fp8study.run.launch import launch
 
 pytestmark = [
     pytest.mark.requires_gpu,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fp8study.config import make_config
-from fp8study.gradient_noise import exact_fp32, measure_noise
-from fp8study.models import build_model
-from fp8study.shadows import Shadows
+from fp8study.core.config import make_config
+from fp8study.measure.gradient_noise import exact_fp32, measure_noise
+from fp8study.model.build import build_model
+from fp8study.model.shadows import Shadows
 
 CONFIG = make_config({"model": "tiny-llama"})
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

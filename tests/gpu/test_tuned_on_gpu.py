@@ -12,13 +12,13 @@ from torch.profiler import ProfilerActivity, profile
 from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 from transformers import LlamaConfig
 
-from fp8study import gathering, loss_head
-from fp8study.attention import preferred_attention
-from fp8study.causal_mask import imply_causal_mask
-from fp8study.config import RunConfig, make_config
-from fp8study.loss_head import chunked_cross_entropy, replace_loss_head
-from fp8study.models import build_model, decoder_layers
-from fp8study.updates import make_updates, parameter_groups
+from fp8study.core.config import RunConfig, make_config
+from fp8study.model import gathering, loss_head
+from fp8study.model.attention import preferred_attention
+from fp8study.model.build import build_model, decoder_layers
+from fp8study.model.causal_mask import imply_causal_mask
+from fp8study.model.loss_head import chunked_cross_entropy, replace_loss_head
+from fp8study.model.updates import make_updates, parameter_groups
 
 DEVICE = torch.device("cuda")
 VOCAB = 128256

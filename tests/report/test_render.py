@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.render import render_site
+from fp8study.report.site import render_site
 
 CONFIG = """
 project:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.errors import UserError
-from fp8study.render import render_site
+from fp8study.core.errors import UserError
+from fp8study.report.site import render_site
 
 CONFIG = """
 project:
@@ -32,7 +32,7 @@ def make_site(root: Path, index: str, config: str = CONFIG) -> Path:
 
 
 def test_rendering_imports_no_torch() -> None:
-    code = "import sys, fp8study.render; sys.exit('torch' in sys.modules)"
+    code = "import sys, fp8study.report.site; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

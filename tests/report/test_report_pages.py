@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fp8study import loss_sentences, pages, sentences
-from fp8study.render import render_site
+from fp8study.report import loss_sentences, sentences
+from fp8study.report import page as pages
+from fp8study.report.site import render_site
 from tests.factories import (
     make_attribution,
     make_broken,

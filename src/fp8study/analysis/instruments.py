@@ -1,0 +1,328 @@
+"""The tables of what the instruments saw: utilisation, kernels, memory, energy, communication.
+
+Each takes the frame of `instruments_frame`, one row per run, and gives one row per arm: medians
+over the arm's runs. What no run measured is missing, never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.pairing import ordered
+from fp8study.core.audit_rules import problems, without_hidden_products
+from fp8study.core.records import StoredRun
+
+_KEY = ["machine", "study", "run_id"]
+ARM = [
+    "machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting",
+    "precision", "arm", "stale", "arm_key", "pair_key",
+]  # fmt: skip
+
+#: Kinds of kernels in the order in which they are shown; see `fp8study.measure.trace.kind_of`.
+KINDS = ("gemm_fp8", "gemm_bf16", "attention", "fused", "loss", "optimizer", "copy",
+         "communication", "other")  # fmt: skip
+
+
+def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per completed run that carries instruments.
+
+    Args:
+        stored_runs: What `fp8study.core.records.load_runs` returned.
+        runs: `fp8study.analysis.tables.runs_frame` of them.
+
+    Returns:
+        The columns of `runs`, and those of ``instruments`` and ``audit`` with their path as a
+        name: ``memory.peak_gib``, ``step.by_kind_ms.attention``, ``audit.stalled_pct`` …
+    """
+    rows = [
+        _row(run)
+        for run in stored_runs
+        # Runs that are not timed know their start-up only.
+        if run.record.instruments.keys() - {"startup"} and run.record.status == "completed"
+    ]
+    flat = pd.json_normalize(rows) if rows else pd.DataFrame(columns=_KEY)
+    return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one").copy()  # in one piece
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    record = run.record
+    audit = without_hidden_products(record.audit, record.config)
+    step = without_hidden_products(record.instruments.get("step", {}), record.config)
+    return {
+        "machine": run.machine_label,
+        "study": record.study,
+        "run_id": record.run_id,
+        "audit": audit,
+        "audit.problems": "; ".join(problems(audit)) if audit else None,
+        **record.instruments,
+        "step": step,
+    }
+
+
+def of_the_instruments(frame: pd.DataFrame) -> pd.DataFrame:
+    """Keep the study that was made for these tables where it was run, else all that there is."""
+    own = frame[(frame["study"] == "instruments") & (frame["device"] == "cuda")]
+    return own if len(own) else frame
+
+
+def numbers(frame: pd.DataFrame, name: str) -> pd.Series:
+    """Return a column as numbers, all missing where no run has it."""
+    if name not in frame:
+        return pd.Series(math.nan, index=frame.index)
+    return pd.to_numeric(frame[name], errors="coerce")
+
+
+def _by_arm(frame: pd.DataFrame, columns: dict[str, str], on_gpu: bool = True) -> pd.DataFrame:
+    """Return medians by arm of the given columns, under new names, in the report's order."""
+    chosen = frame[frame["device"] == "cuda"] if on_gpu else frame
+    values = pd.DataFrame({new: numbers(chosen, old) for new, old in columns.items()})
+    values = values[values.notna().any(axis=1)]
+    table = pd.concat([chosen.loc[values.index, ARM], values], axis=1)
+    if table.empty:
+        return pd.DataFrame(columns=[*ARM, "num_runs", *columns])
+    groups = table.groupby("arm_key", sort=False)
+    result = groups[[name for name in ARM if name != "arm_key"]].first()
+    result["num_runs"] = groups.size()
+    result[list(columns)] = groups[list(columns)].median()
+    return ordered(result.reset_index())
+
+
+def _against_bf16(table: pd.DataFrame, column: str, seedless_key: pd.Series) -> pd.Series:
+    """Return by how much a healthy FP8 arm differs from the BF16 arm of its context, %."""
+    is_healthy = ~table["stale"].fillna(False).astype(bool)  # a stale run does less work
+    is_bf16 = table["precision"] == "bf16"
+    base = table[is_bf16 & is_healthy].assign(_key=seedless_key).drop_duplicates("_key")
+    reference = seedless_key.map(base.set_index("_key")[column])
+    return (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
+
+
+def context(table: pd.DataFrame) -> pd.Series:
+    """Name what two compared arms have in common."""
+    parts = ["machine", "study", "model", "strategy", "num_gpus", "setting"]
+    return table[parts].astype(str).agg("|".join, axis=1) if len(table) else pd.Series(dtype=object)
+
+
+def utilisation_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Useful arithmetic against three denominators: two of a datasheet, one measured."""
+    return _by_arm(
+        frame,
+        {
+            "tflops_per_gpu": "tflops_per_gpu",
+            "bf16_peak_tflops": "bf16_peak_tflops",
+            "mfu_bf16_peak_pct": "mfu_bf16_peak_pct",
+            "mixed_peak_tflops": "mixed_peak_tflops",
+            "mfu_mixed_peak_pct": "mfu_mixed_peak_pct",
+            "achievable_tflops": "ceilings.run_tflops",
+            "mfu_achievable_pct": "mfu_achievable_pct",
+        },
+    )
+
+
+def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Achievable peaks by model: medians over all runs that measured them, and the spread."""
+    names = {
+        "bf16_tflops": "ceilings.bf16_tflops",
+        "fp8_tensorwise_tflops": "ceilings.fp8_tensorwise_tflops",
+        "fp8_rowwise_tflops": "ceilings.fp8_rowwise_tflops",
+        "copy_tb_per_s": "ceilings.copy_tb_per_s",
+    }
+    keys = ["machine", "gpu_name", "model", "num_tokens"]
+    columns = [*keys, "num_runs", *names, "spread_pct"]
+    values = pd.DataFrame({new: numbers(frame, old) for new, old in names.items()})
+    table = frame[["machine", "gpu_name", "model"]].assign(
+        num_tokens=numbers(frame, "ceilings.num_tokens"), **values
+    )
+    table = table[table["bf16_tflops"].notna()]
+    if table.empty:
+        return pd.DataFrame(columns=columns)
+    groups = table.groupby(keys, sort=True)
+    result = groups[list(names)].median()
+    result["num_runs"] = groups.size()
+    bf16 = groups["bf16_tflops"]
+    result["spread_pct"] = 100 * (bf16.max() - bf16.min()) / bf16.median()
+    return result.reset_index()[columns]
+
+
+def product_rates(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row per run: TFLOP/s of its products inside the profiled step, and achievable ones."""
+    known = frame[numbers(frame, "ceilings.run_tflops").notna()]
+    rows = []
+    for _, run in known[known["device"] == "cuda"].iterrows():
+        products = run.get("step.gemm")
+        listed = products if isinstance(products, list) else []
+        seconds = sum(product.get("time_ms", 0.0) for product in listed) / 1000
+        if seconds > 0:
+            rate = sum(product["tflop"] for product in listed) / seconds
+            identity = {name: run[name] for name in ARM}
+            achievable = float(run["ceilings.run_tflops"])
+            rows.append(identity | {"profiled_tflops": rate, "achievable_tflops": achievable})
+    return pd.DataFrame(rows, columns=[*ARM, "profiled_tflops", "achievable_tflops"])
+
+
+def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Where one profiled step's kernel time went, ms, and how much of the products was FP8.
+
+    ``step_time_ms_median`` is the timed window's step and ``profiled_ms`` the profiled one, which
+    the profiler may have slowed down: kernels' times hold, waiting does not. So
+    ``not_computing_ms`` is the timed step less the time in which the profiled one computed:
+    idle, or waiting for communication. ``loss_and_other`` is the sum of two small kinds.
+    """
+    kinds = {kind: f"step.by_kind_ms.{kind}" for kind in KINDS}
+    others = {
+        "step_time_ms_median": "step_time_ms_median",
+        "profiled_ms": "step.step_ms",
+        "exposed_communication_ms": "step.exposed_communication_ms",
+        "idle_ms": "step.idle_ms",
+        "fp8_gemm_time_pct": "step.fp8_gemm_time_pct",
+        "fp8_gemm_flops_pct": "step.fp8_gemm_flops_pct",
+        "fp8_expected_pct": "audit.fp8_gemm_flops_pct_expected",
+    }
+    table = _by_arm(frame[numbers(frame, "step.step_ms").notna()], kinds | others)
+    waiting = table["exposed_communication_ms"] + table["idle_ms"]
+    computing = table["profiled_ms"] - waiting
+    table["not_computing_ms"] = (table["step_time_ms_median"] - computing).clip(lower=0)
+    table["loss_and_other"] = table[["loss", "other"]].sum(axis=1)
+    return table
+
+
+def products_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """The matrix products of a profiled step by dtypes, with the kernel that took longest."""
+    columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions"]
+    rows = []
+    for _, run in frame[frame["device"] == "cuda"].iterrows():
+        products = run.get("step.gemm")
+        for product in products if isinstance(products, list) else []:
+            kernels = product.get("kernels") or ["–"]
+            known = {"machine": run["machine"], "model": run["model"], "arm": run["arm"]}
+            rows.append(known | {"dtypes": short_dtypes(product["dtypes"]), "kernel": kernels[0]})
+    if not rows:
+        return pd.DataFrame(columns=columns)
+    groups = pd.DataFrame(rows).groupby(["machine", "model", "dtypes"], sort=True)
+    result = groups.agg(
+        kernel=("kernel", lambda names: names.mode().iloc[0]),
+        num_runs=("kernel", "size"),
+        precisions=("arm", lambda arms: ", ".join(dict.fromkeys(arms))),
+    )
+    return result.reset_index()[columns]
+
+
+def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress.
+
+    ``working_gib`` is all but weights and optimizer states at the steady peak: activations, work
+    space, and those gradients that are there by then. In a short step the peak comes at the loss,
+    before there are any, so ``gradients_gib``, which is their size after the backward pass, is no
+    part of it.
+    """
+    names = ("parameters_gib", "optimizer_gib", "gradients_gib",
+             "first_step_allocated_gib", "steady_allocated_gib", "steady_reserved_gib",
+             "num_alloc_retries", "num_device_allocs")  # fmt: skip
+    columns = {name: f"memory.{name}" for name in names}
+    table = _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
+    kept = table["parameters_gib"] + table["optimizer_gib"]
+    events = table["num_alloc_retries"] + table["num_device_allocs"]
+    return table.assign(
+        working_gib=table["steady_allocated_gib"] - kept, num_allocator_events=events
+    )
+
+
+def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Energy per token, power and clocks over the timed window; `change_pct` is against BF16."""
+    columns = {
+        "joule_per_token": "energy.joule_per_token",
+        "watts_mean": "energy.watts_mean",
+        "clock_sm_mhz_median": "energy.clock_sm_mhz_median",
+        "clock_sm_mhz_min": "energy.clock_sm_mhz_min",
+        "power_cap_pct": "energy.throttled_pct.power_cap",
+        "num_alloc_retries": "memory.num_alloc_retries",
+        "num_device_allocs": "memory.num_device_allocs",
+    }
+    table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
+    sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
+    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
+    change = _against_bf16(table, "joule_per_token", context(table))
+    strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
+    contexts = context(table)
+    table["change_pct"] = change.where(~contexts.isin(set(contexts[strained])))
+    return table
+
+
+def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Bytes of one step's collectives on one rank, GiB, by collective and dtype.
+
+    ``all_gather_gib`` and ``reduce_scatter_gib`` are sums over dtypes, ``…_dtypes`` name them
+    with their share; ``all_gather_change_pct`` is against BF16.
+    """
+    rows = []
+    for _, run in frame.iterrows():
+        moved = run.get("step.communication")
+        if not isinstance(moved, list) or not moved:
+            continue
+        row = {name: run[name] for name in ARM}
+        for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+            parts = [part for part in moved if part["collective"] == collective]
+            total = sum(part["gib"] for part in parts)
+            row[f"{collective}_gib"] = total if parts else math.nan
+            row[f"{collective}_dtypes"] = ", ".join(
+                short_dtypes(part["dtype"])
+                if len(parts) == 1
+                else f"{short_dtypes(part['dtype'])} {part['gib']:.2g}"
+                for part in parts
+            )
+        rows.append(row)
+    if not rows:
+        return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib"])
+    table = pd.DataFrame(rows).drop_duplicates("arm_key", keep="last")
+    change = _against_bf16(table, "all_gather_gib", context(table))
+    return ordered(table.assign(all_gather_change_pct=change))
+
+
+def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """What each arm's runs really trained and computed: the audits, worst run first."""
+    audited = frame[frame["audit.num_linear"].notna()] if "audit.num_linear" in frame else frame[:0]
+    rows = []
+    for _, runs in audited.groupby("arm_key", sort=False):
+        run = runs.iloc[0]
+        found = [text for text in runs["audit.problems"] if text]
+        rows.append(
+            {name: run[name] for name in ARM}
+            | {
+                "num_runs": len(runs),
+                "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
+                "matmul_dtypes": _list(run.get("audit.matmul_dtypes")),
+                "gradient_dtypes": _list(run.get("audit.gradient_dtypes")),
+                "moved_pct": 100 - float(runs["audit.stalled_pct"].astype(float).median()),
+                "problems": found[0] if found else "none",
+            }
+        )
+    found_columns = ["num_runs", "converted", "matmul_dtypes", "gradient_dtypes", "moved_pct"]
+    return ordered(pd.DataFrame(rows, columns=[*ARM, *found_columns, "problems"]))
+
+
+def _list(names: object) -> str:
+    return short_dtypes(", ".join(map(str, names))) if isinstance(names, list) else ""
+
+
+def short_dtypes(text: str) -> str:
+    """Return dtypes under the names that papers use."""
+    for torchs, short in (("float8_e4m3fn", "E4M3"), ("float8_e5m2", "E5M2"),
+                          ("bfloat16", "BF16"), ("float32", "FP32")):  # fmt: skip
+        text = text.replace(torchs, short)
+    return text
+
+
+def overhead_pairs(frame: pd.DataFrame) -> list[float]:
+    """Return what each pair of blocks, with and without instruments, differed by, %."""
+    pct: list[float] = []
+    on_gpu = frame[frame["device"] == "cuda"]
+    if "overhead.plain_ms" not in on_gpu:
+        return pct
+    for _, run in on_gpu.iterrows():
+        plain, measured = run["overhead.plain_ms"], run["overhead.measured_ms"]
+        if isinstance(plain, list) and isinstance(measured, list):
+            pct += [100 * (m / p - 1) for m, p in zip(measured, plain, strict=True)]
+    return pct

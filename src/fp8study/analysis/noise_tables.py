@@ -1,0 +1,288 @@
+"""Tidy frames of what runs measured about noise and precision.
+
+Each function takes the ``noise`` section of one record (see `fp8study.measure.gradient_noise`) and
+returns one frame. Points of a diverged run, whose numbers are not finite, are left out. For all
+records of a checkout, in seconds and without a GPU:
+
+    over_runs(crossing_table, load_runs(results_dir()))
+
+Errors are relative L2 norms. A comparison is named by its ``precision`` and its ``reference``.
+A ``scope`` is ``all`` parameters, or those of the ``fp8_layers``: embedding and head make up much
+of a gradient's norm and stay out of FP8, so the whole can look good where its parts do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fp8study.analysis import noise
+from fp8study.core.errors import UserError
+from fp8study.core.records import StoredRun
+
+#: Effective batches at which the two errors are set side by side.
+BATCHES = noise.geometric_batches(4096)
+
+Section = Mapping[str, Any]
+
+
+def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun]) -> pd.DataFrame:
+    """Apply one of the functions below to every run that measured noise.
+
+    Returns:
+        Their frames below each other, after the columns machine, study, run_id, model, trained
+        (the precision of the training), seed and emulated; empty if no run measured noise.
+    """
+    frames = []
+    for run in runs:
+        record = run.record
+        if not record.noise:
+            continue
+        config = record.config
+        identity = {
+            "machine": run.machine_label,
+            "study": record.study,
+            "run_id": record.run_id,
+            "model": config.get("model"),
+            "trained": config.get("precision"),
+            "seed": config.get("seed"),
+            "emulated": record.noise.get("emulated"),
+        }
+        frame = table(record.noise)
+        for position, (name, value) in enumerate(identity.items()):
+            frame.insert(position, name, value)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _points(section: Section) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield the sound points with their steps."""
+    for point in section.get("points", []):
+        grams = [point["gradient_grams"]]
+        grams += [c["error_grams"] for c in point["comparisons"] if "error_grams" in c]
+        try:
+            for by_scope in grams:
+                for gram in by_scope.values():
+                    noise.gram_matrix(gram)
+        except UserError:
+            continue
+        yield int(point["step"]), point
+
+
+def _gradient_grams(section: Section) -> Iterator[tuple[dict[str, Any], noise.Array]]:
+    """Yield step and scope, and the gradients' inner products there."""
+    for step, point in _points(section):
+        for scope, gram in point["gradient_grams"].items():
+            yield {"step": step, "scope": scope}, noise.gram_matrix(gram)
+
+
+def _error_grams(section: Section) -> Iterator[tuple[dict[str, Any], noise.Array, noise.Array]]:
+    """Yield step, scope and comparison, the gradients' inner products and the errors'."""
+    for step, point in _points(section):
+        for found in point["comparisons"]:
+            for scope, errors in found.get("error_grams", {}).items():
+                what = {"step": step, "scope": scope}
+                what |= {"precision": found["precision"], "reference": found["reference"]}
+                gradients = point["gradient_grams"][scope]
+                yield what, noise.gram_matrix(gradients), noise.gram_matrix(errors)
+
+
+def _spread(name: str, estimate: noise.Estimate) -> dict[str, float]:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def scale_table(section: Section) -> pd.DataFrame:
+    """One row per point and scope: the gradient, its noise, the noise scale in sequences."""
+    rows = []
+    for what, gram in _gradient_grams(section):
+        row = what | {"num_samples": len(gram)}
+        row |= _spread("gradient_square", noise.jackknife(_mean_square, gram))
+        row |= _spread("noise_trace", noise.jackknife(_trace, gram))
+        row |= _spread("noise_scale", noise.noise_scale(gram))
+        row["noise_scale_tokens"] = row["noise_scale"] * section["tokens_per_sample"]
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _mean_square(gram: noise.Array) -> float:
+    return noise.moments(gram).mean_square
+
+
+def _trace(gram: noise.Array) -> float:
+    return noise.moments(gram).trace
+
+
+def variance_table(section: Section) -> pd.DataFrame:
+    """One row per point, scope and batch: variance of means times the batch, over that of one."""
+    rows = []
+    for what, gram in _gradient_grams(section):
+        for batch in noise.geometric_batches(len(gram) // 2)[1:]:
+            found = noise.variance_of_means(gram, batch)
+            rows.append(what | {"batch": batch} | _spread("ratio_to_inverse_law", found))
+    return pd.DataFrame(rows)
+
+
+def inverse_law_table(section: Section) -> pd.DataFrame:
+    """One row per scope: the ratios of `variance_table` averaged over points and batches.
+
+    The interval is the band of 95 % of random orders, so one run is one test.
+    """
+    by_scope: dict[str, list[noise.Array]] = {}
+    for what, gram in _gradient_grams(section):
+        by_scope.setdefault(what["scope"], []).append(gram)
+    rows = []
+    for scope, grams in by_scope.items():
+        batches = noise.geometric_batches(len(grams[0]) // 2)[1:]
+        found = noise.inverse_law(grams, batches)
+        row = {"scope": scope, "num_points": len(grams), "largest_batch": max(batches)}
+        rows.append(row | _spread("ratio_to_inverse_law", found))
+    return pd.DataFrame(rows)
+
+
+def gradient_table(section: Section) -> pd.DataFrame:
+    """One row per point, scope and comparison: the error of the gradient of one sequence.
+
+    From mean squares over the sequences, which a single one may dominate: so the median and the
+    worst sequence's errors over their BF16 gradients are given too, where they were kept.
+    ``loss_change`` is the mean difference of the losses, nats per token, on the same sequences.
+    """
+    rows = []
+    for step, point in _points(section):
+        parts = point["parameters"]
+        is_fp8 = np.array(parts["is_fp8"], dtype=bool)
+        for found in point["comparisons"]:
+            what = {"step": step, "precision": found["precision"], "reference": found["reference"]}
+            losses = [point["losses"][found[k]] for k in ("precision", "reference")]
+            for scope in point["gradient_grams"]:
+                chosen = is_fp8 if scope == "fp8_layers" else np.ones_like(is_fp8)
+                quality = _quality(*(np.sum(part[chosen]) for part in _sums(parts, found)))
+                row = what | {"scope": scope} | quality
+                row["loss_change"] = float(np.mean(np.subtract(*losses)))
+                if "error_grams" in found:
+                    grams = (found["error_grams"][scope], point["gradient_grams"][scope])
+                    each = noise.relative_error(*(np.diagonal(gram) for gram in grams))
+                    row |= {"median_error": np.median(each), "worst_error": each.max()}
+                rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _sums(parts: Mapping[str, Any], found: Mapping[str, Any]) -> list[noise.Array]:
+    """Return |e|², |reference|² and <e, reference> of a comparison by parameter."""
+    reference = parts["square"][found["reference"]]
+    sums = (found["error_square"], reference, found["error_dot_reference"])
+    return [np.array(part, dtype=float) for part in sums]
+
+
+def _quality(error: Any, reference: Any, dot: Any) -> dict[str, Any]:
+    relative = noise.relative_error(error, reference)
+    return {
+        "relative_error": relative,
+        "cosine": noise.cosine(error, reference, dot),
+        "sqnr_db": noise.sqnr_db(relative),
+    }
+
+
+def crossing_table(section: Section) -> pd.DataFrame:
+    """One row per point, scope and comparison: where precision overtakes sampling error.
+
+    ``crossing_batch`` in sequences; ``systematic_share`` of a single sequence's squared error;
+    ``ratio_at_1``: precision over sampling error at an effective batch of one.
+    """
+    rows = []
+    for what, gradients, errors in _error_grams(section):
+        row = what | _spread("crossing_batch", noise.crossing_batch(gradients, errors))
+        row |= _spread("systematic_share", noise.systematic_share(errors))
+        rows.append(row | _spread("ratio_at_1", noise.error_ratio(gradients, errors, 1)))
+    return pd.DataFrame(rows)
+
+
+def budget_table(section: Section) -> pd.DataFrame:
+    """One row per point, scope, comparison and effective batch: both errors on one axis.
+
+    Errors are in units of the true gradient's norm |G|; missing if |G|² came out negative.
+    ``measured`` is false where the batch is more than half the sample: the row extrapolates.
+    """
+    rows = []
+    for what, gradients, errors in _error_grams(section):
+        gradient, error = noise.moments(gradients), noise.moments(errors)
+        unit = gradient.mean_square if gradient.mean_square > 0 else np.nan
+        for batch in BATCHES:
+            squares = {
+                "sampling_error": gradient.trace / batch,
+                "precision_error": error.at_batch(batch),
+                "systematic_error": error.mean_square,
+                "random_error": error.trace / batch,
+            }
+            row = what | {"batch": batch, "measured": 2 * batch <= len(errors)}
+            row |= {name: float(np.sqrt(max(0.0, v) / unit)) for name, v in squares.items()}
+            rows.append(row | _spread("ratio", noise.error_ratio(gradients, errors, batch)))
+    return pd.DataFrame(rows)
+
+
+def parameter_table(section: Section) -> pd.DataFrame:
+    """One row per point, comparison and parameter: its gradient's error.
+
+    ``batch_relative_error`` is that of the mean over all N sequences, where it was kept;
+    ``error_share`` is the parameter's part of the whole squared error.
+    """
+    frames = []
+    for step, point in _points(section):
+        parts = point["parameters"]
+        for found in point["comparisons"]:
+            sums = _sums(parts, found)
+            batch_error = found.get("error_batch_square")
+            content = {
+                "step": step,
+                "precision": found["precision"],
+                "reference": found["reference"],
+                "parameter": parts["names"],
+                "layer": [layer_number(name) for name in parts["names"]],
+                "kind": [layer_kind(name) for name in parts["names"]],
+                "is_fp8": parts["is_fp8"],
+                "num_elements": parts["num_elements"],
+                "batch_relative_error": np.nan
+                if batch_error is None
+                else noise.relative_error(batch_error, parts["batch_square"]),
+                "error_share": sums[0] / sums[0].sum(),
+            }
+            frames.append(pd.DataFrame(content | _quality(*sums)))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def product_table(section: Section) -> pd.DataFrame:
+    """One row per point, recipe, converted layer and product: what `measure.quantisation` saw."""
+    frames = []
+    for step, point in _points(section):
+        products = point["products"]
+        names = products["layers"]
+        for precision, by_product in products["values"].items():
+            for product, values in by_product.items():
+                what = {
+                    "step": step,
+                    "precision": precision,
+                    "product": product,
+                    "module": names,
+                    "layer": [layer_number(name) for name in names],
+                    "kind": [layer_kind(name) for name in names],
+                }
+                numbers = np.array(values, dtype=float).reshape(len(names), -1)
+                frame = pd.DataFrame(what).join(
+                    pd.DataFrame(numbers, columns=products["statistics"])
+                )
+                frames.append(frame.assign(sqnr_db=noise.sqnr_db(frame["error"])))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def layer_number(name: str) -> int:
+    """Return the decoder layer that a parameter or module is in; -1 outside of all."""
+    match = re.search(r"\.(\d+)\.", name)
+    return int(match.group(1)) if match else -1
+
+
+def layer_kind(name: str) -> str:
+    """Return the last two parts of a name that say what it is: ``self_attn.q_proj``."""
+    return ".".join(name.removesuffix(".weight").split(".")[-2:])

@@ -1,0 +1,106 @@
+"""What an audit means: the torch-free half, for records as well as for running training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Recomputation changes by some points how much of the arithmetic the FP8 layers do.
+PRODUCTS_TOLERANCE_PCT = 10.0
+#: Above this share of unmoved weights, BF16 masters stall rather than train.
+STALL_PCT = 50.0
+
+
+def problems(audit: Mapping[str, Any]) -> list[str]:
+    """Return what makes a run something else than it claims to be, one line each.
+
+    Args:
+        audit: The ``audit`` of a record, see `fp8study.measure.audit`.
+    """
+    found = []
+    if number := audit.get("num_unexplained"):
+        found.append(
+            f"{number} linear layers should compute in FP8 but do not: "
+            f"{_names(audit['unexplained'], number)}"
+        )
+    if number := audit.get("num_outside_optimizer"):
+        found.append(
+            f"{number} of {audit['num_trainable']} trainable parameters are not in the optimizer: "
+            f"{_names(audit['outside_optimizer'], number)}"
+        )
+    if number := audit.get("num_in_optimizer_twice"):
+        found.append(f"{number} parameters are in the optimizer more than once")
+    if number := audit.get("num_frozen"):
+        found.append(
+            f"{number} parameters have a gradient but the first step did not touch them: "
+            f"{_names(audit['frozen'], number)}"
+        )
+    measured, expected = audit.get("fp8_gemm_flops_pct"), audit.get("fp8_gemm_flops_pct_expected")
+    if measured is not None and expected is not None:
+        if expected == 0 and measured > 0:
+            found.append(f"{measured:.0f} % of the matrix products ran in FP8, but none should")
+        elif measured < expected - PRODUCTS_TOLERANCE_PCT:
+            found.append(
+                f"{measured:.0f} % of the matrix products' FLOPs ran in FP8 in the profiled step, "
+                f"but {expected:.0f} % should"
+            )
+    return found
+
+
+def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out which share of the products ran in FP8, where a trace cannot tell.
+
+    A replayed CUDA graph shows kernels but no products: those of the compiled layers are missing
+    from the profiled step, in BF16 runs too. Such a run is proof of nothing, and is not counted.
+
+    Args:
+        part: The ``audit`` of a record, or the ``step`` of its instruments.
+        config: The record's configuration.
+    """
+    replays = config.get("compile_mode") == "reduce-overhead"
+    return {k: v for k, v in part.items() if not (replays and k.startswith("fp8_gemm_"))}
+
+
+def cautions(audit: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of the run's loss must know, one line each."""
+    stalled = audit.get("stalled_pct")
+    if stalled is None or stalled <= STALL_PCT or problems(audit):
+        return []
+    masters = ", ".join(audit.get("master_dtypes", []))
+    return [
+        f"{stalled:.0f} % of the weights did not move in the first step: the learning rate is "
+        f"too small for {masters} masters"
+    ]
+
+
+def audit_text(audit: Mapping[str, Any]) -> str:
+    """Return an audit for reading, problems first."""
+    lines = [f"  problem   {line}" for line in problems(audit)]
+    lines += [f"  caution   {line}" for line in cautions(audit)]
+    if planted := audit.get("num_planted"):
+        lines.append(f"  planted   {planted} weights left out of the optimizer on purpose")
+    if not lines:
+        lines.append("  healthy   every weight with a gradient is trained, every layer explained")
+    lines.append(f"  FP8       {audit['num_linear_fp8']} of {audit['num_linear']} linear layers")
+    lines += [f"            {n} not: {reason}" for reason, n in audit["skipped"].items()]
+    for what in ("master", "gradient", "optimizer_state"):
+        dtypes = ", ".join(audit[f"{what}_dtypes"])
+        lines.append(f"  {'dtype':<9} {what.replace('_', ' ')}: {dtypes}")
+    if "matmul_dtypes" in audit:
+        lines.append(f"  {'dtype':<9} matmul inputs: {', '.join(audit['matmul_dtypes'])}")
+        for collective, dtypes in audit["communication_dtypes"].items():
+            lines.append(f"  {'dtype':<9} {collective.replace('_', '-')}: {', '.join(dtypes)}")
+    if audit.get("fp8_gemm_flops_pct") is not None:
+        lines.append(
+            f"  products  {audit['fp8_gemm_flops_pct']:.1f} % of their FLOPs in FP8 in a profiled "
+            f"step, {audit['fp8_gemm_flops_pct_expected']:.1f} % expected"
+        )
+    stalled = audit["stalled_pct"]
+    if stalled is not None:
+        lines.append(f"  moved     {100 - stalled:.1f} % of the weights, in the first step")
+    return "\n".join(lines)
+
+
+def _names(names: list[str], number: int) -> str:
+    rest = number - len(names[:3])
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,158 @@
+"""Which models there are: published shapes, and transformers' configurations. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8study.core.errors import UserError, nearest
+from fp8study.core.hub import is_reachable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# Hyperparameters as published in each model's config.json on the Hugging Face hub.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
+_LLAMA3 = {
+    "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+    "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    "bos_token_id": 151643, "eos_token_id": 151645,
+}  # fmt: skip
+# Small enough for two CPU cores; every dimension divides by 16, as FP8 asks.
+_TINY = {
+    "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+_LLAMA_1B: dict[str, Any] = _LLAMA3 | {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "head_dim": 64, "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
+}  # fmt: skip
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "llama-3.2-1b": _LLAMA_1B | {"tie_word_embeddings": True},
+    # For comparisons with trainers whose loss head cannot share the embedding's weight.
+    "llama-3.2-1b-untied": _LLAMA_1B | {"tie_word_embeddings": False},
+    "llama-3.2-3b": _LLAMA3 | {
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28,
+        "num_attention_heads": 24, "head_dim": 128, "tie_word_embeddings": True,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
+    },
+    "llama-3.1-8b": _LLAMA3 | {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "head_dim": 128, "tie_word_embeddings": False,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
+    },
+    "qwen3-4b": _QWEN3 | {
+        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "tie_word_embeddings": True,
+    },
+    "qwen3-14b": _QWEN3 | {
+        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,
+        "num_attention_heads": 40, "tie_word_embeddings": False,
+    },
+    "tiny-llama": _TINY | {"model_type": "llama"},
+    "tiny-qwen3": _TINY | {"model_type": "qwen3"},
+}  # fmt: skip
+
+#: Where each preset's own tokenizer lives; the tiny ones have none.
+HUB_IDS = {
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-1b-untied": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-14b": "Qwen/Qwen3-14B",
+}
+
+
+def check_model_name(model: str) -> None:
+    """Refuse a name that is neither a preset, a folder nor a hub id, without importing torch.
+
+    Raises:
+        UserError: The name can be none of the three, or the folder holds no configuration.
+    """
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(f"model: '{model}' holds no config.json; give a folder that does")
+    if model.startswith(("/", ".", "~")) and not folder.exists():
+        raise UserError(f"model: there is no folder '{model}'; give one with a config.json")
+    if model in PRESETS or folder.exists() or model.count("/") == 1:
+        return
+    raise UserError(
+        f"model: '{model}' is no preset{nearest(model, PRESETS)}; choose one of "
+        f"{', '.join(PRESETS)}, or give a Hugging Face id (owner/name) or a folder"
+    )
+
+
+def hf_config(model: str) -> PreTrainedConfig:
+    """Return the transformers configuration of a preset, a hub id or a folder.
+
+    Raises:
+        UserError: The name is unknown or its configuration cannot be loaded.
+    """
+    check_model_name(model)
+    if model not in PRESETS:
+        is_reachable()
+    from transformers import AutoConfig
+
+    try:
+        if model in PRESETS:
+            values = dict(PRESETS[model])
+            config = AutoConfig.for_model(values.pop("model_type"), **values)
+        else:
+            config = AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model: no configuration for '{model}' ({reason}); give a preset "
+            f"({', '.join(PRESETS)}), or a folder with the config.json of a model of transformers"
+        ) from error
+    config.use_cache = False
+    return config
+
+
+def model_vocab_size(model: str) -> int:
+    """Return the size of a model's embedding; presets need no transformers for it.
+
+    Raises:
+        UserError: As `hf_config`.
+    """
+    if model in PRESETS:
+        return int(PRESETS[model]["vocab_size"])
+    return int(text_config(hf_config(model)).vocab_size)
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the part of a configuration that describes the language model."""
+    part: PreTrainedConfig = config.get_text_config()
+    return part
+
+
+def check_length(model: str, sequence_length: int) -> None:
+    """Refuse sequences longer than the model has positions for.
+
+    Raises:
+        UserError: As `hf_config`, or the sequences are too long.
+    """
+    if model in PRESETS:
+        longest = PRESETS[model]["max_position_embeddings"]
+    else:
+        longest = getattr(text_config(hf_config(model)), "max_position_embeddings", None)
+    if longest is not None and sequence_length > longest:
+        raise UserError(
+            f"sequence_length: {sequence_length} is more than the {longest} positions of "
+            f"'{model}'; lower it"
+        )

@@ -1,0 +1,257 @@
+"""What a run leaves behind, and how it is read again.
+
+A run owns one folder, ``results/<machine>/<study>/<run_id>/``:
+
+``config.yaml``
+    the resolved `fp8study.core.config.RunConfig`;
+``metrics.jsonl``
+    one line per logged step, flushed as it is written;
+``run.json``
+    the `RunRecord`, written once, atomically, when the run has ended, whatever its end.
+
+``<machine>`` is ``local`` for what ran in this checkout and ``reference/<name>`` for what is
+committed. Run ids are opaque: everything is read from the record, nothing from the name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import math
+import os
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8study.core.errors import UserError
+
+SCHEMA_VERSION = 1
+
+#: A run that ended in one of these has given its answer; it is not run again.
+RESULTS = ("completed", "diverged", "out_of_memory")
+#: These are failures of the infrastructure or of the code; a resumed study runs them again.
+FAILURES = ("failed", "interrupted")
+STATUSES = RESULTS + FAILURES
+
+#: A list of numbers and nulls over many lines; the line break tells it from a text, which has none.
+_NUMBERS = re.compile(r"(?<=\[)\n\s*(?:(?:[-+.\deE]+|null),?\s+)+(?=\])")
+
+
+class NewerRecord(UserError):
+    """A record that another version of fp8study wrote in another layout: sound, but not ours."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that the reporting half knows about one run.
+
+    The dictionaries are open for new keys (a newer writer may add some) and are read with
+    ``get``; the keys listed here are always written when the run got far enough to know them.
+    """
+
+    run_id: str
+    """Opaque name, unique within its study."""
+    study: str
+    """The study that declared the run; ``adhoc`` for one started by hand."""
+    status: str
+    """One of `STATUSES`."""
+    config: dict[str, Any]
+    """The resolved configuration, field by field."""
+    started_at: str
+    """Start of the launcher, ISO 8601, UTC."""
+    ended_at: str
+    """End of the launcher, ISO 8601, UTC."""
+    status_detail: str | None = None
+    """One line that explains any status but ``completed``."""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """python, fp8study, torch, torchao, accelerate, transformers, triton, cuda, nccl …"""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """device (``cuda`` or ``cpu``), gpu_name, num_gpus_on_machine, gpu_memory_gib, driver,
+    compute_capability, power_limit_watts, clock_sm_max_mhz, clock_memory_max_mhz, gpu_link
+    (``NV18``, ``PIX`` …), cpu_name, num_cpus, memory_gib, platform."""
+    git: dict[str, Any] = field(default_factory=dict)
+    """commit (40 hex digits or null) and dirty (bool or null)."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """corpus, corpus_sha256, tokenizer, tokenizer_sha256, vocab_size, num_train_tokens,
+    num_tokens_seen, epochs."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
+    parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """steps_completed, startup_seconds, first_step_seconds, compile_seconds, num_timed_steps,
+    step_time_ms_median, step_time_ms_p10, step_time_ms_p90, tokens_per_second_per_gpu,
+    tflops_per_gpu, mfu_bf16_peak_pct and mfu_mixed_peak_pct with their denominators
+    bf16_peak_tflops and mixed_peak_tflops (null where the peak is unknown), mfu_achievable_pct,
+    warm_up_seconds, compile_cache_hits, compile_cache_misses, memory_peak_gib,
+    num_alloc_retries, num_device_allocs, loss_start, loss_last20_mean, validation_loss (where
+    sequences were kept for it). Rates are over the timed window, warm-up left out; a run that
+    shared its GPU or paused has none."""
+    audit: dict[str, Any] = field(default_factory=dict)
+    """What `fp8study.measure.audit` saw around the first optimizer step; empty in older records."""
+    instruments: dict[str, Any] = field(default_factory=dict)
+    """memory (`memory.summarise_memory`), energy (`energy.summarise_energy`),
+    step (one profiled step, `fp8study.measure.trace.read_trace`), ceilings
+    (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`).
+    What could not be measured is absent; empty in older records."""
+    noise: dict[str, Any] = field(default_factory=dict)
+    """What `measure.gradient_noise` measured; empty unless ``noise_at_steps`` asked for it."""
+    warnings: list[str] = field(default_factory=list)
+    """Every fallback that was taken and every defect that was asked for, one line each."""
+    schema_version: int = SCHEMA_VERSION
+    """Version of this layout."""
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise NewerRecord(
+                f"schema_version: {self.schema_version!r} is not {SCHEMA_VERSION}; "
+                "read it with the version of fp8study that wrote it"
+            )
+        if self.status not in STATUSES:
+            raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
+        for name in ("run_id", "study", "started_at", "ended_at"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
+        sections = ("config", "versions", "machine", "git", "data", "model", "results", "audit")
+        for name in (*sections, "instruments", "noise"):
+            if not isinstance(getattr(self, name), dict):
+                raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the whole new one.
+
+    Non-finite floats become null: JSON has no NaN. Lists of numbers stay on one line.
+    """
+    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def write_record(record: RunRecord, run_dir: Path) -> None:
+    """Write ``run.json`` atomically."""
+    write_json(run_dir / "run.json", dataclasses.asdict(record))
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read one ``run.json``.
+
+    Raises:
+        NewerRecord: Its ``schema_version`` is another than ours.
+        UserError: The file is not JSON, misses a field or breaks the schema.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no mapping")
+        version = content.get("schema_version", SCHEMA_VERSION)
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            # Before the fields, which another layout may lack.
+            raise NewerRecord(
+                f"{path}: schema_version: {version} is not {SCHEMA_VERSION}; "
+                "read it with the version of fp8study that wrote it"
+            )
+        fields = dataclasses.fields(RunRecord)
+        known = {f.name for f in fields}
+        required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+        if missing := [name for name in required if name not in content]:
+            raise ValueError(f"without {', '.join(missing)}")
+        return RunRecord(**{key: value for key, value in content.items() if key in known})
+    except NewerRecord:
+        raise
+    except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+        raise UserError(
+            f"{path}: not a run record ({error}); move it away, and do that run again"
+        ) from error
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Read ``metrics.jsonl``: one dictionary per logged step, in order.
+
+    Keys: step (from 1), loss (mean over ranks; null if not finite), learning_rate,
+    gradient_norm (before clipping; null in most steps unless gradients are clipped),
+    step_time_ms, tokens_per_second_per_gpu, tflops_per_gpu, tokens_seen (all ranks), timed
+    (true inside the timed window). A half-written last line, as a killed run leaves it, is
+    left out. Records that are kept for good may have theirs packed, as ``metrics.jsonl.gz``.
+    """
+    path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
+    if path.exists():
+        text = path.read_text(encoding="utf-8")
+    elif packed.exists():
+        text = gzip.decompress(packed.read_bytes()).decode("utf-8")
+    else:
+        return []
+    rows = []
+    for line in text.splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A record with the place it was read from."""
+
+    record: RunRecord
+    run_dir: Path
+    machine_label: str
+    """``local``, or the folder's name below ``results/reference``."""
+
+
+def set_aside(path: Path, reason: str) -> Path:
+    """Rename a file out of the pipeline's way, never over an earlier one, and say so."""
+    for number in range(1, 1000):
+        target = path.with_name(f"{path.stem}.{reason}{number}{path.suffix}")
+        if not target.exists():
+            path.rename(target)
+            return target
+    raise UserError(f"{path}: a thousand files set aside beside it already; remove some")
+
+
+def load_runs(results_dir: Path) -> list[StoredRun]:
+    """Read every record below `results_dir`, in a stable order.
+
+    A ``run.json`` that is corrupt, or of another schema, is named in a warning, left out and the
+    rest still used; so is a folder that may not be read. Nothing is written or renamed.
+
+    Args:
+        results_dir: The folder that holds ``reference/`` and ``local/``.
+    """
+    found = []
+    places = [("local", results_dir / "local")]
+    places += [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
+    for label, root in places:
+        for folder in (root, *root.glob("*"), *root.glob("*/*")):
+            # `glob` passes by in silence what it may not enter.
+            if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+                warnings.warn(
+                    f"left out: {folder}: you may not read it; give yourself access", stacklevel=2
+                )
+        for path in sorted(root.glob("*/*/run.json")):
+            try:
+                found.append(StoredRun(read_record(path), path.parent, label))
+            except UserError as error:
+                warnings.warn(f"left out: {error}", stacklevel=2)
+    return found

@@ -1,0 +1,292 @@
+"""Studies: a question, and the runs that would answer it.
+
+A study is a YAML file in ``pipelines/studies``. Its runs are the cross product of ``arms``
+(each an override of ``base``, with seeds of its own where it names some), ``factors`` (each a list
+of values of one field) and ``seeds``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fp8study.core.config import RunConfig, check_names, completed, make_config, save_config
+from fp8study.core.errors import UserError, nearest, one_line
+from fp8study.core.paths import results_dir, studies_dir
+from fp8study.core.records import RESULTS, NewerRecord, read_record, set_aside
+
+#: Largest relative loss difference that counts as none, % of the BF16 loss, unless a study says
+#: otherwise: DeepSeek-V3's published bound.
+LOSS_MARGIN_PCT = 0.25
+
+_KEYS = (
+    "question", "claims", "expectation", "margin_pct", "base", "arms", "factors", "seeds",
+    "minutes_per_run", "reference", "speed_only",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study and where it will be stored."""
+
+    run_id: str
+    config: RunConfig
+    run_dir: Path
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question with its runs."""
+
+    name: str
+    question: str
+    claims: tuple[str, ...]
+    """Claims of the source documents that it speaks to."""
+    runs: tuple[PlannedRun, ...]
+    minutes_per_run: float
+    """Rough length of one run on the machine it was written for, start-up included."""
+    margin_pct: float = LOSS_MARGIN_PCT
+    """Largest loss difference that counts as none, % of the BF16 loss, stated before the runs."""
+    expectation: str = ""
+    """What its author expected, written before the runs; empty if nothing was written."""
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    """Field → its value in the arms that the others are divided by; empty if nothing was said."""
+    speed_only: bool = False
+    """Whether its few steps are there to be timed, so that their losses are not judged."""
+
+    def pending(self) -> list[PlannedRun]:
+        """Return the runs that have no result yet."""
+        return [run for run in self.runs if _what_is_missing(run) is not None]
+
+    def make_room(self) -> None:
+        """Set aside the records that hold no result, so that their runs can be repeated."""
+        for run in self.runs:
+            path, reason = run.run_dir / "run.json", _what_is_missing(run)
+            if reason is not None and path.exists():
+                kept = set_aside(path, reason)
+                if reason in ("corrupt", "other"):
+                    print(f"{reason} record: '{path}' is not this run's; set aside as {kept.name}")
+
+    def put_aside_earlier_call(self, possible: Collection[PlannedRun]) -> None:
+        """Move the study's folder away unless it holds the unfinished beginning of this very call.
+
+        Args:
+            possible: The runs that will be done here.
+        """
+        folder = results_dir() / "local" / self.name
+        there = {path.parent.name for path in folder.glob("*/run.json")}
+        is_unfinished = any(run in possible for run in self.pending())
+        if not there or (is_unfinished and there <= {run.run_id for run in self.runs}):
+            return
+        # One level further down, so that it is no study of its own to `load_runs`.
+        earlier = results_dir() / "local" / "earlier"
+        earlier.mkdir(exist_ok=True)
+        taken = {path.name for path in earlier.iterdir()}
+        names = (f"{self.name}-{number}" for number in itertools.count(1))
+        target = earlier / next(name for name in names if name not in taken)
+        folder.rename(target)
+        print(f"the earlier call is kept in {target}")
+
+    def write_configs(self) -> None:
+        """Write each run's ``config.yaml``, which the pipeline hands to the notebook."""
+        for run in self.runs:
+            path = run.run_dir / "config.yaml"
+            try:
+                run.run_dir.mkdir(parents=True, exist_ok=True)
+                save_config(run.config, path)
+            except OSError as error:
+                raise UserError(
+                    f"results: cannot write '{path}' ({error.strerror}); make the folder "
+                    "writable or free some space"
+                ) from error
+
+
+def study_names() -> list[str]:
+    """Return the names of the studies in this checkout."""
+    return sorted(path.stem for path in studies_dir().glob("*.yaml"))
+
+
+def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
+    """Read a study and expand it into runs.
+
+    Args:
+        name: The file's name without ``.yaml``.
+        overrides: Fields set in every run, over everything that the file says.
+
+    Raises:
+        UserError: There is no such study, or the file or a run in it is invalid.
+    """
+    path = studies_dir() / f"{name}.yaml"
+    if not path.is_file():
+        names = study_names()
+        if not names:
+            raise UserError(f"STUDY: there are none in '{path.parent}'; run in a checkout")
+        raise UserError(
+            f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
+        )
+    check_names(overrides or {}, "--set")
+    content = _read(path)
+    configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
+    return Study(
+        name=name,
+        question=content["question"].strip(),
+        claims=tuple(content.get("claims", ())),
+        # An override of a factor makes its combinations equal: each is run once.
+        runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
+        minutes_per_run=float(content.get("minutes_per_run", 1)),
+        margin_pct=_margin_pct(content),
+        expectation=(content.get("expectation") or "").strip(),
+        reference=content.get("reference") or {},
+        speed_only=bool(content.get("speed_only")),
+    )
+
+
+def stated_margins() -> dict[str, float]:
+    """Return the margin of each study of this checkout, % of the BF16 loss.
+
+    Raises:
+        UserError: A study's file is invalid.
+    """
+    return {path.stem: _margin_pct(_read(path)) for path in sorted(studies_dir().glob("*.yaml"))}
+
+
+def speed_only_studies() -> frozenset[str]:
+    """Return the studies of this checkout whose losses are not judged.
+
+    Raises:
+        UserError: A study's file is invalid.
+    """
+    paths = studies_dir().glob("*.yaml")
+    return frozenset(path.stem for path in paths if _is_speed_only(path, path.stat().st_mtime_ns))
+
+
+@cache
+def _is_speed_only(path: Path, changed_ns: int) -> bool:
+    """Ask a file once for each time that it was changed: every table of runs wants to know."""
+    return bool(_read(path).get("speed_only"))
+
+
+def _margin_pct(content: Mapping[str, Any]) -> float:
+    return float(content.get("margin_pct") or LOSS_MARGIN_PCT)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a study's file and refuse one of the wrong shape."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot read the study ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping with {', '.join(_KEYS)}")
+    for key in content:
+        if key not in _KEYS:
+            raise UserError(
+                f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: {', '.join(_KEYS)}"
+            )
+    if not content.get("question"):
+        raise UserError(f"{path}: question: missing; say what the runs are to decide")
+    _check_shape(content, path)
+    return content
+
+
+def _check_shape(content: Mapping[str, Any], path: Path) -> None:
+    """Refuse a value that is no mapping, list, text or number where one is needed."""
+
+    def need(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UserError(f"{path}: {name}: {value!r} is not {expected}")
+
+    need("question", content.get("question"), str, "a text")
+    need("expectation", content.get("expectation"), str, "a text")
+    need("base", content.get("base"), dict, "a mapping of fields to values")
+    need("reference", content.get("reference"), dict, "a mapping of fields to values")
+    make_config(content.get("reference") or {}, source=f"{path}: reference")
+    need("factors", content.get("factors"), dict, "a mapping of fields to lists of values")
+    for name, values in (content.get("factors") or {}).items():
+        need(f"factors: {name}", values, list, "a list of values")
+    for name in ("arms", "seeds", "claims"):
+        need(name, content.get(name), list, "a list")
+    for arm in content.get("arms") or []:
+        need("arms", arm, dict, "a mapping of fields to values")
+        need("arms: seeds", arm.get("seeds"), list, "a list")
+    factors = content.get("factors") or {}
+    for name, values in factors.items():
+        if not values:
+            raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
+    for part in (content.get("base") or {}, factors, *(content.get("arms") or [])):
+        if "seed" in part:
+            raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
+    need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
+    if not isinstance(content.get("speed_only", False), bool):
+        raise UserError(
+            f"{path}: speed_only: {content['speed_only']!r} is neither true nor false; say true if "
+            "its losses are not to be judged"
+        )
+    margin = content.get("margin_pct")
+    need("margin_pct", margin, (int, float), "a number")
+    if margin is not None and not 0 < margin < 100:
+        raise UserError(
+            f"{path}: margin_pct: {margin} is outside (0, 100); give % of the BF16 loss, "
+            f"{LOSS_MARGIN_PCT} by default"
+        )
+
+
+def _expand(
+    content: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    base = content.get("base") or {}
+    arms = content.get("arms") or [{}]
+    factors = content.get("factors") or {}
+    seeds = content.get("seeds") or [0]
+    parts = [
+        ({k: v for k, v in arm.items() if k != "seeds"}, arm.get("seeds", seeds)) for arm in arms
+    ]
+    combinations = [
+        dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
+    ]
+    return [
+        base | arm | combination | {"seed": seed} | dict(overrides or {})
+        for arm, arm_seeds in parts
+        for combination in combinations
+        for seed in arm_seeds
+    ]
+
+
+def _planned(config: RunConfig, study: str) -> PlannedRun:
+    model = config.model.rstrip("/").split("/")[-1]
+    run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
+    return PlannedRun(run_id, config, results_dir() / "local" / study / run_id)
+
+
+def _what_is_missing(run: PlannedRun) -> str | None:
+    """Return None for a run with a result, else what there is instead of one."""
+    path = run.run_dir / "run.json"
+    if not path.exists():
+        return "nothing"
+    try:
+        record = read_record(path)
+    except NewerRecord:
+        return None  # a result that we cannot read is still one
+    except UserError:
+        return "corrupt"
+    if completed(record.config) != run.config.to_dict():
+        return "other"
+    return None if record.status in RESULTS else record.status
+
+
+def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> float:
+    """Return a rough wall time of the given runs.
+
+    Args:
+        study: Gives the length of one run.
+        runs: The runs to be done.
+        num_slots: GPUs, or CPU cores, to share among them.
+    """
+    gpus = sum(run.config.num_gpus / run.config.runs_per_gpu for run in runs)
+    return max(gpus * study.minutes_per_run / num_slots, study.minutes_per_run if runs else 0.0)

@@ -1,0 +1,257 @@
+"""From a corpus to packed token blocks, once per corpus and tokenizer.
+
+Tokens are cached as one flat array on disk and read through a memory map, so a run of eight
+processes tokenises nothing and holds nothing in memory. No torch here: the launcher prepares
+the data and reports any mistake before a GPU is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.hub import is_reachable
+from fp8study.core.locks import locked
+from fp8study.core.presets import HUB_IDS, PRESETS
+from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
+
+if TYPE_CHECKING:
+    import tokenizers
+
+#: Size of the vocabulary that `bpe` learns, unless the model's own is smaller.
+BPE_VOCAB_SIZE = 8192
+
+#: Every byte: with fewer tokens no tokenizer can write all texts.
+_SMALLEST_VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A tokenised corpus on disk."""
+
+    corpus: str
+    corpus_sha256: str
+    tokenizer: str
+    """``bpe-8192`` for one trained on this corpus, else its id or folder."""
+    tokenizer_sha256: str
+    vocab_size: int
+    num_train_tokens: int
+    warnings: list[str]
+    """Fallbacks taken on the way; they go into the run record."""
+    folder: str
+
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """Return all tokens, documents separated by the end token: uint32[num_train_tokens]."""
+        return np.load(Path(self.folder) / "tokens.npy", mmap_mode="r")
+
+
+def cache_dir() -> Path:
+    """Return ``$FP8STUDY_CACHE``, or ``fp8study`` below the user's cache folder."""
+    chosen = os.environ.get("FP8STUDY_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "fp8study"
+
+
+def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
+    """Tokenise the configured corpus, or find it in the cache.
+
+    Args:
+        config: The run; its corpus, tokenizer, sequence length and batch are used.
+        model_vocab_size: No token id may reach it.
+
+    Raises:
+        UserError: The corpus or tokenizer cannot be had, or is too short for one step or for the
+            unseen sequences of a noise measurement.
+    """
+    corpus = load_corpus(config.corpus)
+    spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
+    folder = cache_dir() / "tokens" / hashlib.sha256(spec.encode()).hexdigest()[:16]
+    with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
+        if not (folder / "data.json").exists():
+            _build(corpus, config, model_vocab_size, folder)
+    content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+    num_sequences = data.num_train_tokens // config.sequence_length
+    if num_sequences < config.sequences_per_step:
+        raise UserError(
+            f"sequence_length: {config.sequence_length} × {config.sequences_per_step} sequences "
+            f"a step is longer than the corpus ({data.num_train_tokens} tokens); "
+            "lower it or give a larger corpus"
+        )
+    if num_sequences - config.validation_sequences < config.sequences_per_step:
+        raise UserError(
+            f"validation_sequences: {config.validation_sequences} of the corpus's {num_sequences} "
+            f"leave fewer to train on than the {config.sequences_per_step} of a step; lower it to "
+            f"{num_sequences - config.sequences_per_step} or less"
+        )
+    if config.noise_at_steps:
+        BlockOrder(config, data.num_train_tokens).unseen(config.noise_samples)
+    return data
+
+
+def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Path) -> None:
+    tokenizer, end, name, notes = _tokenizer(corpus, config, model_vocab_size)
+    pieces: list[npt.NDArray[np.uint32]] = []
+    encodings = tokenizer.encode_batch(corpus.documents, add_special_tokens=False)
+    for encoding in encodings:
+        pieces.append(np.array([*encoding.ids, end], dtype=np.uint32))
+    tokens = np.concatenate(pieces)
+    if int(tokens.max()) >= model_vocab_size:
+        raise UserError(
+            f"tokenizer: '{name}' makes token {int(tokens.max())}, outside the model's "
+            f"vocabulary of {model_vocab_size}; use tokenizer=bpe"
+        )
+    serialised = tokenizer.to_str()
+    try:
+        np.save(folder / "tokens.npy", tokens)
+        (folder / "tokenizer.json").write_text(serialised, encoding="utf-8")
+        data = PreparedData(
+            corpus=corpus.name,
+            corpus_sha256=corpus.sha256,
+            tokenizer=name,
+            tokenizer_sha256=hashlib.sha256(serialised.encode()).hexdigest(),
+            vocab_size=tokenizer.get_vocab_size(),
+            num_train_tokens=len(tokens),
+            warnings=notes,
+            folder=str(folder),
+        )
+        # Written last and renamed: its presence says that the tokens beside it are whole.
+        partial = folder / "data.json.partial"
+        partial.write_text(json.dumps(asdict(data)), encoding="utf-8")
+        partial.replace(folder / "data.json")
+    except OSError as error:
+        (folder / "tokens.npy").unlink(missing_ok=True)  # give the space back
+        raise UserError(
+            f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
+            "free some space or set it to another folder"
+        ) from error
+
+
+def _tokenizer(
+    corpus: Corpus, config: RunConfig, model_vocab_size: int
+) -> tuple[tokenizers.Tokenizer, int, str, list[str]]:
+    """Return the tokenizer, its end token, its name, and what had to be fallen back on."""
+    wanted = config.tokenizer
+    if wanted == "auto":
+        own = HUB_IDS.get(config.model, None if config.model in PRESETS else config.model)
+        if own is not None:
+            try:
+                return *_pretrained(own), own, []
+            except UserError as error:
+                note = f"{error}; a BPE trained on the corpus stands in"
+                return *_trained(corpus, model_vocab_size), [note]
+        wanted = "bpe"
+    if wanted == "bpe":
+        return *_trained(corpus, model_vocab_size), []
+    return *_pretrained(wanted), wanted, []
+
+
+def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
+    is_reachable()
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # the hub client raises a dozen unrelated kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"tokenizer: '{name}' cannot be loaded ({reason.rstrip('.')}); use tokenizer=bpe"
+        ) from error
+    # From a folder without tokenizer files transformers makes an empty one instead of failing.
+    if loaded.backend_tokenizer.get_vocab_size() < _SMALLEST_VOCABULARY:
+        raise UserError(f"tokenizer: '{name}' holds no vocabulary; use tokenizer=bpe")
+    if loaded.eos_token_id is None:
+        raise UserError(f"tokenizer: '{name}' has no end-of-text token; use tokenizer=bpe")
+    return loaded.backend_tokenizer, int(loaded.eos_token_id)
+
+
+def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenizer, int, str]:
+    """Train a byte-level BPE on the corpus; the same corpus gives the same tokenizer."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    vocab_size = min(BPE_VOCAB_SIZE, model_vocab_size)
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus.documents, trainer)
+    end = tokenizer.token_to_id(SEPARATOR)
+    assert end is not None  # it was given to the trainer
+    return tokenizer, end, f"bpe-{tokenizer.get_vocab_size()}"
+
+
+class BlockOrder:
+    """Which token block each rank sees in each forward pass.
+
+    Blocks are shuffled anew for every epoch from the seed alone. A step takes the next
+    ``num_gpus × accumulation × micro-batch`` blocks, so two precisions with one seed see the
+    same tokens in the same order, ranks never share a block within an epoch, and equal
+    effective batches hold equal tokens however they are split. The corpus's last
+    ``validation_sequences`` blocks are never among them.
+    """
+
+    def __init__(self, config: RunConfig, num_tokens: int) -> None:
+        self.num_blocks = num_tokens // config.sequence_length - config.validation_sequences
+        self._config = config
+        self._epoch = -1
+        self._order: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def block_ids(self, step: int, micro_step: int, rank: int) -> list[int]:
+        """Return the `micro_batch_size` block numbers of one forward pass, counted from 0."""
+        size = self._config.micro_batch_size
+        first = step * self._config.sequences_per_step
+        first += (micro_step * self._config.num_gpus + rank) * size
+        return [self._block(first + offset) for offset in range(size)]
+
+    def epochs(self, num_steps: int) -> float:
+        """Return how often the corpus has been seen after `num_steps` steps."""
+        return num_steps * self._config.sequences_per_step / self.num_blocks
+
+    def held_out(self) -> list[int]:
+        """Return the blocks kept for validation, the same ones whatever the seed."""
+        return [self.num_blocks + i for i in range(self._config.validation_sequences)]
+
+    def unseen(self, count: int) -> list[int]:
+        """Return `count` blocks that the run never trains on: the next ones of its first epoch.
+
+        Raises:
+            UserError: Training leaves fewer.
+        """
+        used = self._config.num_steps * self._config.sequences_per_step
+        if used + count > self.num_blocks:
+            raise UserError(
+                f"noise_samples: {count} sequences that training does not see are more than the "
+                f"{max(0, self.num_blocks - used)} that num_steps={self._config.num_steps} leaves "
+                f"of {self.num_blocks}; lower num_steps or give a larger corpus"
+            )
+        return [self._block(used + offset) for offset in range(count)]
+
+    def _block(self, position: int) -> int:
+        epoch, index = divmod(position, self.num_blocks)
+        if epoch != self._epoch:
+            draw = np.random.default_rng([self._config.seed, epoch])
+            self._order, self._epoch = draw.permutation(self.num_blocks), epoch
+        return int(self._order[index])
+
+
+def batch(
+    tokens: npt.NDArray[np.uint32], block_ids: list[int], sequence_length: int
+) -> npt.NDArray[np.int64]:
+    """Cut the given blocks out of the token array: int64[len(block_ids), sequence_length]."""
+    rows = [tokens[b * sequence_length : (b + 1) * sequence_length] for b in block_ids]
+    return np.stack(rows).astype(np.int64)

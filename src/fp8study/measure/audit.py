@@ -1,0 +1,170 @@
+"""Proof that a run trains what it says it trains.
+
+FP8 fails silently: weights that the optimizer no longer holds, layers that were never converted,
+BF16 masters too coarse for the learning rate. Each leaves a plausible loss curve behind. So every
+run looks at itself around its first optimizer step and writes down what it saw.
+
+A step changes billions of numbers; looking at a few thousand per parameter is enough to tell
+frozen from trained, needs no memory, and takes well under a second.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fp8study.core.config import RunConfig
+from fp8study.measure.flops import Work
+from fp8study.model.float8 import is_converted, why_skipped
+from fp8study.model.local import local_tensor
+
+#: Elements looked at in each parameter's local shard.
+SAMPLES = 2048
+
+
+class FirstStepAudit:
+    """Looks at every trainable parameter before and after the first optimizer step.
+
+    Call `before`, then `gradients_ready`, then step, then `after`. Weights that are left out
+    of the optimizer on purpose (`planted`) are counted, and are no finding.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        planted: Iterable[torch.nn.Parameter] = (),
+    ) -> None:
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        planted_ids = {id(weight) for weight in planted}
+        self._planted = {n for n, p in self._parameters.items() if id(p) in planted_ids}
+        self._optimizer = optimizer
+        self._before: dict[str, torch.Tensor] = {}
+        self._has_gradient: dict[str, torch.Tensor] = {}
+        self._gradient_dtypes: set[str] = set()
+
+    def before(self) -> None:
+        """Remember a sample of every parameter."""
+        self._before = {n: self._sample(p).clone() for n, p in self._parameters.items()}
+
+    def gradients_ready(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Remember which gradients are non-zero; call before they are used.
+
+        Args:
+            parameters: All of the model's, or in turns those whose gradients are complete.
+        """
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            gradient = local_tensor(parameter.grad)
+            # A reduction: near the memory limit there is no room for a mask of its size.
+            largest = torch.linalg.vector_norm(gradient, ord=float("inf"))
+            self._has_gradient[names[id(parameter)]] = largest > 0
+            self._gradient_dtypes.add(_name(gradient.dtype))
+
+    def after(self) -> dict[str, Any]:
+        """Return what the step did; see `findings` for its meaning.
+
+        Returns:
+            ``num_trainable``, ``num_planted``, ``num_in_optimizer_twice``, ``outside_optimizer``
+            (names, at most ten) and ``num_outside_optimizer`` (planted ones not counted),
+            ``frozen`` and ``num_frozen`` (a gradient, but not one number changed and no optimizer
+            state), ``stalled_pct`` (share of the sampled numbers with a gradient that the step
+            left as they were) and the dtypes of masters, gradients and optimizer state.
+        """
+        times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
+        all_outside = {n for n, p in self._parameters.items() if times_held[id(p)] == 0}
+        outside = [n for n in self._parameters if n in all_outside - self._planted]
+        frozen, num_same, num_seen = [], 0, 0
+        for name, parameter in self._parameters.items():
+            if name not in self._has_gradient or not bool(self._has_gradient[name]):
+                continue
+            if name in self._planted & all_outside:
+                continue  # it cannot move, as asked for
+            same = int((self._sample(parameter) == self._before[name]).sum())
+            num_same += same
+            num_seen += self._before[name].numel()
+            if same == self._before[name].numel() and not self._optimizer.state.get(parameter):
+                frozen.append(name)
+        states = [v for s in self._optimizer.state.values() for k, v in s.items() if k != "step"]
+        return {
+            "num_trainable": len(self._parameters),
+            "num_planted": len(self._planted & all_outside),
+            "num_in_optimizer_twice": sum(times > 1 for times in times_held.values()),
+            "num_outside_optimizer": len(outside),
+            "outside_optimizer": outside[:10],
+            "num_frozen": len(frozen),
+            "frozen": frozen[:10],
+            "stalled_pct": 100 * num_same / num_seen if num_seen else None,
+            "master_dtypes": sorted(
+                {_name(local_tensor(p).dtype) for p in self._parameters.values()}
+            ),
+            "gradient_dtypes": sorted(self._gradient_dtypes),
+            "optimizer_state_dtypes": sorted({_name(local_tensor(s).dtype) for s in states}),
+        }
+
+    def _sample(self, parameter: torch.Tensor) -> torch.Tensor:
+        numbers = local_tensor(parameter)
+        stride = max(1, numbers.numel() // SAMPLES)
+        return numbers[::stride]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
+    """Return which linear layers compute in FP8 and why the others do not.
+
+    Args:
+        model: After conversion.
+        config: The run.
+
+    Returns:
+        ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers) and
+        ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
+    """
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    fp8 = {n for n, m in linears.items() if is_converted(m)}
+    reasons = {n: why_skipped(config, n, m) for n, m in linears.items() if n not in fp8}
+    unexplained = [name for name, reason in reasons.items() if reason is None]
+    return {
+        "num_linear": len(linears),
+        "num_linear_fp8": len(fp8),
+        "skipped": dict(Counter(reason for reason in reasons.values() if reason)),
+        "num_unexplained": len(unexplained),
+        "unexplained": unexplained[:10],
+    }
+
+
+def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[str, Any]:
+    """Return what a profiled step says about where FP8 really ran.
+
+    Args:
+        step: From `fp8study.measure.trace.read_trace`; empty on ranks that record nothing.
+        work: What the converted layers should give.
+        emulated: Whether FP8 products are done in high precision, so that none is to be seen.
+
+    Returns:
+        ``matmul_dtypes`` (of both factors, as ``bfloat16 × bfloat16``), ``communication_dtypes``
+        (collective to dtypes); on a GPU also ``fp8_gemm_flops_pct`` and, unless it is
+        emulated, ``fp8_gemm_flops_pct_expected``.
+    """
+    if not step:
+        return {}
+    dtypes: dict[str, list[str]] = {}
+    for row in step["communication"]:
+        dtypes.setdefault(row["collective"], []).append(row["dtype"])
+    found: dict[str, Any] = {
+        "matmul_dtypes": [row["dtypes"] for row in step["gemm"]],
+        "communication_dtypes": dtypes,
+    }
+    if not emulated:
+        linear = work.flops_per_token - work.attention_flops_per_token
+        found["fp8_gemm_flops_pct"] = step["fp8_gemm_flops_pct"]
+        found["fp8_gemm_flops_pct_expected"] = 100 * work.fp8_flops_per_token / linear
+    return found

@@ -1,0 +1,241 @@
+"""What this GPU really reaches at a model's own shapes: the achievable peaks.
+
+A datasheet's peak is out of reach: a GPU at its power limit lowers its clocks under real numbers.
+So every run on a GPU measures, right after training and on the same warm GPU, its own matrix
+products alone, in BF16 and in both scalings of FP8, without the casts around them; and a copy.
+They run one after the other from a full queue: a product of a small layer takes less time than
+its launch, which is not to be measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8study.core.config import RunConfig
+from fp8study.model.float8 import float8_config, is_converted, why_skipped
+
+if TYPE_CHECKING:
+    from torchao.float8 import Float8LinearConfig
+
+ARITHMETICS = ("bf16", "fp8_tensorwise", "fp8_rowwise")
+#: The three products of a linear layer in training.
+PRODUCTS = ("output", "grad_input", "grad_weight")
+#: Which arithmetic each precision computes a product in, where it converts the layer.
+_DONE_IN: dict[str, dict[str, str]] = {
+    "bf16": {},
+    "fp8_tensorwise": dict.fromkeys(PRODUCTS, "fp8_tensorwise"),
+    "fp8_rowwise": dict.fromkeys(PRODUCTS, "fp8_rowwise"),
+    "fp8_rowwise_gw_hp": dict.fromkeys(("output", "grad_input"), "fp8_rowwise"),
+}
+_COPY_BYTES = 2**30
+_REPEATS = 12
+_WARM_UPS = 3
+#: A time stamp between two kernels costs some microseconds, so a block of calls is this long.
+_BLOCK_SECONDS = 200e-6
+_MOST_CALLS = 16
+#: Some milliseconds, in which the host queues all that is timed.
+_HEAD_START_CYCLES = 2**24
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """All linear layers of one shape and one treatment."""
+
+    in_features: int
+    out_features: int
+    in_fp8: bool
+    """Whether the run computes them in FP8."""
+
+
+def linear_shapes(model: torch.nn.Module, config: RunConfig) -> Counter[LinearShape]:
+    """Return how many linear layers of each shape a model has.
+
+    Args:
+        model: Converted, or not yet; sharded or not.
+        config: Decides, in a model that is not converted yet, which layers would be.
+    """
+    shapes: Counter[LinearShape] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            in_fp8 = is_converted(module) or why_skipped(config, name, module) is None
+            shapes[LinearShape(module.in_features, module.out_features, in_fp8)] += 1
+    return shapes
+
+
+def measure_ceilings(
+    shapes: Counter[LinearShape], num_tokens: int, precision: str, device: torch.device
+) -> dict[str, Any]:
+    """Time every product of a model's linear layers by itself, and a copy.
+
+    Args:
+        shapes: From `linear_shapes`.
+        num_tokens: Tokens of one forward pass on one GPU: micro batch times sequence length.
+        precision: The run's, for ``run_tflops``.
+        device: A GPU with FP8 matrix units.
+
+    Returns:
+        ``num_tokens``; ``bf16_tflops``, ``fp8_tensorwise_tflops``, ``fp8_rowwise_tflops``: useful
+        TFLOP/s over all products, each as often as the model has it; ``run_tflops``: with each
+        product in the arithmetic that the run gives it; ``copy_tb_per_s``: bytes read and
+        written, from device to device; ``products``: one entry per shape and product with
+        ``tflops`` by arithmetic. A figure that could not be had is null.
+    """
+    rows = []
+    seconds = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
+    flops = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
+    for shape, count in shapes.items():
+        for product in PRODUCTS:
+            m, k, n = _sizes(shape, num_tokens, product)
+            took = {a: _time_product(a, product, m, k, n, device) for a in ARITHMETICS}
+            work = 2.0 * m * k * n
+            rows.append(
+                {
+                    "in_features": shape.in_features,
+                    "out_features": shape.out_features,
+                    "in_fp8": shape.in_fp8,
+                    "count": count,
+                    "product": product,
+                    "tflops": {a: work / s / 1e12 if s else None for a, s in took.items()},
+                }
+            )
+            used = _DONE_IN[precision].get(product, "bf16") if shape.in_fp8 else "bf16"
+            for arithmetic, took_s in (*took.items(), ("run", took[used])):
+                seconds[arithmetic] += count * (took_s or float("nan"))
+                flops[arithmetic] += count * work
+    rates = {
+        f"{a}_tflops": flops[a] / seconds[a] / 1e12 if seconds[a] > 0 else None for a in seconds
+    }
+    copy = _copy_rate(device)
+    return {"num_tokens": num_tokens, **rates, "copy_tb_per_s": copy, "products": rows}
+
+
+def _sizes(shape: LinearShape, num_tokens: int, product: str) -> tuple[int, int, int]:
+    """Return rows, inner size and columns of one of a layer's products."""
+    tokens, into, out = num_tokens, shape.in_features, shape.out_features
+    return {
+        "output": (tokens, into, out),
+        "grad_input": (tokens, out, into),
+        "grad_weight": (out, tokens, into),
+    }[product]
+
+
+def _time_product(
+    arithmetic: str, product: str, m: int, k: int, n: int, device: torch.device
+) -> float | None:
+    """Return a product's median time, s; None where this GPU or torch cannot do it."""
+    try:
+        run = (
+            _bf16_product(m, k, n, device)
+            if arithmetic == "bf16"
+            else _fp8_product(arithmetic, product, m, k, n, device)
+        )
+        return median_seconds(run, device)
+    except (RuntimeError, ValueError):  # out of memory is a RuntimeError too
+        return None
+
+
+def _bf16_product(m: int, k: int, n: int, device: torch.device) -> Callable[[], object]:
+    left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+    right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).t()
+    return lambda: torch.mm(left_MK, right_KN)
+
+
+def _fp8_product(
+    arithmetic: str, product: str, m: int, k: int, n: int, device: torch.device
+) -> Callable[[], object]:
+    """Prepare a scaled product as torchao's recipe does it: dtypes, scales, accumulation."""
+    from torchao.float8.config import ScalingGranularity
+
+    recipe = float8_config(RunConfig(precision=arithmetic), emulate=False)  # type: ignore[arg-type]
+    left_dtype, right_dtype, fast = _recipe_of(recipe, product)
+    left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16).to(left_dtype)
+    right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).to(right_dtype).t()
+    by_row = recipe.cast_config_input.scaling_granularity is ScalingGranularity.AXISWISE
+    scale_left = torch.ones((m, 1) if by_row else (), device=device)
+    scale_right = torch.ones((1, n) if by_row else (), device=device)
+    return lambda: torch._scaled_mm(
+        left_MK,
+        right_KN,
+        scale_a=scale_left,
+        scale_b=scale_right,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=fast,
+    )
+
+
+def _recipe_of(recipe: Float8LinearConfig, product: str) -> tuple[torch.dtype, torch.dtype, bool]:
+    """Return the dtypes of a product's factors and whether it accumulates fast."""
+    inputs = recipe.cast_config_input.target_dtype
+    weights = recipe.cast_config_weight.target_dtype
+    gradients = recipe.cast_config_grad_output.target_dtype
+    assert inputs and weights and gradients  # filled in by torchao itself
+    return {
+        "output": (inputs, weights, recipe.gemm_config_output.use_fast_accum),
+        "grad_input": (gradients, weights, recipe.gemm_config_grad_input.use_fast_accum),
+        "grad_weight": (gradients, inputs, recipe.gemm_config_grad_weight.use_fast_accum),
+    }[product]
+
+
+def _copy_rate(device: torch.device) -> float | None:
+    """Return TB/s, reads and writes counted, or None where there is no room for two buffers."""
+    try:
+        source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device).random_(0, 255)
+        target = torch.empty_like(source)
+    except torch.OutOfMemoryError:
+        return None
+    return 2 * _COPY_BYTES / median_seconds(lambda: target.copy_(source), device) / 1e12
+
+
+def median_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of one call on the GPU's own clock.
+
+    Args:
+        run: Queues the work.
+        device: The GPU.
+    """
+    for _ in range(_WARM_UPS):
+        run()
+    once = _block_seconds(run, 1, 1, device)[0]
+    calls = min(_MOST_CALLS, max(1, math.ceil(_BLOCK_SECONDS / max(once, 1e-6))))
+    return statistics.median(_block_seconds(run, _REPEATS, calls, device)) / calls
+
+
+def _block_seconds(
+    run: Callable[[], object], num_blocks: int, calls: int, device: torch.device
+) -> list[float]:
+    """Time blocks of calls; the GPU waits first, so that none of them waits for its launch."""
+    torch.cuda.synchronize(device)
+    torch.cuda._sleep(_HEAD_START_CYCLES)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num_blocks + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        for _ in range(calls):
+            run()
+        mark.record()
+    torch.cuda.synchronize(device)
+    return [a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(marks)]
+
+
+def ceilings_text(ceilings: dict[str, Any]) -> str:
+    """Return the figures for reading."""
+    lines = [f"{ceilings['num_tokens']} tokens; TFLOP/s of the products alone, without casts"]
+    for row in ceilings["products"]:
+        layer = f"{row['in_features']} → {row['out_features']} ({row['count']} ×)"
+        rates = [row["tflops"][a] for a in ARITHMETICS]
+        cells = "".join(f"{r:>10.0f}" if r else f"{'–':>10}" for r in rates)
+        lines.append(f"  {layer:<28}{row['product']:<12}{cells}")
+    lines.insert(1, f"  {'layer':<28}{'product':<12}{'BF16':>10}{'tensor':>10}{'row':>10}")
+    totals = [ceilings[f"{a}_tflops"] for a in ARITHMETICS]
+    cells = "".join(f"{r:>10.0f}" if r else f"{'–':>10}" for r in totals)
+    lines.append(f"  {'all, as often as they occur':<40}{cells}")
+    copy = ceilings["copy_tb_per_s"]
+    lines.append(f"  copy: {copy:.2f} TB/s, read and written" if copy else "  copy: no room")
+    return "\n".join(lines)

@@ -1,0 +1,63 @@
+"""All that looks at a run while it trains, behind four calls: start, first step, window, end.
+
+The timed window is the steps after the warm-up. Its two ends wait for the GPU; inside it nothing
+does. What would disturb a timing (the profiled step, the achievable peaks) comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fp8study.core.config import RunConfig
+from fp8study.measure.clock import FinishedStep, StepMeter, from_all_ranks
+from fp8study.measure.energy import PowerMeter, summarise_energy
+from fp8study.measure.memory import MemoryMeter, summarise_memory
+
+
+class Instruments:
+    """One rank's clock, memory meter and power meter."""
+
+    def __init__(self, config: RunConfig, device: torch.device) -> None:
+        self._config = config
+        self.clock = StepMeter(device, config.num_steps)
+        self.memory = MemoryMeter(device)
+        self.power = PowerMeter(device)
+
+    def start(self) -> None:
+        """Begin the first step."""
+        self.memory.start()
+        self.clock.start()
+
+    def open_window(self) -> Iterator[FinishedStep]:
+        """Wait for the warm-up's last step, yield what is unread, and begin the timed window."""
+        yield from self.clock.finish()
+        self.memory.open_window()
+        self.power.open_window()
+        self.clock.restart()
+
+    def close_window(self) -> Iterator[FinishedStep]:
+        """Wait for the last step, yield what is unread, and read every meter."""
+        yield from self.clock.finish()
+        self.power.close_window()
+        self.memory.close_window()
+
+    def stop(self) -> None:
+        """Let go of everything, also where the window never closed."""
+        self.power.stop()
+
+    def facts(self, num_timed_steps: int) -> dict[str, Any]:
+        """Return ``memory`` and ``energy`` over all ranks; every rank must call it.
+
+        Args:
+            num_timed_steps: Steps of the window.
+        """
+        memory, power = self.memory.facts, self.power.facts
+        ranks = from_all_ranks({"memory": memory, "power": power})
+        num_tokens = max(1, num_timed_steps) * self._config.tokens_per_step
+        return {
+            "memory": summarise_memory([rank["memory"] for rank in ranks]),
+            "energy": summarise_energy([rank["power"] for rank in ranks], num_tokens),
+        }

@@ -1,0 +1,54 @@
+"""Two further steps under the profiler, after the timed window; the second one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from fp8study.measure.trace import read_trace
+
+#: Stays beside the record, for Perfetto or chrome://tracing.
+TRACE_NAME = "step-trace.json.gz"
+
+
+def profiled_step(
+    step: Callable[[], object], run_dir: Path, is_main: bool, device: torch.device
+) -> dict[str, Any]:
+    """Do two steps, the second one recorded on the main rank, and return what it did.
+
+    The first one pays for the profiler's own start. Every rank must call it: a step communicates.
+
+    Args:
+        step: Does one whole optimizer step.
+        run_dir: Receives the trace.
+        is_main: Whether this rank records.
+        device: Waited for, so that the trace holds the whole step.
+
+    Returns:
+        See `fp8study.measure.trace.read_trace`; empty on other ranks.
+    """
+
+    def finished_step() -> None:
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    if not is_main:
+        finished_step()
+        finished_step()
+        return {}
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    plan = schedule(wait=0, warmup=1, active=1)
+    with profile(activities=activities, record_shapes=True, schedule=plan) as recorded:
+        finished_step()
+        recorded.step()
+        finished_step()
+    trace = run_dir / TRACE_NAME
+    recorded.export_chrome_trace(str(trace))
+    return read_trace(trace)

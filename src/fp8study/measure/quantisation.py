@@ -1,0 +1,234 @@
+"""What FP8 does to each matrix product of a linear layer, one product at a time.
+
+A linear layer multiplies three times:
+
+    output       =  input        @ weight^T       (forward)
+    grad_input   =  grad_output  @ weight         (backward)
+    grad_weight  =  grad_output^T @ input         (backward)
+
+For each recipe we take the operands that the BF16 model has at that moment, cast them as torchao
+would, multiply them with the recipe's own kernel, and compare with the FP32 product of the
+uncast operands. So an error here is that of one product; how the errors of all products add up
+in a gradient is `fp8study.measure.gradient_noise`'s subject.
+
+Which format an operand is cast to, along which axis its scales run and whether it is cast at all
+is read off the recipe's `Float8LinearConfig`, and torchao does the cast. Its default for gradients
+of the output is E5M2; its rowwise recipes use E4M3 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from torchao.float8.config import CastConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+#: The two operands of each product, in order.
+OPERANDS = {
+    "output": ("input", "weight"),
+    "grad_input": ("grad_output", "weight"),
+    "grad_weight": ("grad_output", "input"),
+}
+
+#: What is measured of each product, in this order. ``error``: relative L2 norm; ``underflow``:
+#: share of all elements that are not zero but are cast to zero; ``saturated``: share cut off at
+#: the format's largest number. The share counts elements, so 0 to 1.
+STATISTICS = (
+    "error",
+    "first_error", "first_underflow", "first_saturated",
+    "second_error", "second_underflow", "second_saturated",
+)  # fmt: skip
+
+
+def measure_products(
+    model: torch.nn.Module, converted: Mapping[str, torch.nn.Module], ids_T: torch.Tensor
+) -> dict[str, Any]:
+    """Measure every product of every converted layer in one forward and backward pass.
+
+    The measuring happens inside the backward pass, layer by layer, where the operands are in
+    memory anyway; nothing waits for the device until the end.
+
+    Args:
+        model: The BF16 model, which supplies the operands.
+        converted: Recipe to the same model after conversion; its `Float8Linear` layers say
+            what is cast and how.
+        ids_T: int64[T] token ids of one sequence, on the model's device.
+
+    Returns:
+        ``statistics`` (`STATISTICS`), ``layers`` (L names) and ``values``: recipe to product to
+        a list of L rows with one number per statistic. The recipe ``bf16`` stands for the plain
+        BF16 product, whose operands are exact.
+    """
+    recipes = {name: _float8_layers(shadow) for name, shadow in converted.items()}
+    watched = sorted({layer for layers in recipes.values() for layer in layers})
+    found: dict[str, torch.Tensor] = {}
+
+    def watch(name: str, module: Any, inputs: tuple[torch.Tensor, ...], output: Any) -> None:
+        def measure(grad_output: torch.Tensor) -> None:
+            layers = [layers.get(name) for layers in recipes.values()]
+            found[name] = _layer(layers, inputs[0].detach(), module.weight.detach(), grad_output)
+
+        output.register_hook(measure)
+
+    handles = [model.get_submodule(n).register_forward_hook(partial(watch, n)) for n in watched]
+    try:
+        loss = model(input_ids=ids_T[None], labels=ids_T[None]).loss
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not found:
+        return {"statistics": list(STATISTICS), "layers": [], "values": {}}
+    numbers = torch.stack([found[name] for name in watched]).cpu()  # [L, recipes, products, S]
+    values = {
+        recipe: {
+            product: [[_short(v) for v in row] for row in numbers[:, r, p].tolist()]
+            for p, product in enumerate(OPERANDS)
+        }
+        for r, recipe in enumerate(("bf16", *recipes))
+    }
+    return {"statistics": list(STATISTICS), "layers": watched, "values": values}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _float8_layers(model: torch.nn.Module) -> dict[str, Any]:
+    from torchao.float8.float8_linear import Float8Linear
+
+    return {n: m for n, m in model.named_modules() if isinstance(m, Float8Linear)}
+
+
+@torch.no_grad()
+def _layer(
+    layers: list[Float8Linear | None],
+    input_: torch.Tensor,
+    weight_NK: torch.Tensor,
+    grad_output: torch.Tensor,
+) -> torch.Tensor:
+    """Return float64[1 + recipes, products, statistics]; M: tokens, K: inputs, N: outputs."""
+    input_MK = input_.reshape(-1, input_.shape[-1])
+    grad_output_MN = grad_output.reshape(-1, grad_output.shape[-1])
+    rows: list[list[torch.Tensor]] = [[] for _ in range(1 + len(layers))]
+    for product, (first, second) in exact_operands(input_MK, weight_NK, grad_output_MN).items():
+        exact = first.float() @ second.float()
+        plain = torch.stack([relative_error(first @ second, exact), *[exact.new_zeros(())] * 6])
+        rows[0].append(plain)
+        for layer, row in zip(layers, rows[1:], strict=True):
+            if layer is None:
+                row.append(torch.full_like(plain, torch.nan))
+            else:
+                cast = cast_operands(layer, product, input_MK, weight_NK, grad_output_MN)
+                result = relative_error(torch.mm(*cast), exact)
+                parts = (*operand_error(first, cast[0]), *operand_error(second, cast[1]))
+                row.append(torch.stack([result, *parts]))
+    return torch.stack([torch.stack(row) for row in rows])
+
+
+def exact_operands(
+    input_MK: torch.Tensor, weight_NK: torch.Tensor, grad_output_MN: torch.Tensor
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return the two matrices that each product multiplies."""
+    return {
+        "output": (input_MK, weight_NK.t()),
+        "grad_input": (grad_output_MN, weight_NK),
+        "grad_weight": (grad_output_MN.t(), input_MK),
+    }
+
+
+def cast_operands(
+    layer: Float8Linear,
+    product: str,
+    input_MK: torch.Tensor,
+    weight_NK: torch.Tensor,
+    grad_output_MN: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two matrices of one product as the layer's recipe casts them.
+
+    Scales run along the axis that the product sums over, which is why a matrix is cast anew for
+    each product of a rowwise recipe. `test_quantisation` holds this equal to `Float8Linear`, bit
+    for bit.
+    """
+    from torchao.float8.float8_training_tensor import GemmInputRole as Role
+
+    c = layer.config
+    if product == "output":
+        return (
+            _cast(layer, input_MK, c.cast_config_input, Role.INPUT, -1),
+            _cast(layer, weight_NK.t(), c.cast_config_weight, Role.WEIGHT, 0),
+        )
+    if product == "grad_input":
+        weight_KN = _cast(
+            layer, weight_NK.t(), c.cast_config_weight_for_grad_input, Role.WEIGHT, -1
+        )
+        return (
+            _cast(layer, grad_output_MN, c.cast_config_grad_output, Role.GRAD_OUTPUT, -1),
+            weight_KN.t(),
+        )
+    cast_grad = c.cast_config_grad_output_for_grad_weight
+    return (
+        _cast(layer, grad_output_MN, cast_grad, Role.GRAD_OUTPUT, 0).t(),
+        _cast(layer, input_MK, c.cast_config_input_for_grad_weight, Role.INPUT, 0),
+    )
+
+
+def _cast(
+    layer: Float8Linear, matrix: torch.Tensor, cast: CastConfig, role: Any, axis: int
+) -> torch.Tensor:
+    from torchao.float8.config import ScalingType
+    from torchao.float8.float8_scaling_utils import (
+        get_maybe_axiswise_dim,
+        hp_tensor_to_float8_dynamic,
+    )
+
+    if cast.scaling_type is ScalingType.DISABLED:
+        return matrix
+    return hp_tensor_to_float8_dynamic(
+        matrix,
+        cast.target_dtype,
+        layer.linear_mm_config,
+        gemm_input_role=role,
+        scaling_granularity=cast.scaling_granularity,
+        axiswise_dim=get_maybe_axiswise_dim(axis, cast.scaling_granularity),
+        round_scales_to_power_of_2=layer.config.round_scales_to_power_of_2,
+    )
+
+
+def relative_error(approximate: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Return |approximate - exact| / |exact| (L2), a scalar; NaN where the exact one is zero."""
+    difference = torch.linalg.vector_norm(approximate.float() - exact)
+    return difference / torch.linalg.vector_norm(exact)
+
+
+def operand_error(
+    exact: torch.Tensor, cast: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return an operand's relative error, share underflowed and share saturated, as scalars.
+
+    An element counts as saturated if its scaled value lies more than half a spacing beyond the
+    format's largest number: nearer ones would round to that number anyway.
+
+    Args:
+        exact: The operand before the cast.
+        cast: After it: torchao's `Float8TrainingTensor`, or the same tensor if it was not cast.
+    """
+    exact = exact.float()
+    if not hasattr(cast, "_scale"):  # left in high precision
+        return (exact.new_zeros(()),) * 3
+    data, scale = cast._data, cast._scale
+    underflow = ((exact != 0) & (data.float() == 0)).float().mean()
+    saturated = ((exact * scale).abs() > largest_rounded(data.dtype)).float().mean()
+    return relative_error(data.float() / scale, exact), underflow, saturated
+
+
+def largest_rounded(dtype: torch.dtype) -> float:
+    """Return the largest number that rounding, rather than cutting off, takes to the maximum."""
+    limits = torch.finfo(dtype)
+    spacing = limits.eps * 2.0 ** int(torch.tensor(limits.max).log2().floor())
+    return limits.max + spacing / 2

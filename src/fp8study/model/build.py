@@ -1,0 +1,69 @@
+"""Models with random weights, from transformers' configurations; no hub needed."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.presets import hf_config
+
+
+def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
+    """Build a causal language model with random weights, drawn on `device` from `seed`.
+
+    Every rank draws the same weights, so sharding afterwards gives the same model whatever the
+    number of GPUs.
+
+    Args:
+        model: As `fp8study.core.presets.hf_config`.
+        dtype: Dtype of the parameters.
+        device: Where the weights are drawn; one device must hold them all at once.
+        seed: Seed of the draw.
+
+    Raises:
+        UserError: As `hf_config`, or it is no causal language model.
+    """
+    config = hf_config(model)
+    torch.manual_seed(seed)
+    try:
+        with torch.device(device):  # attention: transformers' choice, sdpa where it is supported
+            built: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model: '{model}' cannot be built ({one_line(error)}); mend its configuration"
+        ) from error
+    return built.train()
+
+
+def import_model_code(model: str) -> None:
+    """Import what building a model needs, so that it costs no time later.
+
+    Raises:
+        UserError: As `hf_config`.
+    """
+    kind = type(hf_config(model))
+    if kind in AutoModelForCausalLM._model_mapping:
+        AutoModelForCausalLM._model_mapping[kind]  # a lazy mapping: looking is importing
+
+
+def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the repeated blocks of a language model: the longest uniform `ModuleList`.
+
+    Found from the modules themselves, so that it holds for any architecture.
+
+    Raises:
+        UserError: The model has no list of equal blocks.
+    """
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len(module) > 0
+        and len({type(block) for block in module}) == 1
+    ]
+    if not lists:
+        raise UserError(f"model: {type(model).__name__} has no list of equal decoder layers")
+    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

@@ -1,0 +1,163 @@
+"""FP8 linear layers through torchao: which layers, which recipe, and what was really done."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from torchao.float8 import Float8LinearConfig
+
+_RECIPES = {
+    "fp8_tensorwise": "tensorwise",
+    "fp8_rowwise": "rowwise",
+    "fp8_rowwise_gw_hp": "rowwise_with_gw_hp",
+}
+
+#: A mixture's router decides by small differences, and its experts' products are small: both stay
+#: out of FP8. These are the names that transformers' models give them.
+_ROUTER = r"\.(router|gate|shared_expert_gate)$"
+_EXPERT = r"\.(experts|shared_experts?)\."
+
+#: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
+ALIGNMENT = 16
+
+
+def float8_config(config: RunConfig, emulate: bool) -> Float8LinearConfig:
+    """Return torchao's configuration of the chosen recipe.
+
+    Args:
+        config: An FP8 run.
+        emulate: Cast to FP8 and back but multiply in high precision, for machines without FP8.
+    """
+    from torchao.float8 import Float8LinearConfig
+
+    recipe = Float8LinearConfig.from_recipe_name(_RECIPES[config.precision])
+    return dataclasses.replace(
+        recipe,
+        enable_fsdp_float8_all_gather=bool(config.fp8_all_gather),
+        emulate=emulate,
+    )
+
+
+def float8_filter(
+    config: RunConfig, model: torch.nn.Module
+) -> Callable[[torch.nn.Module, str], bool]:
+    """Return the predicate that tells torchao which linear layers to convert.
+
+    Raises:
+        UserError: A pattern of ``skip`` matches no linear layer: a misspelt pattern would
+            otherwise convert what was meant to be kept.
+    """
+    linears = [n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    check_patterns("skip", config.skip, linears)
+
+    def convert(module: torch.nn.Module, name: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and why_skipped(config, name, module) is None
+
+    return convert
+
+
+def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:
+    """Refuse a pattern that names no layer: it would silently do nothing.
+
+    Args:
+        field: The configuration's field, for the message.
+        patterns: Shell-style, over full module names.
+        linears: Names of the model's linear layers.
+
+    Raises:
+        UserError: A pattern matches none of them.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(linears, pattern):
+            raise UserError(
+                f"{field}: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
+                "patterns are shell-style over full module names"
+            )
+
+
+def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | None:
+    """Return why a linear layer stays out of FP8, or None if nothing keeps it out."""
+    if not config.is_fp8:
+        return f"precision={config.precision}"
+    if not is_aligned(module):
+        return f"a dimension does not divide by {ALIGNMENT}"
+    if re.search(_ROUTER, name):
+        return "router of a mixture of experts"
+    if re.search(_EXPERT, name):
+        return "expert of a mixture"
+    for pattern in config.skip:
+        if fnmatch.fnmatchcase(name, pattern):
+            return f"skip pattern '{pattern}'"
+    return None
+
+
+def is_converted(module: torch.nn.Module) -> bool:
+    """Return whether torchao has made a layer compute in FP8. Needs no import of torchao.
+
+    Sharding gives a module a class of its own, derived from what it was.
+    """
+    return any(ancestor.__name__ == "Float8Linear" for ancestor in type(module).mro())
+
+
+def is_aligned(module: torch.nn.Linear) -> bool:
+    """Return whether torchao's FP8 products take a layer of this shape."""
+    return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
+
+
+def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) -> None:
+    """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16.
+
+    Raises:
+        UserError: A pattern of ``skip`` matches nothing, or FP8 all-gather would give the loss
+            head a weight of its own that it shared with the embedding.
+    """
+    if not config.is_fp8:
+        return
+    from torchao.float8 import convert_to_float8_training
+
+    if config.fp8_all_gather and config.strategy == "fsdp2":
+        _check_even_shards(model, config)
+    was_tied = _is_tied(model)
+    convert_to_float8_training(
+        model,
+        config=float8_config(config, emulate),
+        module_filter_fn=float8_filter(config, model),
+    )
+    if was_tied and not _is_tied(model):
+        raise UserError(
+            "skip: the loss head shares its weight with the embedding, and fp8_all_gather=true "
+            "would part them; add lm_head to skip, or set fp8_all_gather=false"
+        )
+
+
+def _is_tied(model: torch.nn.Module) -> bool:
+    """Return whether embedding and loss head are one weight."""
+    ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]
+    weights = [getattr(end, "weight", None) for end in ends]
+    return weights[0] is not None and weights[0] is weights[1]
+
+
+def _check_even_shards(model: torch.nn.Module, config: RunConfig) -> None:
+    """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that.
+
+    Raises:
+        UserError: A layer to be converted has rows that do not divide.
+    """
+    converts = float8_filter(config, model)
+    for name, module in model.named_modules():
+        if converts(module, name) and module.weight.shape[0] % config.num_gpus:
+            raise UserError(
+                f"num_gpus: {config.num_gpus} does not divide the {module.weight.shape[0]} rows of "
+                f"{name}, and FP8 weights can be gathered from even shards only; set "
+                "fp8_all_gather=false or choose another num_gpus"
+            )

@@ -1,0 +1,338 @@
+"""The loss head: from the last hidden states to the mean cross-entropy, without whole logits.
+
+With a vocabulary of 128,256 the logits of 4,096 tokens and their gradient are the largest tensors
+of a step: transformers makes them in BF16 and again in FP32, several times over.
+
+``compiled``
+    one torch.compile over the product and the cross-entropy: whole logits, in BF16 only.
+``chunked``
+    `CHUNK` tokens at a time. The loss is the last thing that a forward pass computes, so its
+    gradient is known there too: each chunk's logits become their own gradient, which is
+    multiplied out at once, and nothing of that size is kept for the backward pass.
+
+The new head replaces the `forward` of the loss head's module, and is called as a module, so that
+whatever sharding hooks to that module (FSDP2 gathers its weight there) happens as before.
+
+torch has ``torch.nn.functional.linear_cross_entropy`` with chunking from 2.13 on; 2.11, which is
+supported too, has not. Replace ours by it once 2.13 is the oldest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.presets import text_config
+from fp8study.model.float8 import is_converted
+
+#: Tokens whose logits exist at a time. A multiple of 16, as FP8 products ask; large enough that
+#: a product with them keeps a GPU busy.
+CHUNK = 2048
+#: Rows of the weight's gradient that are added at a time where that takes a product of its own.
+_ROWS = 8192
+#: The label that no loss is taken of, in transformers as in torch.
+IGNORED = -100
+#: Settings that make the logits something else than hidden states times a weight, by what value
+#: they do nothing.
+_RESHAPING = {
+    "final_logit_softcapping": (None,), "logits_soft_cap": (None,), "logit_scale": (None, 1),
+    "logits_scaling": (None, 1), "lm_head_multiplier": (None, 1),
+    "output_router_logits": (None, False),
+}  # fmt: skip
+
+
+def check_loss_head(model: Any, config: RunConfig) -> None:
+    """Refuse a model whose loss is more than the cross-entropy of one product.
+
+    Known settings are looked up; anything else shows on four tokens, on which the model's own
+    loss is held against that of its hidden states and its head. Call it before the model is
+    compiled, converted or sharded.
+
+    Args:
+        model: A causal language model of transformers, its weights in place (on the meta device
+            only the settings are looked at).
+        config: Its ``loss_head`` is named in the message.
+
+    Raises:
+        UserError: The loss head of this model cannot be replaced.
+    """
+    if config.loss_head == "plain":
+        return
+
+    def refuse(reason: str) -> UserError:
+        return UserError(
+            f"loss_head: '{config.loss_head}' does not suit {type(model).__name__}: {reason}; "
+            "use loss_head=plain"
+        )
+
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        raise refuse("its loss head is no nn.Linear")
+    if getattr(head, "bias", None) is not None:
+        raise refuse("its loss head has a bias")
+    if model.base_model is model:
+        raise refuse("it has no base model apart from its loss head")
+    for name, harmless in _RESHAPING.items():
+        for settings in (model.config, text_config(model.config)):
+            value = getattr(settings, name, None)
+            if value not in harmless:
+                raise refuse(f"{name}={value}")
+    if not head.weight.is_meta and not _is_cross_entropy_of_one_product(model):
+        raise refuse("its loss is not the cross-entropy of its loss head's product")
+
+
+@torch.no_grad()
+def _is_cross_entropy_of_one_product(model: Any) -> bool:
+    """Return whether model and decomposition give the same loss on four tokens."""
+    device = model.get_output_embeddings().weight.device
+    ids_BT = torch.arange(1, 5, device=device)[None]
+    was_training = model.training
+    model.eval()  # no dropout: the two must agree
+    try:
+        theirs = model(input_ids=ids_BT, labels=ids_BT)
+        hidden_BTD = model.base_model(input_ids=ids_BT)[0]
+        if hidden_BTD.shape[-1] != model.get_output_embeddings().in_features:
+            return False
+        logits_BTV = model.get_output_embeddings()(hidden_BTD)
+    finally:
+        model.train(was_training)
+    loss = torch.nn.functional.cross_entropy(logits_BTV[0].float(), next_tokens(ids_BT),
+                                             ignore_index=IGNORED)  # fmt: skip
+    is_same = torch.allclose(theirs.logits, logits_BTV, rtol=1e-5, atol=1e-6)
+    return is_same and torch.allclose(theirs.loss.float(), loss, rtol=1e-4)
+
+
+def replace_loss_head(model: Any, config: RunConfig) -> None:
+    """Make ``model(input_ids=…, labels=…).loss`` use the head that the run asks for, in place.
+
+    Call it after conversion to FP8, which replaces modules, and before sharding. The model then
+    computes a loss and nothing else.
+
+    An FP8 loss head stays one: its products are its module's own. In chunks it is run again in
+    the backward pass, since FP8 has no product that would add to a buffer.
+
+    Args:
+        model: One that `check_loss_head` has let pass.
+        config: Its ``loss_head`` chooses, and ``compile`` says whether a chunk's elementwise part
+            is compiled.
+    """
+    if config.loss_head == "plain":
+        return
+    head = model.get_output_embeddings()
+    product = type(head).forward  # sharding derives a class from this one
+
+    def compiled_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
+        return compiled(self, hidden_BTD, next_tokens(labels_BT))
+
+    def chunked_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
+        targets_N = next_tokens(labels_BT)
+        hidden_ND = hidden_BTD.reshape(len(targets_N), -1)
+        return chunked_cross_entropy(hidden_ND, self.weight, targets_N, config.compile)
+
+    def chunked_fp8_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
+        targets_N = next_tokens(labels_BT)
+        hidden_ND = hidden_BTD.reshape(len(targets_N), -1)
+        loss = hidden_ND.new_zeros((), dtype=torch.float32)
+        for hidden_CD, targets_C in zip(
+            hidden_ND.split(CHUNK), targets_N.split(CHUNK), strict=True
+        ):
+            loss = loss + checkpoint(summed, self, hidden_CD, targets_C, use_reentrant=False)
+        return loss / (targets_N != IGNORED).sum()
+
+    def mean(self: Any, hidden_BTD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        logits_NV = product(self, hidden_BTD).reshape(len(targets_N), -1)
+        return torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORED)
+
+    def summed(self: Any, hidden_CD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(
+            product(self, hidden_CD).float(), targets_C, ignore_index=IGNORED, reduction="sum"
+        )
+
+    compiled: Callable[..., torch.Tensor] = torch.compile(mean)
+    if config.compile and config.loss_head == "chunked":
+        summed = torch.compile(summed)
+    in_chunks = chunked_fp8_head if is_converted(head) else chunked_head
+    head.forward = MethodType(compiled_head if config.loss_head == "compiled" else in_chunks, head)
+    model.forward = MethodType(_loss_only, model)
+
+
+def _loss_only(self: Any, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+    """Stand in for a causal language model's `forward` in training."""
+    from transformers.modeling_outputs import CausalLMOutput
+
+    hidden_BTD = self.base_model(input_ids=input_ids)[0]
+    return CausalLMOutput(loss=self.get_output_embeddings()(hidden_BTD, labels))
+
+
+def next_tokens(labels_BT: torch.Tensor) -> torch.Tensor:
+    """Return what each position predicts: int64[B·T], the last of a sequence predicts nothing."""
+    return torch.nn.functional.pad(labels_BT, (0, 1), value=IGNORED)[:, 1:].reshape(-1)
+
+
+def chunked_cross_entropy(
+    hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor, compiles: bool
+) -> torch.Tensor:
+    """Return the mean cross-entropy of ``hidden @ weight.T``, differentiable once.
+
+    Products are in the autocast dtype where autocast is on, else in the weight's; the softmax is
+    in FP32, and the weight's gradient is summed over chunks in FP32.
+
+    Args:
+        hidden_ND: N: tokens, D: hidden size.
+        weight_VD: V: vocabulary.
+        targets_N: int64, `IGNORED` where no loss is taken. None left gives NaN, as in torch.
+        compiles: Whether to compile the elementwise part.
+    """
+    loss: torch.Tensor = _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, compiles)
+    return loss
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Computes the gradient with the loss; the backward pass only scales it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        weight_VD: torch.Tensor,
+        targets_N: torch.Tensor,
+        compiles: bool,
+    ) -> torch.Tensor:
+        device = hidden_ND.device.type
+        autocasts = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if autocasts else weight_VD.dtype
+        with torch.autocast(device, enabled=False):
+            return _forward(ctx, hidden_ND, weight_VD, targets_N, dtype, compiles)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, (None, None)
+        if hidden_gradient is None and weight_gradient is None:
+            raise RuntimeError("the loss head's gradient was used up by an earlier backward pass")
+        scale = _compiled_scale if ctx.compiles else _scale
+        for held in (hidden_gradient, weight_gradient):
+            if held is not None:
+                scale(held.view(-1), gradient)
+        return hidden_gradient, weight_gradient, None, None
+
+
+def _forward(
+    ctx: Any,
+    hidden_ND: torch.Tensor,
+    weight_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    dtype: torch.dtype,
+    compiles: bool,
+) -> torch.Tensor:
+    ctx.compiles = compiles
+    score = _compiled_score if compiles else _loss_and_gradient
+    x_ND, w_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+    needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+    plain = torch.contiguous_format  # `_scale` wants them flat
+    x_gradient_ND = torch.empty_like(x_ND, memory_format=plain) if needs_hidden else None
+    # One chunk needs no sum; and if the gradient is wanted in FP32, that is where it is summed.
+    is_sum = len(targets_N) > CHUNK or weight_VD.dtype == torch.float32
+    sum_dtype = torch.float32 if is_sum else dtype
+    w_gradient_VD = (
+        torch.empty_like(w_VD, dtype=sum_dtype, memory_format=plain) if needs_weight else None
+    )
+    scale = 1 / (targets_N != IGNORED).sum()
+    loss = torch.zeros((), device=x_ND.device)
+    for start in range(0, len(targets_N), CHUNK):
+        x_CD, targets_C = x_ND[start : start + CHUNK], targets_N[start : start + CHUNK]
+        chunk_loss, gradient_CV = score(x_CD @ w_VD.T, targets_C, scale)
+        loss += chunk_loss
+        if x_gradient_ND is not None:
+            torch.mm(gradient_CV, w_VD, out=x_gradient_ND[start : start + CHUNK])
+        if w_gradient_VD is not None:
+            _add_product(w_gradient_VD, gradient_CV.T, x_CD, is_first=start == 0)
+        del gradient_CV  # before the next chunk's logits
+    ctx.gradients = (
+        None if x_gradient_ND is None else x_gradient_ND.to(hidden_ND.dtype),
+        None if w_gradient_VD is None else w_gradient_VD.to(weight_VD.dtype),
+    )
+    return loss
+
+
+def _loss_and_gradient(
+    logits_CV: torch.Tensor, targets_C: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a chunk's share of the mean loss and its gradient by the logits, in their dtype.
+
+    Args:
+        logits_CV: C: the chunk's tokens, V: vocabulary.
+        targets_C: int64.
+        scale: One over the number of tokens that count, in all chunks.
+    """
+    exact_CV = logits_CV.float()
+    counts_C = targets_C != IGNORED
+    safe_C = torch.where(counts_C, targets_C, 0)
+    log_sum_C = torch.logsumexp(exact_CV, dim=1)
+    loss_C = log_sum_C - exact_CV.gather(1, safe_C[:, None])[:, 0]
+    loss = torch.where(counts_C, loss_C, 0.0).sum() * scale
+    # A comparison, not a scatter: it is fused with the rest.
+    is_target_CV = torch.arange(logits_CV.shape[1], device=logits_CV.device) == safe_C[:, None]
+    gradient_CV = torch.exp(exact_CV - log_sum_C[:, None]) - is_target_CV.float()
+    weights_C = torch.where(counts_C, scale, 0.0)
+    return loss, (gradient_CV * weights_C[:, None]).to(logits_CV.dtype)
+
+
+def _scale(total_N: torch.Tensor, factor: torch.Tensor) -> None:
+    """Multiply in place: a copy would be as large as the weight."""
+    total_N.mul_(factor)
+
+
+_compiled_score = torch.compile(_loss_and_gradient)
+# torch's own kernel for a factor that lies on the GPU runs at a fifth of the memory's speed.
+_compiled_scale = torch.compile(_scale, dynamic=True)
+
+
+def _add_product(
+    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, is_first: bool
+) -> None:
+    """Add ``left @ right`` to `total` in the dtype of `total`, without a tensor between.
+
+    Args:
+        total: Overwritten if this `is_first`.
+    """
+    beta = 0 if is_first else 1
+    if total.dtype == left.dtype:
+        torch.addmm(total, left, right, beta=beta, out=total)
+    elif _adds_into_fp32(left.device, left.dtype):
+        torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
+    else:
+        rows = zip(total.split(_ROWS), left.split(_ROWS), strict=True)
+        for total_RD, left_RC in rows:
+            product_RD = _fp32_product(left_RC, right)
+            total_RD.copy_(product_RD) if is_first else total_RD.add_(product_RD)
+
+
+@cache
+def _adds_into_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether this torch adds a product of `dtype` to an FP32 matrix in one go.
+
+    Some versions want the matrix in the factors' dtype, and none does it on a CPU.
+    """
+    factor = torch.ones(16, 16, device=device, dtype=dtype)
+    total = torch.ones(16, 16, device=device)
+    try:
+        torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+    except RuntimeError:
+        return False
+    return bool((total == 17).all())
+
+
+def _fp32_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return a product of BF16 factors that was never rounded to BF16."""
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()

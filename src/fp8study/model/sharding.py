@@ -1,0 +1,176 @@
+"""Convert, compile, shard, bind: the order in which a model becomes trainable.
+
+The order matters more than anything else in FP8 training. torchao may wrap every weight in a
+new parameter, and sharding replaces parameters again; an optimizer made before either keeps
+updating tensors that nobody reads. So by default the optimizer is made last:
+
+    convert to FP8  →  compile each layer  →  replace the loss head  →  shard  →  make the optimizer
+
+``optimizer_binding=before_conversion`` leaves all of it to `Accelerator.prepare`, as document
+A does. Accelerate re-points the optimizer only under FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+from fp8study.core.config import RunConfig
+from fp8study.model.build import decoder_layers
+from fp8study.model.compiling import compile_options
+from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
+from fp8study.model.gathering import tune_gathering
+from fp8study.model.loss_head import check_loss_head, replace_loss_head
+from fp8study.model.reducing import tune_reducing
+
+MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
+
+def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -> Accelerator:
+    """Build the Accelerator of a run.
+
+    Under FSDP2 the sharding policy alone sets the compute dtype (bf16, gradients reduced in
+    fp32). One process and DDP compute under bf16 autocast, as the documents do.
+
+    Args:
+        config: The run.
+        model: Named in the sharding plugin and in the FP8 filter.
+        emulate: As `float8_config`.
+    """
+    on_cpu = not torch.cuda.is_available()
+    accelerate_converts = config.is_fp8 and config.optimizer_binding == "before_conversion"
+    handlers: list[Any] = []
+    if accelerate_converts:
+        handlers.append(
+            AORecipeKwargs(
+                config=float8_config(config, emulate),
+                module_filter_func=float8_filter(config, model),
+            )
+        )
+    autocast = "fp8" if accelerate_converts else "bf16"
+    if config.strategy != "fsdp2":
+        return Accelerator(cpu=on_cpu, mixed_precision=autocast, kwargs_handlers=handlers)
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=bool(config.reshard_after_forward),
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=[type(decoder_layers(model)[0]).__name__],
+        cpu_ram_efficient_loading=False,  # torchao's weights cannot be broadcast that way
+        mixed_precision_policy=MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+        ),
+    )
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision=autocast if accelerate_converts else "no",
+        fsdp_plugin=plugin,
+        kwargs_handlers=handlers,
+    )
+    if accelerator.distributed_type != DistributedType.FSDP:
+        # Accelerate ignores the plugin on CPU processes, although fully_shard works on gloo.
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+    return accelerator
+
+
+def prepare(
+    config: RunConfig,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    make_optimizer: MakeOptimizer,
+    emulate: bool,
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return the model and optimizer ready to train, in the order that the run asks for.
+
+    Args:
+        config: The run.
+        accelerator: From `make_accelerator`.
+        model: On its device, in its master dtype.
+        make_optimizer: Called once, on the model as it then is.
+        emulate: As `float8_config`.
+    """
+    check_loss_head(model, config)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    if config.compile:
+        for layer in decoder_layers(model):
+            # In place and lazy: hooks added by sharding still run.
+            layer.compile(**compile_options(config))
+
+    if config.optimizer_binding == "before_conversion":
+        optimizer = make_optimizer(model)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        tune_gathering(config, model)
+        tune_reducing(config, model)
+        return model, optimizer
+
+    convert_to_float8(model, config, emulate)
+    replace_loss_head(model, config)
+    if config.strategy == "fsdp2":
+        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+        model = fsdp2_prepare_model(accelerator, model)
+    else:
+        model = accelerator.prepare_model(model)
+    tune_gathering(config, model)
+    tune_reducing(config, model)
+    optimizer = make_optimizer(model)
+    if config.optimizer_step == "after_backward":
+        optimizer = accelerator.prepare_optimizer(optimizer)
+    # Else its wrapper would look for packages on disk at each of a step's many updates.
+    return model, optimizer
+
+
+def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:
+    """Return what is to be done after each update: compute all FP8 weight scales together.
+
+    Otherwise every weight asks all GPUs for its largest value before each gathering, forward and
+    backward: hundreds of tiny all-reduces that made FP8 slower than BF16 (docs/log.md).
+    Accelerate does the same when it converts the model itself.
+    """
+    gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
+    if not gathers_fp8 or config.optimizer_binding == "before_conversion":
+        return lambda: None
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    return lambda: precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+@contextmanager
+def gradient_sync(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
+    """Communicate gradients only in the last micro-step of an accumulation.
+
+    Args:
+        model: As `prepare` returned it.
+        is_last: Whether this backward pass completes the optimizer step.
+    """
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(is_last)
+        yield
+    elif isinstance(model, torch.nn.parallel.DistributedDataParallel) and not is_last:
+        with model.no_sync():
+            yield
+    else:
+        yield
+
+
+def parameters_outside_optimizer_pct(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> float:
+    """Return the share of trainable weights that the optimizer does not hold, in percent.
+
+    Counted by identity: a stale optimizer holds tensors of the right shape that are no longer
+    the model's. Zero in any healthy run.
+    """
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    total = sum(p.numel() for p in trainable)
+    outside = sum(p.numel() for p in trainable if id(p) not in held)
+    return 100.0 * outside / total if total else 0.0

@@ -1,0 +1,219 @@
+"""When weights are updated: after the backward pass, or in it.
+
+Adam needs a weight's own gradient and nothing else. Updating each decoder layer as soon as its
+gradients are complete, and freeing them, gives the same weights, but the FP32 gradients of only
+one layer are ever alive: that saves up to four bytes a parameter at the peak of a step. Under
+FSDP2 the updates run on the stream that reduces gradients, beside the rest of the backward pass.
+
+With gradient accumulation all gradients have to be kept until the last micro-step, so nothing is
+saved; the weights are the same there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.model.build import decoder_layers
+from fp8study.model.local import local_tensor
+from fp8study.model.planted import trained_parameters
+
+#: Called with parameters whose gradients are complete, just before their update.
+Look = Callable[[Iterable[torch.nn.Parameter]], None]
+
+
+def parameter_groups(config: RunConfig, model: torch.nn.Module) -> list[Any]:
+    """Return what an optimizer is made of: parameters, or groups to be updated together.
+
+    Args:
+        config: ``in_backward`` has one group a decoder layer, and one for each other parameter.
+        model: As it will be trained.
+
+    Raises:
+        UserError: As `trained_parameters`.
+    """
+    trained = trained_parameters(config, model)
+    if config.optimizer_step == "after_backward":
+        return trained
+    layer_of = {
+        id(p): number
+        for number, layer in enumerate(decoder_layers(model))
+        for p in layer.parameters()
+    }
+    groups: dict[int, list[torch.nn.Parameter]] = {}
+    for parameter in trained:
+        groups.setdefault(layer_of.get(id(parameter), id(parameter)), []).append(parameter)
+    return [{"params": parameters} for parameters in groups.values()]
+
+
+class AfterBackward:
+    """Updates all weights together, after the last backward pass of a step."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        after: Callable[[], None],
+    ) -> None:
+        """Take over an optimizer.
+
+        Args:
+            config: The run.
+            model: As it is trained.
+            optimizer: Over this model, made of `parameter_groups`.
+            after: Called once all weights are updated.
+        """
+        self._max_norm = config.max_grad_norm
+        self._clips_in_update = config.clipping == "in_update"
+        self._model, self._optimizer, self._after = model, optimizer, after
+        self._wants_norm = False
+        self._look: Look | None = None
+
+    def expect(self, wants_norm: bool, look: Look | None = None) -> None:
+        """Announce that the next backward pass completes the gradients.
+
+        Args:
+            wants_norm: Whether `finish` shall return their norm, which reads them all.
+            look: Shown the gradients before they are used.
+        """
+        self._wants_norm, self._look = wants_norm or self._max_norm is not None, look
+
+    def finish(self) -> torch.Tensor | None:
+        """Bring the update to its end and free the gradients; call after the backward pass.
+
+        Returns:
+            The gradient's norm before clipping, over all weights and ranks, if it was wanted.
+        """
+        norm = self._norm() if self._wants_norm else None
+        if self._look is not None:
+            self._look(self._model.parameters())
+        if norm is not None and self._clips_in_update:
+            self._scale_in_update(norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._after()
+        return norm
+
+    def _norm(self) -> torch.Tensor:
+        held = (p for group in self._optimizer.param_groups for p in group["params"])
+        parameters = [p for p in held if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+        if self._max_norm is not None and not self._clips_in_update:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def _scale_in_update(self, norm: torch.Tensor) -> None:
+        """Let the next update divide the gradients by what `clip_grads_with_norm_` would have.
+
+        torch's fused optimizers divide by ``grad_scale`` as they read, for loss scaling. They write
+        the quotient back, so that what is saved is one reading of every gradient and a kernel.
+        """
+        assert self._max_norm is not None
+        # Not on Accelerate's wrapper, which keeps such a thing to itself.
+        optimizer: Any = getattr(self._optimizer, "optimizer", self._optimizer)
+        optimizer.grad_scale = ((norm.float() + 1e-6) / self._max_norm).clamp(min=1.0)
+
+
+class InBackward:
+    """Updates each group of weights as soon as the last of its gradients is complete.
+
+    Same calls as `AfterBackward`. The learning rate must be set before the backward pass.
+
+    Raises:
+        UserError: The model is in DDP's hands.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        after: Callable[[], None],
+    ) -> None:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise UserError(
+                "optimizer_step: 'in_backward' cannot be kept: Accelerate has wrapped the model in "
+                "DDP, which puts gradients back; start strategy=none as one process, no torchrun"
+            )
+        self._model, self._optimizer, self._after = model, optimizer, after
+        self._groups = list(optimizer.param_groups)
+        self._group_of = {id(p): n for n, g in enumerate(self._groups) for p in g["params"]}
+        self._num_missing = [0] * len(self._groups)
+        self._expects, self._wants_norm = False, False
+        self._look: Look | None = None
+        self._norms: list[torch.Tensor] = []
+        for parameter in model.parameters():
+            if parameter.requires_grad and id(parameter) in self._group_of:
+                # FSDP2 calls these hooks too, once a sharded gradient is reduced.
+                parameter.register_post_accumulate_grad_hook(self._arrived)
+
+    def expect(self, wants_norm: bool, look: Look | None = None) -> None:
+        """As `AfterBackward.expect`: from here on, gradients that arrive are complete."""
+        self._expects, self._wants_norm, self._look = True, wants_norm, look
+        self._norms = []
+        self._num_missing = [sum(p.requires_grad for p in g["params"]) for g in self._groups]
+
+    def finish(self) -> torch.Tensor | None:
+        """As `AfterBackward.finish`; what is left are layers that got part of their gradients."""
+        for number, missing in enumerate(self._num_missing):
+            if missing:
+                self._update(number)
+        self._expects = False
+        if self._look is not None:  # weights outside the optimizer
+            self._look(p for p in self._model.parameters() if id(p) not in self._group_of)
+        self._after()
+        return self._norm() if self._wants_norm else None
+
+    def _arrived(self, parameter: torch.Tensor) -> None:
+        if not self._expects:
+            return  # an earlier micro-step
+        number = self._group_of[id(parameter)]
+        self._num_missing[number] -= 1
+        if self._num_missing[number] == 0:
+            self._update(number)
+
+    def _update(self, number: int) -> None:
+        group = self._groups[number]
+        gradients = [local_tensor(p.grad) for p in group["params"] if p.grad is not None]
+        if not gradients:
+            return
+        if self._look is not None:
+            self._look(group["params"])
+        if self._wants_norm:
+            self._norms.append(torch.nn.utils.get_total_norm(gradients).float())
+        del gradients
+        all_groups = self._optimizer.param_groups
+        self._optimizer.param_groups = [group]  # the rest waits for its turn
+        try:
+            self._optimizer.step()
+        finally:
+            self._optimizer.param_groups = all_groups
+        for parameter in group["params"]:
+            parameter.grad = None
+
+    def _norm(self) -> torch.Tensor:
+        norm = torch.nn.utils.get_total_norm(self._norms)
+        if not isinstance(self._model, FSDPModule) or dist.get_world_size() == 1:
+            return norm
+        square = norm.square()  # of this rank's shards
+        dist.all_reduce(square)
+        return square.sqrt()
+
+
+def make_updates(
+    config: RunConfig,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    after: Callable[[], None],
+) -> AfterBackward | InBackward:
+    """Return the updates that the run asks for; see `AfterBackward` for the arguments."""
+    chosen = InBackward if config.optimizer_step == "in_backward" else AfterBackward
+    return chosen(config, model, optimizer, after)

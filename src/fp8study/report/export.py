@@ -1,0 +1,90 @@
+"""The report's tables as CSV files, for those who would rather compute with them than read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from fp8study.analysis import gaps, noise_tables, tables
+from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis.attribution import effect_table
+from fp8study.analysis.break_even import break_even_table
+from fp8study.analysis.ladder import ladder_table
+from fp8study.analysis.occupancy import occupancy_table
+from fp8study.analysis.passes import pass_table
+from fp8study.analysis.peer_tables import peer_table
+from fp8study.analysis.switches import switch_table
+from fp8study.core.errors import UserError
+from fp8study.core.records import StoredRun
+from fp8study.report.page import Report, report_of
+
+#: Keys that tell rows apart inside the program and nothing to a reader.
+_KEYS = ["arm_key", "effect_key", "pair_key"]
+
+TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
+    "throughput": lambda report: report.throughput,
+    "loss-gaps": lambda report: report.loss_gaps,
+    "validation-gaps": lambda report: report.validation_gaps,
+    "passes": lambda report: pass_table(report.metrics, report.runs, report.margins),
+    "document-a": lambda report: tables.document_a_table(report.document_a),
+    "corner-arms": lambda report: tables.document_a_table(report.runs, "corner-arms"),
+    "effects": lambda report: effect_table(report.runs, report.margins),
+    "effective-batch": lambda report: gaps.effective_batch_table(report.runs, report.margins),
+    "effective-batch-ways": lambda report: gaps.ways_table(report.runs, report.margins),
+    "noise-ladder": lambda report: ladder_table(report.runs),
+    "noise-scale": lambda report: noise_tables.over_runs(noise_tables.scale_table, report.stored),
+    "noise-crossing": lambda report: noise_tables.over_runs(
+        noise_tables.crossing_table, report.stored
+    ),
+    "noise-budget": lambda report: noise_tables.over_runs(noise_tables.budget_table, report.stored),
+    "utilisation": lambda report: instrument_tables.utilisation_table(report.instruments),
+    "kernels": lambda report: instrument_tables.kernels_table(report.instruments),
+    "memory": lambda report: instrument_tables.memory_split_table(report.instruments),
+    "energy": lambda report: instrument_tables.energy_table(report.instruments),
+    "communication": lambda report: instrument_tables.communication_table(report.instruments),
+    "break-even": lambda report: break_even_table(report.instruments),
+    "switches": lambda report: switch_table(report.runs, report.margins),
+    "peers": lambda report: peer_table(report.stored),
+    "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
+}
+
+
+def tables_of(stored: list[StoredRun]) -> dict[str, pd.DataFrame]:
+    """Compute every table that has rows from these records alone.
+
+    Args:
+        stored: From `fp8study.core.records.load_runs`.
+
+    Returns:
+        Name of the table → its rows; see the functions in `TABLES` for their columns.
+    """
+    report = report_of(stored)
+    found = {name: make(report) for name, make in TABLES.items()}
+    return {name: t.drop(columns=_KEYS, errors="ignore") for name, t in found.items() if len(t)}
+
+
+def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
+    """Write the tables as CSV files, numbers to six significant digits; return their paths.
+
+    Args:
+        stored: As `tables_of`.
+        folder: Made if missing. Its tables of the same names are replaced.
+
+    Raises:
+        UserError: There is no record, or the folder cannot be made.
+    """
+    if not stored:
+        raise UserError("tables: there are no records to make them from; make reproduce first")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"folder: '{folder}' cannot be one ({error.strerror}); name another"
+        ) from None
+    paths = []
+    for name, table in tables_of(stored).items():
+        paths.append(folder / f"{name}.csv")
+        table.to_csv(paths[-1], index=False, float_format="%.6g")
+    return paths

@@ -1,0 +1,74 @@
+"""Figures of what the instruments saw: where a step's time and a GPU's memory go."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels, set_title
+
+#: Column → label and colour, from the bottom of the bar up.
+_TIME = {
+    "gemm_fp8": ("FP8 products", colour("fp8_tensorwise")),
+    "gemm_bf16": ("BF16 products", colour("bf16")),
+    "attention": ("attention", "#56B4E9"),
+    "fused": ("casts, scales, norms", "#E69F00"),
+    "loss": ("loss", "#F0E442"),
+    "optimizer": ("optimizer", "#009E73"),
+    "copy": ("copies", "#CC79A7"),
+    "other": ("other", "#BBBBBB"),
+    "not_computing_ms": ("not computing", "#EEEEEE"),
+}
+_MEMORY = {
+    "parameters_gib": ("parameters", "#0072B2"),
+    "optimizer_gib": ("optimizer states", "#009E73"),
+    "working_gib": ("activations, gradients, work space", "#E69F00"),
+}
+
+
+def time_figure(table: pd.DataFrame, empty: str = "No profiled step yet") -> Figure:
+    """Draw where each arm's step goes, ms.
+
+    Args:
+        table: From `fp8study.analysis.instruments.kernels_table`.
+        empty: What to say if there is none.
+    """
+    return _stacked(table, _TIME, "kernel time, ms", "step_time_ms_median", empty)
+
+
+def memory_figure(table: pd.DataFrame, empty: str = "No memory split yet") -> Figure:
+    """Draw what fills the fullest GPU at its peak, GiB; the line is what torch has reserved.
+
+    Args:
+        table: From `fp8study.analysis.instruments.memory_split_table`.
+        empty: What to say if there is none.
+    """
+    return _stacked(table, _MEMORY, "GiB per GPU", "steady_reserved_gib", empty)
+
+
+def _stacked(
+    table: pd.DataFrame, parts: dict[str, tuple[str, str]], label: str, line: str, empty: str
+) -> Figure:
+    """One panel per model and number of GPUs, one bar per arm, `line` as a mark across it."""
+    if table.empty:
+        return message_figure(empty)
+    groups = list(table.groupby(["machine", "study", "model", "num_gpus"], sort=False))
+    figure, axes = panels(len(groups), height=2.6)
+    for axis, ((machine, study, model, num_gpus), group) in zip(axes, groups, strict=True):
+        for place, (_, row) in enumerate(group.iterrows()):
+            bottom = 0.0
+            for column, (_, shade) in parts.items():
+                height = float(row[column]) if pd.notna(row[column]) else 0.0
+                axis.bar(place, height, 0.7, bottom, facecolor=shade, edgecolor="white", lw=0.5)
+                bottom += height
+            axis.plot([place - 0.42, place + 0.42], [row[line]] * 2, color="black", lw=1.4)
+        names = [str(arm).replace(" ", "\n", 1) for arm in group["arm"]]
+        axis.set_xticks(range(len(group)), names)
+        axis.set_ylim(bottom=0)
+        axis.grid(False, axis="x")
+        plural = "" if num_gpus == 1 else "s"
+        set_title(axis, f"{model}, {num_gpus} GPU{plural}: {study} on {machine}")
+        axis.set_ylabel(label)
+    add_legend(figure, [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in parts.values()])
+    return figure

@@ -1,0 +1,80 @@
+"""Measure this machine's throughput as ratios, beside a baseline.
+
+The study ``bench`` (on a machine without GPU, ``bench-cpu``) is measured anew at every call: a
+finished earlier call is put aside first, so that all arms of a comparison come from one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fp8study.analysis.arms import arm_config, arm_key, group_arms, read_folder
+from fp8study.analysis.relative import RelativeComparison, compare_relative
+from fp8study.core.errors import UserError
+from fp8study.core.paths import results_dir
+from fp8study.core.records import read_record
+from fp8study.core.studies import Study, load_study
+from fp8study.run.machine import Machine
+from fp8study.run.pipeline import num_without_result, run_study
+
+
+def bench_for(machine: Machine) -> str:
+    """Return the study that ``make bench`` measures."""
+    return "bench" if machine.gpus else "bench-cpu"
+
+
+def find_baseline(study: str, machine: Machine) -> Path | None:
+    """Return the committed results of a study that were measured on such hardware, if any.
+
+    Args:
+        study: Its name.
+        machine: On GPUs, the baseline's must have the same name.
+    """
+    folders = [results_dir() / "baseline" / study]
+    folders += sorted((results_dir() / "reference").glob(f"*/{study}"))
+    ours = machine.gpus[0].name if machine.gpus else None
+    for folder in folders:
+        record = next((read_record(path) for path in sorted(folder.rglob("run.json"))), None)
+        if record is not None and record.machine.get("gpu_name") == ours:
+            return folder
+    return None
+
+
+def run_bench(
+    machine: Machine, overrides: Mapping[str, Any], baseline: Path | None
+) -> RelativeComparison:
+    """Measure the bench study of this machine and compare it with a baseline.
+
+    Args:
+        machine: Where we are.
+        overrides: Fields set in every run.
+        baseline: A folder of results; None for the committed one, if there is one.
+
+    Raises:
+        UserError: No run is possible, one has no result, or the named baseline has none of the
+            arms.
+    """
+    study = load_study(bench_for(machine), overrides)
+    if baseline is not None:
+        _check_shares_arms(baseline, study)
+    # Without GPUs nothing but the order keeps two runs off each other's cores.
+    done = run_study(study, machine, overrides, one_at_a_time=not machine.gpus, anew=True)
+    if number := num_without_result(done):
+        raise UserError(
+            f"bench: {number} of {len(done)} runs have no result; their last lines are in the "
+            "notebooks beside their records, and starting again repeats only them"
+        )
+    chosen = baseline or find_baseline(study.name, machine)
+    return compare_relative(chosen, results_dir() / "local" / study.name, study.reference)
+
+
+def _check_shares_arms(baseline: Path, study: Study) -> None:
+    """Refuse a baseline that could be compared with nothing, before anything is measured."""
+    theirs = group_arms(read_folder(baseline, "BASELINE"))
+    if not any(arm_key(arm_config(run.config.to_dict())) in theirs for run in study.runs):
+        raise UserError(
+            f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be run; "
+            "give the folder of an earlier make bench, or none"
+        )

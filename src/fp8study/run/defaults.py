@@ -1,0 +1,45 @@
+"""What a run without parameters does: something small and real on the machine at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8study.core.config import RunConfig, make_config
+from fp8study.run.machine import Machine
+
+_ON_GPU: dict[str, Any] = {"precision": "fp8_tensorwise", "corpus": "tinystories"}
+
+#: A minute on two CPU cores: a tiny model, FP8 emulated, nothing compiled.
+_ON_CPU: dict[str, Any] = {
+    "model": "tiny-llama",
+    "precision": "fp8_tensorwise",
+    "sequence_length": 128,
+    "micro_batch_size": 4,
+    "num_steps": 60,
+    "learning_rate": 1e-3,
+    "compile": False,
+    "corpus": "synthetic",
+}
+
+
+def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration of a run of which only some fields were chosen.
+
+    Args:
+        machine: Decides the fields that were not.
+        chosen: Field names to values; None leaves the field to the machine.
+
+    Raises:
+        UserError: A name or value is invalid.
+    """
+    given = {name: value for name, value in chosen.items() if value is not None}
+    defaults = _ON_GPU if machine.gpus else _ON_CPU
+    if machine.gpus and not machine.has_fp8:
+        defaults = defaults | {"precision": "bf16"}
+    return make_config(defaults | given)
+
+
+def study_for(machine: Machine) -> str:
+    """Return the study that ``make reproduce`` runs when none is named."""
+    return "quick" if machine.gpus else "smoke"

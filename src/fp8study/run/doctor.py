@@ -1,0 +1,177 @@
+"""Whether this machine is fit for a study, and what to do where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from fp8study.core.hardware import FP8_CAPABILITY, find_peak
+from fp8study.core.hub import is_reachable
+from fp8study.core.paths import results_dir
+from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib
+
+#: Held against pyproject.toml by a test.
+SUPPORTED = ("torch>=2.11,<2.14", "torchao>=0.17", "accelerate>=1.13", "transformers>=5,<6")
+SUPPORTED_PYTHON = ("3.11", "3.14")
+
+#: A study of the committed size; no checkpoints are written.
+_LEAST_DISK_GIB = 2.0
+_LEAST_MEMORY_GIB = 6.0
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    state: str
+    """``ok``, ``warning`` (something will be slower or missing) or ``problem`` (runs fail)."""
+    found: str
+    remedy: str = ""
+
+
+def examine(machine: Machine) -> list[Finding]:
+    """Look at everything that a study needs, in the order in which one would mend it."""
+    return [
+        _python(),
+        *(_package(text) for text in SUPPORTED),
+        _cuda(machine),
+        *_gpus(machine),
+        _links(machine),
+        _disk(results_dir() / "local"),
+        _memory(),
+        _quarto(),
+        _hub(),
+    ]
+
+
+def _python() -> Finding:
+    version = Version(platform.python_version())
+    fits = Version(SUPPORTED_PYTHON[0]) <= version < Version(SUPPORTED_PYTHON[1])
+    remedy = "" if fits else f"use {SUPPORTED_PYTHON[0]} or newer, below {SUPPORTED_PYTHON[1]}"
+    return Finding("python", OK if fits else PROBLEM, str(version), remedy)
+
+
+def _package(text: str) -> Finding:
+    requirement = Requirement(text)
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(requirement.name, PROBLEM, "not installed", "make setup")
+    if not requirement.specifier.contains(version, prereleases=True):
+        return Finding(requirement.name, PROBLEM, version, f"needs {text}; make setup VENV=1")
+    return Finding(requirement.name, OK, version)
+
+
+def _cuda(machine: Machine) -> Finding:
+    """Ask torch in a process of its own: it is heavy, and a broken CUDA may crash it."""
+    code = (
+        "import torch, json; print(json.dumps([torch.version.cuda, torch.cuda.is_available(), "
+        "torch.cuda.device_count()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding("cuda", PROBLEM, f"torch does not start: {last}", "make setup VENV=1")
+    built_for, available, count = json.loads(done.stdout.strip().splitlines()[-1])
+    if not machine.gpus:
+        return Finding("cuda", OK, "no GPU visible: runs are emulated on the CPU")
+    found = f"torch built for CUDA {built_for}, driver {driver_version()}"
+    if not available:
+        remedy = "install a torch built for this driver's CUDA, or update the driver"
+        return Finding("cuda", PROBLEM, f"{found}, but torch sees no GPU", remedy)
+    if count != len(machine.gpus):
+        remedy = "check CUDA_VISIBLE_DEVICES"
+        return Finding("cuda", WARNING, f"{found}; torch sees {count} GPUs", remedy)
+    return Finding("cuda", OK, found)
+
+
+def _gpus(machine: Machine) -> list[Finding]:
+    if not machine.gpus:
+        remedy = "none needed; timings of emulated FP8 mean nothing"
+        return [Finding("gpu", WARNING, f"none; {machine.num_cpus} CPU cores", remedy)]
+    findings = []
+    for gpu in machine.gpus:
+        capability = ".".join(map(str, gpu.compute_capability))
+        name = f"gpu {gpu.index}"
+        found = f"{gpu.name}, compute capability {capability}"
+        if gpu.compute_capability < FP8_CAPABILITY:
+            remedy = "use precision=bf16, or fp8_emulate=true for the numbers without the speed"
+            findings.append(Finding(name, WARNING, f"{found}: no FP8 matrix units", remedy))
+        elif find_peak(gpu.name) is None:
+            remedy = (
+                "add its dense peaks to src/fp8study/core/hardware.py; no MFU is shown until then"
+            )
+            findings.append(Finding(name, WARNING, f"{found}: peak unknown", remedy))
+        else:
+            findings.append(Finding(name, OK, f"{found}: every FP8 recipe"))
+    return findings
+
+
+def _links(machine: Machine) -> Finding:
+    if len(machine.gpus) < 2:
+        return Finding("gpu links", OK, "nothing to link")
+    link = gpu_link()
+    if link is None:
+        return Finding("gpu links", WARNING, "nvidia-smi does not say", "nvidia-smi topo -m")
+    if re.match(r"NV\d+", link):
+        return Finding("gpu links", OK, f"NVLink ({link})")
+    remedy = "expect multi-GPU runs to be slower than published NVLink figures"
+    return Finding("gpu links", WARNING, f"PCIe ({link})", remedy)
+
+
+def _disk(folder: Path) -> Finding:
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    free = shutil.disk_usage(place).free / 2**30
+    remedy = "" if free >= _LEAST_DISK_GIB else f"free at least {_LEAST_DISK_GIB:.0f} GiB"
+    if not os.access(place, os.W_OK):
+        remedy = "make it writable: results go there"
+    return Finding("disk", PROBLEM if remedy else OK, f"{free:.1f} GiB free at {place}", remedy)
+
+
+def _memory() -> Finding:
+    total = memory_gib()
+    enough = total >= _LEAST_MEMORY_GIB
+    remedy = "" if enough else f"{_LEAST_MEMORY_GIB:.0f} GiB are the least for two processes"
+    return Finding("memory", OK if enough else WARNING, f"{total:.1f} GiB", remedy)
+
+
+def _quarto() -> Finding:
+    path = shutil.which("quarto")
+    if path is None:
+        return Finding("quarto", OK, "not installed: our own renderer makes the report")
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return Finding("quarto", OK, done.stdout.strip() or "found, but does not tell its version")
+
+
+def _hub() -> Finding:
+    if is_reachable():
+        return Finding("data hub", OK, "reachable")
+    remedy = "use corpus=synthetic or corpus=text:PATH with tokenizer=bpe, or a filled cache"
+    return Finding("data hub", WARNING, "not reachable", remedy)
+
+
+def report_text(findings: list[Finding]) -> str:
+    """Return the findings for reading, one line each, its remedy behind it."""
+    return "\n".join(
+        f"  {f.state:<9}{f.name:<14}{f.found}" + (f"  → {f.remedy}" if f.remedy else "")
+        for f in findings
+    )
+
+
+def report_json(findings: list[Finding]) -> str:
+    """Return the findings as JSON."""
+    return json.dumps([asdict(finding) for finding in findings], indent=1)

@@ -1,0 +1,161 @@
+"""Which GPUs a run may use, and whose turn it is.
+
+Snakemake counts GPUs but does not say which; two runs that each want one would both take the
+first. So a run leases its GPUs with lock files, held open by its training processes: the operating
+system gives the GPU back when the last of them is gone, however they ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fp8study.core.errors import UserError
+from fp8study.core.locks import locked, open_lock, try_lock
+
+#: A GPU is leased in this many places: a run takes all of them, or its part where it shares.
+PLACES = 8
+
+
+@dataclass(frozen=True)
+class Lease:
+    """GPUs held for one run."""
+
+    indices: tuple[int, ...]
+    file_descriptors: tuple[int, ...]
+    """Hand these down to the training processes: they keep the lease alive."""
+
+
+def lock_dir() -> Path:
+    """Return the folder of the lock files: ``$FP8STUDY_LOCKS``, or one shared by the machine."""
+    chosen = os.environ.get("FP8STUDY_LOCKS")
+    return Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"fp8study-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What somebody who waits is waiting for."""
+
+    num_gpus: int
+    indices: tuple[int, ...]
+    runs_per_gpu: int
+
+    @property
+    def places(self) -> int:
+        """Places wanted on each GPU."""
+        return PLACES // self.runs_per_gpu
+
+    def take(self, free: dict[int, int]) -> list[int]:
+        """Take GPUs out of the free places, the emptiest first; none if there are too few."""
+        emptiest = sorted((i for i in self.indices if i in free), key=lambda index: -free[index])
+        taken = [index for index in emptiest if free[index] >= self.places][: self.num_gpus]
+        if len(taken) < self.num_gpus:
+            return []
+        for index in taken:
+            free[index] -= self.places
+        return taken
+
+
+@contextmanager
+def lease(
+    num_gpus: int, indices: list[int], runs_per_gpu: int = 1, poll_seconds: float = 1.0
+) -> Iterator[Lease]:
+    """Hold `num_gpus` of the given GPUs, waiting until that many are free.
+
+    All or none are taken, under one machine-wide lock, so two waiting runs cannot each hold
+    half of what the other needs. Who has waited longest comes first; one whose wish cannot be met
+    yet is passed by those whose can.
+
+    Args:
+        num_gpus: How many to hold.
+        indices: GPUs to choose from, in order of preference; of shared ones, the emptiest first.
+        runs_per_gpu: With how many runs each may be shared, ourselves included. A run that wants
+            a GPU for itself never shares one.
+        poll_seconds: How often to look again.
+
+    Raises:
+        UserError: More are asked for than there are, or the folder of the locks is not writable.
+    """
+    if num_gpus > len(indices):
+        raise UserError(
+            f"num_gpus: {num_gpus} is more than the {len(indices)} visible GPUs; lower it or "
+            "widen CUDA_VISIBLE_DEVICES"
+        )
+    wish, folder = _Wish(num_gpus, tuple(indices), runs_per_gpu), lock_dir()
+    with _in_line(wish, folder) as ticket:
+        while (held := _try_lease(wish, ticket, folder)) is None:
+            time.sleep(poll_seconds)
+    try:
+        yield held
+    finally:
+        for descriptor in held.file_descriptors:
+            os.close(descriptor)
+
+
+def _try_lease(wish: _Wish, ticket: Path, folder: Path) -> Lease | None:
+    with locked(folder / "all.lock", "FP8STUDY_LOCKS"):
+        free = {index: _free_places(index, folder) for index in wish.indices}
+        left = {index: len(places) for index, places in free.items()}
+        for older in _waiting_longer(ticket):
+            older.take(left)
+        taken = wish.take(left)
+        kept = [place for index in taken for place in free[index][: wish.places]]
+        for descriptor in {place for places in free.values() for place in places} - set(kept):
+            os.close(descriptor)
+    return Lease(tuple(taken), tuple(kept)) if taken else None
+
+
+@contextmanager
+def _in_line(wish: _Wish, folder: Path) -> Iterator[Path]:
+    """Hold a ticket, whose name says since when; it counts as long as its file is locked."""
+    name = f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}.json"
+    ticket = folder / "waiting" / name
+    with locked(folder / "all.lock", "FP8STUDY_LOCKS"):  # or it would be read half-written
+        descriptor = open_lock(ticket, "FP8STUDY_LOCKS")
+        try_lock(descriptor)
+        with suppress(OSError):  # an empty ticket is passed by
+            os.write(descriptor, json.dumps(asdict(wish)).encode())
+    try:
+        yield ticket
+    finally:
+        ticket.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _waiting_longer(ticket: Path) -> list[_Wish]:
+    """Return the wishes of those who came before, in their order, and clear away dead tickets."""
+    wishes = []
+    for path in sorted(ticket.parent.glob("*.json")):
+        if path.name >= ticket.name:
+            break
+        descriptor = open_lock(path, "FP8STUDY_LOCKS")
+        try:
+            if try_lock(descriptor):  # nobody holds it any more
+                path.unlink(missing_ok=True)
+                continue
+            content = json.loads(path.read_text(encoding="utf-8"))
+            wishes.append(_Wish(**content | {"indices": tuple(content["indices"])}))
+        except (OSError, ValueError, TypeError, KeyError):
+            continue
+        finally:
+            os.close(descriptor)
+    return wishes
+
+
+def _free_places(index: int, folder: Path) -> list[int]:
+    """Take all free places of a GPU; return what holds them."""
+    held = []
+    for place in range(PLACES):
+        descriptor = open_lock(folder / f"gpu-{index}.{place}.lock", "FP8STUDY_LOCKS")
+        if try_lock(descriptor):
+            held.append(descriptor)
+        else:
+            os.close(descriptor)
+    return held

@@ -1,0 +1,289 @@
+"""Start a run as a child process, follow it, and write its record whatever its end.
+
+The launcher imports no torch: it runs inside a notebook's kernel, where a crash, an exhausted
+GPU or a hanging collective of the training must not reach.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+from fp8study.core.config import RunConfig, save_config
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.locks import locked
+from fp8study.core.presets import check_length, check_model_name, model_vocab_size
+from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
+from fp8study.data import tokens
+from fp8study.data.corpus import check_corpus_name
+from fp8study.run.claim import CLAIM, claimed
+from fp8study.run.job import PROGRESS, Job, Outcome
+from fp8study.run.leash import end
+from fp8study.run.machine import Machine, git_state, machine_facts, this_machine, versions
+
+Show = Callable[[str], None]
+
+#: Lines of a failing child that are shown and kept.
+TAIL_LINES = 30
+_TORCHRUN_EXIT = re.compile(r"exitcode\s*: (-?\d+)")
+
+
+class RunFailed(Exception):
+    """A run ended without a result; its record says so and its last lines are in the message."""
+
+
+def _utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def check_possible(config: RunConfig, machine: Machine) -> None:
+    """Refuse, in a moment and without side effects, what cannot run here.
+
+    Raises:
+        UserError: The model's name or the corpus is wrong, or the machine cannot do it.
+    """
+    check_model_name(config.model)
+    check_corpus_name(config.corpus)
+    check_length(config.model, config.sequence_length)
+    machine.check(config)
+
+
+def launch(
+    config: RunConfig,
+    run_dir: Path,
+    study: str = "adhoc",
+    show: Show = print,
+    machine: Machine | None = None,
+) -> RunRecord:
+    """Train one run in child processes and return its record.
+
+    Args:
+        config: The run.
+        run_dir: Its folder; made if missing. Its last part is the run's id.
+        study: The study it belongs to.
+        show: Receives each progress line.
+        machine: Where to run; by default the machine we are on.
+
+    Returns:
+        The record, also written to ``run.json``. Its status may be ``diverged`` or
+        ``out_of_memory``: those are results.
+
+    Raises:
+        UserError: The run is impossible here; nothing was started.
+        RunFailed: Training failed for another reason; the record says so.
+        KeyboardInterrupt: The run was interrupted; the record says so.
+    """
+    machine = machine or this_machine()
+    check_possible(config, machine)
+    prepared = tokens.prepare(config, model_vocab_size(config.model))
+    with ExitStack() as held:
+        busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
+        lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
+        _remove_messages(run_dir)
+        environment = training_environment(config, machine)
+        if config.compile_cache == "fresh":
+            cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
+            environment["TORCHINDUCTOR_CACHE_DIR"] = cache
+            environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
+        if (run_dir / "run.json").exists():
+            kept_as = set_aside(run_dir / "run.json", "earlier")
+            show(f"an earlier record of this run is kept as {kept_as.name}")
+        started_at = _utc_now()
+        job = Job(
+            data=prepared,
+            emulate_fp8=machine.emulates_fp8(config),
+            gpu_name=machine.gpus[0].name if machine.gpus else None,
+            gpu_indices=tuple(gpu.index for gpu in machine.gpus),
+            launched_at=time.time(),
+        )
+        try:
+            save_config(config, run_dir / "config.yaml")
+            job.save(run_dir)
+            (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # an earlier, unfinished try's
+        except OSError as error:
+            raise UserError(
+                f"run_dir: cannot write '{run_dir}' ({error.strerror}); choose a writable folder "
+                "with free space"
+            ) from error
+        record_parts: dict[str, Any] = {
+            "run_id": run_dir.name,
+            "study": study,
+            "config": config.to_dict(),
+            "started_at": started_at,
+            "git": git_state(Path(__file__).parent),
+            "data": _data_facts(prepared),
+        }
+        follow = _Follower(show, run_dir)
+        try:
+            code = follow.run(_command(config, run_dir), environment, (lock,))
+        except KeyboardInterrupt:
+            stopped = Outcome("interrupted", "stopped by the user")
+            _finish(run_dir, config, machine, record_parts, stopped)
+            raise
+        except Exception as error:
+            reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
+            _finish(run_dir, config, machine, record_parts, Outcome("failed", reason))
+            raise
+        outcome = Outcome.load(run_dir) or _unexplained(code, follow.tail)
+        record = _finish(run_dir, config, machine, record_parts, outcome)
+    if record.status not in RESULTS:
+        tail = "\n".join(follow.tail)
+        raise RunFailed(f"{tail}\nrun {record.run_id} {record.status}: {record.status_detail}")
+    return record
+
+
+def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
+    """Return the environment of a run's training processes: ours, with what the run needs."""
+    environment = dict(os.environ)
+    if machine.gpus:
+        # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
+        # visible before `claim_gpus` has chosen.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        if config.allocator == "expandable":
+            # Where the older name is set, torch does not read the newer one.
+            older = "PYTORCH_CUDA_ALLOC_CONF" in environment
+            name = "PYTORCH_CUDA_ALLOC_CONF" if older else "PYTORCH_ALLOC_CONF"
+            options = [environment.get(name), "expandable_segments:True"]
+            environment[name] = ",".join(filter(None, options))
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        # Tiny layers gain nothing from threads, and runs share the few cores.
+        environment["OMP_NUM_THREADS"] = "1"
+    environment.setdefault("OMP_NUM_THREADS", "8")
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment["PYTHONUNBUFFERED"] = "1"
+    if _is_one_process(config):  # as torchrun would say it
+        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+        environment |= {name: str(value) for name, value in (alone | address).items()}
+    return environment
+
+
+def _is_one_process(config: RunConfig) -> bool:
+    """Return whether a run is one process of a process group, which needs no torchrun."""
+    return config.strategy != "none" and config.num_gpus == 1
+
+
+def _command(config: RunConfig, run_dir: Path) -> list[str]:
+    script = ["-m", "fp8study.train", str(run_dir)]
+    if config.strategy == "none" or _is_one_process(config):
+        return [sys.executable, *script]  # saves torchrun's import of torch
+    processes = f"--nproc-per-node={config.num_gpus}"
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *script]
+
+
+class _Follower:
+    """Runs the child, shows its progress and keeps the rest of what it prints."""
+
+    def __init__(self, show: Show, run_dir: Path) -> None:
+        self.show = show
+        self.run_dir = run_dir
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def run(self, command: list[str], environment: dict[str, str], kept: tuple[int, ...]) -> int:
+        """Return the child's exit status; end it if we are interrupted.
+
+        The child keeps the lock files' descriptors and our end of its standard input: if we
+        vanish, it stops by itself and the locks go with it.
+        """
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            pass_fds=kept,
+            start_new_session=True,
+        )
+        assert child.stdout is not None
+        try:
+            with (self.run_dir / "train.log").open("w", encoding="utf-8") as log:
+                for line in child.stdout:
+                    self._take(line.rstrip("\n"), log)
+            return child.wait()
+        finally:
+            end(child)
+
+    def _take(self, line: str, log: TextIO) -> None:
+        if line.startswith(PROGRESS):
+            self.show(line.removeprefix(PROGRESS))
+        else:
+            log.write(line + "\n")
+            log.flush()
+            self.tail.append(line)
+
+
+def _unexplained(code: int, tail: deque[str]) -> Outcome:
+    """Explain an end about which training itself could write nothing."""
+    told = [match for line in tail if (match := _TORCHRUN_EXIT.search(line))]
+    if told:  # of the process that failed first, which torchrun names last
+        code = int(told[-1][1])
+    how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+    if code == -signal.SIGKILL:
+        how += ", as the system does when memory runs out"
+    # torchrun's last line is a ruler.
+    last = next((line for line in reversed(tail) if line.strip(" =-")), "no output")
+    return Outcome("failed", f"{how}: {last.strip()}")
+
+
+def _finish(
+    run_dir: Path, config: RunConfig, machine: Machine, parts: dict[str, Any], outcome: Outcome
+) -> RunRecord:
+    """Write the record and remove the files that only served the run."""
+    ours = claimed(run_dir) or []
+    first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
+    steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
+    seen = steps * config.tokens_per_step
+    record = RunRecord(
+        **parts,
+        machine=machine_facts(Machine(tuple(first), machine.num_cpus), ours),
+        status=outcome.status,
+        status_detail=outcome.status_detail,
+        ended_at=_utc_now(),
+        versions=versions() | outcome.versions,
+        model=outcome.model,
+        results={"steps_completed": steps} | outcome.results,
+        audit=outcome.audit,
+        instruments=outcome.instruments,
+        noise=outcome.noise,
+        warnings=outcome.warnings,
+    )
+    data = parts["data"]
+    data["num_tokens_seen"] = seen
+    data["epochs"] = tokens.BlockOrder(config, data["num_train_tokens"]).epochs(steps)
+    record.warnings.extend(data.pop("warnings"))
+    try:
+        write_record(record, run_dir)
+    except OSError as error:
+        raise UserError(
+            f"run_dir: cannot write '{run_dir}/run.json' ({error.strerror}); free some space and "
+            f"run again (the run itself: {record.status}, {record.status_detail or 'no defect'})"
+        ) from error
+    _remove_messages(run_dir)
+    return record
+
+
+def _remove_messages(run_dir: Path) -> None:
+    """Remove the files by which launcher and training talk; they only serve a running run."""
+    for name in ("job.json", "outcome.json", CLAIM):
+        (run_dir / name).unlink(missing_ok=True)
+
+
+def _data_facts(prepared: tokens.PreparedData) -> dict[str, Any]:
+    facts = asdict(prepared)
+    del facts["folder"]
+    return facts

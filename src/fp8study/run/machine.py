@@ -1,0 +1,203 @@
+"""Where a run happened: versions, machine and commit. Nothing of the environment's variables."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8study import __version__
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.hardware import FP8_CAPABILITY
+from fp8study.run.gpus import Gpu, visible_gpus
+
+_PACKAGES = (
+    "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
+    "triton", "numpy", "papermill", "snakemake",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can run on."""
+
+    gpus: tuple[Gpu, ...]
+    num_cpus: int
+
+    @property
+    def device(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return "cuda" if self.gpus else "cpu"
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether every GPU has FP8 matrix units."""
+        capabilities = [gpu.compute_capability for gpu in self.gpus]
+        return bool(capabilities) and min(capabilities) >= FP8_CAPABILITY
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a run that this machine cannot do.
+
+        Raises:
+            UserError: Too few GPUs, FP8 on a GPU that has none, or not emulated on a CPU.
+        """
+        if not self.gpus:
+            if config.is_fp8 and config.fp8_emulate is False:
+                raise UserError(
+                    "fp8_emulate: false is for GPUs; on a CPU FP8 is always emulated: leave it out"
+                )
+            if config.num_gpus > self.num_cpus:
+                raise UserError(
+                    f"num_gpus: {config.num_gpus} is more than the {self.num_cpus} CPU cores that "
+                    "stand in for GPUs on this machine; lower it"
+                )
+            return
+        if config.num_gpus > len(self.gpus):
+            raise UserError(
+                f"num_gpus: {config.num_gpus} is more than the {len(self.gpus)} visible GPUs; "
+                "lower it or widen CUDA_VISIBLE_DEVICES"
+            )
+        if config.is_fp8 and not config.fp8_emulate and not self.has_fp8:
+            weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
+            capability = ".".join(map(str, weakest.compute_capability))
+            raise UserError(
+                f"precision: '{config.precision}' needs compute capability 8.9 (Ada, Hopper) or "
+                f"newer, but {weakest.name} has {capability}; use precision=bf16, or "
+                "fp8_emulate=true to study the numbers without the speed"
+            )
+
+    def emulates_fp8(self, config: RunConfig) -> bool:
+        """Return whether FP8 products are computed in high precision here."""
+        return not self.gpus if config.fp8_emulate is None else config.fp8_emulate
+
+
+def this_machine() -> Machine:
+    """Describe the machine we are on."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return Machine(tuple(visible_gpus()), num_cpus)
+
+
+def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any]:
+    """Return the ``machine`` part of a record (see `fp8study.core.records.RunRecord`).
+
+    Args:
+        machine: Its first GPU is described.
+        used: Numbers of the GPUs that the run had.
+    """
+    facts: dict[str, Any] = {
+        "device": machine.device,
+        "host_hash": host_hash(),
+        "cpu_name": _cpu_name(),
+        "num_cpus": machine.num_cpus,
+        "memory_gib": round(memory_gib(), 1),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    if machine.gpus:
+        gpu = machine.gpus[0]
+        facts |= {
+            "gpu_name": gpu.name,
+            "num_gpus_on_machine": len(machine.gpus),
+            "gpu_memory_gib": round(gpu.memory_gib, 1) if gpu.memory_gib else None,
+            "compute_capability": ".".join(map(str, gpu.compute_capability)),
+            "power_limit_watts": gpu.power_limit_watts,
+            "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
+            "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
+            "gpus": [
+                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name}
+                for gpu in machine.gpus
+                if gpu.index in used
+            ],
+            "driver": driver_version(),
+            "gpu_link": gpu_link(),
+        }
+    return facts
+
+
+def host_hash() -> str:
+    """Return what tells one host from another without naming it."""
+    return hashlib.sha256(f"fp8study {platform.node()} {uuid.getnode()}".encode()).hexdigest()[:12]
+
+
+def memory_gib() -> float:
+    """Return the machine's physical memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of every package that shapes a result."""
+    found: dict[str, str | None] = {
+        "python": platform.python_version(),
+        "fp8study": __version__,  # a linked checkout has no installed metadata
+    }
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Return the commit of the checkout and whether it holds uncommitted changes.
+
+    Where there is no ``.git`` (a container, an exported archive), ``$FP8STUDY_COMMIT`` is what
+    ``git describe --always --dirty --abbrev=40`` printed where the copy was made.
+    """
+    commit = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    status = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    if commit is None:
+        told = os.environ.get("FP8STUDY_COMMIT")
+        dirty = told.endswith("-dirty") if told else None
+        return {"commit": told.removesuffix("-dirty") if told else None, "dirty": dirty}
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or "unknown"
+
+
+def driver_version() -> str | None:
+    """Return the NVIDIA driver's version; call only where there are GPUs."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_link() -> str | None:
+    """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …)."""
+    matrix = _output("nvidia-smi", "topo", "-m")
+    if matrix is None:
+        return None
+    lines = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
+    rows = [words for words in lines if "X" in words]  # the header has none
+    links = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
+    order = ["SYS", "NODE", "PHB", "PXB", "PIX"]
+    slow = [link for link in order if link in links]
+    return slow[0] if slow else ", ".join(sorted(links)) or None

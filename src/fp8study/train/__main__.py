@@ -1,0 +1,101 @@
+"""The training process: one per GPU, started by `fp8study.run.launch` through torchrun.
+
+    python -m fp8study.train RUN_DIR
+
+It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leaves an
+``outcome.json``; the launcher turns that into the run's record.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from fp8study.core.config import load_config
+from fp8study.core.errors import UserError
+from fp8study.core.startup import StartupClock
+from fp8study.model.build import import_model_code
+from fp8study.run.claim import claim_gpus
+from fp8study.run.job import Job, Outcome
+from fp8study.run.leash import follow_parent
+from fp8study.train.closer_look import look_closer
+from fp8study.train.trainer import Diverged, Trainer
+
+#: Never freed: taking a process group apart can wait for a thread of its own that waits for
+#: Python's lock, for ever. What a run has to say is on disk by then; see `leave`.
+_kept: list[Trainer] = []
+
+
+def leave(status: int) -> None:
+    """End the process without taking anything apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def run(run_dir: Path) -> None:
+    """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
+    config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
+    startup = StartupClock(job.launched_at)
+    claim_gpus(config, job, run_dir)
+    startup.end("gpu_wait")
+    import_model_code(config.model)  # looks for GPUs, so not earlier
+    trainer = Trainer(config, job, startup)
+    _kept.append(trainer)
+    is_main = trainer.state.is_main_process
+    metrics = (run_dir / "metrics.jsonl").open("w", encoding="utf-8") if is_main else None
+    status, detail = "completed", None
+    try:
+        trainer.train(metrics)
+    except Diverged as error:  # on every rank at the same step: the loss is the same number
+        status, detail = "diverged", str(error)
+    finally:
+        if metrics is not None:
+            metrics.close()
+    if status == "completed" and (config.is_timed or config.validation_sequences):
+        # Kept in case that what follows fails, or runs out of memory: the run itself is done.
+        unfinished = trainer.outcome(status, detail)
+        unfinished.warnings.append("the measurements after training did not finish")
+        if is_main:
+            unfinished.save(run_dir)
+        trainer.validate_if_due(config.num_steps)
+        if config.is_timed:
+            look_closer(trainer, run_dir)
+    outcome = trainer.outcome(status, detail)
+    if is_main:
+        outcome.save(run_dir, replace=True)
+    trainer.state.wait_for_everyone()
+    trainer.state.destroy_process_group()
+
+
+def main() -> int:
+    """Train the run in the folder named on the command line; return the exit status."""
+    run_dir = Path(sys.argv[1])
+    follow_parent()
+    try:
+        run(run_dir)
+    except torch.OutOfMemoryError as error:
+        detail = f"{str(error).splitlines()[0]}; lower micro_batch_size or sequence_length, or " \
+                 "set activation_checkpointing=true or more num_gpus"  # fmt: skip
+        if load_config(run_dir / "config.yaml").runs_per_gpu > 1:  # says nothing of this run
+            Outcome("failed", f"{detail}, or runs_per_gpu=1").save(run_dir)
+            return 1
+        Outcome("out_of_memory", detail).save(run_dir)
+        return 3
+    except UserError as error:
+        Outcome("failed", str(error)).save(run_dir)
+        return 2
+    except Exception as error:
+        traceback.print_exc()
+        reason = (str(error).strip().splitlines() or [""])[0]
+        Outcome("failed", f"{type(error).__name__}: {reason}").save(run_dir)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main())

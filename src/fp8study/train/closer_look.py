@@ -1,0 +1,74 @@
+"""What a run measures after its timed window, because it would have disturbed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8study.core.audit_rules import without_hidden_products
+from fp8study.measure.audit import audited_products
+from fp8study.measure.gemm_peaks import linear_shapes, measure_ceilings
+from fp8study.measure.instruments import Instruments
+from fp8study.measure.overhead import measure_overhead
+from fp8study.measure.profiling import profiled_step
+from fp8study.train.progress import log_step
+
+if TYPE_CHECKING:
+    from fp8study.train.trainer import Trainer
+
+#: A step's loss on this rank and, now and then, its gradient norm.
+Step = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def look_closer(trainer: Trainer, run_dir: Path) -> None:
+    """Fill `Trainer.found` and complete `Trainer.audit`; every rank must call it.
+
+    The further steps that it does train the model on, but none of the run's results sees them.
+
+    Args:
+        trainer: After its last step.
+        run_dir: Receives the trace of the profiled step.
+    """
+    config, device = trainer.config, trainer.device
+    is_main = trainer.state.is_main_process
+
+    def step() -> tuple[torch.Tensor, torch.Tensor | None]:
+        return trainer.step(config.num_steps - 1)
+
+    if config.measure_overhead:
+        trainer.found["overhead"] = measure_overhead(
+            step, lambda plain: _watched(trainer, plain), device
+        )
+    if config.profile:
+        trainer.found["step"] = profiled_step(step, run_dir, is_main, device)
+        found = audited_products(trainer.found["step"], trainer.work, trainer.job.emulate_fp8)
+        trainer.audit |= without_hidden_products(found, config.to_dict())
+    if is_main and device.type == "cuda":
+        torch.cuda.empty_cache()
+        shapes = linear_shapes(trainer.bare_model, config)
+        num_tokens = config.micro_batch_size * config.sequence_length
+        trainer.found["ceilings"] = measure_ceilings(shapes, num_tokens, config.precision, device)
+
+
+@contextmanager
+def _watched(trainer: Trainer, step: Step) -> Iterator[Callable[[], None]]:
+    """Give a step as the timed window does it: clock, power meter, metrics and progress."""
+    watch = Instruments(trainer.config, trainer.device)
+    watch.start()
+    with TemporaryFile("w", encoding="utf-8") as metrics:
+
+        def measured() -> None:
+            for done in watch.clock.end_step(*step()):
+                if trainer.state.is_main_process:
+                    log_step(done, trainer.config, trainer.work.flops_per_token, metrics)
+
+        watch.power.open_window()
+        try:
+            yield measured
+        finally:
+            watch.stop()

@@ -1,0 +1,62 @@
+"""What a step says of itself: the learning rate, a line of metrics, a line of progress."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TextIO
+
+from fp8study.core.config import RunConfig
+from fp8study.measure.clock import FinishedStep
+from fp8study.run.job import PROGRESS
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Return the learning rate of a step, counted from 0."""
+    if step < config.lr_warmup_steps:
+        return config.learning_rate * (step + 1) / config.lr_warmup_steps
+    if config.lr_schedule == "constant":
+        return config.learning_rate
+    done = (step - config.lr_warmup_steps) / max(1, config.num_steps - 1 - config.lr_warmup_steps)
+    fall = done if config.lr_schedule == "linear" else (1 - math.cos(math.pi * done)) / 2
+    return config.learning_rate * (1 - 0.9 * fall)
+
+
+def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metrics: TextIO) -> None:
+    """Append a step to the metrics, if it is its turn, and print it for the launcher.
+
+    Args:
+        done: The step.
+        config: The run.
+        flops_per_token: From `fp8study.measure.flops`.
+        metrics: Open ``metrics.jsonl``.
+    """
+    number = done.step + 1
+    rate = config.tokens_per_step / config.num_gpus / done.step_time_ms * 1000
+    tflops = rate * flops_per_token / 1e12
+    if number % config.log_every == 0 or number == config.num_steps:
+        row = {
+            "step": number,
+            "loss": _finite(done.loss),
+            "learning_rate": learning_rate(config, done.step),
+            "gradient_norm": _finite(done.gradient_norm),
+            "step_time_ms": done.step_time_ms,
+            "tokens_per_second_per_gpu": rate,
+            "tflops_per_gpu": tflops,
+            "tokens_seen": number * config.tokens_per_step,
+            "timed": done.step >= config.num_warmup_steps and config.is_timed,
+        }
+        metrics.write(json.dumps(row) + "\n")
+        metrics.flush()
+    left_s = (config.num_steps - number) * done.step_time_ms / 1000
+    print(
+        f"{PROGRESS}step {number:>5}/{config.num_steps}  loss {done.loss:7.4f}  "
+        f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU  "
+        f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}",
+        flush=True,
+    )
+
+
+def _finite(number: float | None) -> float | None:
+    """Return null for what JSON cannot hold."""
+    return number if number is not None and math.isfinite(number) else None

@@ -1,0 +1,107 @@
+"""From a run's steps to the figures that its record gives first."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from fp8study.core.config import RunConfig
+from fp8study.core.hardware import bf16_peak_tflops, mixed_peak_tflops
+from fp8study.measure.clock import FinishedStep
+from fp8study.measure.flops import Work
+
+_RATES = (
+    "step_time_ms_median", "step_time_ms_p10", "step_time_ms_p90", "tokens_per_second_per_gpu",
+    "tflops_per_gpu", "mfu_bf16_peak_pct", "mfu_mixed_peak_pct", "compile_seconds",
+    "warm_up_steps_seconds",
+)  # fmt: skip
+
+
+def summarise(
+    steps: list[FinishedStep], config: RunConfig, work: Work, gpu_name: str | None
+) -> dict[str, Any]:
+    """Return the measured part of a record's ``results``.
+
+    Rates are tokens over wall time of the whole timed window: the steps after
+    ``num_warmup_steps``. Without any such step, or in a run that is not timed, they are null.
+
+    Args:
+        steps: In order, from the first.
+        config: The run.
+        work: One token's arithmetic.
+        gpu_name: Decides the peaks of the utilisations.
+
+    Returns:
+        See `fp8study.core.records.RunRecord.results`. ``compile_seconds`` is the first step's time
+        beyond a usual one; ``warm_up_steps_seconds`` the same for all steps before the window.
+    """
+    losses = [s.loss for s in steps]
+    results: dict[str, Any] = {
+        "steps_completed": len(steps),
+        "loss_start": losses[0] if losses else None,
+        "loss_last20_mean": statistics.fmean(losses[-20:]) if losses else None,
+        "first_step_seconds": steps[0].step_time_ms / 1000 if steps else None,
+    }
+    # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
+    timed = steps[config.num_warmup_steps :] if config.is_timed else []
+    bf16_peak = bf16_peak_tflops(gpu_name)
+    mixed_peak = mixed_peak_tflops(gpu_name, work.fp8_share)
+    results["num_timed_steps"] = len(timed)
+    results |= {"bf16_peak_tflops": bf16_peak, "mixed_peak_tflops": mixed_peak}
+    if not timed:
+        return results | dict.fromkeys(_RATES)
+    times = sorted(s.step_time_ms for s in timed)
+    median = statistics.median(times)
+    window_s = sum(times) / 1000
+    rate = len(timed) * config.tokens_per_step / config.num_gpus / window_s
+    tflops = rate * work.flops_per_token / 1e12
+    before = [s.step_time_ms for s in steps[: config.num_warmup_steps]]
+    return results | {
+        "step_time_ms_median": median,
+        "step_time_ms_p10": times[int(0.1 * (len(times) - 1))],
+        "step_time_ms_p90": times[round(0.9 * (len(times) - 1))],
+        "tokens_per_second_per_gpu": rate,
+        "tflops_per_gpu": tflops,
+        "mfu_bf16_peak_pct": 100 * tflops / bf16_peak if bf16_peak else None,
+        "mfu_mixed_peak_pct": 100 * tflops / mixed_peak if mixed_peak else None,
+        "warm_up_steps_seconds": sum(before) / 1000 - len(before) * median / 1000,
+        "compile_seconds": max(0.0, steps[0].step_time_ms - median) / 1000
+        if config.compile
+        else None,
+    }
+
+
+def headline(results: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Return those figures of a record's ``results`` that come from its instruments.
+
+    Args:
+        results: From `summarise`, with ``startup_seconds``.
+        found: The record's ``instruments``; what is absent there is null here.
+    """
+    memory, ceilings = found.get("memory", {}), found.get("ceilings", {})
+    tflops, reachable = results["tflops_per_gpu"], ceilings.get("run_tflops")
+    steps_seconds = results["warm_up_steps_seconds"]
+    return {
+        "memory_peak_gib": memory.get("peak_gib"),
+        "num_alloc_retries": memory.get("num_alloc_retries", 0),
+        "num_device_allocs": memory.get("num_device_allocs", 0),
+        "energy_joule_per_token": found.get("energy", {}).get("joule_per_token"),
+        "mfu_achievable_pct": 100 * tflops / reachable if tflops and reachable else None,
+        "warm_up_seconds": None
+        if steps_seconds is None
+        else results["startup_seconds"] + steps_seconds,
+    }
+
+
+def notes_on_timing(results: dict[str, Any]) -> list[str]:
+    """Return what makes a run's timings unfit for comparison, one line each."""
+    events = {
+        "retried after running out of memory": results["num_alloc_retries"],
+        "took memory from the driver": results["num_device_allocs"],
+    }
+    return [
+        f"the allocator {what} {number} times in the timed window: the timings measure that, "
+        "compare no speed with this run"
+        for what, number in events.items()
+        if number
+    ]

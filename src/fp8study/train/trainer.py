@@ -1,0 +1,324 @@
+"""The training process: one per GPU, started by `fp8study.run.launch` through torchrun.
+
+    python -m fp8study.train RUN_DIR
+
+It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leaves an
+``outcome.json``; the launcher turns that into the run's record.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import set_seed
+
+from fp8study.core.audit_rules import cautions, problems
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.presets import text_config
+from fp8study.core.startup import StartupClock
+from fp8study.data.tokens import BlockOrder, batch
+from fp8study.measure.audit import FirstStepAudit, conversion
+from fp8study.measure.clock import FinishedStep, compile_cache
+from fp8study.measure.flops import num_matmul_parameters, uncounted_pct, work_per_token
+from fp8study.measure.instruments import Instruments
+from fp8study.measure.noise_meter import NoiseMeter
+from fp8study.model.attention import preferred_attention
+from fp8study.model.build import build_model
+from fp8study.model.causal_mask import imply_causal_mask
+from fp8study.model.compiling import wholly_compiled
+from fp8study.model.planted import untrained_weights
+from fp8study.model.sharding import (
+    after_update,
+    gradient_sync,
+    make_accelerator,
+    parameters_outside_optimizer_pct,
+    prepare,
+)
+from fp8study.model.updates import Look, make_updates, parameter_groups
+from fp8study.run.job import Job, Outcome
+from fp8study.train.progress import learning_rate, log_step
+from fp8study.train.summary import headline, notes_on_timing, summarise
+from fp8study.train.validation import validation_loss
+
+#: Steps between two looks at the gradients' norm, where nothing is clipped: it reads them all.
+GRADIENT_NORM_EVERY = 10
+
+
+class Diverged(Exception):
+    """The loss is no longer a number."""
+
+
+class Trainer:
+    """One process's share of a run."""
+
+    def __init__(self, config: RunConfig, job: Job, startup: StartupClock) -> None:
+        self.config, self.job, self.startup = config, job, startup
+        self.state = PartialState(cpu=not torch.cuda.is_available())
+        self.device = self.state.device
+        if self.state.num_processes != config.num_gpus:
+            raise UserError(
+                f"num_gpus: {config.num_gpus}, but {self.state.num_processes} processes were "
+                "started; start runs through the notebook or `fp8study run`"
+            )
+        if job.gpu_indices and torch.cuda.device_count() != config.num_gpus:
+            raise RuntimeError(
+                f"{torch.cuda.device_count()} GPUs are visible instead of {config.num_gpus}: a "
+                "package has touched CUDA before the run had its GPUs; this is a defect of fp8study"
+            )
+        startup.end("device")
+        set_seed(config.seed)
+        dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
+        model = build_model(config.model, dtype, self.device, config.seed)
+        startup.end("model")
+        self.uncounted_pct = uncounted_pct(model)
+        self.needs_masks = imply_causal_mask(model, config)
+        num_parameters = sum(p.numel() for p in model.parameters())
+        hf_config = model.config
+        accelerator = make_accelerator(config, model, job.emulate_fp8)
+        self.model, self.optimizer = prepare(
+            config, accelerator, model, self._make_optimizer, job.emulate_fp8
+        )
+        after = after_update(config, self.model)
+        self.updates = make_updates(config, self.model, self.optimizer, after)
+        startup.end("sharding")
+        # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
+        self.bare_model = accelerator.unwrap_model(self.model)
+        self.work = work_per_token(self.bare_model, hf_config, config)
+        self.model_facts: dict[str, Any] = {
+            "vocab_size": text_config(hf_config).vocab_size,
+            "num_parameters": num_parameters,
+            "num_matmul_parameters": num_matmul_parameters(self.bare_model),
+            "flops_per_token": self.work.flops_per_token,
+            "fp8_flops_per_token": self.work.fp8_flops_per_token,
+        }
+        self.audit: dict[str, Any] = conversion(self.bare_model, config)
+        self.noise = NoiseMeter(config, job.data, job.emulate_fp8, self.bare_model, self.device)
+        self.model_facts |= self._binding_facts()
+        self.tokens = job.data.tokens()
+        self.order = BlockOrder(config, job.data.num_train_tokens)
+        self.instruments = Instruments(config, self.device)
+        self.steps: list[FinishedStep] = []
+        self.found: dict[str, Any] = {}
+        #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
+        self.validation_losses: dict[int, float] = {}
+
+    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            parameter_groups(self.config, model),
+            lr=self.config.learning_rate,
+            betas=(0.9, self.config.adam_beta2),
+            weight_decay=self.config.weight_decay,
+            fused=True,
+        )
+
+    def _binding_facts(self) -> dict[str, Any]:
+        """Describe what will really be trained; refuse a stale optimizer nobody asked for."""
+        outside = parameters_outside_optimizer_pct(self.model, self.optimizer)
+        asked_for = self.config.optimizer_binding != "after_conversion" or self.config.untrained
+        if outside > 0 and not asked_for:
+            raise RuntimeError(
+                f"{outside:.1f} % of the weights are not in the optimizer although it was made "
+                "last; this is a defect of fp8study or of the installed torchao or accelerate"
+            )
+        nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
+        if self.config.is_fp8 and nothing_left:
+            raise UserError(
+                f"precision: no linear layer is left for {self.config.precision}; remove a "
+                "pattern of skip, or use precision=bf16 if the model has no other nn.Linear"
+            )
+        return {
+            "num_linear": self.audit["num_linear"],
+            "num_linear_fp8": self.audit["num_linear_fp8"],
+            "parameters_outside_optimizer_pct": outside,
+            "parameter_dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
+        }
+
+    def warnings(self) -> list[str]:
+        """Return the defects of this run that a reader of its numbers must know."""
+        outside = self.model_facts["parameters_outside_optimizer_pct"]
+        notes = []
+        if outside > 0:
+            fault = "planted fault" if self.config.untrained else "stale optimizer"
+            notes.append(f"{fault}: {outside:.1f} % of the weights are never trained")
+        if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
+            notes += cautions(self.audit)
+        if self.needs_masks:
+            notes.append(
+                "attention_mask: checked in each forward pass, for which the GPU is waited for: "
+                f"{self.needs_masks}"
+            )
+        if self.uncounted_pct > 1:
+            notes.append(
+                f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
+                "the FLOPs, TFLOP/s and MFU leave them out, and FP8 does not reach them"
+            )
+        if self.config.noise_at_steps:
+            notes.append("training paused to measure noise: the run has no timings and no peak")
+        if self.config.validation_points > 1:
+            notes.append("training paused for validation: the run has no timings and no peak")
+        if self.config.runs_per_gpu > 1:
+            notes.append("the GPU was shared with other runs: the run has no timings and no peak")
+        if self.job.emulate_fp8 and self.config.is_fp8:
+            notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
+        return notes
+
+    def train(self, metrics: TextIO | None) -> None:
+        """Run all steps; `steps` holds them in order, also where training stops early.
+
+        Args:
+            metrics: Receives one JSON line per logged step; None on all ranks but the first.
+
+        Raises:
+            Diverged: A loss was not finite.
+        """
+        config, watch = self.config, self.instruments
+        self.startup.end("rest")
+        self.noise.measure_if_due(0)
+        watch.start()
+        try:
+            for step in range(config.num_steps):
+                if step == config.num_warmup_steps:
+                    _settle_garbage()
+                    self._log(watch.open_window(), metrics)
+                self._log(watch.clock.end_step(*self.step(step)), metrics)
+                self.noise.measure_if_due(step + 1)
+                if step + 1 < config.num_steps:  # the last one follows the timed window
+                    self.validate_if_due(step + 1)
+            self._log(watch.close_window(), metrics)
+        finally:
+            watch.stop()
+
+    def validate_if_due(self, steps_done: int) -> None:
+        """Score the validation sequences, if it is their turn; every rank must call it."""
+        if steps_done in self.config.validation_steps:
+            self.validation_losses[steps_done] = validation_loss(
+                self.config, self.bare_model, self.tokens, self.order.held_out(), self.state
+            )
+
+    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
+
+        Raises:
+            RuntimeError: As `wholly_compiled`.
+        """
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+        loss = torch.zeros((), device=self.device)
+        audit = self._first_step_audit() if step == 0 and not self.steps else None
+        last = config.gradient_accumulation_steps - 1
+        with wholly_compiled(config), preferred_attention(config, self.device):
+            for micro_step in range(last + 1):
+                if micro_step == last:
+                    wants_norm = step % GRADIENT_NORM_EVERY == 0
+                    self.updates.expect(wants_norm, self._look(audit) if audit else None)
+                ids = self.order.block_ids(step, micro_step, self.state.process_index)
+                blocks = batch(self.tokens, ids, config.sequence_length)
+                loss += self._micro_step(blocks, is_last=micro_step == last)
+            gradient_norm = self.updates.finish()
+        if audit is not None:
+            self._judge(audit)
+        return loss, gradient_norm
+
+    def _first_step_audit(self) -> FirstStepAudit:
+        planted = untrained_weights(self.config, self.bare_model)
+        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
+        audit.before()
+        return audit
+
+    def _look(self, audit: FirstStepAudit) -> Look:
+        """Return what looks at complete gradients before the first update uses them."""
+
+        def look(parameters: Iterable[torch.nn.Parameter]) -> None:
+            self.instruments.memory.gradients_ready(self.model)
+            audit.gradients_ready(parameters)
+
+        return look
+
+    def _judge(self, audit: FirstStepAudit) -> None:
+        """Keep the audit of the first step; stop a run that trains something else.
+
+        Raises:
+            RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
+        """
+        self.audit |= audit.after()
+        self.instruments.memory.first_step_done(self.model, self.optimizer)
+        found = problems(self.audit)
+        if found and self.config.optimizer_binding == "after_conversion":
+            raise RuntimeError(f"the audit failed: {'; '.join(found)}")
+
+    def _micro_step(self, blocks: Any, is_last: bool) -> torch.Tensor:
+        ids_BT = torch.from_numpy(blocks)  # B: sequences, T: tokens
+        if self.device.type == "cuda":
+            ids_BT = ids_BT.pin_memory().to(self.device, non_blocking=True)
+        with gradient_sync(self.model, is_last):
+            loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
+            loss = loss / self.config.gradient_accumulation_steps
+            loss.backward()
+        return loss.detach()
+
+    def _log(self, finished: Iterable[FinishedStep], metrics: TextIO | None) -> None:
+        for done in finished:
+            self.steps.append(done)
+            if metrics is not None:
+                log_step(done, self.config, self.work.flops_per_token, metrics)
+            if not math.isfinite(done.loss):
+                raise Diverged(
+                    f"loss is {done.loss} at step {done.step + 1}; {self._gradient_history()}; try "
+                    "a lower learning_rate, a longer lr_warmup_steps or max_grad_norm=1"
+                )
+
+    def _gradient_history(self) -> str:
+        seen = [s for s in self.steps if s.gradient_norm is not None][-2:]
+        norms = [f"{s.gradient_norm:.3g} at step {s.step + 1}" for s in seen]
+        return f"the gradient norm was {', '.join(norms)}"
+
+    def outcome(self, status: str, detail: str | None) -> Outcome:
+        """Collect the results over all ranks; every rank must call it."""
+        results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
+        results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
+        found = self.found | {"startup": self.startup.parts}
+        if self.config.is_timed:  # else they would describe something else
+            found |= self.instruments.facts(results["num_timed_steps"])
+        results |= headline(results, found)
+        if self.validation_losses:
+            results["validation_losses"] = [
+                {"step": step, "loss": loss} for step, loss in self.validation_losses.items()
+            ]
+            if self.config.num_steps in self.validation_losses:
+                results["validation_loss"] = self.validation_losses[self.config.num_steps]
+        notes = self.warnings() + notes_on_timing(results)
+        return Outcome(
+            status,
+            detail,
+            versions=_torch_versions(),
+            model=self.model_facts,
+            results=results,
+            audit=self.audit,
+            instruments=found,
+            noise=self.noise.to_dict(),
+            warnings=notes,
+        )
+
+
+def _settle_garbage() -> None:
+    """Collect garbage now, and leave what exists by now out of later collections.
+
+    One that looks at all objects of a process takes about 0.3 s, and all ranks wait for it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _torch_versions() -> dict[str, str | None]:
+    has_cuda = torch.cuda.is_available()
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_cuda else None,
+    }

@@ -1,0 +1,399 @@
+"""The parts of the gap, from synthetic arms whose costs are known."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.multitest import multipletests
+
+from fp8study.analysis import attribution as effects
+from fp8study.analysis import tables
+from fp8study.analysis.gaps import effective_batch_table, gap_by_step, seed_spread, ways_table
+from fp8study.analysis.ladder import AGAIN, FAULT, SEED, ladder_table
+from fp8study.core.records import load_runs
+from fp8study.report.effect_plots import effective_batch_figure, gap_step_figure, ladder_figure
+from fp8study.report.effect_sentences import (
+    attribution,
+    effective_batch,
+    gap_along,
+    noise,
+    speed_apart,
+)
+from tests.factories import (
+    CPU,
+    make_attribution,
+    make_document_a,
+    make_effective_batch,
+    make_record,
+    make_smoke,
+    store,
+    store_attribution_arm,
+)
+
+
+def frame(results: Path) -> pd.DataFrame:
+    return tables.runs_frame(load_runs(results))
+
+
+def table(results: Path, margins: dict[str, float] | None = None) -> pd.DataFrame:
+    return effects.effect_table(frame(results), margins)
+
+
+def row(parts: pd.DataFrame, part: str, masters: str = "BF16") -> pd.Series:
+    (found,) = [r for _, r in parts.iterrows() if (r["part"], r["masters"]) == (part, masters)]
+    return found
+
+
+BOTH = "BF16 and FP32"
+
+
+def test_every_part_has_the_cost_that_was_put_in(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    parts = table(tmp_path)
+    known = {
+        (effects.WHOLE_GAP, "BF16"): 4.004,
+        (effects.STALE, "BF16"): 4.0,
+        (effects.TENSORWISE, "BF16"): 0.004,
+        (effects.TENSORWISE, "FP32"): 0.004,
+        (effects.ROWWISE, "BF16"): 0.003,
+        (effects.ALL_GATHER, "BF16"): 0.0,
+        (effects.PLANTED, "FP32"): 4.0,
+        (effects.TWIN, "BF16"): 0.004,
+        (effects.MASTERS, BOTH): 2.0,
+        (effects.MASTERS_IN_FP8, BOTH): 0.0,
+    }
+    for (part, masters), cost in known.items():
+        assert row(parts, part, masters)["mean"] == pytest.approx(cost, abs=0.003), part
+    assert len(parts) == len(effects.parts())
+    assert set(parts["num_pairs"]) == {5}
+    assert effects.absent_parts(parts, parts["effect_key"].iloc[0]) == []
+
+
+def test_the_parts_add_up(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    parts = table(tmp_path)
+    whole, stale = row(parts, effects.WHOLE_GAP), row(parts, effects.STALE)
+    fp8, fine = row(parts, effects.TENSORWISE), row(parts, effects.TENSORWISE, "FP32")
+    added = row(parts, effects.MASTERS_IN_FP8, BOTH)
+    assert stale["mean"] + fp8["mean"] == pytest.approx(whole["mean"])
+    assert fine["mean"] + added["mean"] == pytest.approx(fp8["mean"])
+    assert stale["share_pct"] + fp8["share_pct"] == pytest.approx(100)
+
+
+def test_the_numbers_are_those_of_the_paired_test(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    runs, parts = frame(tmp_path), table(tmp_path)
+
+    def losses(**chosen: Any) -> np.ndarray[Any, Any]:
+        rows = runs
+        for name, value in chosen.items():
+            rows = rows[rows[name] == value]
+        return rows.sort_values("seed")["loss_last20_mean"].to_numpy()
+
+    bf16 = losses(precision="bf16", master_dtype="bf16", planted=False)
+    pct = 100 * (losses(precision="fp8_rowwise") - bf16) / bf16
+    found = row(parts, effects.ROWWISE)
+    expected = scipy_stats.ttest_1samp(pct, 0)
+    interval = expected.confidence_interval(0.95)
+    assert found["mean_pct"] == pytest.approx(pct.mean())
+    assert found["p_value"] == pytest.approx(expected.pvalue)
+    assert (found["low_pct"], found["high_pct"]) == pytest.approx((interval.low, interval.high))
+    adjusted = multipletests(parts["p_value"].astype(float), method="holm")[1]
+    assert parts["p_holm"].astype(float).to_numpy() == pytest.approx(adjusted)
+
+
+def test_the_margin_is_the_studys_own(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    assert row(table(tmp_path), effects.WHOLE_GAP)["verdict"] == "different"
+    assert row(table(tmp_path), effects.ROWWISE)["verdict"] == "equivalent"
+    wide = row(table(tmp_path, {"attribution": 99.0}), effects.WHOLE_GAP)
+    assert (wide["verdict"], wide["margin_pct"]) == ("equivalent", 99.0)
+
+
+def test_partial_records_leave_rows_out_and_say_so(tmp_path: Path) -> None:
+    for seed in range(3):
+        for end, arm in (
+            (6.0, {"precision": "bf16"}),
+            (6.1, {"precision": "fp8_rowwise"}),
+            (9.9, {"precision": "bf16", "untrained": ["model.layers.*"]}),
+        ):
+            changes: dict[str, Any] = {"master_dtype": "bf16"} | arm
+            store_attribution_arm(tmp_path, end + 0.01 * seed, seed, **changes)
+    parts = table(tmp_path)
+    assert parts["part"].tolist() == [effects.ROWWISE, effects.PLANTED]
+    missing = effects.absent_parts(parts, parts["effect_key"].iloc[0])
+    assert "the stale optimizer (BF16 masters)" in missing
+    assert not any("rowwise" in name for name in missing)
+    text = attribution(parts)
+    assert "is missing" in text
+    assert "STUDY=attribution" in text
+    assert "the stale optimizer (BF16 masters)" in text
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        {"machine": {"gpu_name": "Another GPU"}},
+        {"versions": {"torch": "2.0.0"}},
+        {"data": {"corpus_sha256": "cd" * 32}},
+        {"data": {"tokenizer_sha256": "ef" * 32}},
+        {"seed": 1},
+        {"study": "attribution-2"},
+        {"sequence_length": 1024},
+        {"learning_rate": 1e-4},
+        {"skip": []},
+    ],
+)
+def test_arms_of_different_settings_are_never_paired(apart: dict[str, Any], tmp_path: Path) -> None:
+    common: dict[str, Any] = {"study": "attribution", "strategy": "none", "skip": ["lm_head"]}
+    store(tmp_path, "local", make_record(run_id="bf16", **common))
+    fault = make_record(run_id="planted", **(common | {"untrained": ["model.layers.*"]} | apart))
+    fault.model["parameters_outside_optimizer_pct"] = 78.4
+    store(tmp_path, "local", fault)
+    assert table(tmp_path).empty
+
+
+def test_arms_of_another_machines_records_are_never_paired(tmp_path: Path) -> None:
+    store_attribution_arm(tmp_path, 6.0, 0, "local")
+    store_attribution_arm(tmp_path, 9.0, 0, "reference/box", untrained=["model.layers.*"])
+    assert table(tmp_path).empty
+
+
+def test_where_nothing_is_faulty_nothing_is_taken_apart(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path)
+    assert table(tmp_path).empty
+    assert effects.factor_table(frame(tmp_path)).empty
+    assert "STUDY=attribution" in attribution(table(tmp_path))
+
+
+def test_one_pair_gives_a_difference_and_no_interval(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    parts = table(tmp_path)
+    assert set(parts["num_pairs"]) == {1}
+    assert parts[["low_pct", "p_holm", "detectable_pct"]].isna().all(axis=None)
+    assert set(parts["verdict"]) == {"undecided"}
+    assert "1 pair: no interval" in attribution(parts)
+
+
+@pytest.mark.parametrize(
+    ("healthy", "words"),
+    [(6.004, "nearly all of it"), (7.5, "is most"), (9.0, "is the lesser")],
+)
+def test_words_follow_the_shares(healthy: float, words: str, tmp_path: Path) -> None:
+    fp8: dict[str, Any] = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
+    before = {"optimizer_binding": "before_conversion"}
+    for end, arm in ((6.0, {"precision": "bf16"}), (10.0, fp8 | before), (healthy, fp8)):
+        store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
+    text = attribution(table(tmp_path))
+    assert words in text
+
+
+def test_a_stale_run_that_does_not_fail_is_not_called_a_failure(tmp_path: Path) -> None:
+    fp8: dict[str, Any] = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
+    before = {"optimizer_binding": "before_conversion"}
+    for end, arm in ((6.0, {"precision": "bf16"}), (5.9, fp8 | before), (6.0, fp8)):
+        store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
+    assert "the failure is not there" in attribution(table(tmp_path))
+
+
+def test_factors_are_scipys_one_way(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    runs = frame(tmp_path)
+    factors = effects.factor_table(runs).set_index("factor")
+    groups = [g["loss_last20_mean"] for _, g in runs.groupby("stale")]
+    fault = factors.loc["every parameter trained, or not"]
+    assert fault["p_value"] == pytest.approx(scipy_stats.f_oneway(*groups).pvalue)
+    assert fault["between_pct"] > factors.loc["precision", "between_pct"]
+    assert fault["num_runs"] == len(runs)
+
+
+def test_speed_is_taken_apart_by_the_healthy_run(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"study": "corner-arms", "strategy": "none", "master_dtype": "bf16"}
+    fp8 = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
+    arms: tuple[tuple[dict[str, Any], float, float], ...] = (
+        ({}, 10_000.0, 60.0),
+        (fp8, 11_000.0, 60.0),
+        (fp8 | {"optimizer_binding": "before_conversion"}, 13_000.0, 45.0),
+    )
+    for changes, speed, memory in arms:
+        results = {"tokens_per_second_per_gpu": speed, "memory_peak_gib": memory}
+        record = make_record(results=results, **(common | changes))
+        if "optimizer_binding" in changes:
+            record.model["parameters_outside_optimizer_pct"] = 86.7
+        store(tmp_path, "local", record)
+    text = speed_apart(tables.throughput_table(frame(tmp_path)))
+    assert "stale +30.0 % tokens/s and \u221225.0 % peak memory" in text
+    assert "with every parameter trained +10.0 % tokens/s and +0.0 % peak memory" in text
+    assert "+20.0 points of the speed and \u221225.0 points of the memory" in text
+
+
+def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
+    make_attribution(tmp_path, seeds=3)
+    store_attribution_arm(tmp_path, 6.003, 0, repeat=1, master_dtype="bf16")
+    store_attribution_arm(tmp_path, 6.003, 0, repeat=2, master_dtype="bf16")
+    rungs = ladder_table(frame(tmp_path))
+    counts = rungs["rung"].value_counts()
+    assert counts[AGAIN] == 3  # three runs of one seed
+    assert counts[SEED] == 2 * 3  # three seeds, two kinds of masters; a repeat is no seed
+    assert counts[FAULT] == 2 * 3
+    assert counts["FP8 rowwise"] == 3
+    again = rungs.loc[rungs["rung"] == AGAIN, "difference_pct"]
+    assert (again == 0).sum() == 1  # the second and the third are equal to the last digit
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ladder_figure(rungs).savefig(tmp_path / "ladder.png")
+    assert "the same run again" in noise(rungs)
+    assert "No run was done again" not in noise(rungs)
+    runs = frame(tmp_path)
+    assert ladder_table(runs.assign(speed_only=True)).empty  # asks for speed alone
+    assert "2 of 2 precisions lie below the seed's rung" in noise(rungs)
+
+
+def test_without_two_runs_of_one_arm_there_is_no_ladder(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    make_smoke(tmp_path)
+    assert ladder_table(frame(tmp_path)).empty
+    assert "STUDY=loss-parity" in noise(ladder_table(frame(tmp_path)))
+
+
+def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
+    make_attribution(tmp_path, seeds=3)
+    stored = load_runs(tmp_path)
+    runs, metrics = tables.runs_frame(stored), tables.metrics_frame(stored)
+    along, spread = gap_by_step(metrics, runs), seed_spread(metrics, runs)
+    assert along["step"].min() == 20
+    last = along[(along["step"] == 40) & (along["precision"] == "fp8_rowwise")]
+    pairs = tables.paired_losses(runs)
+    pairs = pairs[pairs["precision"] == "fp8_rowwise"].sort_values("seed")
+    base = pairs["loss_last20_mean_bf16"]
+    expected = (100 * (pairs["loss_last20_mean"] - base) / base).tolist()
+    assert last.sort_values("seed")["gap_pct"].tolist() == pytest.approx(expected)
+    assert not along["arm"].str.contains("stale|planted").any()
+    assert set(spread["num_seeds"]) == {3}
+    ends = runs[(runs["precision"] == "bf16") & ~runs["stale"]].groupby("master_dtype")
+    known = (100 * ends["loss_last20_mean"].std() / ends["loss_last20_mean"].mean()).tolist()
+    assert sorted(spread.loc[spread["step"] == 40, "spread_pct"]) == pytest.approx(sorted(known))
+    gap_step_figure(along, spread).savefig(tmp_path / "gap.png")
+    assert "inside one standard deviation of the seeds" in gap_along(along, spread)
+    assert "STUDY=loss-parity" in gap_along(along, spread.iloc[:0])
+
+
+def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    before = effects.effect_table(frame(tmp_path))
+    healthy = before[(before["part"] == effects.TENSORWISE) & (before["masters"] == "BF16")]
+    assert (healthy["verdict"] != tables.DIVERGED).all()
+    runs = frame(tmp_path)
+    lost = runs[
+        (runs["precision"] == "fp8_tensorwise") & ~runs["stale"] & (runs["master_dtype"] == "bf16")
+        & (runs["fp8_all_gather"] == True) & (runs["seed"] == 0)  # noqa: E712
+    ].index  # fmt: skip
+    assert len(lost)
+    runs.loc[lost, "status"] = "diverged"
+    after = effects.effect_table(runs)
+    rows = after[(after["part"] == effects.TENSORWISE) & (after["masters"] == "BF16")]
+    assert (rows["verdict"] == tables.DIVERGED).all()
+    others = after[(after["part"] == effects.ROWWISE) & (after["masters"] == "BF16")]
+    assert len(others) and (others["verdict"] != tables.DIVERGED).all()
+
+
+def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path)
+    store(
+        tmp_path,
+        "local",
+        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="x"),
+    )
+    store(
+        tmp_path,
+        "local",
+        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="y",
+                    precision="fp8_rowwise"),
+    )  # fmt: skip
+    batches = effective_batch_table(frame(tmp_path), {"effective-batch": 0.5})
+    found = set(zip(batches["effective_batch"], batches["way"], strict=True))
+    ways = {(size, way) for size in (2, 4) for way in ("GPUs", "accumulation", "micro-batch")}
+    assert found == ways | {(1, "one sequence"), (8, "GPUs and micro-batch")}
+    assert set(batches["margin_pct"]) == {0.5}
+    effective_batch_figure(batches).savefig(tmp_path / "batch.png")
+    ways_apart = ways_table(frame(tmp_path), {"effective-batch": 0.5})
+    text = effective_batch(batches, ways_apart)
+    assert "at ±0.5 %: 7 equivalent, 0 different, 1 undecided" in text
+    assert "learns at an effective batch of 1 too" in text
+    assert "Of 6 comparisons of two ways to one effective batch, paired by seed, 6 are" in text
+    failing = batches.assign(gap_pct=40.0)
+    assert "FP8 fails to learn in 8 settings" in effective_batch(failing, ways_apart)
+
+
+def test_a_way_that_differs_is_not_called_equivalent(tmp_path: Path) -> None:
+    gaps = {"num_gpus": 0.05, "micro_batch_size": 0.0}
+    for way, gap in gaps.items():
+        for seed in range(4):
+            for precision in ("bf16", "fp8_rowwise"):
+                worse = (gap + 0.001 * seed) * (precision != "bf16")
+                record = make_record(
+                    study="effective-batch", run_id=f"{way}-{precision}-{seed}", seed=seed,
+                    precision=precision, results={"loss_last20_mean": 5 + worse}, **{way: 2},
+                )  # fmt: skip
+                store(tmp_path, "local", record)
+    row = ways_table(frame(tmp_path)).iloc[0]
+    assert (row["way"], row["other_way"], row["num_pairs"]) == ("GPUs", "micro-batch", 4)
+    assert row["difference_pct"] == pytest.approx(1.0)
+    assert row["verdict"] == "different"
+
+
+def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        record = make_record(study="effective-batch", precision=precision, machine=CPU)
+        store(tmp_path, "local", record)
+    batches = effective_batch_table(frame(tmp_path))
+    assert len(batches) == 1
+    assert "no records yet" in effective_batch(batches, ways_table(frame(tmp_path)))
+
+
+def test_answers_come_without_torch() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, fp8study.analysis.attribution, fp8study.analysis.ladder, "
+        "fp8study.analysis.gaps, fp8study.report.effect_plots, fp8study.report.effect_sentences, "
+        "fp8study.report.effect_layouts; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
+    make_attribution(tmp_path, seeds=3)
+    whole = table(tmp_path)
+    record = make_record(study="attribution", run_id="seedless")
+    del record.config["seed"]
+    record.model["parameters_outside_optimizer_pct"] = 50.0
+    store(tmp_path, "local", record)
+    assert len(table(tmp_path)) == len(whole)
+    assert len(effects.factor_table(frame(tmp_path))) == len(effects.FACTORS)
+
+
+def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        store(tmp_path, "local", make_record(precision=precision), [9.0, 8.0, 7.0])
+    stored = load_runs(tmp_path)
+    along = gap_by_step(tables.metrics_frame(stored), tables.runs_frame(stored))
+    assert along.empty
+
+
+def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:
+    fault = {"untrained": ["model.layers.*"]}
+    for machine, facts in (("local", CPU), ("reference/box", {})):
+        for end, arm in ((6.0, {}), (9.0, fault)):
+            store_attribution_arm(tmp_path, end, 0, machine, machine=facts, **arm)
+    parts = table(tmp_path)
+    assert parts["machine"].tolist() == ["box", "local"]
+    assert parts["setting"].str.contains("FP8 emulated").tolist() == [False, True]
+    assert "in the study attribution on box" in attribution(parts)

@@ -1,0 +1,187 @@
+"""Two folders side by side: who is paired, what is compared, what is flagged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.analysis.arms import arm_config, arm_key
+from fp8study.analysis.compare import Comparison, compare_folders
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.records import write_record
+from fp8study.report.comparison_text import comparison_text
+from tests.factories import make_record
+
+
+def put(folder: Path, number: int = 3, factor: float = 1.0, **changes: Any) -> None:
+    """Store repeats of one arm whose rates spread by a few per cent around 40,000."""
+    results = changes.pop("results", {})
+    for repeat in range(number):
+        rate = 40_000.0 * factor * (1 + 0.02 * (repeat - 1))
+        start = f"2000-01-01T00:0{repeat}:00+00:00"
+        changed = {"tokens_per_second_per_gpu": rate, "num_alloc_retries": 0} | results
+        record = make_record(
+            run_id=f"{len(list(folder.glob('*')))}-{repeat}", seed=repeat, repeat=repeat,
+            started_at=start, results=changed, **changes,
+        )  # fmt: skip
+        (folder / record.run_id).mkdir(parents=True)
+        write_record(record, folder / record.run_id)
+
+
+def compared(tmp_path: Path, *ignored: str) -> Comparison:
+    return compare_folders(tmp_path / "a", tmp_path / "b", ignored)
+
+
+def test_arms_are_paired_by_what_they_are(tmp_path: Path) -> None:
+    for side, factor, corpus in (("a", 1.0, "text:/one/x"), ("b", 1.1, "text:/two/x")):
+        put(tmp_path / side, factor=factor, corpus=corpus)
+        put(tmp_path / side, factor=2 * factor, precision="fp8_tensorwise", corpus=corpus)
+    put(tmp_path / "a" / "deeper" / "down", precision="fp8_rowwise")
+    put(tmp_path / "b", num_steps=70)
+    found = compared(tmp_path)
+    assert [row.arm for row in found.rows] == [
+        "llama-3.2-1b × 1, BF16, num_steps=60",
+        "llama-3.2-1b × 1, FP8 tensorwise",
+    ]
+    for row in found.rows:
+        assert row.speed_ratio is not None
+        assert row.speed_ratio.estimate == pytest.approx(1.1)
+        assert row.speed_ratio.interval is not None
+        assert row.speed_ratio.interval.low < 1.1 < row.speed_ratio.interval.high
+        assert (row.num_runs_a, row.num_runs_b) == (3, 3)
+        assert row.memory_ratio == 1
+        assert row.notes == ()
+    assert found.rows[1].tokens_per_second_per_gpu_b == pytest.approx(88_000)
+    rowwise, longer = found.without_partner
+    assert rowwise.startswith("only in A: llama-3.2-1b × 1, FP8 rowwise (nearest in B differs in")
+    assert "precision: fp8_rowwise v" in rowwise
+    assert longer.endswith("num_steps=70 (nearest in A differs in num_steps: 70 v 60)")
+
+
+def test_a_field_that_a_record_is_too_old_to_know_has_its_default(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    put(tmp_path / "b", 1)
+    older, newer = (make_record().config for _ in "ab")
+    older.pop("untrained")
+    assert arm_key(arm_config(older)) == arm_key(arm_config(newer | {"compile_cache": "shared"}))
+    assert arm_key(arm_config(older)) != arm_key(arm_config(newer | {"compile_cache": "fresh"}))
+
+
+def test_what_does_nothing_in_bf16_tells_no_bf16_arms_apart() -> None:
+    bf16 = [RunConfig(skip=skip).to_dict() for skip in ((), ("lm_head",))]
+    fp8 = [config | {"precision": "fp8_rowwise"} for config in bf16]
+    assert len({arm_key(arm_config(config)) for config in bf16}) == 1
+    assert len({arm_key(arm_config(config)) for config in fp8}) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_too_few_runs_give_a_ratio_that_says_so(tmp_path: Path, number: int) -> None:
+    put(tmp_path / "a", 3)
+    put(tmp_path / "b", number, factor=1.2)
+    (row,) = compared(tmp_path).rows
+    assert row.speed_ratio is not None
+    assert row.speed_ratio.interval is None
+    assert f"no interval: {number} run" in comparison_text(compared(tmp_path))
+
+
+def test_losses_are_compared_by_seed_and_on_the_same_data_only(tmp_path: Path) -> None:
+    put(tmp_path / "a", results={"loss_last20_mean": 5.5})
+    put(tmp_path / "b", 2, results={"loss_last20_mean": 5.6})
+    (row,) = compared(tmp_path).rows
+    assert row.loss_difference == pytest.approx(0.1)
+    put(tmp_path / "b", 1, data={"corpus_sha256": "cd" * 32})
+    (row,) = compared(tmp_path).rows
+    assert row.loss_difference is None
+    assert "other or unknown data: no loss compared" in row.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"machine": {"gpu_name": "NVIDIA H100"}}, "GPU NVIDIA H200 → NVIDIA H100"),
+        ({"machine": {"driver": "111"}}, "driver 000.00.00 → 111"),
+        ({"machine": {"cpu_name": "other CPU"}}, "CPU synthetic CPU → other CPU"),
+        ({"versions": {"torch": "2.13.0"}}, "torch 2.11.0 → 2.13.0"),
+        ({"git": {"dirty": True}}, "B: 3 from uncommitted changes"),
+        ({"results": {"num_alloc_retries": 7}}, "B: allocator retried up to 7 times"),
+        ({"results": {"tokens_per_second_per_gpu": None}}, "B: 3 without timings"),
+        ({"status": "out_of_memory"}, "B: 3 out_of_memory"),
+    ],
+)
+def test_what_else_differs_is_flagged(tmp_path: Path, changes: dict[str, Any], note: str) -> None:
+    put(tmp_path / "a")
+    put(tmp_path / "b", **changes)
+    found = compared(tmp_path)
+    assert note in found.rows[0].notes
+    assert f"every arm: {note}" in comparison_text(found)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [{"num_alloc_retries": 7}, {"num_device_allocs": 1}, {"memory_peak_gib": 130.0}],
+    ids=str,
+)
+def test_a_timing_that_the_allocator_may_have_made_is_not_compared(
+    tmp_path: Path, results: dict[str, Any]
+) -> None:
+    put(tmp_path / "a")
+    put(tmp_path / "b", results=results)
+    (row,) = compared(tmp_path).rows
+    assert row.speed_ratio is None
+    assert row.num_runs_b == 0
+    assert any(note.startswith("B: timings of 3 void") for note in row.notes)
+
+
+def test_fields_that_may_differ_are_named(tmp_path: Path) -> None:
+    put(tmp_path / "a", num_steps=60)
+    put(tmp_path / "b", num_steps=80)
+    with pytest.raises(UserError, match=r"^B: .* shares no arm .*num_steps: 60 v 80.* --ignore"):
+        compared(tmp_path)
+    (row,) = compared(tmp_path, "num_steps").rows
+    assert row.notes == ("num_steps 60 → 80",)
+    with pytest.raises(UserError, match=r"--ignore: 'num_step' is no field .*'num_steps'"):
+        compared(tmp_path, "num_step")
+
+
+def test_a_run_copied_into_a_folder_twice_counts_once(tmp_path: Path) -> None:
+    put(tmp_path / "a")
+    put(tmp_path / "b")
+    put(tmp_path / "b" / "copy")
+    assert compared(tmp_path).rows[0].num_runs_b == 3
+
+
+def test_a_single_run_and_its_file_are_folders_too(tmp_path: Path) -> None:
+    put(tmp_path / "a", 1)
+    (run,) = (tmp_path / "a").iterdir()
+    for place in (run, run / "run.json"):
+        assert compare_folders(place, tmp_path / "a").rows[0].num_runs_a == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "is no folder; give a folder"), ("", "holds no run.json"), ("{", "not a run record")],
+)
+def test_a_folder_without_sound_records_is_named(
+    tmp_path: Path, content: str | None, words: str
+) -> None:
+    put(tmp_path / "a")
+    if content is not None:
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / ("run.json" if content else "else.json")).write_text(content)
+    with pytest.raises(UserError, match=rf"^B: .*{words}"):
+        compared(tmp_path)
+
+
+def test_a_note_of_some_arms_is_numbered_and_written_once(tmp_path: Path) -> None:
+    for side in "ab":
+        dirty = side == "b"
+        put(tmp_path / side, git={"dirty": dirty})
+        put(tmp_path / side, precision="fp8_tensorwise", git={"dirty": dirty})
+        put(tmp_path / side, precision="fp8_rowwise")
+    text = comparison_text(compared(tmp_path))
+    assert text.count("B: 3 from uncommitted changes") == 1
+    lines = [line for line in text.splitlines() if line.startswith("llama")]
+    assert [line.endswith(" 1") for line in lines] == [True, True, False]

@@ -1,0 +1,86 @@
+"""The frame of all runs, and the names of arms and settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fp8study.analysis import tables
+from fp8study.analysis.frames import setting_label
+from fp8study.core.config import make_config
+from fp8study.core.records import load_runs
+from tests.factories import make_document_a, make_record, make_results, store
+from tests.table_factories import frame, store_pair
+
+
+def test_frame_is_typed_and_an_empty_one_has_the_same_columns(tmp_path: Path) -> None:
+    full, empty = frame(make_results(tmp_path)), tables.runs_frame([])
+    assert list(full) == list(empty) == list(tables.RUN_COLUMNS)
+    assert full.dtypes.to_dict() == empty.dtypes.to_dict()
+    assert str(full["num_gpus"].dtype) == "Int64"
+    assert str(full["tokens_per_second_per_gpu"].dtype) == "float64"
+
+
+def test_wrong_types_in_a_record_become_missing(tmp_path: Path) -> None:
+    results = {"tokens_per_second_per_gpu": "fast", "memory_peak_gib": None}
+    store(tmp_path, "local", make_record(results=results, compile="yes"))
+    row = frame(tmp_path).iloc[0]
+    assert pd.isna(row["tokens_per_second_per_gpu"])
+    assert pd.isna(row["memory_peak_gib"])
+    assert pd.isna(row["compile"])
+
+
+def test_metrics_have_one_row_per_step(tmp_path: Path) -> None:
+    make_document_a(tmp_path)
+    metrics = tables.metrics_frame(load_runs(tmp_path))
+    assert list(metrics) == list(tables.METRIC_COLUMNS)
+    assert (metrics.groupby("run_id").size() == 400).all()
+    assert list(tables.metrics_frame([])) == list(tables.METRIC_COLUMNS)
+
+
+def test_names_of_arms_leave_out_what_tells_none_apart(tmp_path: Path) -> None:
+    """Layers kept out of FP8 are named per arm only if the arms of a study disagree on them."""
+    first = {"optimizer_binding": "before_conversion", "skip": ["first", "lm_head"]}
+    for study in ("same", "mixed"):
+        store(tmp_path, "local", make_record(study=study, **first))
+        fp8 = {"study": study, "precision": "fp8_rowwise"}
+        store(tmp_path, "local", make_record(skip=["first", "lm_head"], **fp8))
+    store(tmp_path, "local", make_record(study="mixed", precision="fp8_tensorwise"))
+    runs = tables.shorten_arms(frame(tmp_path)).set_index(["study", "precision"]).sort_index()
+    assert runs.loc[("same", "bf16"), "arm"] == "BF16"
+    assert runs.loc[("same", "fp8_rowwise"), "arm"] == "FP8 rowwise"
+    assert runs.loc[("same", "fp8_rowwise"), "kept_in_bf16"] == "first lm_head"
+    assert runs.loc[("mixed", "fp8_rowwise"), "arm"] == "FP8 rowwise, skips first lm_head"
+    assert runs["kept_in_bf16"].notna().sum() == 1
+    assert tables.shorten_arms(tables.runs_frame([])).empty
+
+
+def test_unknown_share_outside_the_optimizer_is_labelled_too(tmp_path: Path) -> None:
+    stale = {"optimizer_binding": "before_conversion"}
+    store_pair(tmp_path, stale | {"model": "x"})
+    record = make_record(precision="fp8_tensorwise", run_id="unknown", **stale)
+    record.model["parameters_outside_optimizer_pct"] = None
+    store(tmp_path, "local", record)
+    runs = frame(tmp_path).set_index("run_id")
+    assert "share of parameters not trained unknown" in runs.loc["unknown", "arm"]
+    assert not runs.loc["fp8", "stale"]
+
+
+def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
+    def label(**values: object) -> str:
+        return setting_label(make_config(values).to_dict()).partition("FP32 masters")[2]
+
+    assert label() == ""
+    assert label(path="tuned") == ", tuned"
+    assert label(max_grad_norm=1.0) == ", gradients clipped at 1"
+    assert label(optimizer_step="in_backward") == ", updates in backward"
+    assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
+    assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"
+    assert setting_label({"strategy": "none"}) == "not sharded"  # older than any switch
+    refused = {"strategy": "none", "precision": "fp9"}
+    assert setting_label(refused) == "not sharded"
+    older = make_config({"path": "tuned", "num_gpus": 4}).to_dict()
+    del older["allocator"]
+    assert setting_label(older).endswith(", tuned, earlier form")
+    assert setting_label(older | {"loss_head": "plain"}).endswith(", plain loss head, earlier form")

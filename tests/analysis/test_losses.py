@@ -1,0 +1,203 @@
+"""Loss gaps: pairs, intervals, verdicts, and what a divergence does to them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis import stats, tables
+from fp8study.analysis.gaps import effective_batch_table, ways_table
+from fp8study.analysis.power import smallest_detectable
+from fp8study.report import effect_sentences, loss_sentences
+from fp8study.report.page import load_report
+from tests.factories import make_effective_batch, make_record, store
+from tests.table_factories import fp8_row, frame, store_pair, store_repeat
+
+
+def test_one_pair_has_no_interval(tmp_path: Path) -> None:
+    store_pair(tmp_path, {"results": {"loss_last20_mean": 5.61}})
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert row["gap"] == pytest.approx(0.11)
+    assert row["gap_pct"] == pytest.approx(2.0)
+    assert row["interval"] == "one pair: no interval"
+    assert row["verdict"] == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [((0.001, 0.002, 0.0), "equivalent"), ((0.5, 0.51, 0.49), "different")],
+)
+def test_three_pairs_have_an_interval_and_a_verdict(
+    gaps: tuple[float, ...], verdict: str, tmp_path: Path
+) -> None:
+    for seed, gap in enumerate(gaps):
+        for precision, loss in (("bf16", 5.0 + seed), ("fp8_rowwise", 5.0 + seed + gap)):
+            results = {"loss_last20_mean": loss}
+            record = make_record(precision=precision, seed=seed, results=results)
+            store(tmp_path, "local", record)
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert row["num_pairs"] == 3
+    assert row["verdict"] == verdict
+    assert row["gap_pct_low_95"] < row["gap_pct_low_90"] < row["gap_pct"]
+    assert row["interval"].replace("\u00a0", " ").startswith("90 %: ")
+
+
+def test_the_validation_loss_is_compared_where_it_was_measured(tmp_path: Path) -> None:
+    for seed, (trained, unseen) in enumerate(((2.0, 3.0), (2.1, 3.1), (2.2, None))):
+        for precision, worse in (("bf16", 1.0), ("fp8_rowwise", 1.1)):
+            results = {"loss_last20_mean": trained * worse, "validation_loss": unseen}
+            record = make_record(
+                precision=precision, seed=seed, results=results, validation_sequences=8
+            )
+            store(tmp_path, "local", record)
+    runs = frame(tmp_path)
+    row = tables.loss_gap_table(runs, loss="validation_loss").iloc[0]
+    assert (row["num_pairs"], row["num_lost"], row["gap_pct"]) == (2, 1, 0.0)
+    assert row["loss"] == row["loss_bf16"] == pytest.approx(3.05)
+    assert tables.loss_gap_table(runs).iloc[0]["gap_pct"] == pytest.approx(10.0)
+
+
+def test_repeats_of_a_seed_count_once_and_the_newest_counts(tmp_path: Path) -> None:
+    for minute, (bf16, fp8) in enumerate(((5.0, 9.0), (6.0, 9.0), (4.0, 5.0))):
+        store_repeat(tmp_path, "bf16", minute, bf16)
+        store_repeat(tmp_path, "fp8_rowwise", minute, fp8)
+    runs = frame(tmp_path)
+    row = tables.loss_gap_table(runs).iloc[0]
+    assert (row["num_pairs"], row["num_lost"]) == (1, 0)
+    assert (row["loss_bf16"], row["loss"]) == (4.0, 5.0)
+    assert row["interval"] == "one pair: no interval"
+    for table in (tables.throughput_table(runs), tables.document_a_table(runs)):
+        assert table["num_runs"].tolist() == [1, 1]
+        assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
+        assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
+
+
+def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    again = {"run_id": "again", "ended_at": "2000-01-02T00:00:00+00:00"}
+    store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="failed", **again))
+    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [1]
+    again["run_id"] = "and-again"
+    store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="diverged", **again))
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (0, 1, "diverged")
+
+
+@pytest.mark.parametrize("survivors", [3, 0])
+def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path: Path) -> None:
+    for seed in range(survivors + 2):
+        gone = seed >= survivors
+        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.001 * seed)):
+            lost = gone and precision != "bf16"
+            store(
+                tmp_path, "local",
+                make_record(
+                    precision=precision, seed=seed, status="diverged" if lost else "completed",
+                    results={"loss_last20_mean": None if lost else loss},
+                ),
+            )  # fmt: skip
+    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
+    assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
+    text = loss_sentences.loss_summary(load_report(tmp_path))
+    assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
+    assert "equivalent, " not in text
+    assert "nan" not in text
+
+
+def test_p_values_are_adjusted_over_the_healthy_arms_of_a_study(tmp_path: Path) -> None:
+    costs = {"fp8_tensorwise": 0.010, "fp8_rowwise": 0.004}
+    for seed in range(4):
+        for precision, cost in ({"bf16": 0.0} | costs).items():
+            loss = 5.0 + seed + cost * (1 + 0.3 * (-1) ** seed)
+            record = make_record(precision=precision, seed=seed, results={"loss_last20_mean": loss})
+            store(tmp_path, "local", record)
+    table = tables.loss_gap_table(frame(tmp_path))
+    assert table["p_holm"].tolist() == pytest.approx(stats.holm(table["p_value"].tolist()))
+    gaps = 100 * costs["fp8_rowwise"] * pd.Series([1.3 / 5, 0.7 / 6, 1.3 / 7, 0.7 / 8])
+    row = table[table["precision"] == "fp8_rowwise"].iloc[0]
+    assert row["p_value"] == pytest.approx(stats.paired_t_p_value(gaps.tolist()), rel=1e-6)
+    assert row["detectable_pct"] == pytest.approx(smallest_detectable(gaps.std(), 4), rel=1e-6)
+
+
+def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:
+    """Whichever ends last: the order in which a pipeline finishes says nothing."""
+    for repeat, hour, loss in ((0, 1, 5.0), (1, 2, 6.0), (0, 0, 9.0)):
+        ended = f"2000-01-01T0{hour}:00:00+00:00"
+        results = {"loss_last20_mean": loss}
+        record = make_record(run_id=f"bf16-{hour}", ended_at=ended, results=results)
+        record.config["repeat"] = repeat
+        store(tmp_path, "local", record)
+    store(
+        tmp_path, "local", make_record(precision="fp8_rowwise", results={"loss_last20_mean": 5.5})
+    )
+    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    assert row["loss_bf16"] == 5.0
+
+
+def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None:
+    def store_study(study: str) -> None:
+        for seed in range(3):
+            for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.0001 * seed)):
+                results = {"loss_last20_mean": loss}
+                record = make_record(precision=precision, seed=seed, study=study, results=results)
+                store(tmp_path, "local", record)
+
+    words = "All of these are from studies of document A's failure"
+    store_study("attribution")
+    assert words in loss_sentences.loss_summary(load_report(tmp_path))
+    store_study("loss-parity")
+    assert words not in loss_sentences.loss_summary(load_report(tmp_path))
+
+
+def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:
+    for seed in range(4):
+        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001)):
+            versions = {"torch": "2.11.0", "torchao": "0.17.0" if seed < 2 else "0.18.0"}
+            results = {"loss_last20_mean": loss}
+            record = make_record(precision=precision, seed=seed, versions=versions, results=results)
+            store(tmp_path, "local", record)
+    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [2, 2]
+    assert tables.throughput_table(frame(tmp_path))["num_runs"].tolist() == [4, 2, 2]
+
+
+def test_a_divergence_that_bf16_shares_is_none_of_fp8s(tmp_path: Path) -> None:
+    store_pair(tmp_path, {})
+    for precision in ("bf16", "fp8_tensorwise"):
+        store(tmp_path, "local", make_record(precision=precision, seed=1, status="diverged"))
+    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    assert (row["num_pairs"], row["num_lost"], row["num_diverged"]) == (1, 1, 0)
+
+
+def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path, seeds=1)
+    lone = make_record(study="effective-batch", seed=7, run_id="lone")
+    store(tmp_path, "reference/h200x8", lone)
+    store(
+        tmp_path, "reference/h200x8",
+        make_record(
+            study="effective-batch", seed=7, run_id="gone", precision="fp8_tensorwise",
+            status="diverged", results={"loss_last20_mean": None},
+        ),
+    )  # fmt: skip
+    text = effect_sentences.effective_batch(
+        effective_batch_table(frame(tmp_path)), ways_table(frame(tmp_path))
+    )
+    assert "1 diverged" in text
+    assert "FP8 fails to learn in 1 setting." in text
+    assert "nan" not in text
+
+
+def test_the_margin_is_the_one_that_the_study_states(tmp_path: Path) -> None:
+    for seed, gap in enumerate((0.9, 1.0, 1.1)):
+        for precision, loss in (("bf16", 100.0), ("fp8_rowwise", 100.0 + gap)):
+            results = {"loss_last20_mean": loss}
+            store(tmp_path, "local", make_record(seed=seed, precision=precision, results=results))
+    runs = frame(tmp_path)
+    narrow = tables.loss_gap_table(runs, {"another": 2.0}).iloc[0]
+    wide = tables.loss_gap_table(runs, {"quick": 2.0}).iloc[0]
+    assert (narrow["margin_pct"], narrow["verdict"]) == (0.25, "different")
+    assert (wide["margin_pct"], wide["verdict"]) == (2.0, "equivalent")
+    assert wide["gap_pct_high_90"] == narrow["gap_pct_high_90"]

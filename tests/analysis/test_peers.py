@@ -1,0 +1,124 @@
+"""Records of other trainers: what is refused, and with which of our arms they are paired."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.analysis.peers import compare_with_peers, read_peer, read_peers
+from fp8study.core.errors import UserError
+from tests.factories import make_record
+from tests.peer_factories import make_peer, store_peer
+
+
+def test_a_sound_record_is_read_and_its_further_keys_are_left_alone(tmp_path: Path) -> None:
+    peer = read_peer(store_peer(tmp_path, mfu_pct=[40.0]))
+    assert (peer.name, peer.num_gpus, peer.status) == ("synthetic-trainer", 1, "completed")
+    assert len(peer.tokens_per_second_per_gpu) == len(peer.memory_peak_gib) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": 7}, "name: 7 is no text"),
+        ({"num_gpus": 0}, "num_gpus: 0 is no positive whole number"),
+        ({"num_gpus": True}, "num_gpus"),
+        ({"precision": "fp8_tensorwis"}, "did you mean 'fp8_tensorwise'"),
+        ({"machine": "H200"}, "machine: 'H200' is no mapping"),
+        ({"tokens_per_second_per_gpu": [1.0, 2.0, -3.0]}, "tokens_per_second_per_gpu"),
+        ({"tokens_per_second_per_gpu": [1.0, "fast", 3.0]}, "no list of positive numbers"),
+        ({"tokens_per_second_per_gpu": 9000.0}, "no list of positive numbers"),
+        ({"memory_peak_gib": [50.0]}, "1 values for 3 repeats"),
+        ({"tokens_per_second_per_gpu": [], "memory_peak_gib": []}, "empty"),
+        ({"log_files": "a.log"}, "no list of file names"),
+        ({"status": "fine"}, "status: 'fine' is none of completed"),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_named_with_its_file(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    path = store_peer(tmp_path, **changes)
+    with pytest.raises(UserError) as raised:
+        read_peer(path)
+    assert str(raised.value).startswith(f"{path}: not a peer's record")
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"name": "x"})])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "peer.json").write_text(text)
+    with pytest.raises(UserError, match="not a peer's record"):
+        read_peer(tmp_path / "peer.json")
+
+
+def test_peers_lie_beside_the_runs_in_folders_or_by_themselves(tmp_path: Path) -> None:
+    assert read_peers(tmp_path) == []
+    store_peer(tmp_path / "peer" / "some-configuration")
+    store_peer(tmp_path / "peer", file="other.json", num_gpus=2)
+    (tmp_path / "peer" / "some-configuration" / "else.json").write_text("no record")
+    assert sorted(peer.num_gpus for peer in read_peers(tmp_path)) == [1, 2]
+
+
+def ours(factor: float = 1.1, **changes: Any) -> list[Any]:
+    rates = (9_900.0, 10_000.0, 10_100.0)
+    return [
+        make_record(
+            run_id=f"run-{seed}", seed=seed, model="llama-3.2-1b",
+            results={"tokens_per_second_per_gpu": factor * rate}, **changes,
+        )
+        for seed, rate in enumerate(rates)
+    ]  # fmt: skip
+
+
+def test_ours_is_divided_by_the_peer_with_an_interval() -> None:
+    ((pair,), alone) = compare_with_peers(ours(1.1), [make_peer()])
+    assert pair.speed_ratio is not None
+    assert pair.speed_ratio.estimate == pytest.approx(1.1)
+    assert pair.speed_ratio.interval is not None
+    assert pair.speed_ratio.interval.low < 1.1 < pair.speed_ratio.interval.high
+    assert alone == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "llama-3.1-8b"}, {"precision": "fp8_tensorwise"}, {"num_gpus": 2},
+     {"sequence_length": 2048}, {"micro_batch_size": 2},
+     {"machine": {"device": "cuda", "gpu_name": "NVIDIA H100"}}],
+    ids=str,
+)  # fmt: skip
+def test_other_work_or_another_gpu_is_not_compared(changes: dict[str, Any]) -> None:
+    peer = make_peer(**changes)
+    assert compare_with_peers(ours(), [peer]) == ([], [peer])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gradient_accumulation_steps": 2}, {"activation_checkpointing": True},
+     {"untrained": ["model.layers.*"]}, {"status": "failed"}],
+    ids=str,
+)  # fmt: skip
+def test_an_arm_of_ours_that_does_other_work_is_not_compared(changes: dict[str, Any]) -> None:
+    assert compare_with_peers(ours(**changes), [make_peer()])[0] == []
+
+
+def test_a_peer_that_ran_out_of_memory_gives_no_ratio() -> None:
+    peer = make_peer(status="out_of_memory")
+    ((pair,), _) = compare_with_peers(ours(), [peer])
+    assert pair.speed_ratio is None
+
+
+def test_a_peers_rate_is_that_over_all_of_its_windows() -> None:
+    assert make_peer().rates == [9_900, 10_000, 10_100]
+    windows = [[10_000.0, 5_000.0, 10_000.0], [8_000.0], [9_000.0, 9_000.0]]
+    peer = make_peer(windows_tokens_per_second=windows)
+    assert peer.rates == pytest.approx([7_500, 8_000, 9_000])
+
+
+@pytest.mark.parametrize("windows", [[[1.0], []], [1.0, 2.0, 3.0], [[1.0], [2.0]], "fast"])
+def test_windows_that_are_none_are_refused(windows: object) -> None:
+    with pytest.raises(UserError, match="windows_tokens_per_second"):
+        make_peer(windows_tokens_per_second=windows)

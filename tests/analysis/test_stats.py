@@ -1,0 +1,242 @@
+from typing import Literal
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import ttost_paired
+
+from fp8study.analysis.stats import (
+    bootstrap_interval,
+    holm,
+    median_interval,
+    one_way,
+    paired_t_interval,
+    paired_t_p_value,
+    tost,
+    welch_t_interval,
+)
+from fp8study.core.errors import UserError
+
+
+def differences(mean: float, spread: float, count: int) -> list[float]:
+    return np.random.default_rng(7).normal(mean, spread, count).tolist()
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_interval_is_scipys(count: int, level: float) -> None:
+    values = differences(0.3, 1.0, count)
+    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(level)
+    interval = paired_t_interval(values, level)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(2000):
+        interval = paired_t_interval(rng.normal(1.0, 2.0, 3).tolist(), 0.9)
+        hits += interval.low <= 1.0 <= interval.high
+    assert 0.88 < hits / 2000 < 0.92
+
+
+@pytest.mark.parametrize("mean", [-0.4, 0.0, 0.02, 0.5])
+def test_tost_has_statsmodels_p_value(mean: float) -> None:
+    values = np.array(differences(mean, 0.2, 6))
+    expected = ttost_paired(values, np.zeros(6), -0.25, 0.25)[0]
+    assert tost(values.tolist(), 0.25).p_value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([0.01, 0.02, 0.00], "equivalent"),
+        ([1.01, 1.02, 1.00], "different"),
+        ([-1.01, -1.02, -1.00], "different"),
+        ([0.1, 0.4, -0.2], "undecided"),
+        # Clearly not zero, yet not clearly past the margin.
+        ([0.24, 0.25, 0.26], "undecided"),
+        ([0.1, 0.1, 0.1], "equivalent"),
+        ([0.3, 0.3, 0.3], "different"),
+    ],
+)
+def test_verdict(values: list[float], verdict: str) -> None:
+    outcome = tost(values, 0.25)
+    assert outcome.verdict == verdict
+    inside = outcome.interval.low > -0.25 and outcome.interval.high < 0.25
+    assert inside == (verdict == "equivalent")
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [1.0, float("inf")]])
+def test_too_little_or_broken_data_is_refused(values: list[float]) -> None:
+    with pytest.raises(UserError, match="differences"):
+        paired_t_interval(values, 0.9)
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, float("nan")])
+def test_margin_must_be_positive(margin: float) -> None:
+    with pytest.raises(UserError, match="margin"):
+        tost([1.0, 2.0], margin)
+
+
+def test_level_must_be_a_probability() -> None:
+    with pytest.raises(UserError, match="level"):
+        paired_t_interval([1.0, 2.0], 95)
+
+
+def simulated(mean: float, runs: int, count: int) -> list[list[float]]:
+    draws: list[list[float]] = np.random.default_rng(11).normal(mean, 1.0, (runs, count)).tolist()
+    return draws
+
+
+#: Three standard errors of a share of 5 % among this many simulated experiments.
+RUNS = 3000
+ALLOWANCE = 3 * (0.05 * 0.95 / RUNS) ** 0.5
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_95_pct_interval_covers_95_pct(count: int) -> None:
+    intervals = [paired_t_interval(values, 0.95) for values in simulated(1.0, RUNS, count)]
+    missed = sum(not i.low <= 1.0 <= i.high for i in intervals) / RUNS
+    assert missed == pytest.approx(0.05, abs=ALLOWANCE)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+@pytest.mark.parametrize("margin", [0.5, 4.0])
+def test_what_differs_by_the_margin_is_seldom_called_equivalent(count: int, margin: float) -> None:
+    draws = simulated(margin, RUNS, count)
+    called = sum(tost(values, margin).verdict == "equivalent" for values in draws) / RUNS
+    assert called <= 0.05 + ALLOWANCE
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_p_value_is_scipys(count: int) -> None:
+    values = differences(0.3, 1.0, count)
+    expected = scipy_stats.ttest_1samp(values, 0).pvalue
+    assert paired_t_p_value(values) == pytest.approx(expected)
+    assert paired_t_p_value([0.0, 0.0]) == 1.0
+    assert paired_t_p_value([0.1, 0.1]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "p_values",
+    [[0.01, 0.04, 0.03, 0.005], [0.5, 0.5], [1.0, 0.0, 0.2], [0.02], [], [0.013, 0.012, 0.011]],
+)
+def test_holm_is_statsmodels(p_values: list[float]) -> None:
+    expected = multipletests(p_values, method="holm")[1].tolist() if p_values else []
+    assert holm(p_values) == pytest.approx(expected)
+
+
+def test_holm_keeps_the_false_alarms_of_a_family_rare() -> None:
+    """Five arms that do not differ from one BF16 arm, which all of them share."""
+    rng, alarms, runs = np.random.default_rng(5), 0, 1500
+    for _ in range(runs):
+        arms = rng.normal(0, 1, (5, 5)) - rng.normal(0, 1, 5)
+        alarms += min(holm([paired_t_p_value(arm.tolist()) for arm in arms])) < 0.05
+    assert alarms / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
+    assert alarms > 0
+
+
+@pytest.mark.parametrize("p_values", [[0.1, float("nan")], [-0.1], [1.1]])
+def test_holm_refuses_what_is_no_probability(p_values: list[float]) -> None:
+    with pytest.raises(UserError, match="p_values"):
+        holm(p_values)
+
+
+@pytest.mark.parametrize("method", ["percentile", "BCa"])
+def test_bootstrap_covers_about_as_often_as_it_says(method: Literal["percentile", "BCa"]) -> None:
+    hits = 0
+    for values in np.random.default_rng(2).exponential(1.0, (60, 40)).tolist():
+        interval = bootstrap_interval(values, 0.9, method)
+        hits += interval.low <= 1.0 <= interval.high
+    assert 0.75 < hits / 60 < 0.98
+
+
+def test_bca_follows_the_skew_that_percentiles_miss() -> None:
+    values = np.random.default_rng(4).exponential(1.0, 20).tolist()
+    plain, corrected = (bootstrap_interval(values, 0.95, m) for m in ("percentile", "BCa"))
+    assert plain.low < corrected.low < corrected.high
+    assert plain.high < corrected.high
+    assert bootstrap_interval(values, 0.95) == corrected  # reproducible, and the default
+
+
+def test_bootstrap_of_few_or_equal_values() -> None:
+    with pytest.raises(UserError, match=r"^values: 15 are too few .* paired_t_interval"):
+        bootstrap_interval([1.0] * 15, 0.95)
+    equal = bootstrap_interval([1.0] * 16, 0.95)
+    assert (equal.low, equal.high) == (1.0, 1.0)
+    with pytest.raises(UserError, match="level"):
+        bootstrap_interval(differences(0, 1, 16), 95)
+
+
+def test_one_way_is_scipys() -> None:
+    groups = [differences(0.0, 1.0, 4), differences(1.0, 1.0, 5), differences(0.2, 2.0, 3)]
+    outcome = one_way(groups)
+    assert outcome.p_value == pytest.approx(scipy_stats.f_oneway(*groups).pvalue)
+    pooled = sum((len(g) - 1) * np.var(g, ddof=1) for g in groups) / (12 - 3)
+    assert outcome.spread_within == pytest.approx(np.sqrt(pooled))
+    total = np.var(np.concatenate(groups)) * 12
+    assert outcome.between_pct == pytest.approx(100 * (1 - pooled * 9 / total))
+
+
+def test_one_way_at_its_ends() -> None:
+    assert one_way([[1.0, 1.0], [2.0, 2.0]]).between_pct == 100
+    assert one_way([[1.0, 1.0], [2.0, 2.0]]).p_value == 0
+    assert one_way([[1.0, 1.0], [1.0]]).between_pct == 0
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []],
+                                    [[1.0, float("nan")], [2.0]]])  # fmt: skip
+def test_one_way_refuses_too_little(groups: list[list[float]]) -> None:
+    with pytest.raises(UserError, match="groups"):
+        one_way(groups)
+
+
+@pytest.mark.parametrize("count", [6, 9, 16, 48])
+def test_median_interval_covers_whatever_the_distribution(count: int) -> None:
+    rng = np.random.default_rng(count)
+    hits = 0
+    for _ in range(1000):
+        interval = median_interval(rng.standard_t(2, count).tolist(), 0.95)  # wild tails
+        hits += interval.low <= 0 <= interval.high
+    assert hits / 1000 > 0.935
+
+
+def test_median_interval_is_made_of_the_values_and_needs_enough() -> None:
+    interval = median_interval([6.0, 1, 5, 2, 4, 3], 0.95)
+    assert (interval.low, interval.high) == (1, 6)
+    for few in ([], [1.0], [1.0] * 5):
+        with pytest.raises(UserError, match="too few"):
+            median_interval(few, 0.95)
+
+
+def test_welch_interval_is_scipys() -> None:
+    one, other = differences(1.0, 1.0, 4), [3.0, 5.0, 4.5, 2.0, 9.0]
+    expected = scipy_stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.9)
+    interval = welch_t_interval([one, other], [1, -1], 0.9)
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("spreads", [(1, 1), (1, 5), (1, 1, 1, 1), (1, 3, 1, 3)])
+def test_welch_interval_covers_at_least_about_95_pct(spreads: tuple[float, ...]) -> None:
+    """Three runs a group, equal spreads or not: Welch's method may err by a point or two."""
+    rng = np.random.default_rng(5)
+    weights = [1.0, -1.0] if len(spreads) == 2 else [1.0, -1.0, -1.0, 1.0]
+    missed = 0
+    for _ in range(RUNS):
+        groups = [rng.normal(2.0, spread, 3).tolist() for spread in spreads]
+        interval = welch_t_interval(groups, weights, 0.95)
+        missed += not interval.low <= 0.0 <= interval.high
+    assert 0.015 < missed / RUNS < 0.05 + ALLOWANCE + 0.01
+
+
+def test_welch_interval_at_its_ends() -> None:
+    equal = welch_t_interval([[2.0, 2.0], [1.0, 1.0]], [1, -1], 0.95)
+    assert (equal.low, equal.high) == (1.0, 1.0)
+    # Half of the groups without spread: the others' degrees of freedom are left.
+    half = welch_t_interval([[1.0, 1.0, 1.0], [1e-9, 2e-9, 3e-9]], [1, -1], 0.95)
+    assert half.high - half.low == pytest.approx(2 * 4.302653 * 1e-9 / 3**0.5, rel=1e-4)
+    for groups, level in (([[1.0], [1.0, 2.0]], 0.9), ([[1.0, 2.0], [1.0, 2.0]], 95)):
+        with pytest.raises(UserError):
+            welch_t_interval(groups, [1, -1], level)

@@ -1,0 +1,94 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.analysis import tables
+from fp8study.analysis.switches import switch_table
+from fp8study.core.config import RunConfig
+from fp8study.core.records import load_runs
+from tests.factories import make_record, store
+
+
+def _store(results: Path, name: str, seed: int, rate: float, loss: float, **values: Any) -> None:
+    measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
+                "memory_peak_gib": rate / 1000}  # fmt: skip
+    measured |= values.pop("more", {})
+    study = values.pop("study", "quick")
+    record = make_record(run_id=f"{name}-{seed}", seed=seed, results=measured, study=study)
+    chosen = {k: v for k, v in record.config.items() if k not in values} | values
+    record.config.clear()
+    record.config.update(RunConfig(**{k: _plain(v) for k, v in chosen.items()}).to_dict())
+    store(results, "local", record)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def table_of(results: Path) -> Any:
+    return switch_table(tables.runs_frame(load_runs(results)))
+
+
+def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> None:
+    for seed in range(3):
+        _store(tmp_path, "plain", seed, 10_000, 5.0 + seed)
+        _store(tmp_path, "head", seed, 10_500, 5.0 + seed, loss_head="chunked")
+        _store(tmp_path, "tuned", seed, 12_000, 5.1 + seed, path="tuned", strategy="none")
+        # Without FSDP2 it is a switch's arm too: the documents have FSDP2.
+        _store(tmp_path, "none", seed, 11_000, 5.0 + seed, strategy="none")
+        _store(tmp_path, "fp8", seed, 99_000, 5.0 + seed, precision="fp8_rowwise", path="tuned")
+    table = table_of(tmp_path).set_index("gain_pct")
+    assert sorted(table.index) == pytest.approx([5, 10, 20])  # FP8 has no plain run of its own
+    head, tuned = table.loc[table.index < 6].iloc[0], table.loc[table.index > 19].iloc[0]
+    assert (head["num_pairs"], head["verdict"]) == (3, "equivalent")
+    assert tuned["verdict"] == "different"
+    assert tuned["loss_gap_pct"] == pytest.approx(100 * (0.1 / 5 + 0.1 / 6 + 0.1 / 7) / 3)
+    assert tuned["memory_change_pct"] == pytest.approx(20)
+    assert tuned["setting"] == "not sharded, tuned"
+    assert "FSDP2" in tuned["setting_plain"]
+
+
+def test_a_run_short_of_memory_gives_no_gain(tmp_path: Path) -> None:
+    _store(tmp_path, "plain", 0, 10_000, 5.0, more={"num_alloc_retries": 3})
+    _store(tmp_path, "tuned", 0, 20_000, 5.0, path="tuned")
+    row = table_of(tmp_path).iloc[0]
+    assert row["gain_pct"] != row["gain_pct"]
+    assert row["tokens_per_second_per_gpu"] == 20_000
+    assert row["verdict"] == "undecided"
+
+
+def test_shards_short_of_memory_leave_the_comparison_to_the_unsharded(tmp_path: Path) -> None:
+    _store(tmp_path, "sharded", 0, 7_000, 5.0, more={"num_alloc_retries": 3})
+    _store(tmp_path, "none", 0, 10_000, 5.0, strategy="none")
+    _store(tmp_path, "tuned", 0, 12_000, 5.0, strategy="none", path="tuned")
+    table = table_of(tmp_path).set_index("setting")
+    assert table.loc["tuned", "gain_pct"] == pytest.approx(20)
+    assert table.loc["FSDP2", "gain_pct"] != table.loc["FSDP2", "gain_pct"]
+    assert set(table["setting_plain"].str.split(",").str[0]) == {"not sharded"}
+
+
+def test_losses_of_a_study_of_speed_say_nothing(tmp_path: Path) -> None:
+    for path in ("plain", "tuned"):
+        _store(tmp_path, path, 0, 10_000, 5.0, path=path, more={}, study="tuned-switches")
+    row = table_of(tmp_path).iloc[0]
+    assert row[["loss_gap_pct", "verdict"]].isna().all()
+    pair = {"study": "bench", "results": {"loss_last20_mean": 3.0}}
+    store(tmp_path, "local", make_record(run_id="bf16", **pair))
+    store(tmp_path, "local", make_record(run_id="fp8", precision="fp8_rowwise", **pair))
+    assert tables.loss_gap_table(tables.runs_frame(load_runs(tmp_path))).empty
+
+
+def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:
+    for repeat in range(3):
+        _store(tmp_path, f"plain{repeat}", 0, 10_000, 5.0, repeat=repeat)
+        _store(tmp_path, f"tuned{repeat}", 0, 10_000 + 1000 * repeat, 5.0, path="tuned",
+               repeat=repeat)  # fmt: skip
+    row = table_of(tmp_path).iloc[0]
+    assert (row["num_runs"], row["num_pairs"], row["gain_pct"]) == (3, 1, pytest.approx(10))
+
+
+def test_shards_are_not_compared_with_replicas(tmp_path: Path) -> None:
+    _store(tmp_path, "plain", 0, 10_000, 5.0, num_gpus=2)
+    _store(tmp_path, "ddp", 0, 20_000, 5.0, num_gpus=2, strategy="ddp", path="tuned")
+    assert table_of(tmp_path).empty

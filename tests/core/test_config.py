@@ -1,0 +1,376 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.config import (
+    FIELD_NAMES,
+    REFUSED,
+    RunConfig,
+    completed,
+    load_config,
+    make_config,
+    save_config,
+)
+from fp8study.core.errors import UserError, nearest
+from fp8study.core.switches import SWITCHES
+from fp8study.run.defaults import config_for, study_for
+from fp8study.run.gpus import Gpu
+from fp8study.run.machine import Machine
+
+H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
+
+#: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
+OTHER: dict[str, Any] = {
+    "model": "tiny-llama", "precision": "bf16", "num_gpus": 2, "strategy": "ddp",
+    "sequence_length": 128, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
+    "num_steps": 11, "num_warmup_steps": 0, "learning_rate": 1e-3, "lr_schedule": "cosine",
+    "lr_warmup_steps": 5, "weight_decay": 0.1, "adam_beta2": 0.95, "max_grad_norm": 1.0,
+    "seed": 1, "compile": False, "activation_checkpointing": True, "master_dtype": "bf16",
+    "optimizer_binding": "before_conversion", "fp8_all_gather": True, "fp8_emulate": True,
+    "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
+    "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
+    "compile_cache": "fresh", "profile": False, "measure_overhead": True,
+    "noise_at_steps": (0, 5), "noise_samples": 8, "validation_sequences": 4,
+    "validation_points": 2,
+    "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
+    "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
+    "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
+    "recompute": "elementwise", "clipping": "in_update", "gradient_pool": "shared",
+    "gradient_copy": "foreach",
+    "attention_mask": "causal",
+}  # fmt: skip
+
+
+def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
+    config = make_config({"precision": "fp8", "num_gpus": 2})
+    older = {k: v for k, v in config.to_dict().items() if k not in ("path", "loss_head")}
+    assert completed(older) == config.to_dict()
+    assert completed(older | {"loss_head": "chunked"}) != config.to_dict()
+    assert completed(older | {"from_the_future": 1})["from_the_future"] == 1
+    # A switch that came later was not set, whatever its path would choose today.
+    tuned = make_config({"precision": "fp8", "num_gpus": 2, "path": "tuned"})
+    assert tuned.gather_cast == "compiled"
+    older = {k: v for k, v in tuned.to_dict().items() if k not in ("gather_cast", "allocator")}
+    found = completed(older)
+    assert (found["gather_cast"], found["allocator"]) == ("eager", "default")
+    impossible = older | {"precision": "fp4"}
+    assert completed(impossible) == impossible
+
+
+def test_every_field_has_another_value_to_test_with() -> None:
+    assert set(OTHER) == set(FIELD_NAMES)
+
+
+@pytest.mark.parametrize("name", FIELD_NAMES)
+def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
+    usual = {"precision": "fp8"}
+    usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
+    usual |= {"num_gpus": 2} if name in ("gradient_pool", "gradient_copy") else {}
+    usual |= {"validation_sequences": 4} if name == "validation_points" else {}
+    config = make_config(usual | {name: OTHER[name]})
+    assert getattr(config, name) == OTHER[name]
+    save_config(config, tmp_path / "config.yaml")
+    assert load_config(tmp_path / "config.yaml") == config
+    assert config.digest() != make_config(usual).digest()
+
+
+def test_digest_ignores_the_order_and_the_spelling_of_values() -> None:
+    one = make_config({"seed": 1, "precision": "fp8", "skip": ["lm_head"]})
+    other = make_config({"skip": "lm_head", "precision": "fp8_tensorwise", "seed": 1.0})
+    assert one == other
+    assert one.digest() == other.digest()
+    assert len(one.digest()) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("learning_rate", "1e-5", 1e-5),  # as YAML reads it
+        ("learning_rate", 1, 1.0),
+        ("num_steps", 200.0, 200),
+        ("max_grad_norm", 1, 1.0),
+        ("max_grad_norm", None, None),
+        ("max_grad_norm", "none", None),
+        ("fp8_emulate", None, None),
+        ("skip", "lm_head, *.mlp.*", ("lm_head", "*.mlp.*")),
+        ("skip", ["lm_head"], ("lm_head",)),
+        ("skip", "", ()),
+        ("skip", [], ()),
+        ("precision", "fp8", "fp8_tensorwise"),
+        ("strategy", "none", "none"),
+        ("noise_at_steps", "50, 0", (0, 50)),
+        ("noise_at_steps", 50, (50,)),  # as papermill reads -p noise_at_steps 50
+        ("noise_at_steps", [50, 0.0, 50], (0, 50)),
+        ("noise_at_steps", "", ()),
+    ],
+)
+def test_values_of_text_only_interfaces_are_understood(
+    name: str, given: object, expected: object
+) -> None:
+    value = getattr(make_config({name: given}), name)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"precision": "fp8_tensorwse"}, ["precision", "fp8_tensorwse", "mean 'fp8_tensorwise'?"]),
+        ({"precision": ["bf16"]}, ["precision", "choose one of bf16"]),
+        ({"strategy": "fsdp"}, ["strategy", "mean 'fsdp2'?"]),
+        ({"num_gpus": "two"}, ["num_gpus", "'two'", "a whole number"]),
+        ({"num_gpus": 1.5}, ["num_gpus", "1.5", "a whole number"]),
+        ({"num_gpus": True}, ["num_gpus", "True", "a whole number"]),
+        ({"num_gpus": None}, ["num_gpus", "None", "a whole number"]),
+        ({"learning_rate": False}, ["learning_rate", "False", "a number"]),
+        ({"compile": 1}, ["compile", "1", "true or false"]),
+        ({"model": 3}, ["model", "3", "a text"]),
+        ({"skip": [1]}, ["skip", "list of texts"]),
+        ({"noise_at_steps": "0,x"}, ["noise_at_steps", "'x'", "list of whole numbers"]),
+        ({"noise_at_steps": [0.5]}, ["noise_at_steps", "0.5", "list of whole numbers"]),
+        ({"noise_at_steps": [True]}, ["noise_at_steps", "True", "list of whole numbers"]),
+        ({"noise_at_steps": [-1]}, ["noise_at_steps", "-1", "0 to num_steps=100"]),
+        ({"noise_at_steps": [101]}, ["noise_at_steps", "101", "0 to num_steps=100"]),
+        ({"runs_per_gpu": 3}, ["runs_per_gpu", "3", "1, 2, 4 and 8"]),
+        ({"validation_sequences": -1}, ["validation_sequences", "-1", "0 or more"]),
+        ({"noise_samples": 3}, ["noise_samples", "3", "try 16"]),
+        ({"noise_samples": 65}, ["noise_samples", "65", "4 to 64"]),
+        ({"learing_rate": 1}, ["parameters", "learing_rate", "mean 'learning_rate'?"]),
+        ({"num_gpus": 0}, ["num_gpus", "0"]),
+        ({"sequence_length": -1}, ["sequence_length", "-1"]),
+        ({"micro_batch_size": 0}, ["micro_batch_size", "0"]),
+        ({"gradient_accumulation_steps": 0}, ["gradient_accumulation_steps"]),
+        ({"num_steps": 0}, ["num_steps"]),
+        ({"log_every": 0}, ["log_every"]),
+        ({"learning_rate": 0}, ["learning_rate", "try 3e-4"]),
+        ({"learning_rate": "nan"}, ["learning_rate", "nan"]),
+        ({"learning_rate": float("inf")}, ["learning_rate", "inf"]),
+        ({"weight_decay": -0.1}, ["weight_decay", "-0.1"]),
+        ({"weight_decay": float("nan")}, ["weight_decay", "nan"]),
+        ({"seed": -1}, ["seed", "-1"]),
+        ({"seed": 2**32}, ["seed", str(2**32)]),  # NumPy takes no larger one
+        ({"lr_warmup_steps": -1}, ["lr_warmup_steps"]),
+        ({"num_warmup_steps": -1}, ["num_warmup_steps"]),
+        ({"max_grad_norm": 0}, ["max_grad_norm", "none"]),
+        ({"adam_beta2": 1}, ["adam_beta2", "0.999"]),
+    ],
+)
+def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        make_config(values)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "remedy"),
+    [
+        ({"num_steps": 10, "num_warmup_steps": 10}, "num_warmup_steps", "lower"),
+        ({"strategy": "none", "num_gpus": 2}, "strategy", "num_gpus=1"),
+        ({"fp8_all_gather": True}, "fp8_all_gather", "fp8_all_gather=false"),
+        ({"precision": "fp8_rowwise", "fp8_all_gather": True}, "fp8_all_gather", "tensorwise"),
+        ({"precision": "fp8", "fp8_all_gather": True, "strategy": "ddp"}, "fp8_all_gather", "set"),
+        ({"precision": "fp8_rowwise_gw_hp", "strategy": "ddp"}, "precision", "strategy=fsdp2"),
+        (
+            {"optimizer_step": "in_backward", "max_grad_norm": 1.0},
+            "optimizer_step",
+            "max_grad_norm=none",
+        ),
+        ({"optimizer_step": "in_backward", "strategy": "ddp"}, "optimizer_step", "after_backward"),
+        (
+            {"optimizer_step": "in_backward", "optimizer_binding": "before_conversion"},
+            "optimizer_step",
+            "use after_backward",
+        ),
+        (
+            {"path": "tuned", "optimizer_binding": "before_conversion"},
+            "loss_head",
+            "use plain",
+        ),
+        (
+            {"reshard_after_forward": False, "strategy": "none"},
+            "reshard_after_forward",
+            "strategy=fsdp2",
+        ),
+        ({"reshard_after_forward": "half", "strategy": "ddp"}, "reshard_after_forward", "fsdp2"),
+        ({"reshard_after_forward": "third"}, "reshard_after_forward", "half, true, false"),
+        ({"gather_cast": "compiled"}, "gather_cast", "precision=fp8_tensorwise"),
+        (
+            {"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2},
+            "gather_cast",
+            "precision=fp8_tensorwise",
+        ),
+        ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
+        ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
+        ({"recompute": "elementwise", "compile": False}, "recompute", "compile=true"),
+        ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
+        ({"gradient_pool": "shared"}, "gradient_pool", "strategy=fsdp2 on several GPUs"),
+        ({"gradient_copy": "foreach"}, "gradient_copy", "strategy=fsdp2 on several GPUs"),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "strategy": "ddp"},
+            "gradient_pool",
+            "strategy=fsdp2",
+        ),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "optimizer_step": "in_backward"},
+            "gradient_pool",
+            "optimizer_step=after_backward",
+        ),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "untrained": "model.layers.0.*"},
+            "gradient_pool",
+            "use own",
+        ),
+        (
+            {"gradient_pool": "shared", "num_gpus": 2, "master_dtype": "bf16"},
+            "gradient_pool",
+            "master_dtype=fp32",
+        ),
+        ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
+        ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
+        (
+            {"noise_at_steps": [0], "optimizer_binding": "before_conversion"},
+            "noise_at_steps",
+            "optimizer_binding=after_conversion",
+        ),
+        (
+            {"master_dtype": "bf16", "optimizer_binding": "before_conversion"},
+            "master_dtype",
+            "master_dtype=fp32",
+        ),
+    ],
+)
+def test_values_that_exclude_each_other_are_refused(
+    values: dict[str, Any], field: str, remedy: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^{field}: .*{remedy}"):
+        make_config(values)
+
+
+@pytest.mark.parametrize(
+    ("precision", "strategy", "num_gpus", "expected"),
+    [
+        ("fp8", "fsdp2", 2, True),
+        ("fp8", "fsdp2", 1, False),
+        ("fp8", "ddp", 2, False),
+        ("fp8_rowwise", "fsdp2", 2, False),
+        ("bf16", "fsdp2", 2, False),
+    ],
+)
+def test_fp8_all_gather_is_on_where_it_helps(
+    precision: str, strategy: str, num_gpus: int, expected: bool
+) -> None:
+    config = make_config({"precision": precision, "strategy": strategy, "num_gpus": num_gpus})
+    assert config.fp8_all_gather is expected
+
+
+AS_DOCUMENTED = {
+    "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
+    "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
+    "allocator": "default", "recompute": "default", "clipping": "separate", "gradient_pool": "own",
+    "gradient_copy": "chunk_cat", "attention_mask": "checked",
+}  # fmt: skip
+ON_ONE_GPU = AS_DOCUMENTED | {
+    "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
+    "allocator": "expandable", "attention_mask": "causal",
+}  # fmt: skip
+ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
+CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}
+ON_TWO = {"path": "tuned", "num_gpus": 2}
+ALONE = {"path": "tuned", "strategy": "none"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, AS_DOCUMENTED),
+        ({"strategy": "none"}, AS_DOCUMENTED),
+        (ALONE, ON_ONE_GPU),
+        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
+        ({"path": "tuned", "num_gpus": 2}, ON_SEVERAL),
+        (
+            {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
+            ON_SEVERAL | {"gather_cast": "compiled"},
+        ),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
+        (
+            {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
+            ON_ONE_GPU | {"optimizer_step": "after_backward"},
+        ),
+        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
+        (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, ON_SEVERAL | CLIPPED),
+        (
+            ON_TWO | {"optimizer_step": "after_backward"},
+            ON_SEVERAL | {"optimizer_step": "after_backward", "gradient_pool": "shared"},
+        ),
+        ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
+        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
+        (
+            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": "half"},
+            ON_ONE_GPU | {"loss_head": "plain", "reshard_after_forward": "half"},
+        ),
+        ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
+    ],
+)
+def test_the_path_sets_only_what_was_left_to_it(
+    values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = make_config(values)
+    assert {name: getattr(config, name) for name in SWITCHES} == expected
+    assert make_config(config.to_dict()) == config  # resolved once and for all
+
+
+def test_effective_batch_is_the_product_of_its_parts() -> None:
+    config = RunConfig(
+        num_gpus=2, micro_batch_size=3, gradient_accumulation_steps=5, sequence_length=128
+    )
+    assert config.sequences_per_step == 30
+    assert config.tokens_per_step == 3840
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "seed: [", "\tseed: 1"])
+def test_file_that_is_no_configuration_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.yaml: cannot read"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_nearest_stays_silent_when_nothing_is_near() -> None:
+    assert nearest("zzz", ["bf16", "fp8"]) == ""
+    assert nearest("bf61", ["bf16", "fp8"]) == " (did you mean 'bf16'?)"
+
+
+def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
+    cpu, gpu = config_for(Machine((), 2), {}), config_for(Machine((H200,), 8), {})
+    assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)
+    assert (gpu.model, gpu.corpus, gpu.compile) == ("llama-3.2-1b", "tinystories", True)
+    assert cpu.precision == gpu.precision == "fp8_tensorwise"
+    assert (study_for(Machine((), 2)), study_for(Machine((H200,), 8))) == ("smoke", "quick")
+
+
+def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:
+    config = config_for(Machine((), 2), {"num_steps": 20, "precision": "bf16", "model": None})
+    assert (config.num_steps, config.precision, config.model) == (20, "bf16", "tiny-llama")
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_other_trainers_offer_is_refused_with_its_reason(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name}: 2: .*support|{name}: 2: .*loading"):
+        make_config({name: 2})
+    with pytest.raises(UserError, match=name):
+        make_config({name: True})
+    # Switched off, it says nothing.
+    assert make_config({name: False}) == make_config({name: 1}) == make_config({})

@@ -1,0 +1,355 @@
+from collections import Counter
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fp8study.core.config import load_config
+from fp8study.core.errors import UserError
+from fp8study.core.paths import project_root, results_dir, run_notebook, studies_dir
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import RESULTS, STATUSES, write_record
+from fp8study.core.studies import (
+    Study,
+    estimated_minutes,
+    load_study,
+    speed_only_studies,
+    stated_margins,
+    study_names,
+)
+from fp8study.data.corpus import KINDS
+from fp8study.run.machine import Machine
+from fp8study.run.pipeline import plan_text
+from tests.factories import make_record
+
+CHECKOUT = Path(__file__).parents[2]
+SHIPPED = sorted(path.stem for path in (CHECKOUT / "pipelines" / "studies").glob("*.yaml"))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty checkout, with us in it."""
+    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_study(checkout: Path, name: str = "mine", **content: Any) -> None:
+    content = {"question": "Does it?", "base": {"model": "tiny-llama"}} | content
+    (checkout / "pipelines" / "studies" / f"{name}.yaml").write_text(yaml.safe_dump(content))
+
+
+def load(checkout: Path, overrides: dict[str, Any] | None = None, **content: Any) -> Study:
+    write_study(checkout, **content)
+    return load_study("mine", overrides)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_study_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    study = load_study(name)
+    assert study.question.endswith("?")
+    assert study.minutes_per_run > 0
+    assert study.runs
+    assert len({run.run_id for run in study.runs}) == len(study.runs)
+    for run in study.runs:
+        assert run.config.model in PRESETS
+        assert run.config.corpus in KINDS or run.config.corpus.startswith("text:")
+        assert run.run_dir == CHECKOUT / "results" / "local" / name / run.run_id
+
+
+def test_a_study_for_either_kind_of_machine_is_shipped() -> None:
+    assert {"smoke", "quick"} <= set(SHIPPED)
+
+
+def test_runs_are_the_product_of_arms_factors_and_seeds(checkout: Path) -> None:
+    study = load(
+        checkout,
+        arms=[{"precision": "bf16"}, {"precision": "fp8", "skip": ["lm_head", "*.o_proj"]}],
+        factors={"num_gpus": [2, 1], "sequence_length": [64, 128]},
+        seeds=[0, 1, 2],
+        claims=["A01"],
+        minutes_per_run=3,
+    )
+    configs = [run.config for run in study.runs]
+    assert len(configs) == len(set(configs)) == 2 * 2 * 2 * 3
+    assert {(c.precision, len(c.skip)) for c in configs} == {("bf16", 1), ("fp8_tensorwise", 2)}
+    assert {c.model for c in configs} == {"tiny-llama"}
+    assert (study.claims, study.minutes_per_run) == (("A01",), 3.0)
+
+
+def test_without_arms_factors_and_seeds_there_is_one_run(checkout: Path) -> None:
+    (run,) = load(checkout).runs
+    assert run.config.seed == 0
+
+
+def test_run_ids_are_stable_unique_and_speak(checkout: Path) -> None:
+    content = {"factors": {"precision": ["bf16", "fp8"]}, "seeds": [0, 7]}
+    ids = [run.run_id for run in load(checkout, **content).runs]
+    assert ids == [run.run_id for run in load(checkout, **content).runs]
+    assert len(set(ids)) == 4
+    assert ids[3].startswith("tiny-llama-fp8_tensorwise-1gpu-s7-")
+
+
+def test_run_id_of_a_hub_model_or_folder_is_one_path_part(checkout: Path) -> None:
+    ids = [load(checkout, {"model": m}).runs[0].run_id for m in ("org/Model-1B", "/some/folder/")]
+    assert [run_id.split("-bf16-")[0] for run_id in ids] == ["Model-1B", "folder"]
+
+
+def test_overrides_win_over_the_file_and_change_the_ids(checkout: Path) -> None:
+    content = {"arms": [{"num_steps": 50}], "seeds": [1]}
+    plain, changed = load(checkout, **content), load(checkout, {"num_steps": 30}, **content)
+    assert changed.runs[0].config.num_steps == 30
+    assert plain.runs[0].run_id != changed.runs[0].run_id
+
+
+@pytest.mark.parametrize("overrides", [{"num_gpus": 1}, {"seed": 3}])
+def test_runs_that_an_override_made_equal_are_one_run(
+    checkout: Path, overrides: dict[str, Any]
+) -> None:
+    study = load(checkout, overrides, factors={"num_gpus": [1, 2]}, seeds=[0, 1])
+    assert len(study.runs) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"factor": {"num_gpus": [1]}}, ["mine.yaml", "unknown key 'factor'", "mean 'factors'?"]),
+        (
+            {"base": {"modl": "tiny-llama"}},
+            ["mine.yaml", "unknown parameter 'modl'", "mean 'model'?"],
+        ),
+        (
+            {"factors": {"num_gpu": [1]}},
+            ["mine.yaml", "unknown parameter 'num_gpu'", "mean 'num_gpus'?"],
+        ),
+        ({"arms": [{"precision": "fp9"}]}, ["precision", "fp9"]),
+        ({"question": ""}, ["mine.yaml", "question: missing"]),
+        ({"question": 3}, ["mine.yaml", "question"]),
+        ({"base": ["model"]}, ["mine.yaml", "base"]),
+        ({"arms": {"precision": "bf16"}}, ["mine.yaml", "arms"]),
+        ({"factors": ["num_gpus"]}, ["mine.yaml", "factors"]),
+        ({"factors": {"num_gpus": 2}}, ["mine.yaml", "num_gpus", "list"]),
+        ({"factors": {"precision": "bf16"}}, ["mine.yaml", "precision", "list"]),
+        ({"seeds": 3}, ["mine.yaml", "seeds"]),
+        ({"minutes_per_run": "long"}, ["mine.yaml", "minutes_per_run", "long"]),
+        ({"margin_pct": "wide"}, ["mine.yaml", "margin_pct", "wide"]),
+        ({"margin_pct": 0}, ["mine.yaml", "margin_pct: 0 is outside", "0.25 by default"]),
+        ({"margin_pct": -1.5}, ["mine.yaml", "margin_pct: -1.5 is outside"]),
+        ({"expectation": ["none"]}, ["mine.yaml", "expectation", "a text"]),
+        ({"speed_only": "yes"}, ["mine.yaml", "speed_only: 'yes' is neither true nor false"]),
+    ],
+)
+def test_mistake_in_a_study_file_is_named_in_one_line(
+    checkout: Path, content: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(checkout, **content)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize("text", ["", "- question", "question: [", "\tquestion: x"])
+def test_file_that_is_no_study_is_refused_in_one_line(checkout: Path, text: str) -> None:
+    (checkout / "pipelines" / "studies" / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"mine\.yaml: ") as caught:
+        load_study("mine")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:
+    write_study(checkout, "quick")
+    write_study(checkout, "smoke")
+    assert study_names() == ["quick", "smoke"]
+    with pytest.raises(UserError, match=r"^STUDY: 'smok' .*mean 'smoke'\?\); .*quick, smoke"):
+        load_study("smok")
+
+
+def test_invalid_override_is_refused(checkout: Path) -> None:
+    with pytest.raises(UserError, match="unknown parameter 'steps'"):
+        load(checkout, {"steps": 3})
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_only_runs_with_a_result_are_done(checkout: Path, status: str) -> None:
+    study = load(checkout, seeds=[0, 1])
+    first, second = study.runs
+    first.run_dir.mkdir(parents=True)
+    write_record(make_record(status=status, config=first.config.to_dict()), first.run_dir)
+    written = (first.run_dir / "run.json").read_bytes()
+    assert study.pending() == ([second] if status in RESULTS else [first, second])
+    assert (first.run_dir / "run.json").exists()  # looking changes nothing
+    study.make_room()
+    (kept,) = first.run_dir.iterdir()
+    assert kept.read_bytes() == written
+    assert kept.name == ("run.json" if status in RESULTS else f"run.{status}1.json")
+
+
+def test_corrupt_record_is_set_aside_and_said(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    run.run_dir.mkdir(parents=True)
+    for number in (1, 2):
+        (run.run_dir / "run.json").write_text(f'{{"half": {number}')
+        assert study.pending() == [run]
+        study.make_room()
+        assert (run.run_dir / f"run.corrupt{number}.json").read_text() == f'{{"half": {number}'
+        assert f"set aside as run.corrupt{number}.json" in capsys.readouterr().out
+    assert study.pending() == [run]
+    assert sorted(p.name for p in run.run_dir.iterdir()) == [
+        "run.corrupt1.json",
+        "run.corrupt2.json",
+    ]
+
+
+def test_a_record_of_another_configuration_is_no_result(checkout: Path) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    run.run_dir.mkdir(parents=True)
+    other = run.config.to_dict() | {"precision": "fp8_rowwise"}
+    write_record(make_record(status="completed", config=other), run.run_dir)
+    assert study.pending() == [run]
+    study.make_room()
+    assert (run.run_dir / "run.other1.json").exists()
+
+
+def test_a_newer_record_is_left_alone(checkout: Path) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    run.run_dir.mkdir(parents=True)
+    write_record(make_record(status="completed"), run.run_dir)
+    path = run.run_dir / "run.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    assert study.pending() == []
+    study.make_room()
+    assert path.exists()
+
+
+def test_configs_that_were_damaged_are_written_anew(checkout: Path) -> None:
+    study = load(checkout, seeds=[0, 1])
+    study.write_configs()
+    for run in study.runs:
+        assert load_config(run.run_dir / "config.yaml") == run.config
+    (study.runs[0].run_dir / "config.yaml").write_text("seed: 9\n")
+    study.write_configs()
+    assert load_config(study.runs[0].run_dir / "config.yaml") == study.runs[0].config
+
+
+def test_unwritable_results_are_named(checkout: Path) -> None:
+    (checkout / "results").write_text("a file in the way")
+    with pytest.raises(UserError, match=r"^results: cannot write "):
+        load(checkout).write_configs()
+
+
+def test_time_is_shared_among_gpus_but_never_below_one_run(checkout: Path) -> None:
+    study = load(checkout, factors={"num_gpus": [1, 2, 4]}, seeds=[0, 1], minutes_per_run=3)
+    runs = list(study.runs)
+    assert estimated_minutes(study, runs, num_slots=7) == 6.0
+    assert estimated_minutes(study, runs, num_slots=100) == 3.0
+    assert estimated_minutes(study, [], num_slots=1) == 0.0
+
+
+def test_checkout_is_found_from_a_folder_below(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = checkout / "notebooks" / "deep"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert project_root() == checkout
+    assert studies_dir() == checkout / "pipelines" / "studies"
+    assert results_dir() == checkout / "results"
+    assert run_notebook() == checkout / "notebooks" / "run.ipynb"
+
+
+def test_outside_a_checkout_results_appear_where_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert results_dir() == tmp_path / "results"
+    with pytest.raises(UserError, match=r"^STUDY: there are none in '.*'; run in a check"):
+        load_study("smoke")
+
+
+def test_what_is_written_before_the_runs_is_kept(checkout: Path) -> None:
+    study = load(checkout, margin_pct=1, expectation="Nothing.\n")
+    assert (study.margin_pct, study.expectation) == (1.0, "Nothing.")
+    assert (load(checkout).margin_pct, load(checkout).expectation) == (0.25, "")
+
+
+def shipped(name: str, monkeypatch: pytest.MonkeyPatch) -> Study:
+    monkeypatch.chdir(CHECKOUT)
+    return load_study(name)
+
+
+@pytest.mark.parametrize("name", ["attribution", "corner-arms"])
+def test_the_planted_fault_loses_what_the_stale_run_loses(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accelerate converts all linear layers but the first and the last: the plants must match."""
+    for model in {run.config.model for run in shipped(name, monkeypatch).runs}:
+        num_layers = PRESETS[model]["num_hidden_layers"]
+        parts = [f"self_attn.{name}_proj" for name in "qkvo"]
+        parts += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+        linears = [f"model.layers.{n}.{part}" for n in range(num_layers) for part in parts]
+        configs = [r.config for r in shipped(name, monkeypatch).runs if r.config.model == model]
+        planted = {c.untrained for c in configs if c.untrained}
+        skip = {c.skip for c in configs}
+        assert len(planted) == len(skip) == 1
+        left_out = [n for n in linears if any(fnmatchcase(n, p) for p in next(iter(planted)))]
+        assert left_out == [n for n in linears if n not in next(iter(skip))]
+
+
+def test_the_attribution_is_affordable_and_pairs_every_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = shipped("attribution", monkeypatch)
+    assert len(study.runs) <= 50
+    arms = [replace(run.config, seed=0) for run in study.runs]
+    assert set(Counter(arms).values()) == {5}
+
+
+def test_the_effective_batch_study_fits_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = shipped("effective-batch", monkeypatch).runs
+    assert {run.config.sequences_per_step for run in runs} == {1, 2, 4, 8}
+    assert max(run.config.num_gpus for run in runs) == 4
+
+
+def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [run.config for run in shipped("loss-parity", monkeypatch).runs]
+    repeats = [c for c in configs if c.repeat == 1]
+    assert {c.precision for c in repeats} == {"bf16"}
+    assert all(replace(c, repeat=0) in configs for c in repeats)
+
+
+def test_margins_are_the_ones_that_the_files_state(checkout: Path) -> None:
+    write_study(checkout, "wide", margin_pct=2)
+    write_study(checkout, "silent")
+    assert stated_margins() == {"silent": 0.25, "wide": 2.0}
+    write_study(checkout, "wrong", margin_pct=-2)
+    with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
+        stated_margins()
+
+
+def test_a_study_says_itself_that_its_losses_are_not_judged(checkout: Path) -> None:
+    write_study(checkout, "quick", speed_only=True)
+    write_study(checkout, "long", speed_only=False)
+    write_study(checkout, "silent")
+    assert speed_only_studies() == {"quick"}
+    text = plan_text(load(checkout, speed_only=True), Machine(gpus=(), num_cpus=2))
+    assert "losses are not judged. Expected:" in text
+    assert "%" not in text
+
+
+def test_the_plan_says_what_was_expected_and_the_margin(checkout: Path) -> None:
+    study = load(checkout, margin_pct=0.5, expectation="They are equal.")
+    text = plan_text(study, Machine(gpus=(), num_cpus=2))
+    assert "judged at ±0.5 % of BF16's. Expected: They are equal." in text
+    assert "Expected: nothing was written down" in plan_text(
+        load(checkout), Machine(gpus=(), num_cpus=2)
+    )

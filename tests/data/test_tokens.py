@@ -1,0 +1,278 @@
+import collections
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fp8study.core.config import RunConfig, make_config
+from fp8study.core.errors import UserError
+from fp8study.data.corpus import SEPARATOR, check_corpus_name, load_corpus
+from fp8study.data.stories import stories
+from fp8study.data.tokens import BlockOrder, PreparedData, batch, cache_dir, prepare
+
+VOCAB_SIZE = 512
+SYNTHETIC_SHA256 = "53865c1fce4dd79d982cf7ab8c3108441f05ff5158fbb10e252091dee0ccda86"
+
+
+@pytest.fixture
+def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small corpus, and a cache of its own."""
+    monkeypatch.setenv("FP8STUDY_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "stories.txt"
+    path.write_text(SEPARATOR.join(stories(seed=3, count=40)), encoding="utf-8")
+    return path
+
+
+def config_for_text(path: Path, **changes: object) -> RunConfig:
+    values = {"model": "tiny-llama", "sequence_length": 64, "corpus": f"text:{path}"}
+    return make_config(values | changes)
+
+
+def decode(data: PreparedData, tokens: np.ndarray) -> str:
+    import tokenizers
+
+    own = tokenizers.Tokenizer.from_file(str(Path(data.folder) / "tokenizer.json"))
+    return own.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+def test_same_seed_tells_the_same_stories() -> None:
+    assert list(stories(1, 20)) == list(stories(1, 20))
+    assert list(stories(1, 20)) != list(stories(2, 20))
+    assert list(stories(1, 5)) == list(stories(1, 20))[:5]
+
+
+def test_stories_are_whole_and_varied() -> None:
+    told = list(stories(0, 200))
+    assert len(set(told)) == 200
+    for story in told:
+        assert not set("{}|\n") & set(story)
+        assert story[-1] in '."'
+        assert 20 < len(story.split()) < 200
+
+
+def test_synthetic_corpus_is_the_same_text_everywhere() -> None:
+    corpus = load_corpus("synthetic")
+    assert (corpus.name, len(corpus.documents)) == ("synthetic", 8000)
+    assert corpus.sha256 == SYNTHETIC_SHA256
+
+
+def test_text_is_split_at_the_separator_and_named_without_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "own.txt"
+    path.write_text(f"One äß.\n{SEPARATOR}\n  {SEPARATOR}Two.\n", encoding="utf-8")
+    corpus = load_corpus(f"text:{path}")
+    assert corpus.documents == ["One äß.", "Two."]
+    assert corpus.name == "text:own.txt"
+
+
+def test_hash_of_a_corpus_depends_on_where_documents_end(tmp_path: Path) -> None:
+    path, hashes = tmp_path / "own.txt", set()
+    for content in (f"ab{SEPARATOR}c", f"a{SEPARATOR}bc", "abc"):
+        path.write_text(content)
+        hashes.add(load_corpus(f"text:{path}").sha256)
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tinystory", "did you mean 'tinystories'"),
+        ("wikipedia", "give one of tinystories, text:PATH, synthetic"),
+        ("text:absent.txt", "absent.txt"),
+        ("text:.", "no file"),
+    ],
+)
+def test_unknown_corpus_is_refused_before_it_is_read(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=r"^corpus: ") as caught:
+        check_corpus_name(name)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "is empty"), (SEPARATOR.encode() * 3, "no text"), (b"caf\xe9", "UTF-8")],
+)
+def test_file_without_usable_text_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^corpus: .*{words}"):
+        load_corpus(f"text:{path}")
+
+
+def test_tokens_are_the_documents_each_followed_by_the_separator(text: Path) -> None:
+    data = prepare(config_for_text(text), VOCAB_SIZE)
+    tokens = data.tokens()
+    assert (tokens.dtype, len(tokens)) == (np.uint32, data.num_train_tokens)
+    assert tokens.max() < VOCAB_SIZE
+    assert data.tokenizer == f"bpe-{data.vocab_size}" == f"bpe-{VOCAB_SIZE}"
+    documents = load_corpus(f"text:{text}").documents
+    assert decode(data, tokens) == "".join(document + SEPARATOR for document in documents)
+
+
+def test_cache_is_used_again_but_not_for_other_data(text: Path) -> None:
+    first = prepare(config_for_text(text), VOCAB_SIZE)
+    written = (Path(first.folder) / "data.json").stat().st_mtime_ns
+    assert prepare(config_for_text(text, seed=1, num_steps=11), VOCAB_SIZE) == first
+    assert (Path(first.folder) / "data.json").stat().st_mtime_ns == written
+    smaller = prepare(config_for_text(text), 300)
+    assert (smaller.vocab_size, smaller.folder == first.folder) == (300, False)
+    text.write_text(text.read_text() + SEPARATOR + "One more.")
+    assert prepare(config_for_text(text), VOCAB_SIZE).corpus_sha256 != first.corpus_sha256
+
+
+def test_same_text_gives_the_same_tokenizer(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(config_for_text(text), VOCAB_SIZE)
+    monkeypatch.setenv("FP8STUDY_CACHE", str(text.parent / "another"))
+    second = prepare(config_for_text(text), VOCAB_SIZE)
+    assert replace(second, folder=first.folder) == first
+    assert np.array_equal(first.tokens(), second.tokens())
+
+
+def test_unfinished_cache_is_built_again(text: Path) -> None:
+    first = prepare(config_for_text(text), VOCAB_SIZE)
+    (Path(first.folder) / "data.json").unlink()
+    (Path(first.folder) / "tokens.npy").write_bytes(b"half")
+    again = prepare(config_for_text(text), VOCAB_SIZE)
+    assert again == first
+    assert len(again.tokens()) == first.num_train_tokens
+
+
+def test_cache_may_be_moved(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(config_for_text(text), VOCAB_SIZE)
+    moved = cache_dir().rename(text.parent / "moved")
+    monkeypatch.setenv("FP8STUDY_CACHE", str(moved))
+    assert len(prepare(config_for_text(text), VOCAB_SIZE).tokens()) == first.num_train_tokens
+
+
+def test_corpus_too_short_for_one_step_is_refused(text: Path) -> None:
+    with pytest.raises(UserError, match=r"^sequence_length: 100000 × 1 .*longer than the corpus"):
+        prepare(config_for_text(text, sequence_length=100_000), VOCAB_SIZE)
+    with pytest.raises(UserError, match=r"^sequence_length: 64 × 1000 .*longer than the corpus"):
+        prepare(config_for_text(text, gradient_accumulation_steps=1000), VOCAB_SIZE)
+
+
+def test_unwritable_cache_is_named(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8STUDY_CACHE", str(text / "below-a-file"))
+    with pytest.raises(UserError, match=r"^FP8STUDY_CACHE: "):
+        prepare(config_for_text(text), VOCAB_SIZE)
+
+
+def saved_tokenizer(folder: Path, num_fillers: int = 300, end: str | None = "[END]") -> Path:
+    """Save a tokenizer that knows two words of the text, numbered far apart."""
+    import tokenizers
+    import transformers
+
+    words = {"[UNK]": 0, "the": 1, "[END]": 2, "was": 900}
+    words |= {f"filler{number}": number for number in range(3, 3 + num_fillers)}
+    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
+    own = tokenizers.Tokenizer(model)
+    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own, unk_token="[UNK]", eos_token=end
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_tokenizer_may_be_a_folder(text: Path, tmp_path: Path) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer")
+    data = prepare(config_for_text(text, tokenizer=str(folder)), 2048)
+    assert data.tokenizer == str(folder)
+    assert set(np.unique(data.tokens())) == {0, 1, 2, 900}
+    assert data.tokens()[-1] == 2  # its own end token closes every document
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"num_fillers": 3}, "holds no vocabulary"), ({"end": None}, "has no end-of-text token")],
+)
+def test_a_tokenizer_that_cannot_write_text_is_refused(
+    values: dict[str, Any], message: str, text: Path, tmp_path: Path
+) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer", **values)
+    with pytest.raises(UserError, match=f"^tokenizer: .*{message}; use tokenizer=bpe"):
+        prepare(config_for_text(text, tokenizer=str(folder)), 2048)
+
+
+def test_tokenizer_larger_than_the_model_is_refused(text: Path, tmp_path: Path) -> None:
+    folder = saved_tokenizer(tmp_path / "tokenizer")
+    with pytest.raises(UserError, match=r"^tokenizer: .*token 900.* of 512; use tokenizer=bpe"):
+        prepare(config_for_text(text, tokenizer=str(folder)), VOCAB_SIZE)
+
+
+def test_tokenizer_that_cannot_be_had_is_refused(text: Path) -> None:
+    with pytest.raises(UserError, match=r"^tokenizer: './absent' .*use tokenizer=bpe"):
+        prepare(config_for_text(text, tokenizer="./absent"), VOCAB_SIZE)
+
+
+def test_own_tokenizer_that_cannot_be_had_is_replaced_and_noted(text: Path, tmp_path: Path) -> None:
+    data = prepare(config_for_text(text, model=str(tmp_path)), VOCAB_SIZE)
+    assert data.tokenizer == f"bpe-{VOCAB_SIZE}"
+    assert len(data.warnings) == 1
+    assert "stands in" in data.warnings[0]
+    assert prepare(config_for_text(text), VOCAB_SIZE).warnings == []
+
+
+def test_batch_cuts_whole_blocks() -> None:
+    tokens = np.arange(20, dtype=np.uint32)
+    cut = batch(tokens, [2, 0], sequence_length=5)
+    assert cut.dtype == np.int64
+    assert cut.tolist() == [[10, 11, 12, 13, 14], [0, 1, 2, 3, 4]]
+
+
+def blocks_of_step(config: RunConfig, order: BlockOrder, step: int) -> list[int]:
+    return [
+        block
+        for micro_step in range(config.gradient_accumulation_steps)
+        for rank in range(config.num_gpus)
+        for block in order.block_ids(step, micro_step, rank)
+    ]
+
+
+def order_for(num_blocks: int, **changes: object) -> tuple[RunConfig, BlockOrder]:
+    config = make_config({"sequence_length": 8, **changes})
+    return config, BlockOrder(config, num_tokens=8 * num_blocks + 7)
+
+
+def test_every_epoch_shows_every_block_once_in_a_new_order() -> None:
+    config, order = order_for(
+        24, num_gpus=2, micro_batch_size=2, gradient_accumulation_steps=3, seed=5
+    )
+    epochs = [blocks_of_step(config, order, 0) + blocks_of_step(config, order, 1)]
+    epochs.append(blocks_of_step(config, order, 2) + blocks_of_step(config, order, 3))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(24))
+    assert epochs[0] != epochs[1] != list(range(24))
+    assert order.epochs(4) == 2.0
+
+
+def test_epoch_may_end_inside_a_step() -> None:
+    config, order = order_for(10, micro_batch_size=4)
+    seen = collections.Counter(b for step in range(5) for b in blocks_of_step(config, order, step))
+    assert seen == dict.fromkeys(range(10), 2)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"num_gpus": 8},
+        {"micro_batch_size": 8},
+        {"gradient_accumulation_steps": 8},
+        {"num_gpus": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_equal_effective_batches_hold_equal_blocks(split: dict[str, int]) -> None:
+    config, order = order_for(50, **split)
+    whole_config, whole = order_for(50, micro_batch_size=4, gradient_accumulation_steps=2)
+    for step in range(7):
+        expected = blocks_of_step(whole_config, whole, step)
+        assert sorted(blocks_of_step(config, order, step)) == sorted(expected)
+
+
+def test_order_depends_on_the_seed_and_not_on_the_precision_or_history() -> None:
+    config, order = order_for(100, seed=1)
+    fp8_config, fp8 = order_for(100, seed=1, precision="fp8")
+    other_config, other = order_for(100, seed=2)
+    expected = [blocks_of_step(config, order, step) for step in range(100)]
+    assert [blocks_of_step(fp8_config, fp8, s) for s in reversed(range(100))] == expected[::-1]
+    assert [blocks_of_step(other_config, other, step) for step in range(100)] != expected

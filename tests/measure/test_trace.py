@@ -1,0 +1,129 @@
+"""Reading a trace: a synthetic one with every kind of event, and a real one of a CPU step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fp8study.measure.profiling import TRACE_NAME, profiled_step
+from fp8study.measure.trace import Interval, read_trace, summarise_events, union_ms
+
+
+def op(number: int, name: str, dims: list[Any], types: list[str]) -> dict[str, Any]:
+    args = {"External id": number, "Input Dims": dims, "Input type": types}
+    return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 0, "dur": 1, "args": args}
+
+
+def kernel(number: int, name: str, start: float, dur: float, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": start, "dur": dur,
+            "args": {"External id": number, **args}}  # fmt: skip
+
+
+E4M3, E5M2, BF16 = "c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::BFloat16"
+EVENTS = [
+    op(1, "aten::_scaled_mm", [[64, 32], [32, 16]], [E5M2, E4M3]),
+    op(2, "aten::addmm", [[16], [64, 32], [32, 16]], [BF16, BF16, BF16]),
+    op(3, "aten::_flash_attention_forward", [[1, 2]], [BF16]),
+    op(4, "aten::_fused_adamw_", [[]], ["TensorList"]),
+    op(5, "aten::copy_", [[4], [4]], ["float", BF16]),
+    op(6, "aten::_log_softmax", [[4, 8]], ["float"]),
+    kernel(1, "nvjet_sm90_qrtst", 0, 1000),
+    kernel(2, "nvjet_sm90_tst", 1000, 3000),
+    kernel(3, "flash_fwd", 4000, 500),
+    kernel(4, "multi_tensor_apply", 4500, 250),
+    kernel(5, "vectorized_elementwise", 4750, 250),
+    kernel(6, "cunn_SoftMaxForward", 5000, 100),
+    kernel(99, "triton_poi_fused_mul_0", 5100, 400),
+    # Half hidden behind the fused kernel, half exposed; then a gap.
+    kernel(98, "ncclDevKernel_AllGather", 5300, 400, **{
+        "Collective name": "_allgather_base", "dtype": "Byte",
+        "In msg nelems": 2**29, "Out msg nelems": 2**30}),
+    kernel(97, "ncclDevKernel_ReduceScatter", 6000, 1000, **{
+        "Collective name": "_reduce_scatter_base", "dtype": "Float",
+        "In msg nelems": 2**28, "Out msg nelems": 2**26}),
+    {"ph": "M", "name": "process_name"},
+]  # fmt: skip
+
+
+def test_products_are_told_apart_by_the_dtypes_of_their_factors() -> None:
+    found = summarise_events(EVENTS)
+    bf16, fp8 = sorted(found["gemm"], key=lambda row: row["dtypes"])
+    assert fp8["dtypes"] == "float8_e5m2 × float8_e4m3fn"
+    assert bf16["dtypes"] == "bfloat16 × bfloat16"
+    assert fp8["tflop"] == bf16["tflop"] == pytest.approx(2 * 64 * 32 * 16 / 1e12)
+    assert (fp8["time_ms"], bf16["time_ms"]) == (1, 3)
+    assert fp8["kernels"] == ["nvjet_sm90_qrtst"]
+    assert found["fp8_gemm_flops_pct"] == pytest.approx(50)
+    assert found["fp8_gemm_time_pct"] == pytest.approx(25)
+
+
+def test_every_kernel_has_a_kind_and_no_time_is_lost() -> None:
+    kinds = summarise_events(EVENTS)["by_kind_ms"]
+    assert kinds == {
+        "gemm_bf16": 3, "communication": 1.4, "gemm_fp8": 1, "attention": 0.5, "fused": 0.4,
+        "optimizer": 0.25, "copy": 0.25, "loss": 0.1,
+    }  # fmt: skip
+    assert sum(kinds.values()) == pytest.approx(sum(e.get("dur", 0) for e in EVENTS[6:]) / 1000)
+
+
+def test_exposed_communication_and_idle_time_are_what_nothing_covers() -> None:
+    found = summarise_events(EVENTS)
+    assert found["step_ms"] == pytest.approx(7)
+    # The all-gather outlasts the fused kernel by 200 µs; nothing runs beside the reduce-scatter.
+    assert found["exposed_communication_ms"] == pytest.approx(1.2)
+    assert found["idle_ms"] == pytest.approx(0.3)
+
+
+def test_collectives_are_counted_whole_and_in_their_own_dtype() -> None:
+    found = {row["collective"]: row for row in summarise_events(EVENTS)["communication"]}
+    assert found["all_gather"] == {
+        "collective": "all_gather", "dtype": "uint8", "num": 1, "gib": 1.0
+    }  # fmt: skip
+    assert (found["reduce_scatter"]["dtype"], found["reduce_scatter"]["gib"]) == ("float32", 1.0)
+
+
+def test_overlapping_intervals_count_once() -> None:
+    assert union_ms([Interval(0, 1000), Interval(500, 1500), Interval(600, 700)]) == 1.5
+    assert union_ms([]) == 0
+
+
+def test_a_trace_without_products_has_no_share() -> None:
+    found = summarise_events([])
+    assert (found["gemm"], found["fp8_gemm_flops_pct"], found["num_kernels"]) == ([], None, 0)
+    assert "step_ms" not in found
+
+
+def test_a_stored_trace_reads_like_its_events(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as stream:
+        json.dump({"traceEvents": EVENTS}, stream)
+    assert read_trace(path) == summarise_events(EVENTS)
+
+
+def test_a_real_step_on_a_cpu_gives_its_products(tmp_path: Path) -> None:
+    layer, data = torch.nn.Linear(32, 16), torch.randn(8, 32)
+    steps = []
+
+    def step() -> None:
+        steps.append(1)
+        layer.zero_grad()
+        layer(data).sum().backward()
+
+    found = profiled_step(step, tmp_path, is_main=True, device=torch.device("cpu"))
+    assert len(steps) == 2  # one for the profiler's own start
+    assert [row["dtypes"] for row in found["gemm"]] == ["float32 × float32"]
+    # Forward and the weight's gradient; the input needs none.
+    assert found["gemm"][0]["num"] == 2
+    assert found["gemm"][0]["tflop"] == pytest.approx(2 * 2 * 8 * 32 * 16 / 1e12)
+    assert (tmp_path / TRACE_NAME).exists()
+
+
+def test_other_ranks_step_along_and_record_nothing(tmp_path: Path) -> None:
+    steps: list[int] = []
+    found = profiled_step(lambda: steps.append(1), tmp_path, False, torch.device("cpu"))
+    assert (found, len(steps), list(tmp_path.iterdir())) == ({}, 2, [])

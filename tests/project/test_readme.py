@@ -1,0 +1,374 @@
+"""The README promises numbers, commands and files: each must exist as it says."""
+
+import re
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from fp8study import cli
+from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis import tables
+from fp8study.analysis.gaps import effective_batch_table
+from fp8study.analysis.passes import pass_table
+from fp8study.analysis.peer_tables import peer_table
+from fp8study.analysis.switches import switch_table
+from fp8study.core import config
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import load_runs
+from fp8study.core.studies import load_study, study_names
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+MACHINE = "h200x4"
+#: Seconds that a study takes beyond its first run's start and its last run's end.
+OVERHEAD_S = 15
+
+
+@pytest.fixture(scope="module")
+def runs() -> pd.DataFrame:
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    return tables.shorten_arms(tables.runs_frame(stored))
+
+
+def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:
+    """The one row of a table that has the given values."""
+    rows = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
+    assert len(rows) == 1, chosen
+    return rows.iloc[0]
+
+
+def per_cent(value: float, digits: int = 1) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") + " %"
+
+
+def speedups(runs: pd.DataFrame, model: str) -> list[str]:
+    speed = tables.throughput_table(runs)
+    rows = speed[(speed["study"] == "quick") & (speed["model"] == model)].dropna(
+        subset="speedup_pct"
+    )
+    ordered = rows.sort_values("num_gpus")
+    return [
+        f"{per_cent(pct)} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+        for pct, num_gpus in zip(ordered["speedup_pct"], ordered["num_gpus"], strict=True)
+    ]
+
+
+def fault_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the fault planted in BF16, and of FP8 itself."""
+    chosen = runs[(runs["study"] == "attribution") & (runs["master_dtype"] == "bf16")]
+    end = chosen.pivot_table(index="seed", columns="arm", values="loss_last20_mean")
+    above = {str(arm): (100 * (end[arm] / end["BF16"] - 1)).mean() for arm in end}
+    planted, stale = (next(arm for arm in above if word in arm) for word in ("planted", "stale"))
+    assert len(end.dropna()) == 5
+    return [
+        f"ends {above[planted]:.1f} % above healthy BF16, the stale FP8 run {above[stale]:.1f} %",
+        f"costs {per_cent(above['FP8 tensorwise'], 2)} (tensorwise) and "
+        f"{per_cent(above['FP8 rowwise'], 2)} (rowwise)",
+    ]
+
+
+def instrument_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the study instruments."""
+    speed = tables.throughput_table(runs[runs["study"] == "instruments"])
+    big = speed[(speed["model"] == "llama-3.1-8b") & (speed["num_gpus"] == 4)]
+    lead = {p: one(big, precision=f"fp8_{p}")["speedup_pct"] for p in ("tensorwise", "rowwise")}
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    frame = instrument_tables.instruments_frame(stored, runs)
+    moved = instrument_tables.communication_table(
+        frame[(frame["model"] == "llama-3.1-8b") & (frame["study"] == "instruments")]
+    )
+    gathered = one(moved, precision="fp8_tensorwise")
+    assert gathered["reduce_scatter_dtypes"] == "FP32"
+    return [
+        f"in another call {per_cent(lead['tensorwise'])} on 4 GPUs",
+        f"Rowwise {per_cent(lead['rowwise'])} on 4 GPUs",
+        f"{per_cent(gathered['all_gather_change_pct'])} for 8B",
+    ]
+
+
+def quoted(runs: pd.DataFrame) -> list[str]:
+    """What the README may quote, made from the records as it is written there."""
+    arms = tables.document_a_table(runs)
+    gaps = tables.loss_gap_table(runs)
+    gaps = gaps[gaps["study"] == "document-a"].assign(
+        masters=lambda t: t["setting"].str.extract(r"(\w+) masters", expand=False)
+    )
+    stale = one(arms, stale=True)
+    loss = {
+        (row["precision"], bool(row["stale"])): row["loss_last20_mean"]
+        for _, row in arms[arms["masters"] == "BF16"].iterrows()
+    }
+    healthy = {m: one(gaps, masters=m, stale=False) for m in ("BF16", "FP32")}
+    assert {row["verdict"] for row in healthy.values()} == {"equivalent"}
+    assert {row["num_pairs"] for row in healthy.values()} == {3}
+    eager = {m: one(arms, masters=m, stale=False, precision="fp8_tensorwise") for m in healthy}
+    quick = runs[runs["study"] == "quick"]
+    full = tables.throughput_table(quick).query("note == @tables.MEMORY_FULL")
+    assert full[["model", "num_gpus"]].drop_duplicates().values.tolist() == [["llama-3.1-8b", 1]]
+    size = runs.loc[runs["model"] == "llama-3.2-1b", "num_parameters"].iloc[0]
+    of_text = runs[runs["corpus"] != "synthetic"]
+    texts = [
+        f"{size / 1e9:.1f}B model",
+        f"{stale['parameters_outside_optimizer_pct']:.1f} % of the parameters are outside",
+        f"(loss {loss['fp8_tensorwise', True]:.2f} against {loss['bf16', False]:.2f})",
+        f"FP8 ends at {loss['fp8_tensorwise', False]:.2f}",
+        f"{healthy['BF16']['gap_pct']:.2f} % above BF16 with BF16 masters",
+        f"{healthy['FP32']['gap_pct']:.2f} % above with FP32 masters",
+        f"±{tables.LOSS_MARGIN_PCT} %",
+        *speedups(runs, "llama-3.1-8b"),
+        *speedups(runs, "llama-3.2-1b"),
+        f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 masters)",
+        f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 masters)",
+        f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
+        *fault_texts(runs),
+        *batch_texts(runs),
+        *parity_texts(runs),
+        *tuned_texts(runs),
+        *peer_texts(),
+        memory_text(),
+        *path_texts(runs),
+        *(
+            f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
+            for study in ("tuned-switches", "best-batch", "small-products")
+        ),
+        *instrument_texts(runs),
+        *(f"torch {v}" for v in runs["version_torch"].unique()),
+        *(f"torchao {v}" for v in runs["version_torchao"].unique()),
+        f"{len(runs[runs['study'] == 'quick'])} |",
+        f"No run is longer than {runs['num_steps'].max()} steps",
+        f"BPE vocabulary of {', '.join(map(str, of_text['vocab_size'].unique()))}",
+    ]
+    return texts
+
+
+def batch_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the effective batch."""
+    table = effective_batch_table(runs)
+    tested = table[table["num_pairs"] == 5]
+    assert set(tested["verdict"]) == {"equivalent"}
+    assert set(tested["effective_batch"]) == {1, 2, 4, 8}
+    mean = tested.groupby("effective_batch")["gap_pct"].mean()
+    return [f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8"]
+
+
+def tuned_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the tuned path."""
+    speed = tables.throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    speed = speed[~speed["setting"].str.contains("clipped")]
+    assert speed["setting"].str.contains("tuned").all()
+    assert set(speed["num_runs"]) == {3}
+    fp8 = speed[speed["precision"] == "fp8_tensorwise"]
+    fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
+    small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
+    largest = tables.throughput_table(runs[runs["study"] == "best-batch"])
+    tensorwise, rowwise = (
+        one(largest.dropna(subset="speedup_pct"), precision=f"fp8_{kind}", num_runs=1)
+        for kind in ("tensorwise", "rowwise")
+    )
+    assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
+    big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
+    shared = tables.throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
+    two = one(shared, path="tuned", precision="fp8_tensorwise", num_gpus=2)
+    return [
+        *(
+            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
+            f"{', not sharded,' if row['strategy'] == 'none' else ''} "
+            f"{per_cent(row['speedup_pct'])} ({row['tokens_per_second_per_gpu']:,.0f} tokens/s"
+            for n, row in big.items()
+        ),
+        f"at batch 5 {per_cent(tensorwise['speedup_pct'])} "
+        f"({tensorwise['tokens_per_second_per_gpu']:,.0f}), rowwise "
+        f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
+        *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
+        f"{per_cent(two['speedup_pct'])} on 2 GPUs",
+    ]
+
+
+def peer_texts() -> list[str]:
+    """What the README says of torchtitan beside the tuned path, which clips gradients or not."""
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    table = peer_table(stored)
+    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
+    assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
+    table["clips"] = table["max_grad_norm"].notna()
+    texts = list(set(table["peer"]))
+    for clips, rows in table.groupby("clips"):
+        is_big = rows["model"] == "llama-3.1-8b"
+        ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
+        texts.append(
+            "8B "
+            + ", ".join(
+                f"{ratio[n, 'bf16']:.2f} (BF16) and {ratio[n, 'fp8_tensorwise']:.2f} times (FP8) "
+                f"on {n} GPU{'s' if n > 1 else ''}"
+                for n in (1, 4)
+            )
+        )
+        if clips:
+            small = rows.loc[~is_big, "ratio"]
+            texts.append(f"the 1B {small.min():.2f} to {small.max():.2f} times")
+    return texts
+
+
+def memory_text() -> str:
+    """What the README says of the memory that the tuned path reserves for the 8B."""
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    peers = peer_table(stored).query("model == 'llama-3.1-8b'")
+    less = peers["peer_reserved_gib"] - peers["reserved_gib"]
+    assert len(less) == 8
+    assert min(less) > 0
+    texts = [
+        f"{part.min():.1f} to {part.max():.1f} GiB less on {num_gpus}"
+        for num_gpus, part in less.groupby(peers["num_gpus"])
+    ]
+    return f"reserves {texts[0]} GPU and {texts[1]}"
+
+
+def path_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the tuned path's losses."""
+    texts = []
+    for study in ("tuned-loss", "tuned-loss-fsdp"):
+        table = switch_table(runs[runs["study"] == study])
+        assert (set(table["verdict"]), set(table["num_pairs"])) == ({"equivalent"}, {3})
+        gap = table.set_index("precision")["loss_gap_pct"]
+        bf16, fp8 = (per_cent(gap[p], 3) for p in ("bf16", "fp8_tensorwise"))
+        texts.append(f"{bf16} in BF16 and {fp8} in FP8")
+    return texts
+
+
+def parity_texts(runs: pd.DataFrame) -> list[str]:
+    """What the README says of the study loss-parity."""
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    chosen = runs[runs["study"] == "loss-parity"]
+    passes = pass_table(tables.metrics_frame(stored), chosen)
+    first, last = (passes[passes["passes"] == end] for end in (1, passes["passes"].max()))
+    validation = tables.loss_gap_table(chosen, loss="validation_loss")
+    assert {len(part) for part in (first, last, validation)} == {5}
+    assert set(first["verdict"]) == {"equivalent"}
+    assert set(last["verdict"]) == {"different"}
+    assert sorted(validation["verdict"]) == ["different", *["undecided"] * 4]
+    spans = [
+        f"{per_cent(part['gap_pct'].min(), 2)} to {per_cent(part['gap_pct'].max(), 2)}"
+        for part in (first, last, validation)
+    ]
+    (steps,) = set(first["step"])
+    return [*spans, f"seen {last['passes'].iloc[0]:.1f} times", f"({steps} steps)"]
+
+
+def test_every_quoted_number_is_in_the_records(runs: pd.DataFrame) -> None:
+    text = " ".join(README.split())
+    for words in quoted(runs):
+        assert words in text, words
+
+
+def test_no_other_result_is_quoted(runs: pd.DataFrame) -> None:
+    """The caption and the findings hold no percentage or loss but the computed ones."""
+    start, end = README.index("*A 1.2B"), README.index("## Two commands")
+    number = r"[−+±]?\d+\.\d+(?:\.\d+)?"
+    known = set(re.findall(number, " ".join(quoted(runs))))
+    found = set(re.findall(number, README[start:end]))
+    assert found <= known, found - known
+
+
+@pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])
+def test_quoted_times_fit_the_records(study: str, runs: pd.DataFrame) -> None:
+    chosen = runs[runs["study"] == study]
+    first = datetime.fromisoformat(chosen["started_at"].min())
+    last = datetime.fromisoformat(chosen["ended_at"].max())
+    (row,) = re.findall(rf"STUDY={study}` +\| +(\d+) \| +(\d+) s, measured", README)
+    assert int(row[0]) == len(chosen) == len(load_study(study).runs)
+    assert 0 <= int(row[1]) - (last - first).total_seconds() <= OVERHEAD_S
+
+
+def test_log_quotes_the_records(runs: pd.DataFrame) -> None:
+    speed = tables.throughput_table(runs)
+    quick = speed[speed["study"] == "quick"]["tokens_per_second_per_gpu"]
+    arms = tables.document_a_table(runs)
+    numbers = [f"{value:,.0f}" for value in [*quick, *arms["tokens_per_second_per_gpu"]]]
+    numbers += [f"{value:.3f}" for value in arms["loss_last20_mean"]]
+    numbers += [f"{value:.1f} GiB" for value in arms["memory_peak_gib"]]
+    numbers += [
+        f"{gap:+.4f}" for gap in tables.loss_gap_table(runs).query("study == 'document-a'")["gap"]
+    ]
+    for number in numbers:
+        assert number in LOG, number
+
+
+def commands() -> list[list[str]]:
+    """Every command in the README's indented blocks, comments left out, lines joined."""
+    joined = README.replace("\\\n", " ")
+    text = "\n".join(re.findall(r"^ {4}(.*)$", joined, flags=re.MULTILINE))
+    inline = re.findall(r"`((?:make|fp8study) [^`]*)`", README)
+    parts = [part for line in text.splitlines() for part in line.split("&&")] + inline
+    words = [shlex.split(part, comments=True) for part in parts]
+    return [w for w in words if w and w[0] in ("make", "fp8study", "$(cat")]
+
+
+def test_named_make_targets_and_variables_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    used = [w for w in commands() if w[0] == "make"]
+    assert len(used) > 5
+    for _, *arguments in used:
+        for argument in arguments:
+            name, is_variable, value = argument.partition("=")
+            if is_variable:
+                assert re.search(rf"^{name} \?=", makefile, flags=re.MULTILINE), argument
+            else:
+                assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), argument
+            if name == "STUDY":
+                assert value in [*study_names(), "qwen"], argument
+
+
+def test_named_commands_and_fields_exist() -> None:
+    known = {command.callback.__name__ for command in cli.app.registered_commands}
+    used = [w for w in commands() if w[0] == "fp8study"]
+    assert used
+    for _, command, *_ in used:
+        assert command in known
+    fields = [w.split("=")[0] for words in used for w in words if "=" in w]
+    fields += [
+        w.split("=")[0] for text in re.findall(r"SET='([^']*)'", README) for w in text.split()
+    ]
+    (papermill,) = [w for w in commands() if w[0] == "$(cat"]
+    fields += [papermill[i + 1] for i, word in enumerate(papermill) if word == "-p"]
+    assert len(fields) > 6
+    assert set(fields) <= set(config.FIELD_NAMES)
+    assert papermill[papermill.index("-p") + 2] in PRESETS
+
+
+def test_named_files_exist() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    quoted_paths = re.findall(
+        r"`((?:src|scripts|results/reference|pipelines|docs)/[^`<]*)`", README
+    )
+    assert len(links) > 5
+    assert len(quoted_paths) > 2
+    for path in [*links, *quoted_paths, "notebooks/run.ipynb"]:
+        assert (ROOT / path).exists(), path
+
+
+def test_example_study_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
+    folder = tmp_path / "pipelines" / "studies"
+    folder.mkdir(parents=True)
+    (folder / "qwen.yaml").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    assert len(load_study("qwen").runs) == 9
+
+
+def test_picture_is_small_and_there() -> None:
+    assert (ROOT / "docs" / "document-a.png").stat().st_size < 200_000
+
+
+def test_citation_agrees_with_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{citation["version"]}"' in pyproject
+    assert f'license = "{citation["license"]}"' in pyproject
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"[{citation['version']}] – {citation['date-released']}" in changes

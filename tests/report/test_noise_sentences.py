@@ -1,0 +1,246 @@
+"""Words about noise follow planted numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis import noise_tables as tables
+from fp8study.core.records import StoredRun, load_runs
+from fp8study.report import noise_layouts as layouts
+from fp8study.report import noise_sentences as sentences
+from tests.factories import make_record, store
+from tests.noise_factories import make_noise, make_noise_section
+
+
+def stored(results: Path) -> list[StoredRun]:
+    return sentences.measured(load_runs(results))
+
+
+def test_a_small_error_is_called_far_from_the_noise(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    text = sentences.answer(stored(tmp_path))
+    # By construction: error 0.1·(0.5 + noise) on half of the parameters, gradients 1 + noise.
+    assert "; 2 points of training, 1 recipe, 2 seeds)" in text
+    assert "precision matters *least* at batch 1" in text
+    assert "emulated" not in text
+    assert "% at 1; " in sentences.by_batch(stored(tmp_path))
+
+
+def crossings(*ends: tuple[float, float, float], share_low: float = 0.1) -> pd.DataFrame:
+    """Invented: crossing batches with their intervals, everything else held."""
+    names = ("crossing_batch", "crossing_batch_low", "crossing_batch_high")
+    table = pd.DataFrame(ends, columns=names)
+    held = {"ratio_at_1": 0.2, "ratio_at_1_low": 0.15, "ratio_at_1_high": 0.25, "step": 0}
+    return table.assign(
+        precision="fp8_rowwise", seed=range(len(table)), systematic_share_low=share_low, **held
+    )
+
+
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("table", "words", "silent"),
+    [
+        (
+            crossings((80, 60, 90), (200, 150, 300)),
+            ["80 to 200 sequences (median 140; 95 % intervals from 60 to 300)", "nowhere near",
+             "matters *least* at batch 1"],
+            ["never equal", "larger at a batch"],
+        ),
+        (crossings((9, 5, 12)), ["of 9 sequences", "are both below"], ["nowhere near"]),
+        (
+            crossings((9, 1.5, INF)),
+            ["from 2 to no upper end", "cannot be told apart"],
+            ["both below", "least"],
+        ),
+        (crossings((1.5, 1, 1.9)), ["That is where document A puts the transition."], ["least"]),
+        (
+            crossings((INF, 90, INF), share_low=-0.1),
+            ["In all cases no systematic part of it is seen", "nowhere near"],
+            ["would be equal", "least"],
+        ),
+        (
+            crossings((100, 80, 200), (INF, 90, INF), share_low=-0.1),
+            ["of 100 sequences", "In 1 of 2 cases no systematic part"],
+            ["least"],
+        ),
+        (
+            crossings((0, 0, 0), (30, 20.5, 40)),
+            ["of 30 sequences", "In 1 of 2 cases FP8's error is the larger at a batch of 1"],
+            ["nowhere near", "least"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_verdict_follows_the_crossings(
+    table: pd.DataFrame, words: list[str], silent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentences, "fp8_rows", lambda _: table)
+    text = sentences.answer([])
+    assert "20 % of its sampling noise (95 % intervals from 15 to 25 %; 1 point" in text
+    for part in words:
+        assert part in text
+    for part in silent:
+        assert part not in text
+
+
+def test_errors_add_as_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"batch": [1, 2], "ratio": [0.75, 0.9]})
+    table = table.assign(precision="fp8_rowwise", scope="all", measured=True)
+    monkeypatch.setattr(tables, "over_runs", lambda *_: table)
+    text = sentences.by_batch([])
+    assert "as measured: 75 % at 1; 90 % at 2. " in text
+    assert "whole error 25.0 % larger than BF16's" in text  # 3-4-5
+
+
+def test_an_error_as_large_as_the_noise_is_not(tmp_path: Path) -> None:
+    make_noise(tmp_path, error_size=1.2)
+    text = sentences.answer(stored(tmp_path))
+    assert "nowhere near" not in text
+    assert "cannot be told apart from it here" in text
+
+
+def test_real_products_are_preferred_and_emulated_ones_named(tmp_path: Path) -> None:
+    make_noise(tmp_path, emulated=True)
+    assert sentences.answer(stored(tmp_path)).startswith(
+        "**FP8 is emulated in all of these runs.**"
+    )
+    make_noise(tmp_path)
+    assert [run.record.noise["emulated"] for run in stored(tmp_path)] == [False, False]
+
+
+def test_other_models_are_left_out_and_counted(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    other = make_record(
+        study="adhoc", model="tiny-llama", run_id="mine", noise=make_noise_section(emulated=False)
+    )
+    store(tmp_path, "local", other)
+    everything = load_runs(tmp_path)
+    assert len(everything) == 3
+    chosen = sentences.measured(everything)
+    assert {run.record.config["model"] for run in chosen} == {"llama-3.2-1b"}
+    text = sentences.limits(everything)
+    assert "One shape (llama-3.2-1b), one corpus (tinystories), 8 sequences of 10 tokens" in text
+    assert "at most 50 steps. Beyond a batch of 4 " in text
+    assert "Left out: 1 run that" in text
+    assert "Left out" not in sentences.limits(chosen)
+
+
+def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None:
+    for status in ("diverged", "failed"):
+        record = make_record(status=status, run_id=status, noise=make_noise_section())
+        store(tmp_path, "local", record)
+    assert [run.record.status for run in stored(tmp_path)] == ["diverged"]
+
+
+def test_scale_and_variance_are_read_off_the_tables(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    text = sentences.scale(stored(tmp_path))
+    assert "sequences after 0 steps; " in text
+    assert text.endswith("sequences after 50 steps.")
+    # Both runs are made of the same numbers, which lie in the band.
+    text = sentences.variance_law(stored(tmp_path))
+    assert "2 of 2 lie where 95 % of random orders do. So it falls as 1/N" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "words"),
+    [
+        ([0.8, 1.0, 1.0, 1.0], "rest lie below; chance alone leaves that many outside in 19 of"),
+        ([0.8, 1.3, 1.3, 1.0], "lie on either side, and they are more than chance leaves outside"),
+        ([1.3, 1.3, 1.3, 1.0], "lie above (neighbours resemble each other), and they are more"),
+    ],
+)
+def test_a_run_outside_of_the_band_is_judged_by_chance(
+    ratios: list[float], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pd.DataFrame({"scope": "all", "largest_batch": 8, "ratio_to_inverse_law": ratios})
+    low, high = "ratio_to_inverse_law_low", "ratio_to_inverse_law_high"
+    monkeypatch.setattr(tables, "over_runs", lambda *_: table.assign(**{low: 0.9, high: 1.1}))
+    text = sentences.variance_law([])
+    assert words in text
+    assert f"{sum(0.9 <= r <= 1.1 for r in ratios)} of 4 lie where" in text
+
+
+def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    crossing = tables.over_runs(tables.crossing_table, stored(tmp_path))
+    shown = layouts.crossings(sentences.with_labels(crossing))
+    assert shown[["step", "what", "num_seeds"]].values.tolist() == [
+        [0, "FP8 rowwise", 2], [50, "FP8 rowwise", 2],
+    ]  # fmt: skip
+    whole = crossing[(crossing["scope"] == "all") & (crossing["step"] == 0)]
+    assert shown["crossing_batch"][0] == pytest.approx(whole["crossing_batch"].median())
+    assert shown["crossing_range"][0] == "\u00a0to\u00a0".join(
+        f"{end:,.0f}" if end >= 10 else f"{end:.1f}"
+        for end in (whole["crossing_batch_low"].min(), whole["crossing_batch_high"].max())
+    )
+    products = layouts.products(
+        sentences.with_labels(
+            sentences.last_point(tables.over_runs(tables.product_table, stored(tmp_path)))
+        )
+    )
+    row = products.iloc[0]
+    assert (row["step"], row["product"], row["error_pct"]) == (50, "forward", pytest.approx(10))
+    assert (row["underflow_pct"], row["saturated_pct"]) == (pytest.approx(25), 0)
+
+
+def test_each_seed_is_shown_with_its_own_interval(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    runs = stored(tmp_path)
+    crossing = sentences.with_labels(tables.over_runs(tables.crossing_table, runs))
+    rows = layouts.by_seed(crossing, tables.over_runs(tables.scale_table, runs))
+    assert rows[["step", "seed"]].values.tolist() == [[0, 0], [0, 1], [50, 0], [50, 1]]
+    assert set(rows["what"]) == {"FP8 rowwise"}  # it trained in a recipe not measured
+    unbounded = crossing.assign(crossing_batch_high=math.inf)
+    rows = layouts.by_seed(unbounded, tables.over_runs(tables.scale_table, runs))
+    assert rows["crossing_range"].str.endswith("∞").all()
+    trained = crossing.assign(precision="fp8_tensorwise", what="FP8 tensorwise")
+    both = pd.concat([crossing, trained], ignore_index=True)
+    rows = layouts.by_seed(both, tables.over_runs(tables.scale_table, runs))
+    assert len(rows) == 4
+    assert set(rows["what"]) == {"FP8 tensorwise"}
+
+
+def test_the_gradient_is_judged_by_both_references(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    found = tables.over_runs(tables.gradient_table, stored(tmp_path))
+    found.loc[found["reference"] == "fp32", "relative_error"] = 0.125
+    shown = layouts.gradients(sentences.with_labels(found))
+    assert shown["what"].to_list() == ["FP8 rowwise"] * 2
+    assert (shown["fp32_pct"] == 12.5).all()
+    assert (shown["num_seeds"] == 2).all()
+
+
+def test_formats_need_no_run() -> None:
+    assert "E4M3 5.88 %, E5M2 11.1 %" in sentences.formats()
+    assert "BF16 0.5, FP32 1, E4M3 terms in a BF16 sum 0.5." in sentences.formats()
+
+
+def test_nothing_measured_says_what_to_run() -> None:
+    for say in (
+        sentences.answer,
+        sentences.by_batch,
+        sentences.scale,
+        sentences.variance_law,
+        sentences.limits,
+    ):
+        assert "make reproduce STUDY=precision-noise" in say([])
+
+
+def test_a_comparison_names_its_reference_unless_it_is_bf16() -> None:
+    table = pd.DataFrame({"precision": ["bf16", "fp8_rowwise"], "reference": ["fp32", "bf16"]})
+    assert sentences.with_labels(table)["what"].to_list() == ["BF16 v FP32", "FP8 rowwise"]
+
+
+@pytest.mark.parametrize(("tokens", "beyond"), [(2048, True), (8192, False), (math.inf, False)])
+def test_large_batches_are_spoken_of_where_they_lie_beyond(tokens: float, beyond: bool) -> None:
+    table = pd.DataFrame(
+        {"crossing_batch_low": [50.0], "crossing_batch_high": [300.0],
+         "systematic_share_low": [0.1]}
+    )  # fmt: skip
+    assert ("A batch of a million tokens" in sentences._verdict(table, tokens)) == beyond

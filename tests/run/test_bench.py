@@ -1,0 +1,135 @@
+"""What `make bench` measures and puts aside, and which baseline it takes. No time is judged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.errors import UserError
+from fp8study.core.records import load_runs, write_record
+from fp8study.core.studies import Study, load_study
+from fp8study.run import bench
+from fp8study.run.bench import bench_for, find_baseline
+from fp8study.run.gpus import Gpu
+from fp8study.run.machine import Machine
+from tests.factories import CPU, make_record, store
+
+CHECKOUT = Path(__file__).parents[2]
+GPU = Gpu(0, "GPU-0", "NVIDIA H200", 140.0, (9, 0), 700.0, 1980, 3201)
+WITH_GPU, WITHOUT = Machine((GPU,), 8), Machine((), 2)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(CHECKOUT / "pipelines", tmp_path / "pipelines")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def finish(study: Study, number: int | None = None) -> None:
+    for run in study.runs[:number]:
+        run.run_dir.mkdir(parents=True)
+        write_record(make_record(config=run.config.to_dict()), run.run_dir)
+
+
+@pytest.mark.parametrize("machine", [WITH_GPU, WITHOUT], ids=["gpu", "cpu"])
+def test_every_arm_has_three_repeats_and_a_reference(machine: Machine, checkout: Path) -> None:
+    study = load_study(bench_for(machine))
+    arms: dict[tuple[Any, ...], set[int]] = {}
+    for run in study.runs:
+        c = run.config
+        arms.setdefault((c.model, c.num_gpus, c.path, c.precision), set()).add(c.repeat)
+    assert {len(repeats) for repeats in arms.values()} == {3}
+    precision, path = study.reference["precision"], study.reference["path"]
+    for model, num_gpus, _, _ in arms:
+        assert (model, num_gpus, path, precision) in arms
+    assert len({arm[2:] for arm in arms}) > 1
+
+
+def test_a_finished_call_is_put_aside_and_an_unfinished_one_goes_on(checkout: Path) -> None:
+    study = load_study("bench-cpu")
+    local = checkout / "results" / "local"
+    study.put_aside_earlier_call(study.runs)  # nothing is there
+    assert not local.exists()
+    finish(study, 2)
+    study.put_aside_earlier_call(study.runs)
+    assert len(list(local.glob("bench-cpu/*/run.json"))) == 2
+    shutil.rmtree(local)
+    for number in (1, 2):
+        finish(study)
+        study.put_aside_earlier_call(study.runs)
+        assert not (local / "bench-cpu").exists()
+        kept = local / "earlier" / f"bench-cpu-{number}"
+        assert len(list(kept.glob("*/run.json"))) == len(study.runs)
+    assert load_runs(checkout / "results") == []  # no study of its own to the report
+
+
+def test_runs_of_other_settings_are_no_part_of_this_call(checkout: Path) -> None:
+    finish(load_study("bench-cpu", {"num_steps": 50}), 1)
+    study = load_study("bench-cpu")
+    study.put_aside_earlier_call(study.runs)
+    assert (checkout / "results" / "local" / "earlier" / "bench-cpu-1").is_dir()
+
+
+def test_runs_that_cannot_be_done_here_leave_no_call_unfinished(checkout: Path) -> None:
+    study = load_study("bench")
+    possible = [run for run in study.runs if run.config.num_gpus == 1]
+    for run in possible:
+        run.run_dir.mkdir(parents=True)
+        write_record(make_record(config=run.config.to_dict()), run.run_dir)
+    study.put_aside_earlier_call(possible)
+    assert not (checkout / "results" / "local" / "bench").exists()
+
+
+def test_a_baseline_is_of_the_same_hardware(checkout: Path) -> None:
+    results = checkout / "results"
+    assert find_baseline("bench", WITH_GPU) is None
+    store(results, "reference/h100x8", make_record(study="bench", machine={"gpu_name": "H100"}))
+    assert find_baseline("bench", WITH_GPU) is None
+    store(results, "reference/h200x8", make_record(study="bench"))
+    assert find_baseline("bench", WITH_GPU) == results / "reference" / "h200x8" / "bench"
+    store(results, "baseline", make_record(study="bench-cpu", machine=CPU))
+    assert find_baseline("bench-cpu", WITHOUT) == results / "baseline" / "bench-cpu"
+
+
+def test_committed_baseline_is_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes the study measures its baseline anew."""
+    monkeypatch.chdir(CHECKOUT)
+    study = load_study("bench-cpu")
+    there = {
+        path.parent.name for path in (CHECKOUT / "results/baseline/bench-cpu").glob("*/*.json")
+    }
+    assert there == {run.run_id for run in study.runs}
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [("reference: bf16", "reference: 'bf16' is not a mapping"),
+     ("reference: {precison: bf16}", "did you mean 'precision'"),
+     ("reference: {precision: int4}", "'int4'")],
+)  # fmt: skip
+def test_a_wrong_reference_in_a_study_is_one_line(
+    checkout: Path, reference: str, words: str
+) -> None:
+    (checkout / "pipelines/studies/mine.yaml").write_text(f"question: Does it?\n{reference}\n")
+    with pytest.raises(UserError) as raised:
+        load_study("mine")
+    assert words in str(raised.value)
+
+
+def test_a_baseline_without_any_of_the_arms_is_refused_before_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(CHECKOUT)
+    measured: list[str] = []
+    monkeypatch.setattr(bench, "run_study", lambda study, *_, **__: measured.append(study.name))
+    monkeypatch.setattr(bench, "num_without_result", lambda _: 0)
+    monkeypatch.setattr(bench, "compare_relative", lambda *_: None)
+    bench.run_bench(WITHOUT, {}, CHECKOUT / "results/baseline/bench-cpu")
+    assert measured == ["bench-cpu"]
+    with pytest.raises(UserError, match=r"^BASELINE: '.*quick' has no arm of the study 'bench-c"):
+        bench.run_bench(WITHOUT, {}, CHECKOUT / "results/reference/h200x4/quick")
+    assert measured == ["bench-cpu"]

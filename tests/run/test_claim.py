@@ -1,0 +1,97 @@
+"""How a training process takes its GPUs; none is needed for it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fp8study.core.config import make_config, save_config
+from fp8study.data.tokens import PreparedData
+from fp8study.run import claim
+from fp8study.run.gpu_lease import lease
+from fp8study.run.job import Job
+
+DATA = PreparedData("c", "0", "t", "0", 10, 10, [], "folder")
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def given_back() -> object:
+    yield
+    claim._held.close()
+
+
+def job(*indices: int) -> Job:
+    return Job(DATA, False, None, indices, 0.0)
+
+
+def test_the_first_process_takes_free_gpus_and_says_which(tmp_path: Path) -> None:
+    config = make_config({"num_gpus": 2})
+    with lease(1, [4, 5, 6]):
+        claim.claim_gpus(config, job(4, 5, 6), tmp_path)
+    assert claim.claimed(tmp_path) == [5, 6]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6"
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_it_waits_and_says_how_long(tmp_path: Path) -> None:
+    held = lease(1, [0])
+    held.__enter__()
+    threading.Timer(0.3, lambda: held.__exit__(None, None, None)).start()
+    assert claim.claim_gpus(make_config({}), job(0), tmp_path) > 0.2
+
+
+def test_the_others_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    (tmp_path / claim.CLAIM).write_text(json.dumps([2, 3]))
+    claim.claim_gpus(make_config({"num_gpus": 2}), job(0, 1, 2, 3), tmp_path)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    with lease(4, [0, 1, 2, 3]) as all_of_them:  # they hold nothing themselves
+        assert len(all_of_them.indices) == 4
+
+
+def test_a_machine_without_gpu_has_nothing_to_claim(tmp_path: Path) -> None:
+    assert claim.claim_gpus(make_config({}), job(), tmp_path) == 0
+    assert claim.claimed(tmp_path) is None
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+#: Stands where `claim_gpus` does, after it has made every look for a GPU an error.
+LOOKS = """
+import sys, torch, torch.accelerator
+from pathlib import Path
+def refuse(*_, **__):
+    raise AssertionError("looked for a GPU")
+for name in dir(torch._C):
+    if name.startswith("_accelerator_"):
+        setattr(torch._C, name, refuse)
+for name in ("_lazy_init", "get_device_capability", "get_device_properties", "current_device"):
+    setattr(torch.cuda, name, refuse)
+import fp8study.train.__main__ as train
+def claimed(*_):
+    print("claimed")
+    sys.exit(0)
+train.claim_gpus = claimed
+train.run(Path(sys.argv[1]))
+"""
+
+
+def test_nothing_looks_for_a_gpu_before_the_claim(tmp_path: Path) -> None:
+    """What is visible is fixed at the first look, and packages look as they are imported."""
+    save_config(make_config({"model": "tiny-llama"}), tmp_path / "config.yaml")
+    job().save(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "claimed"), done.stderr

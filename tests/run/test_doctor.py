@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from fp8study.run import doctor
+from fp8study.run.gpus import Gpu
+from fp8study.run.machine import Machine
+from tests.checkout import ROOT, run_python
+
+H200 = Gpu(0, "GPU-0", "NVIDIA H200", 140.4, (9, 0), 700.0, 1980, 3201)
+A100 = dataclasses.replace(H200, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
+UNKNOWN = dataclasses.replace(H200, name="NVIDIA Z999")
+
+
+def test_the_supported_versions_are_those_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(doctor.SUPPORTED) <= set(project["dependencies"])
+    oldest, beyond = doctor.SUPPORTED_PYTHON
+    assert SpecifierSet(project["requires-python"]) == SpecifierSet(f">={oldest},<{beyond}")
+
+
+def test_a_package_that_is_missing_or_too_old_is_a_problem_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(name: str) -> str:
+        if name == "torchao":
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    missing, old = doctor._package("torchao>=0.17"), doctor._package("torch>=2.11,<2.14")
+    assert (missing.state, missing.found) == (doctor.PROBLEM, "not installed")
+    assert (old.state, old.found) == (doctor.PROBLEM, "1.0")
+    assert "make setup" in missing.remedy
+    assert "torch>=2.11,<2.14" in old.remedy
+
+
+@pytest.mark.parametrize(
+    ("gpu", "state", "word"),
+    [
+        (H200, doctor.OK, "every FP8 recipe"),
+        (A100, doctor.WARNING, "no FP8 matrix units"),
+        (UNKNOWN, doctor.WARNING, "peak unknown"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_each_gpu_is_told_what_fp8_it_can_do(gpu: Gpu, state: str, word: str) -> None:
+    (finding,) = doctor._gpus(Machine((gpu,), 8))
+    assert finding.state == state
+    assert word in finding.found
+    assert bool(finding.remedy) == (state != doctor.OK)
+
+
+@pytest.mark.parametrize(
+    ("link", "state", "found"),
+    [("NV18", "ok", "NVLink (NV18)"), ("PIX", "warning", "PCIe (PIX)"), (None, "warning", "")],
+)
+def test_links_between_gpus(
+    link: str | None, state: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "gpu_link", lambda: link)
+    finding = doctor._links(Machine((H200, H200), 8))
+    assert finding.state == state
+    assert finding.found.startswith(found)
+
+
+def test_a_disk_without_room_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert doctor._disk(tmp_path / "not" / "there" / "yet").found.endswith(str(tmp_path))
+    monkeypatch.setattr(doctor, "_LEAST_DISK_GIB", 1e9)
+    finding = doctor._disk(tmp_path)
+    assert finding.state == doctor.PROBLEM
+    assert finding.remedy.startswith("free at least")
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
+    assert doctor._disk(tmp_path).remedy.startswith("make it writable")
+
+
+def test_the_command_says_the_same_in_words_and_in_json() -> None:
+    words = run_python(ROOT, "-m", "fp8study.cli", "doctor")
+    done = run_python(ROOT, "-m", "fp8study.cli", "doctor", "--json")
+    findings = json.loads(done.stdout)
+    problems = [f for f in findings if f["state"] == "problem"]
+    assert words.returncode == done.returncode == (1 if problems else 0)
+    assert [f["name"] for f in findings][:3] == ["python", "torch", "torchao"]
+    assert all(f["remedy"] for f in findings if f["state"] != "ok")
+    assert all(f["found"].split()[0] in words.stdout for f in findings)

@@ -1,0 +1,282 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fp8study import __version__
+from fp8study.core.config import RunConfig, make_config
+from fp8study.core.errors import UserError
+from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
+from fp8study.run.gpus import Gpu
+from fp8study.run.launch import training_environment
+from fp8study.run.machine import (
+    Machine,
+    git_state,
+    gpu_link,
+    machine_facts,
+    this_machine,
+    versions,
+)
+
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "FP8STUDY_SOMETHING")
+
+
+def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), index: int = 0) -> Gpu:
+    return Gpu(index, f"GPU-{index}", name, 139.8, capability, 700.0, 1980, 3201)
+
+
+A100, H200 = gpu("NVIDIA A100-SXM4-80GB", (8, 0)), gpu()
+
+
+def fp8(**changes: Any) -> RunConfig:
+    return make_config({"precision": "fp8"} | changes)
+
+
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"])
+@pytest.mark.parametrize("emulate", [None, False])
+def test_fp8_is_refused_on_a_gpu_without_it(precision: str, emulate: bool | None) -> None:
+    config = fp8(precision=precision, fp8_emulate=emulate)
+    with pytest.raises(UserError, match=rf"^precision: '{precision}'") as caught:
+        Machine((A100,), 8).check(config)
+    for word in ("8.9", "NVIDIA A100-SXM4-80GB has 8.0", "precision=bf16", "fp8_emulate=true"):
+        assert word in str(caught.value)
+
+
+def test_weakest_gpu_decides() -> None:
+    with pytest.raises(UserError, match="A100"):
+        Machine((H200, A100), 8).check(fp8())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "config"),
+    [
+        ((A100,), fp8(fp8_emulate=True)),
+        ((A100,), RunConfig()),
+        ((gpu("NVIDIA L40S", (8, 9)),), fp8()),
+        ((gpu("NVIDIA B200", (10, 0)),), fp8()),
+        ((H200, H200), fp8(num_gpus=2)),
+        ((), fp8(num_gpus=4)),
+    ],
+)
+def test_possible_runs_are_let_through(gpus: tuple[Gpu, ...], config: RunConfig) -> None:
+    Machine(gpus, num_cpus=4).check(config)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ((H200, H200), "3 is more than the 2 visible GPUs; .*CUDA_VISIBLE_DEVICES"),
+        ((), "3 is more than the 2 CPU cores .*; lower it"),
+    ],
+)
+def test_more_processes_than_the_machine_has_places_are_refused(
+    gpus: tuple[Gpu, ...], words: str
+) -> None:
+    with pytest.raises(UserError, match=rf"^num_gpus: {words}"):
+        Machine(gpus, num_cpus=2).check(RunConfig(num_gpus=3))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "expected"),
+    [((), None, True), ((H200,), None, False), ((H200,), True, True), ((), False, False)],
+)
+def test_fp8_is_emulated_where_there_is_no_gpu_or_on_demand(
+    gpus: tuple[Gpu, ...], asked: bool | None, expected: bool
+) -> None:
+    assert Machine(gpus, 2).emulates_fp8(fp8(fp8_emulate=asked)) is expected
+
+
+def test_a_cpu_does_not_do_without_emulation() -> None:
+    with pytest.raises(UserError, match=r"^fp8_emulate: false is for GPUs"):
+        Machine((), 2).check(fp8(fp8_emulate=False))
+    Machine((), 2).check(RunConfig(fp8_emulate=False))  # BF16 has nothing to emulate
+
+
+def test_this_machine_is_described() -> None:
+    machine = this_machine()
+    facts = machine_facts(machine)
+    assert facts["device"] == machine.device in ("cpu", "cuda")
+    assert facts["num_cpus"] == machine.num_cpus >= 1
+    assert facts["memory_gib"] > 0
+
+
+def test_facts_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "570.1",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    facts = machine_facts(Machine((A100, A100), 8))
+    assert (facts["device"], facts["gpu_name"]) == ("cuda", "NVIDIA A100-SXM4-80GB")
+    assert (facts["num_gpus_on_machine"], facts["compute_capability"]) == (2, "8.0")
+    assert (facts["driver"], facts["gpu_link"]) == ("570.1", None)
+
+
+@pytest.mark.parametrize("header", [r"\t\033[4mGPU0\tGPU1\tCPU Affinity\033[0m", r"\tGPU0\tGPU1"])
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        (r"GPU0\tX\tNV18\t0-15\nGPU1\tNV18\tX\t0-15", "NV18"),
+        (r"GPU0\tX\tPIX\tSYS\nGPU1\tPIX\tX\tSYS\nGPU2\tSYS\tSYS\tX\nNIC0\tNODE\tPHB", "SYS"),
+        (r"GPU0\tX\t0-15", None),
+    ],
+)
+def test_slowest_link_between_gpus_is_named(
+    header: str,
+    matrix: str,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nprintf '{header}\\n{matrix}\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert gpu_link() == expected
+
+
+def test_provenance_holds_no_value_of_an_environment_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(name, f"hush-{name}")
+    told = json.dumps([machine_facts(this_machine()), versions(), git_state(Path(__file__).parent)])
+    assert "hush-" not in told
+    assert not any(name in told for name in SECRETS)
+
+
+def test_versions_cover_what_shapes_a_result() -> None:
+    found = versions()
+    assert found["fp8study"] == __version__
+    assert {"python", "torch", "torchao", "accelerate", "transformers"} <= set(found)
+    assert all(found[name] for name in ("python", "torch", "torchao", "numpy"))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_commit_and_uncommitted_changes_are_known(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "One")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "untracked").write_text("results do not count")
+    assert git_state(tmp_path) == {"commit": commit, "dirty": False}
+    (tmp_path / "file").write_text("two")
+    assert git_state(tmp_path) == {"commit": commit, "dirty": True}
+
+
+def test_exported_checkout_names_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("FP8STUDY_COMMIT", raising=False)
+    assert git_state(tmp_path) == {"commit": None, "dirty": None}
+    monkeypatch.setenv("FP8STUDY_COMMIT", "ab" * 20)
+    assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": False}
+    monkeypatch.setenv("FP8STUDY_COMMIT", "ab" * 20 + "-dirty")
+    assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": True}
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "expected"),
+    [
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ],
+)
+def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None:
+    peak = find_peak(gpu_name)
+    assert peak is not None
+    assert peak.name_part == expected
+
+
+@pytest.mark.parametrize(
+    "gpu_name", [None, "", "Tesla V100-SXM2-16GB", "NVIDIA L40", "NVIDIA H20", "NVIDIA H800"]
+)
+def test_no_peak_is_guessed(gpu_name: str | None) -> None:
+    assert bf16_peak_tflops(gpu_name) is None
+    assert mixed_peak_tflops(gpu_name, 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "namesake"),
+    [
+        ("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H200 NVL", "NVIDIA H200"),
+        ("NVIDIA GB300", "NVIDIA B300"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090"),
+    ],
+)
+def test_peak_is_not_that_of_a_faster_or_slower_namesake(gpu_name: str, namesake: str) -> None:
+    peak, other = find_peak(gpu_name), find_peak(namesake)
+    assert other is not None
+    assert peak is None or peak.bf16_tflops != other.bf16_tflops
+
+
+def test_the_mixed_peak_lies_between_both_and_needs_fp8_units_only_for_fp8() -> None:
+    assert bf16_peak_tflops("NVIDIA H200") == mixed_peak_tflops("NVIDIA H200", 0.0) == 989
+    assert mixed_peak_tflops("NVIDIA H200", 1.0) == pytest.approx(1979)
+    # Half of the work at each peak takes 1/2/989 + 1/2/1979 of a second per TFLOP.
+    assert mixed_peak_tflops("NVIDIA H200", 0.5) == pytest.approx(1318.9, abs=0.1)
+    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.0) == 312
+    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.1) is None
+
+
+@pytest.mark.parametrize("peak", GPU_PEAKS, ids=lambda peak: peak.name_part)
+def test_fp8_peak_is_twice_the_bf16_peak(peak: Any) -> None:
+    assert peak.source
+    if peak.fp8_tflops is not None:
+        assert peak.fp8_tflops / peak.bf16_tflops == pytest.approx(2.0, rel=0.02)
+    assert (peak.fp8_tflops is None) == (peak.name_part == "A100")
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"},
+            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},  # torch reads this one first
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"},
+        ),
+    ],
+)
+def test_the_chosen_allocator_reaches_the_training_processes(
+    before: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    chosen = make_config({"allocator": "expandable"})
+
+    def found(config: RunConfig, machine: Machine) -> dict[str, str]:
+        return {n: v for n, v in training_environment(config, machine).items() if n in names}
+
+    assert found(chosen, Machine((H200,), 8)) == expected
+    assert found(make_config({}), Machine((H200,), 8)) == before
+    assert found(chosen, Machine((), 2)) == before

@@ -1,0 +1,112 @@
+"""Real runs with a planted fault, on CPU processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.audit_rules import problems
+from fp8study.core.config import make_config
+from fp8study.core.records import RunRecord, read_record
+from fp8study.run.launch import RunFailed, launch
+from fp8study.run.machine import Machine
+
+CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
+TINY: dict[str, Any] = {
+    "model": "tiny-llama", "sequence_length": 64, "micro_batch_size": 2, "num_steps": 8,
+    "num_warmup_steps": 2, "learning_rate": 3e-3, "compile": False, "strategy": "none",
+}  # fmt: skip
+#: What a stale run with the default ``skip`` loses: every linear layer but the loss head.
+LOST = {"untrained": ["model.layers.*"]}
+
+#: Trains as usual and fails if a planted weight moved or any other stood still.
+WATCH = """
+import sys, torch, fp8study.train.__main__ as train
+from fp8study.model.planted import untrained_weights
+inside = train.Trainer.train
+def watched(trainer, metrics):
+    left_out = {id(w) for w in untrained_weights(trainer.config, trainer.bare_model)}
+    held = [id(p) for g in trainer.optimizer.param_groups for p in g["params"]]
+    everything = {id(p) for p in trainer.bare_model.parameters()}
+    assert set(held) == everything - left_out and len(held) == len(set(held))
+    before = {n: p.detach().clone() for n, p in trainer.bare_model.named_parameters()}
+    steps = inside(trainer, metrics)
+    for name, p in trainer.bare_model.named_parameters():
+        assert torch.equal(p, before[name]) == (id(p) in left_out), name
+    print("watched", len(left_out))
+    return steps
+train.Trainer.train = watched
+sys.exit(train.main())
+"""
+
+
+def run(run_dir: Path, **changes: Any) -> RunRecord:
+    return launch(make_config(TINY | changes), run_dir, show=str, machine=CPU)
+
+
+def test_planted_weights_do_not_move_and_all_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", WATCH, str(tmp_path / "run")]
+    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    record = run(tmp_path / "run", **LOST)
+    assert "watched 28" in (tmp_path / "run" / "train.log").read_text()
+    assert record.audit["num_planted"] == 28
+    assert problems(record.audit) == []
+    assert any(w.startswith("planted fault: ") for w in record.warnings)
+
+
+def test_a_planted_run_loses_what_the_stale_run_loses(tmp_path: Path) -> None:
+    planted = run(tmp_path / "planted", **LOST)
+    stale = run(
+        tmp_path / "stale", precision="fp8", fp8_all_gather=True,
+        optimizer_binding="before_conversion",
+    )  # fmt: skip
+    share = "parameters_outside_optimizer_pct"
+    assert planted.model[share] == pytest.approx(stale.model[share])
+    assert planted.model[share] > 50
+    assert planted.audit["num_planted"] == stale.audit["num_outside_optimizer"]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
+def test_a_fault_can_be_planted_on_two_processes(strategy: str, tmp_path: Path) -> None:
+    record = run(tmp_path / "run", strategy=strategy, num_gpus=2, **LOST)
+    assert record.status == "completed"
+    assert record.audit["num_planted"] == 28
+    assert record.model["parameters_outside_optimizer_pct"] > 50
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "of the weights are not in the optimizer"),
+        (
+            {"untrained": ["model.layers.0.*"]},
+            "21 of 39 trainable parameters are not in the optimizer",
+        ),
+    ],
+)
+def test_losing_more_than_was_asked_for_is_stopped(
+    asked: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import sys, dataclasses, fp8study.train.__main__ as train; "
+        "import fp8study.model.updates as updates; "
+        "full = updates.trained_parameters; "
+        "updates.trained_parameters = lambda config, model: full("
+        "dataclasses.replace(config, untrained=('model.layers.*',)), model); sys.exit(train.main())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    with pytest.raises(RunFailed, match=told):
+        run(tmp_path / "run", **asked)
+    assert read_record(tmp_path / "run" / "run.json").status == "failed"
+
+
+def test_a_misspelt_pattern_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"untrained: 'model\.layer\.' matches no linear layer"):
+        run(tmp_path / "run", untrained=["model.layer."])

@@ -1,0 +1,186 @@
+"""The tuned path against the plain one: the same weights, the same records, less alive."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.audit_rules import cautions, problems
+from fp8study.core.config import make_config
+from fp8study.core.records import read_metrics
+from fp8study.run.launch import RunFailed, launch
+from tests.train.tiny_runs import CPU, TINY, Run
+
+WORKER = Path(__file__).with_name("updates_worker.py")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+#: Strategy and processes → how the worker is started.
+STARTS: dict[tuple[str, int], tuple[str, ...]] = {
+    ("none", 1): (),
+    ("fsdp2", 1): (*TORCHRUN, "1"),
+    ("fsdp2", 2): (*TORCHRUN, "2"),
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Return what the worker found; it is started once for each way."""
+
+    @cache
+    def results(strategy: str, num_processes: int) -> dict[str, Any]:
+        out = tmp_path_factory.mktemp("updates") / "found.json"
+        command = [sys.executable, *STARTS[strategy, num_processes], str(WORKER), str(out)]
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    return results
+
+
+@pytest.mark.parametrize(("strategy", "num_processes"), STARTS)
+def test_updates_in_the_backward_pass_give_the_same_weights(
+    compared: Callable[..., dict[str, Any]], strategy: str, num_processes: int
+) -> None:
+    found = compared(strategy, num_processes)
+    cases = {"", "tied", "bf16 masters", "checkpointed", "fp8", "chunked", "planted"}
+    cases |= {"fp8 head", "chunked fp8 head"}
+    cases |= {"resident", "half"} if strategy == "fsdp2" else set()
+    found = {case: result for case, result in found.items() if case[0] in "12"}
+    assert set(found) == {f"{accumulation}-{case}" for accumulation in (1, 2) for case in cases}
+    for case, result in found.items():
+        # Fused AdamW treats each number by itself, so nothing at all may differ.
+        assert result["difference"] == 0, case
+        assert result["moved"] == (1 if "planted" not in case else pytest.approx(18 / 21)), case
+        plain, own = result["norms"]
+        # BF16 masters have BF16 gradients, whose norm the plain path rounds to BF16.
+        assert own == pytest.approx(plain, rel=4e-3 if "bf16" in case else 1e-5), case
+
+
+@pytest.mark.parametrize(("strategy", "num_processes"), STARTS)
+@pytest.mark.parametrize(("plain", "chunked"), [("", "chunked"), ("fp8 head", "chunked fp8 head")])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_chunked_head_trains_as_the_plain_one(
+    compared: Callable[..., dict[str, Any]], strategy: str, num_processes: int,
+    plain: str, chunked: str, accumulation: int,
+) -> None:  # fmt: skip
+    found = compared(strategy, num_processes)
+    expected, own = (found[f"{accumulation}-{case}"]["norms"][0] for case in (plain, chunked))
+    assert own[0] == pytest.approx(expected[0], rel=2e-3)
+    # Another rounding of small gradients turns some of Adam's steps around, in FP8 more of them.
+    assert own == pytest.approx(expected, rel=0.05 if "fp8" in plain else 0.01)
+
+
+@pytest.mark.parametrize(("strategy", "num_processes"), STARTS)
+def test_only_one_layers_gradients_are_ever_alive(
+    compared: Callable[..., dict[str, Any]], strategy: str, num_processes: int
+) -> None:
+    found = compared(strategy, num_processes)
+    for case in ("1-", "1-checkpointed", "1-chunked"):
+        assert found[case]["most_alive"] < 0.4, case  # two layers, an embedding and a head
+    # Accumulating, one process keeps all of them; FSDP2 keeps them unsharded, elsewhere.
+    assert found["2-"]["most_alive"] == (1 if strategy == "none" else found["1-"]["most_alive"])
+
+
+@pytest.mark.parametrize(("strategy", "num_processes"), STARTS)
+@pytest.mark.parametrize("case", ["1-", "2-", "1-fp8", "2-fp8", "1-bf16 masters", "2-bf16 masters"])
+def test_the_update_clips_sharded_gradients_as_a_pass_before_it_would(
+    compared: Callable[..., dict[str, Any]], strategy: str, num_processes: int, case: str
+) -> None:
+    found = compared(strategy, num_processes)[f"clipping-{case}"]
+    plain, own = found["norms"]
+    assert own[0] == pytest.approx(plain[0], rel=1e-6)
+    assert min(plain) > 0.1  # so that every step clips
+    # Rounding turns some of Adam's steps around, where there is next to nothing to divide.
+    assert own == pytest.approx(plain, rel=0.05)
+    assert found["mean_difference"] < 5e-5  # of weights that moved by 1e-2 and more
+
+
+def test_gathering_can_be_tuned_without_changing_weights(
+    compared: Callable[..., dict[str, Any]],
+) -> None:
+    found = compared("fsdp2", 2)["gathering"]
+    # 14 weights; in each step but the first two layers forward, and one of them again backward.
+    assert found["num_casts"] == 4 * (14 + 7)
+    assert found["difference"] == 0
+    assert found["kept"] == {"True": [False, False], "half": [False, True], "False": [True, True]}
+
+
+def test_gradients_reduced_in_our_ways_are_the_same(
+    compared: Callable[..., dict[str, Any]],
+) -> None:
+    found = compared("fsdp2", 2)["reducing"]
+    plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
+    assert found["used"] == [[plain], [shared], [plain, "foreach"]]
+    assert found["difference"] == 0
+
+
+TUNED = [
+    {"strategy": "none"},
+    {"strategy": "none", "precision": "fp8", "gradient_accumulation_steps": 2,
+     "untrained": "*.q_proj", "lr_schedule": "linear"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8"},
+    {"strategy": "ddp", "num_gpus": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", TUNED, ids=lambda v: f"{v['strategy']}-{v.get('precision')}")
+def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str, Any]) -> None:
+    (plain, plain_dir), (tuned, tuned_dir) = run(**values), run(**values, path="tuned")
+    rows, own_rows = read_metrics(plain_dir), read_metrics(tuned_dir)
+    assert [row["loss"] for row in own_rows] == pytest.approx(
+        [row["loss"] for row in rows], abs=5e-3
+    )
+    assert own_rows[0]["gradient_norm"] == pytest.approx(rows[0]["gradient_norm"], rel=1e-3)
+    assert own_rows[1]["gradient_norm"] is None
+    assert problems(tuned.audit) == cautions(tuned.audit) == []
+    for name in ("num_trainable", "num_planted", "master_dtypes", "gradient_dtypes",
+                 "optimizer_state_dtypes", "skipped"):  # fmt: skip
+        assert tuned.audit[name] == plain.audit[name], name
+    assert tuned.model == plain.model  # the FLOPs too
+    memory, plain_memory = (r.instruments["memory"] for r in (tuned, plain))
+    assert memory["optimizer_gib"] == plain_memory["optimizer_gib"]
+    saves = values["strategy"] != "ddp" and "gradient_accumulation_steps" not in values
+    assert (memory["gradients_gib"] < 0.3 * plain_memory["gradients_gib"]) == saves
+
+
+def model_folder(parent: Path, **settings: Any) -> str:
+    """Make a folder with a tiny model's configuration and return its path."""
+    folder = parent / "model"
+    folder.mkdir()
+    shape = {
+        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape | settings))
+    return str(folder)
+
+
+def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    model = model_folder(tmp_path, model_type="granite", logits_scaling=8.0)
+    values = TINY | {"model": model, "strategy": "none", "loss_head": "chunked"}
+    with pytest.raises(RunFailed, match="loss_head: 'chunked' does not suit Granite"):
+        launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+
+
+def test_a_tuned_model_that_needs_its_masks_keeps_them_and_says_so(tmp_path: Path) -> None:
+    model = model_folder(tmp_path, model_type="mistral", sliding_window=8)
+    values = TINY | {"model": model, "strategy": "none"}
+    losses = []
+    for path in ("plain", "tuned"):
+        record = launch(
+            make_config(values | {"path": path}), tmp_path / path, show=str, machine=CPU
+        )
+        said = [w for w in record.warnings if w.startswith("attention_mask")]
+        assert len(said) == (path == "tuned")
+        losses.append([row["loss"] for row in read_metrics(tmp_path / path)])
+    assert "window of 8 tokens" in said[0]
+    assert losses[1] == pytest.approx(losses[0], abs=5e-3)

@@ -1,0 +1,233 @@
+"""Train in both ways of updating and write down how far the weights differ.
+
+    python updates_worker.py OUT.json                               strategy=none
+    torchrun --nproc-per-node N updates_worker.py OUT.json          strategy=fsdp2
+
+Everything runs in one group of processes: starting one takes far longer than five tiny steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.state import AcceleratorState, GradientState
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import fp8study.model.gathering
+from fp8study.core.config import RunConfig, make_config
+from fp8study.core.presets import PRESETS
+from fp8study.model import loss_head
+from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
+from fp8study.model.updates import make_updates, parameter_groups
+
+NUM_STEPS = 5
+CHANGES: dict[str, dict[str, Any]] = {
+    "": {},
+    "tied": {},
+    "bf16 masters": {"master_dtype": "bf16"},
+    "checkpointed": {"activation_checkpointing": True},
+    "resident": {"reshard_after_forward": False},
+    "half": {"reshard_after_forward": "half"},
+    "fp8": {"precision": "fp8"},
+    "chunked": {"loss_head": "chunked"},
+    "fp8 head": {"precision": "fp8_rowwise", "skip": ""},
+    "chunked fp8 head": {"precision": "fp8_rowwise", "skip": "", "loss_head": "chunked"},
+    "planted": {"untrained": "model.layers.0.mlp.*"},
+}
+
+
+def tiny(config: RunConfig, tied: bool) -> Any:
+    values = PRESETS["tiny-llama"] | {
+        "num_hidden_layers": 2, "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+        "head_dim": 16, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
+    settings = AutoConfig.for_model(**values)
+    settings.use_cache = False
+    return AutoModelForCausalLM.from_config(settings, dtype=dtype).train()
+
+
+def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float], float]:
+    """Return the weights after the last step, each step's gradient norm, and the most gradients.
+
+    The last is the largest share of the gradients that was alive at an update.
+    """
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    model = tiny(config, tied)
+    accelerator = make_accelerator(config, model, emulate=True)
+
+    def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameter_groups(config, model), lr=1.0, fused=True)
+
+    model, optimizer = prepare(config, accelerator, model, adamw, emulate=True)
+    updates = make_updates(config, model, optimizer, after_update(config, model))
+    parameters = list(model.parameters())
+    generator = torch.Generator().manual_seed(PartialState().process_index)
+    norms, most_alive = [], 0.0
+
+    def look(_: Any) -> None:
+        nonlocal most_alive
+        alive = sum(p.numel() for p in parameters if p.grad is not None)
+        most_alive = max(most_alive, alive / sum(p.numel() for p in parameters))
+
+    for step in range(NUM_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 / (step + 1)
+        for micro_step in range(config.gradient_accumulation_steps):
+            is_last = micro_step == config.gradient_accumulation_steps - 1
+            if is_last:
+                updates.expect(wants_norm=True, look=look)
+            ids = torch.randint(0, 256, (2, 16), generator=generator)
+            with gradient_sync(model, is_last):
+                loss = model(input_ids=ids, labels=ids).loss
+                (loss / config.gradient_accumulation_steps).backward()
+        norm = updates.finish()
+        assert norm is not None
+        norms.append(float(norm))
+    weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
+
+
+def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
+    """Compare gradients scaled by the update's own kernel with gradients scaled before it."""
+    results = []
+    for where in ("separate", "in_update"):
+        values = {
+            "model": "tiny-llama", "strategy": strategy, "num_gpus": num_gpus, "compile": False,
+            "max_grad_norm": 0.1, "clipping": where,
+        }  # fmt: skip
+        results.append(train(make_config(values | changes), tied=False))
+    (expected, norms, _), (weights, own_norms, _) = results
+    differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
+    return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
+
+
+def reducing(num_gpus: int) -> dict[str, Any]:
+    """Compare gradients copied and reduced in our ways; return what has done it."""
+    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1}
+    used: list[set[str]] = []
+    reduce, copy = fsdp.DefaultReduceScatter.__call__, torch._foreach_copy_
+
+    def watched(self: Any, *arguments: Any, **named: Any) -> Any:
+        used[-1].add(type(self).__name__)
+        return reduce(self, *arguments, **named)
+
+    def watched_copy(targets: Any, sources: Any) -> None:
+        if targets[0].dtype == torch.float32 != sources[0].dtype:  # else weights are gathered
+            used[-1].add("foreach")
+        copy(targets, sources)
+
+    fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
+    torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
+    results = []
+    # The last one holds for the rest of the process.
+    for changes in ({}, {"gradient_pool": "shared"}, {"gradient_copy": "foreach"}):
+        used.append(set())
+        results.append(train(make_config(values | changes), tied=False)[0])
+    torch._foreach_copy_ = copy
+    expected, *others = results
+    return {
+        "used": [sorted(names) for names in used],
+        "difference": max(
+            float((a - b).abs().max())
+            for weights in others
+            for a, b in zip(weights, expected, strict=True)
+        ),
+    }
+
+
+def gathering(num_gpus: int) -> dict[str, Any]:
+    """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
+    values = {"model": "tiny-llama", "num_gpus": num_gpus}
+    fp8 = values | {"precision": "fp8"}
+    expected, _, _ = train(make_config(fp8), tied=False)
+    num_casts, cast = 0, fp8study.model.gathering._cast
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        nonlocal num_casts
+        num_casts += 1
+        return cast(*arguments)
+
+    fp8study.model.gathering._cast = counted
+    changes = {"gather_cast": "compiled", "reshard_after_forward": "half"}
+    weights, _, _ = train(make_config(fp8 | changes), tied=False)
+    kept = {}
+    for reshard in (True, "half", False):
+        config = make_config(values | {"compile": False, "reshard_after_forward": reshard})
+        AcceleratorState._reset_state()
+        model = tiny(config, tied=False)
+        accelerator = make_accelerator(config, model, emulate=True)
+        model, _ = prepare(
+            config, accelerator, model, lambda m: torch.optim.SGD(m.parameters()), emulate=True
+        )
+        ids = torch.zeros(1, 16, dtype=torch.int64)
+        model(input_ids=ids, labels=ids)
+        kept[str(reshard)] = [
+            not isinstance(layer.self_attn.q_proj.weight, DTensor) for layer in model.model.layers
+        ]
+    return {
+        "num_casts": num_casts,
+        "difference": max(
+            float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
+        ),
+        "kept": kept,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Compare all combinations that can hold."""
+    state = PartialState(cpu=True)
+    loss_head.CHUNK = 20  # of 32 tokens a process
+    strategy = "fsdp2" if dist.is_initialized() else "none"
+    found: dict[str, Any] = {}
+    for accumulation, (name, changes) in itertools.product((1, 2), CHANGES.items()):
+        if name in ("resident", "half") and strategy == "none":
+            continue
+        results = []
+        for when in ("after_backward", "in_backward"):
+            values = {
+                "model": "tiny-llama", "strategy": strategy, "compile": False,
+                "num_gpus": state.num_processes, "gradient_accumulation_steps": accumulation,
+                "optimizer_step": when,
+            }  # fmt: skip
+            results.append(train(make_config(values | changes), tied=name == "tied"))
+        (expected, norms, _), (weights, own_norms, most_alive) = results
+        start = [
+            p.detach() for p in tiny(make_config(values | changes), name == "tied").parameters()
+        ]
+        found[f"{accumulation}-{name}"] = {
+            "difference": max(
+                float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
+            ),
+            "moved": sum(
+                not torch.equal(a, b) for a, b in zip(weights, start, strict=True)
+            ) / len(start),
+            "norms": [norms, own_norms],
+            "most_alive": most_alive,
+        }  # fmt: skip
+    for name, accumulation in itertools.product(("", "fp8", "bf16 masters"), (1, 2)):
+        changes = CHANGES[name] | {"gradient_accumulation_steps": accumulation}
+        case = f"clipping-{accumulation}-{name}"
+        found[case] = clipping(strategy, state.num_processes, **changes)
+    if state.num_processes > 1:
+        found["gathering"] = gathering(state.num_processes)
+        found["reducing"] = reducing(state.num_processes)
+    if state.is_main_process:
+        Path(sys.argv[1]).write_text(json.dumps(found))
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.presets import hf_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# transformers' models look for GPUs as they are imported, which must not be before the run has
+# taken its own (`fp8study.run.claim`): so they are imported where they are used.
 
 
 def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
@@ -24,6 +31,8 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
     Raises:
         UserError: As `hf_config`, or it is no causal language model.
     """
+    from transformers import AutoModelForCausalLM
+
     config = hf_config(model)
     torch.manual_seed(seed)
     try:
@@ -44,6 +53,8 @@ def import_model_code(model: str) -> None:
     Raises:
         UserError: As `hf_config`.
     """
+    from transformers import AutoModelForCausalLM
+
     kind = type(hf_config(model))
     if kind in AutoModelForCausalLM._model_mapping:
         AutoModelForCausalLM._model_mapping[kind]  # a lazy mapping: looking is importing

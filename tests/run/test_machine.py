@@ -1,4 +1,5 @@
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,12 @@ from fp8study.run.machine import (
     Machine,
     git_state,
     gpu_link,
+    host_hash,
     machine_facts,
     this_machine,
     versions,
 )
+from tests.checkout import ROOT, run_python
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "FP8STUDY_SOMETHING")
 
@@ -280,3 +283,10 @@ def test_the_chosen_allocator_reaches_the_training_processes(
     assert found(chosen, Machine((H200,), 8)) == expected
     assert found(make_config({}), Machine((H200,), 8)) == before
     assert found(chosen, Machine((), 2)) == before
+
+
+def test_processes_of_one_host_give_it_one_hash() -> None:
+    code = "from fp8study.run.machine import host_hash; print(host_hash())"
+    seen = {run_python(ROOT, "-c", code).stdout.strip() for _ in range(2)}
+    assert seen == {host_hash()}
+    assert platform.node() not in host_hash()

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +123,12 @@ def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any
 
 
 def host_hash() -> str:
-    """Return what tells one host from another without naming it."""
-    return hashlib.sha256(f"fp8study {platform.node()} {uuid.getnode()}".encode()).hexdigest()[:12]
+    """Return what tells one host from another without naming it.
+
+    From its name alone: where a virtual machine has no network card, `uuid.getnode` draws another
+    number in each process.
+    """
+    return hashlib.sha256(f"fp8study {platform.node()}".encode()).hexdigest()[:12]
 
 
 def memory_gib() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import os
 import warnings
@@ -283,14 +284,21 @@ def find_results(start: Path | None = None) -> Path:
 
 
 def load_report(results_dir: Path | None = None) -> Report:
-    """Read all records once and compute the tables that several pages use.
+    """Read all records and compute the tables that several pages use; once, while no file changes.
 
     Args:
         results_dir: Holds ``local/`` and ``reference/``; none: `find_results`.
     """
+    folder = results_dir or find_results()
+    stats = ((path, path.stat()) for path in folder.rglob("*"))
+    return _load(folder, frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: Path, state: frozenset[tuple[Path, int, int]]) -> Report:
+    """Load the report of a folder whose files are in this `state`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        folder = results_dir or find_results()
         stored = load_runs(folder)
     return report_of(
         stored,

@@ -34,7 +34,7 @@ def render_report(only_if_changed: bool = False) -> Path:
         return index
     quarto = shutil.which("quarto")
     if quarto is None:
-        render_site(project)
+        render_site(project, preload="fp8study.report.page:load_report")
     else:
         _render_with_quarto(quarto, project)
     stamp.write_text(inputs)

@@ -1,160 +1,186 @@
-"""Run the cells and inline expressions of a page in one fresh kernel."""
+"""Run the cells of a page and put what they show in their places, as Markdown."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
 import re
-import sys
-import tempfile
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
-from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, DeadKernelError
-from nbformat import NotebookNode
+from IPython.core.displayhook import CapturingDisplayHook
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from fp8study.core.errors import UserError
-from fp8study.report.site.config import Html
-from fp8study.report.site.qmd import Cell, Inline, Page, Prose
+from fp8study.report.site.qmd import CellOptions, Code, Page, Prose
 
-Output = dict[str, Any]
-
-# What Quarto's own setup cell does, so that figures come out the same size in both.
-SETUP = """
-def _set_up_figures():
-    try:
-        import matplotlib.pyplot as plt
-        from matplotlib_inline.backend_inline import set_matplotlib_formats
-    except ImportError:
-        return
-    plt.rcParams["figure.figsize"] = ({width}, {height})
-    plt.rcParams["figure.dpi"] = {dpi}
-    plt.rcParams["savefig.dpi"] = "figure"
-    set_matplotlib_formats("retina")
-
-_set_up_figures()
-del _set_up_figures
-"""
+# The first of these that an output offers is shown, as in Quarto's HTML format.
+PREFERENCE = ("text/html", "text/markdown", "image/png", "text/plain")
+# What a notebook prints beside a figure: the values of plotting calls.
+PLOT_VALUES = re.compile(r"\[?<(matplotlib|seaborn|Axes)|array\(\[<Axes|Text\(")
+MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!$@|~^\"'])")
 
 
-class _ThisPython(KernelSpecManager):
-    """Start a given interpreter, whatever kernels are installed on the machine."""
+def start_shell() -> InteractiveShell:
+    """Start the IPython in which cells run, with figures of the size and kind that Quarto asks for.
 
-    def __init__(self, python: str, ipython_dir: str) -> None:
-        super().__init__()
-        self._spec = KernelSpec(
-            argv=[
-                *(python, "-m", "ipykernel_launcher", "-f", "{connection_file}"),
-                *("--HistoryManager.enabled=False", "--log-level=ERROR"),
-            ],
-            display_name="Python 3",
-            language="python",
-            env={
-                # A fixed order of sets, the inline backend whatever the caller's shell says,
-                # and no personal IPython profile: the same page gives the same bytes.
-                "PYTHONHASHSEED": "0",
-                "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-                "IPYTHONDIR": ipython_dir,
-            },
-        )
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        return self._spec
-
-
-def run_page(page: Page, cwd: Path, html: Html, python: str | None = None) -> list[list[Output]]:
-    """Execute a page.
-
-    Args:
-        page: the parsed page.
-        cwd: the folder in which its cells run.
-        html: for the default size of figures.
-        python: the interpreter of the kernel; None means this one.
-
-    Returns:
-        For each part of the page its Jupyter outputs; none for prose and for cells that
-        are not to be evaluated.
-
-    Raises:
-        UserError: a cell or an inline expression failed, or the kernel did.
+    The variables MPLBACKEND and IPYTHONDIR decide about the backend and the personal profile.
     """
-    cells = [
-        nbformat.v4.new_code_cell(
-            SETUP.format(width=html.fig_width, height=html.fig_height, dpi=html.fig_dpi)
-        )
-    ]
-    cells += [_to_jupyter(part) for part in page.parts]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    with tempfile.TemporaryDirectory(prefix="fp8study-ipython-") as ipython_dir:
-        manager = AsyncKernelManager(
-            kernel_name="python3",
-            kernel_spec_manager=_ThisPython(python or sys.executable, ipython_dir),
-        )
-        client = NotebookClient(
-            notebook,
-            km=manager,
-            timeout=None,
-            resources={"metadata": {"path": str(cwd)}},
-            # Streams arrive in chunks of any size; joined, they are the same each time.
-            coalesce_streams=True,
-        )
-        try:
-            _run_cells(client, page)
-        except (DeadKernelError, RuntimeError, OSError) as error:
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    import matplotlib.pyplot as plt
+    from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+    plt.rcParams.update({"figure.figsize": (7, 5), "figure.dpi": 96, "savefig.dpi": "figure"})
+    set_matplotlib_formats("retina")
+    return shell
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One output as Markdown."""
+
+    mime: str
+    markdown: str
+
+
+class PageRun:
+    """One page in a shell that no other page has used."""
+
+    def __init__(self, page: Page, build: Path, shell: InteractiveShell) -> None:
+        self.page = page
+        self.build = build
+        self.shell = shell
+        self.shell.display_pub = CapturingDisplayPublisher()
+        self.outputs: list[dict[str, Any]] = self.shell.display_pub.outputs
+        self.value: Any = None
+        self.capture = CapturingDisplayHook(shell, self.outputs)
+        self.shell.display_trap.hook = self._take_value
+
+    def _take_value(self, value: Any) -> None:
+        """Stand in for what prints a cell's value."""
+        self.value = value
+        self.capture(value)
+
+    def markdown(self) -> str:
+        """Run the page in the current folder and return its Markdown; write its figures.
+
+        Raises:
+            UserError: a cell fails, or shows something else than its label says.
+        """
+        parts = enumerate(self.page.parts, start=1)
+        return "".join(self._part(part, f"cell-{number}") for number, part in parts)
+
+    def _part(self, part: Prose | Code, name: str) -> str:
+        if isinstance(part, Prose):
+            return part.text
+        if part.options is None:
+            return self._inline(part)
+        shown = self._shown(part, part.options, part.options.label or name)
+        return f"\n{_floated(part.options, shown, self._at(part.line))}\n\n"
+
+    def _run(self, code: Code) -> str:
+        """Return what a cell printed; leave its value and what it displayed."""
+        self.outputs.clear()
+        self.value = None
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            result = self.shell.run_cell(code.source)
+        error = result.error_before_exec or result.error_in_exec
+        if error is None:
+            return printed.getvalue()
+        what = f"inline code `{code.source}`"
+        if code.options is not None:
+            label = code.options.label
+            what = f"{f'cell `{label}`' if label else 'the cell'} (code from line {code.line})"
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        at = self._at(code.line + _failing_line(error) - 1)
+        raise UserError(f"{at}: {what} failed with {reason}; mend it.") from error
+
+    def _inline(self, code: Code) -> str:
+        """Show a text literally, Markdown as such, and any other value as it prints."""
+        self._run(code)
+        value = self.value
+        if value is None:
             raise UserError(
-                f"{page.where}: the Python kernel stopped ({_one_line(str(error))}); check "
-                f"that `{python or sys.executable} -m ipykernel_launcher --version` works."
-            ) from error
-    return [list(cell.get("outputs", [])) for cell in notebook.cells[1:]]
+                f"{self._at(code.line)}: inline code `{code.source}` gives no text; "
+                "use an expression that has a value."
+            )
+        if isinstance(value, str):
+            return MARKUP.sub(r"\\\1", " ".join(value.split()))
+        data = self.outputs[-1]["data"]
+        return str(data.get("text/markdown", data["text/plain"]))
 
-
-def _to_jupyter(part: Prose | Inline | Cell) -> NotebookNode:
-    if isinstance(part, Cell) and part.eval:
-        return nbformat.v4.new_code_cell(part.code)
-    if isinstance(part, Inline):
-        return nbformat.v4.new_code_cell(part.expression)
-    return nbformat.v4.new_markdown_cell("")
-
-
-def _run_cells(client: NotebookClient, page: Page) -> None:
-    with client.setup_kernel():
-        for index, cell in enumerate(client.nb.cells):
-            if cell.cell_type != "code":
+    def _shown(self, code: Code, options: CellOptions, name: str) -> list[_Shown]:
+        printed = self._run(code)
+        shown = [_Shown("text/plain", _fenced(printed, ""))] if printed.strip() else []
+        for output in self.outputs:
+            data = output["data"]
+            mime = next((mime for mime in PREFERENCE if mime in data), None)
+            if mime is None:
+                raise UserError(
+                    f"{self._at(code.line)}: an output of type {', '.join(data)} cannot be shown; "
+                    "display text, Markdown, HTML or PNG."
+                )
+            value = data[mime]
+            if mime == "text/plain" and PLOT_VALUES.match(value):
                 continue
-            try:
-                client.execute_cell(cell, index)
-            except CellExecutionError as error:
-                if index == 0:
-                    raise UserError(f"{page.where}: set-up failed: {error.evalue}") from error
-                raise _failure(page, page.parts[index - 1], cell, error) from error
+            if mime == "image/png":
+                number = sum(one.mime == mime for one in shown) + 1
+                size = (output["metadata"] or {}).get(mime, {})
+                value = self._image(value, f"{name}-output-{number}", options.fig_alt, size)
+            elif mime != "text/markdown":
+                value = _fenced(value, "{=html}" if mime == "text/html" else "")
+            shown.append(_Shown(mime, value))
+        return shown
+
+    def _image(self, png: str | bytes, name: str, alt: str | None, size: dict[str, int]) -> str:
+        file = Path(f"{Path(self.page.name).stem}_files", "figure-html", f"{name}.png")
+        path = self.build / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(png) if isinstance(png, str) else png)
+        attributes: dict[str, object] = {"fig-alt": alt or ""}
+        attributes |= {key: size[key] for key in ("width", "height") if key in size}
+        text = " ".join(f"{key}={_quoted(str(value))}" for key, value in attributes.items())
+        return f"![]({file.as_posix()}){{{text}}}"
+
+    def _at(self, line: int) -> str:
+        return f"{self.page.where}:{line}"
 
 
-def _failure(
-    page: Page, part: Prose | Inline | Cell, cell: NotebookNode, error: CellExecutionError
-) -> UserError:
-    reason = f"{error.ename}: {_one_line(error.evalue)}"
-    if isinstance(part, Inline):
-        what = f"inline code `{part.expression}`"
-        return UserError(f"{page.where}:{part.line}: {what} failed with {reason}; mend it.")
-    assert isinstance(part, Cell)
-    line = part.line + _failing_line(cell) - 1
-    what = f"cell `{part.label}`" if part.label else "the cell"
-    return UserError(
-        f"{page.where}:{line}: {what} (code from line {part.line}) failed with {reason}; mend it."
-    )
-
-
-def _failing_line(cell: NotebookNode) -> int:
+def _failing_line(error: BaseException) -> int:
     """Return the line of the cell, from 1, on which its exception was raised."""
-    for output in cell.get("outputs", []):
-        traceback = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.get("traceback", [])))
-        if match := re.search(r"Cell In\s*\[\d+\], line (\d+)", traceback):
-            return int(match.group(1))
-    return 1
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename.startswith("<ipython-input")]
+    own = error.lineno if isinstance(error, SyntaxError) else None
+    return next(iter(lines), own) or 1
 
 
-def _one_line(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines()]
-    return lines[0] if lines else ""
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _fenced(text: str, info: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{info}\n{text.rstrip()}\n{fence}"
+
+
+def _floated(options: CellOptions, shown: list[_Shown], at: str) -> str:
+    """Wrap the figure or table of a labelled cell in the div that Quarto numbers."""
+    label = options.label
+    if label is None:
+        return "\n\n".join(one.markdown for one in shown)
+    wanted = ["image/png"] if label.startswith("fig-") else ["text/html", "text/markdown"]
+    if len(shown) != 1 or shown[0].mime not in wanted:
+        raise UserError(
+            f"{at}: cell `{label}` must show exactly one output, of type {' or '.join(wanted)}, "
+            f"not {[one.mime for one in shown]}; split the cell or change its label."
+        )
+    caption = options.fig_cap or options.tbl_cap
+    return f"::: {{#{label}}}\n\n{shown[0].markdown}\n\n{caption}\n\n:::"

@@ -1,73 +1,65 @@
-"""Point links at rendered pages and bring the files that a page shows into the site."""
+"""Check the links of a finished site, and bring the files that its pages point at."""
 
 from __future__ import annotations
 
-import re
 import shutil
-from pathlib import Path, PurePosixPath
-from urllib.parse import unquote
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from fp8study.core.errors import UserError
 from fp8study.report.site.config import Site
-from fp8study.report.site.pandoc import Node, Nodes, find, take_attribute
-
-ELSEWHERE = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*:|//|#|$)")
 
 
-def resolve_links(blocks: Nodes, site: Site, page: str, output_dir: Path) -> None:
-    """Rewrite the links of a page in place, and copy what they need.
+class _Anchors(HTMLParser):
+    """Where a page can be entered, and where it leads."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.ids: Counter[str] = Counter()
+        self.targets: list[str] = []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids[value] += 1
+            if name in ("href", "src") and value:
+                self.targets.append(value)
+
+
+def check_links(site: Site, build: Path) -> None:
+    """Follow every local link of a site; copy the project's files that are linked to.
 
     Args:
-        blocks: the page's pandoc blocks.
         site: the project.
-        page: the page's path relative to the project.
-        output_dir: where the site is being built.
+        build: the finished pages, their figures and the style.
 
     Raises:
-        UserError: a local link or image leads nowhere, or out of the project.
+        UserError: a link leads nowhere or out of the project, or a label is used twice.
     """
-    for link in find(blocks, "Link"):
-        link["c"][2][0] = _target(link["c"][2][0], site, page, output_dir)
-    for image in find(blocks, "Image"):
-        image["c"][2][0] = _target(image["c"][2][0], site, page, output_dir)
-        _alternative_text(image)
-
-
-def _alternative_text(image: Node) -> None:
-    attr = image["c"][0]
-    alt = take_attribute(attr, "fig-alt")
-    if alt is not None:
-        attr[2].append(["alt", alt])
-
-
-def _target(target: str, site: Site, page: str, output_dir: Path) -> str:
-    if ELSEWHERE.match(target):
-        return target
-    path_text, mark, fragment = target.partition("#")
-    folder = (site.root / page).parent
-    path = (folder / unquote(path_text)).resolve()
-    where = site.where(page)
-    if target.startswith("/") or not path.is_relative_to(site.root):
-        raise UserError(
-            f"{where}: link `{target}` leaves the project folder, so a site could not hold it; "
-            "use a full URL or a path within the folder."
-        )
-    name = path.relative_to(site.root).as_posix()
-    if name.endswith(".html"):
-        source = name.removesuffix(".html") + ".qmd"
-        name = source if source in site.pages else name
-    if name.endswith(".qmd"):
-        if name not in site.pages:
-            raise UserError(f"{where}: link `{target}` is to no page of this site; correct it.")
-        return str(PurePosixPath(path_text).with_suffix(".html")) + mark + fragment
-    _bring(path, output_dir / name, f"{where}: link `{target}`")
-    return target
+    pages = {file: _Anchors(file) for file in sorted(build.glob("*.html"))}
+    for file, page in pages.items():
+        where = site.where(f"{file.stem}.qmd")
+        for label in (label for label, count in page.ids.items() if count > 1):
+            raise UserError(f"{where}: label `{label}` is used twice; give each its own.")
+        for target in page.targets:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                continue
+            linked = build / Path(unquote(parts.path)) if parts.path else file
+            if not linked.resolve().is_relative_to(build.resolve()):
+                raise UserError(f"{where}: link `{target}` leaves the project; use a full URL.")
+            _bring(site.root / linked.relative_to(build), linked, f"{where}: link `{target}`")
+            if parts.fragment and linked in pages and parts.fragment not in pages[linked].ids:
+                raise UserError(f"{where}: link `{target}` is to no label of that page; mend it.")
 
 
 def _bring(source: Path, target: Path, what: str) -> None:
-    if target.is_file():  # a figure that a cell has just drawn
+    if target.is_file():
         return
-    if not source.is_file():
-        raise UserError(f"{what} is to no file; create {source} or correct the link.")
+    if not source.is_file() or source.suffix == ".qmd":
+        raise UserError(f"{what} leads nowhere; create {source.name} or correct the link.")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)

@@ -1,115 +1,97 @@
-"""A thin layer over pandoc and its JSON document tree."""
+"""Turn a page's Markdown into its HTML: one call of pandoc, with our filter and template."""
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Sequence
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pypandoc
 
 from fp8study.core.errors import UserError
+from fp8study.report.site.config import Config
+from fp8study.report.site.qmd import Page
 
-Node = dict[str, Any]
-Nodes = list[Any]
-
-
-def run(text: str, source: str, target: str, arguments: Sequence[str] = ()) -> str:
-    """Convert `text` with pandoc, raising a `UserError` where pandoc is missing or refuses."""
-    try:
-        return pypandoc.convert_text(text, target, format=source, extra_args=list(arguments))
-    except OSError as error:
-        raise UserError(f"pandoc is not there ({error}); pip install pypandoc_binary.") from error
-    except RuntimeError as error:
-        raise UserError(f"pandoc failed: {' '.join(str(error).split())}") from error
+HERE = Path(__file__).parent
 
 
-def read(text: str, source: str = "markdown") -> Node:
-    """Parse `text` to a pandoc document tree."""
-    return json.loads(run(text, source, "json"))
-
-
-@functools.lru_cache(maxsize=256)
-def _read_inlines(text: str) -> str:
-    return json.dumps(read(text)["blocks"][0]["c"])
-
-
-def read_inlines(text: str) -> Nodes:
-    """Parse one line of Markdown to inlines."""
-    return json.loads(_read_inlines(text))
-
-
-def walk(node: Any, action: Callable[[Node], Nodes | None]) -> Any:
-    """Rebuild a tree in document order.
+def write_html(page: Page, markdown: str, config: Config, scratch: Path) -> str:
+    """Return the HTML of a page.
 
     Args:
-        node: any part of a document tree.
-        action: given an element, it returns what takes its place, or None to keep it and
-            look within. What it returns is not looked into again.
+        page: for its front matter, and to tell the line of what is wrong.
+        markdown: the page with what its cells show.
+        config: for what all pages share.
+        scratch: a folder for pandoc's options.
 
-    Returns:
-        The rebuilt tree.
+    Raises:
+        UserError: the filter refuses something on the page, or pandoc is missing.
     """
-    if isinstance(node, dict):
-        return {key: walk(value, action) for key, value in node.items()}
-    if not isinstance(node, list):
-        return node
-    rebuilt: Nodes = []
-    for item in node:
-        is_element = isinstance(item, dict) and "t" in item
-        replacement = action(item) if is_element else None
-        rebuilt += [walk(item, action)] if replacement is None else replacement
-    return rebuilt
+    # JSON is YAML, and unlike YAML's own writer never breaks a long line.
+    front = json.dumps(page.front.model_dump(exclude_defaults=True))
+    options = scratch / f"{page.name}.yaml"
+    options.write_text(json.dumps(_options(page.name, config)), encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [pypandoc.get_pandoc_path(), f"--defaults={options}"],
+            input=f"---\n{front}\n---\n\n{markdown}",
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
+        )
+    except OSError as error:
+        raise UserError(f"pandoc is not there ({error}); pip install pypandoc_binary.") from error
+    if done.returncode:
+        reason = " ".join(done.stderr.split())
+        raise UserError(f"{_place(page, reason)}: {reason}")
+    return done.stdout
 
 
-def find(node: Any, kind: str) -> list[Node]:
-    """Return the elements of one type, in document order."""
-    if isinstance(node, list):
-        return [found for item in node for found in find(item, kind)]
-    if not isinstance(node, dict):
-        return []
-    here = [node] if node.get("t") == kind else []
-    return here + find(node.get("c"), kind)
+def _options(name: str, config: Config) -> dict[str, Any]:
+    """What pandoc calls a defaults file; text in its metadata is literal."""
+    website = config.website
+    nav = [
+        {"href": Path(item.href).with_suffix(".html").name, "text": item.text}
+        | ({"current": True} if item.href == name else {})
+        for item in website.navbar.left
+    ]
+    metadata = {
+        "site-title": website.title,
+        "site-description": website.description,
+        "nav": nav,
+        **({"favicon": website.favicon} if website.favicon else {}),
+        **({"date": _today()} if config.date else {}),
+    }
+    return {
+        "from": "markdown",
+        "to": "html5",
+        "standalone": True,
+        "template": str(HERE / "template.html"),
+        "filters": [str(HERE / "filter.lua")],
+        "html-math-method": {"method": "mathml"},
+        "table-of-contents": config.format.html.toc,
+        "wrap": "preserve",
+        "metadata": metadata,
+    }
 
 
-def attributes(node: Node) -> Nodes:
-    """Return the `[identifier, classes, key-value pairs]` of an element that has them."""
-    content = node["c"]
-    return content[1] if node["t"] == "Header" else content[0]
+def _today() -> str:
+    """Return the date, in UTC, or that of SOURCE_DATE_EPOCH: the same input, the same bytes."""
+    return time.strftime(
+        "%Y-%m-%d", time.gmtime(float(os.environ.get("SOURCE_DATE_EPOCH", time.time())))
+    )
 
 
-def take_attribute(attr: Nodes, key: str) -> str | None:
-    """Remove a key-value pair from `attr` and return its value, None where it has none."""
-    found = [value for name, value in attr[2] if name == key]
-    attr[2] = [pair for pair in attr[2] if pair[0] != key]
-    return str(found[0]) if found else None
-
-
-def string(text: str) -> Node:
-    """Return a text inline."""
-    return {"t": "Str", "c": text}
-
-
-def div(classes: list[str], blocks: Nodes, identifier: str = "") -> Node:
-    """Return a div block."""
-    return {"t": "Div", "c": [[identifier, classes, []], blocks]}
-
-
-def raw_html(text: str) -> Node:
-    """Return a block of literal HTML."""
-    return {"t": "RawBlock", "c": ["html", text]}
-
-
-def plain_text(node: Any) -> str:
-    """Return the text within a part of a tree, without its markup."""
-    if isinstance(node, list):
-        return "".join(plain_text(item) for item in node)
-    if not isinstance(node, dict):
-        return ""
-    if node.get("t") in ("Str", "Code", "Math"):
-        content = node["c"]
-        return str(content if isinstance(content, str) else content[1])
-    if node.get("t") in ("Space", "SoftBreak"):
-        return " "
-    return plain_text(node.get("c"))
+def _place(page: Page, reason: str) -> str:
+    """Name the line of the page that holds the first thing that `reason` quotes."""
+    quoted = re.search(r"`([^`]+)`", reason)
+    position = page.source.find(quoted[1]) if quoted else -1
+    return (
+        page.where
+        if position < 0
+        else f"{page.where}:{page.source.count(chr(10), 0, position) + 1}"
+    )

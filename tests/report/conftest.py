@@ -1,0 +1,59 @@
+"""The real report, rendered once for all tests that read it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fp8study.report import page as pages
+from fp8study.report.site import render_site
+from tests.factories import make_results
+from tests.instrument_factories import make_instruments
+from tests.noise_factories import make_noise
+
+ROOT = Path(__file__).parents[2]
+#: Python imports a module of this name first of all.
+BARE_MACHINE = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise OSError("no network on this machine")
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "torchao", "accelerate"}:
+            raise ImportError(f"{name} is not installed on this machine")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.fixture(scope="session")
+def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let the processes that tests start find neither torch nor a network."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(BARE_MACHINE)
+    before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT / "src"), *before]))
+        for module in ("torch", "urllib.request; urllib.request.urlopen('http://localhost:9')"):
+            check = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True)
+            assert b"this machine" in check.stderr
+        yield
+
+
+@pytest.fixture(scope="session")
+def site(bare_machine: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The text of every page of the report on all synthetic records, by its name."""
+    results = make_results(tmp_path_factory.mktemp("results"))
+    make_instruments(results)
+    make_noise(results)
+    output = tmp_path_factory.mktemp("site") / "_site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(pages.RESULTS_VARIABLE, str(results))
+        render_site(ROOT / "report", output, preload="fp8study.report.page:load_report")
+    return {path.stem: path.read_text(encoding="utf-8") for path in output.glob("*.html")}

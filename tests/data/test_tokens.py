@@ -10,7 +10,15 @@ from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.data.corpus import SEPARATOR, check_corpus_name, load_corpus
 from fp8study.data.stories import stories
-from fp8study.data.tokens import BlockOrder, PreparedData, batch, cache_dir, prepare
+from fp8study.data.tokens import (
+    PIECE_CHARS,
+    BlockOrder,
+    PreparedData,
+    batch,
+    cache_dir,
+    cut,
+    prepare,
+)
 
 VOCAB_SIZE = 512
 SYNTHETIC_SHA256 = "53865c1fce4dd79d982cf7ab8c3108441f05ff5158fbb10e252091dee0ccda86"
@@ -212,6 +220,62 @@ def test_own_tokenizer_that_cannot_be_had_is_replaced_and_noted(text: Path, tmp_
     assert len(data.warnings) == 1
     assert "stands in" in data.warnings[0]
     assert prepare(config_for_text(text), VOCAB_SIZE).warnings == []
+
+
+def test_a_stand_in_is_left_as_soon_as_the_models_own_tokenizer_is_back(
+    text: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    config = config_for_text(text, model=str(model))
+    stand_in = prepare(config, 2048)
+    assert (stand_in.tokenizer[:4], len(stand_in.warnings)) == ("bpe-", 1)
+    assert len(prepare(config, 2048).warnings) == 1  # found in the cache, and still said
+    saved_tokenizer(model)
+    own = prepare(config, 2048)
+    assert (own.tokenizer, own.warnings) == (str(model), [])
+    assert prepare(replace(config, tokenizer="bpe"), 2048) == replace(stand_in, warnings=[])
+
+
+def test_an_id_of_which_nothing_is_downloaded_is_not_looked_for(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: 1 / 0)
+    with pytest.raises(UserError, match=r"'who/knows' cannot be loaded \(the hub cannot be reached"):
+        prepare(config_for_text(text, tokenizer="who/knows"), VOCAB_SIZE)
+
+
+def test_one_long_line_is_tokenised_in_pieces_to_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tokenizers
+
+    path, said = tmp_path / "line.txt", list[str]()
+    line = " ".join(stories(seed=3, count=700))
+    path.write_text(line + SEPARATOR + "Short.")
+    sizes = []
+    encode_batch = tokenizers.Tokenizer.encode_batch
+
+    def watched(self: Any, texts: list[str], **options: Any) -> Any:
+        sizes.extend(map(len, texts))
+        return encode_batch(self, texts, **options)
+
+    monkeypatch.setattr(tokenizers.Tokenizer, "encode_batch", watched)
+    data = prepare(config_for_text(path), VOCAB_SIZE, said.append)
+    assert len(line) > 2 * PIECE_CHARS >= 2 * max(sizes)
+    assert decode(data, data.tokens()) == line + SEPARATOR + "Short." + SEPARATOR
+    own = tokenizers.Tokenizer.from_file(str(Path(data.folder) / "tokenizer.json"))
+    assert data.tokens()[: len(own.encode(line).ids)].tolist() == own.encode(line).ids
+    assert [word.split()[0] for word in said] == ["training", "tokenising"]
+    said.clear()
+    assert prepare(config_for_text(path), VOCAB_SIZE, said.append) == data
+    assert said == []  # nothing takes long the second time
+
+
+def test_a_text_without_white_space_is_cut_too() -> None:
+    text = "x" * (2 * PIECE_CHARS + 5)
+    assert [len(piece) for piece in cut(text)] == [PIECE_CHARS, PIECE_CHARS, 5]
+    assert cut("a b") == ["a b"]
 
 
 def test_batch_cuts_whole_blocks() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from fp8study.core.audit_rules import audit_text, cautions, problems, without_hidden_products
 from fp8study.core.config import RunConfig, make_config
-from fp8study.measure.audit import FirstStepAudit, audited_products, conversion
+from fp8study.measure.audit import SAMPLES, FirstStepAudit, audited_products, conversion
 from fp8study.measure.flops import Work
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
@@ -148,6 +148,19 @@ def test_experts_and_routers_stay_out_of_fp8_whatever_their_shape() -> None:
     audit = conversion(model, config)
     assert audit["skipped"] == {"router of a mixture of experts": 2, "expert of a mixture": 2}
     assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (2, 0)
+
+
+@pytest.mark.parametrize("shape", [(2048, 2048), (14336, 4096), (1024, 3072), (4096, 14336)])
+def test_the_sample_of_a_weight_sees_many_of_its_columns(shape: tuple[int, int]) -> None:
+    """Row lengths of Llama's weights; a stride that they divide by would meet few columns."""
+    columns = torch.arange(shape[1], dtype=torch.float32).expand(shape).contiguous()
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(columns)
+    audit = FirstStepAudit(model, torch.optim.SGD(model.parameters()))
+    audit.before()
+    sample = audit._before["weight"]
+    assert SAMPLES / 2 < len(sample) <= 2 * SAMPLES
+    assert len(sample.unique()) > 0.9 * min(shape[1], len(sample))
 
 
 def test_layers_of_odd_shape_are_explained() -> None:

@@ -2,11 +2,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fp8study.core.config import RunConfig
 from fp8study.data.tokens import PreparedData
+from fp8study.measure import clock
 from fp8study.measure.clock import FinishedStep, StepMeter
 from fp8study.measure.flops import Work
 from fp8study.run.job import Job, Outcome
@@ -79,6 +81,28 @@ def test_a_restart_leaves_a_pause_out_of_the_next_step() -> None:
     assert seen[1].step_time_ms < 200
 
 
+def test_a_step_after_an_hour_is_timed_as_finely_as_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA gives the time between two events in FP32: to 0.25 ms where they are an hour apart."""
+    now_ms = iter([0.0, 3.6e6, 3.6e6 + 100.1])
+
+    class Event:
+        def __init__(self) -> None:
+            self.at_ms = next(now_ms)
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, later: "Event") -> float:
+            return float(np.float32(later.at_ms - self.at_ms))
+
+    monkeypatch.setattr(clock, "_HostMark", Event)
+    meter = StepMeter(CPU, num_steps=2)
+    meter.start()
+    seen = [*meter.end_step(torch.zeros(())), *meter.end_step(torch.zeros(())), *meter.finish()]
+    assert seen[1].step_time_ms == pytest.approx(100.1, abs=0.001)
+
+
 def test_a_gradient_norm_belongs_to_its_step() -> None:
     meter, seen = StepMeter(CPU, num_steps=3), []
     meter.start()
@@ -96,7 +120,7 @@ def test_run_without_steps_yields_none() -> None:
 
 def test_rates_are_tokens_over_the_whole_timed_window() -> None:
     done = steps(5000, 900, 100, 200, 300, 400)
-    found = summarise(done, CONFIG, work(10**9), gpu_name="NVIDIA H200")
+    found = summarise(done, CONFIG, work(10**9), ["NVIDIA H200"])
     # 2 GPUs × 3 sequences × 2 micro-steps × 128 tokens = 1536 a step; four steps in one second.
     assert found["tokens_per_second_per_gpu"] == pytest.approx(4 * 1536 / 2)
     assert found["tflops_per_gpu"] == pytest.approx(3.072)
@@ -108,14 +132,14 @@ def test_rates_are_tokens_over_the_whole_timed_window() -> None:
 
 def test_the_mixed_peak_weighs_both_peaks_by_the_work_done_at_them() -> None:
     done = steps(5000, 900, 100, 200, 300, 400)
-    found = summarise(done, CONFIG, work(10**9, fp8_share=0.5), gpu_name="NVIDIA H200")
+    found = summarise(done, CONFIG, work(10**9, fp8_share=0.5), ["NVIDIA H200"])
     assert found["bf16_peak_tflops"] == 989
     assert found["mixed_peak_tflops"] == pytest.approx(2 / (1 / 989 + 1 / 1979))
     assert found["mfu_mixed_peak_pct"] == pytest.approx(100 * 3.072 / found["mixed_peak_tflops"])
 
 
 def test_the_headline_takes_what_instruments_saw_and_leaves_the_rest_null() -> None:
-    results = summarise(steps(5000, 900, 100, 200, 300, 400), CONFIG, work(10**12), None)
+    results = summarise(steps(5000, 900, 100, 200, 300, 400), CONFIG, work(10**12), [])
     results["startup_seconds"] = 20.0
     found = {
         "memory": {"peak_gib": 7.5, "num_alloc_retries": 2, "num_device_allocs": 0},
@@ -133,34 +157,51 @@ def test_the_headline_takes_what_instruments_saw_and_leaves_the_rest_null() -> N
 
 
 def test_times_leave_out_the_warm_up() -> None:
-    found = summarise(steps(5000, 900, 400, 100, 300, 200), CONFIG, work(), None)
+    found = summarise(steps(5000, 900, 400, 100, 300, 200), CONFIG, work(), [])
     assert found["step_time_ms_median"] == 250
-    assert (found["step_time_ms_p10"], found["step_time_ms_p90"]) == (100, 400)
+    assert (found["step_time_ms_p10"], found["step_time_ms_p90"]) == pytest.approx((130, 370))
     assert found["first_step_seconds"] == 5
     assert found["compile_seconds"] == pytest.approx(4.75)
+
+
+def test_both_quantiles_follow_one_rule() -> None:
+    """Mirrored times have mirrored quantiles."""
+    times = [100.0, 101.0, 103.0, 107.0, 115.0, 131.0]
+    config = replace(CONFIG, num_steps=8)
+    found = summarise(steps(1, 1, *times), config, work(), [])
+    mirrored = summarise(steps(1, 1, *(300 - t for t in times)), config, work(), [])
+    assert found["step_time_ms_p10"] == pytest.approx(300 - mirrored["step_time_ms_p90"])
+
+
+def test_utilisation_is_that_of_the_runs_own_gpus() -> None:
+    done = steps(5000, 900, 100, 200, 300, 400)
+    both = summarise(done, CONFIG, work(10**9), ["NVIDIA H200", "NVIDIA H100 PCIe"])
+    assert both["bf16_peak_tflops"] == (989 + 756) / 2
+    assert both["mfu_bf16_peak_pct"] == pytest.approx(100 * 3.072 / 872.5)
+    assert summarise(done, CONFIG, work(), ["NVIDIA H200", "?"])["bf16_peak_tflops"] is None
 
 
 def test_without_compilation_there_is_no_compile_time() -> None:
     done = steps(5000, 900, 100, 200, 300, 400)
     config = replace(CONFIG, compile=False, fp8_all_gather=None)
-    assert summarise(done, config, work(), None)["compile_seconds"] is None
+    assert summarise(done, config, work(), [])["compile_seconds"] is None
 
 
 def test_utilisation_of_an_unknown_gpu_is_null() -> None:
-    found = summarise(steps(9, 9, 1, 1, 1, 1), CONFIG, work(10**9), "Some GPU")
+    found = summarise(steps(9, 9, 1, 1, 1, 1), CONFIG, work(10**9), ["Some GPU"])
     assert found["mfu_bf16_peak_pct"] is None
     assert found["tflops_per_gpu"] > 0
 
 
 def test_final_loss_is_the_mean_of_the_last_twenty() -> None:
-    found = summarise(steps(*[1.0] * 30), replace(CONFIG, num_steps=30), work(), None)
+    found = summarise(steps(*[1.0] * 30), replace(CONFIG, num_steps=30), work(), [])
     assert found["loss_start"] == 10.0
     assert found["loss_last20_mean"] == pytest.approx(10.0 - sum(range(10, 30)) / 20)
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 2])
 def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
-    found = summarise(steps(*[7.0] * num_done), CONFIG, work(), "NVIDIA H200")
+    found = summarise(steps(*[7.0] * num_done), CONFIG, work(), ["NVIDIA H200"])
     assert (found["steps_completed"], found["num_timed_steps"]) == (num_done, 0)
     assert {name: found[name] for name in RATES} == dict.fromkeys(RATES)
     assert (found["loss_start"] is None) is (num_done == 0)
@@ -169,7 +210,7 @@ def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
 
 def test_job_survives_the_file(tmp_path: Path) -> None:
     data = PreparedData("synthetic", "ab", "bpe-8", "cd", 8, 1000, ["note"], str(tmp_path))
-    job = Job(data, emulate_fp8=True, gpu_name=None, gpu_indices=(3, 1), launched_at=12.5)
+    job = Job(data, emulate_fp8=True, gpus={3: "A", 1: "B"}, launched_at=12.5)
     job.save(tmp_path)
     assert Job.load(tmp_path) == job
 

@@ -27,6 +27,7 @@ class Driver:
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetTotalEnergyConsumption": self.energy,
             "nvmlDeviceGetPowerUsage": lambda handle: 300_000,
+            "nvmlDeviceGetTemperature": lambda handle, sensor: 55,
             "nvmlDeviceGetClockInfo": lambda handle, which: 1500 + 10 * (self.samples % 2),
             "nvmlDeviceGetCurrentClocksEventReasons": self.reasons,
         }
@@ -63,6 +64,8 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatc
     assert facts["joules"] >= 300 * 0.3 * 0.9
     assert facts["clock_sm_mhz_min"] == 1500
     assert facts["throttled_pct"]["power_cap"] == pytest.approx(50, abs=35)
+    assert facts["before"] == {"temperature_celsius": 55, "throttled_by": ["power_cap"]}
+    assert facts["after"]["temperature_celsius"] == 55
 
 
 def test_without_a_counter_sampled_power_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,4 +119,18 @@ def test_joules_per_token_are_all_gpus_over_all_tokens() -> None:
     assert found["joule_per_token"] == pytest.approx(0.4)
     assert (found["watts_mean"], found["clock_sm_mhz_min"]) == (600, 1500)
     assert found["throttled_pct"] == {"power_cap": 10.0}
-    assert summarise_energy([one, {}], 1000) == {}  # half an answer is none
+    half = summarise_energy([one, {}], 1000)  # half an answer is none
+    assert half == {"ranks": [one, {}]}
+
+
+def test_heat_and_throttling_at_both_ends_are_the_worst_gpus() -> None:
+    cool = {"before": {"temperature_celsius": 31, "throttled_by": []},
+            "after": {"temperature_celsius": 60, "throttled_by": ["power_cap"]}}  # fmt: skip
+    hot = {"before": {"temperature_celsius": 40, "throttled_by": []},
+           "after": {"temperature_celsius": 84, "throttled_by": ["thermal"]}}  # fmt: skip
+    found = summarise_energy([cool, hot, {}], num_tokens=1000)
+    assert found["before"] == {"temperature_celsius": 40, "throttled_by": []}
+    assert found["after"]["temperature_celsius"] == 84
+    assert found["after"]["throttled_by"] == ["power_cap", "thermal"]
+    assert found["ranks"] == [cool, hot, {}]
+    assert "joule_per_token" not in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -168,22 +169,48 @@ def test_gradient_norms_are_logged_now_and_then_and_with_clipping_always(run: Ru
     assert all(row["gradient_norm"] > 0 for row in read_metrics(clipped))
 
 
-def test_a_finished_run_keeps_its_results_when_the_closer_look_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+AFTER_TRAINING = {
+    "look_closer": "train.look_closer = fails",
+    "validation": "train.Trainer.validate_if_due = lambda self, done: done == 8 and fails()",
+}
+
+
+@pytest.mark.parametrize("error", ["torch.OutOfMemoryError", "ValueError"])
+@pytest.mark.parametrize("where", AFTER_TRAINING)
+def test_a_finished_run_keeps_its_results_whatever_fails_after_it(
+    where: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
-        "import sys, fp8study.train.__main__ as train\n"
-        "def look_closer(*_): raise RuntimeError('no profiler here')\n"
-        "train.look_closer = look_closer\n"
+        "import sys, torch, fp8study.train.__main__ as train\n"
+        f"def fails(*_): raise {error}('no room here')\n"
+        f"{AFTER_TRAINING[where]}\n"
         "sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
-    record = launch(make_config(TINY | {"strategy": "none"}), tmp_path / "run", show=str,
-                    machine=CPU)  # fmt: skip
+    values = TINY | {"strategy": "none", "validation_sequences": 2, "profile": False}
+    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
     assert record.status == "completed"
     assert record.results["loss_last20_mean"] is not None
-    assert "the measurements after training did not finish" in record.warnings
+    assert record.results["tokens_per_second_per_gpu"] > 0
+    assert ("validation_loss" in record.results) is False
+    notes = [line for line in record.warnings if "after training did not finish" in line]
+    assert len(notes) == 1
+    assert "no room here" in notes[0]
+
+
+def test_extra_steps_meet_neither_too_small_buffers_nor_a_gradient_norm(tmp_path: Path) -> None:
+    """Six steps a block, in a run of one; step 0 is one of those that log their gradient's norm."""
+    values = TINY | {"strategy": "none", "num_steps": 1, "num_warmup_steps": 0,
+                     "measure_overhead": True}  # fmt: skip
+    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+    assert not any("did not finish" in line for line in record.warnings)
+    assert len(record.instruments["overhead"]["plain_ms"]) == 8
+    assert read_metrics(tmp_path / "run")[0]["gradient_norm"] is not None
+    with gzip.open(tmp_path / "run" / TRACE_NAME, "rt") as trace:
+        names = {event.get("name") for event in json.load(trace)["traceEvents"]}
+    assert "aten::mm" in names
+    assert not {"aten::_foreach_norm", "aten::linalg_vector_norm"} & names
 
 
 def test_a_fresh_compile_cache_is_the_runs_own_and_goes_with_it(

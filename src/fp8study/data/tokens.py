@@ -8,9 +8,12 @@ the data and reports any mistake before a GPU is touched.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +35,15 @@ BPE_VOCAB_SIZE = 8192
 
 #: Every byte: with fewer tokens no tokenizer can write all texts.
 _SMALLEST_VOCABULARY = 256
+
+#: Characters of a document that are tokenised in one go, and pieces in one batch.
+PIECE_CHARS = 100_000
+_BATCH = 2048
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+class _NoTokenizer(UserError):
+    """The tokenizer itself cannot be had; the text may be fine."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +73,30 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(base) / "fp8study"
 
 
-def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
+def prepare(
+    config: RunConfig, model_vocab_size: int, show: Callable[[str], object] = lambda line: None
+) -> PreparedData:
     """Tokenise the configured corpus, or find it in the cache.
 
     Args:
         config: The run; its corpus, tokenizer, sequence length and batch are used.
         model_vocab_size: No token id may reach it.
+        show: Told what takes long.
 
     Raises:
         UserError: The corpus or tokenizer cannot be had, or is too short for one step or for the
             unseen sequences of a noise measurement.
     """
     corpus = load_corpus(config.corpus)
-    spec = json.dumps([corpus.sha256, config.tokenizer, config.model, model_vocab_size])
-    folder = cache_dir() / "tokens" / hashlib.sha256(spec.encode()).hexdigest()[:16]
-    with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
-        if not (folder / "data.json").exists():
-            _build(corpus, config, model_vocab_size, folder)
-    content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+    name = _own_tokenizer(config.model) if config.tokenizer == "auto" else config.tokenizer
+    try:
+        data = _cached(corpus, name, model_vocab_size, show)
+    except _NoTokenizer as error:
+        if config.tokenizer != "auto":
+            raise
+        # Of this attempt, not of the data: next time the model's own may be there.
+        note = f"{error}; a BPE trained on the corpus stands in"
+        data = replace(_cached(corpus, "bpe", model_vocab_size, show), warnings=[note])
     num_sequences = data.num_train_tokens // config.sequence_length
     if num_sequences < config.sequences_per_step:
         raise UserError(
@@ -98,13 +115,40 @@ def prepare(config: RunConfig, model_vocab_size: int) -> PreparedData:
     return data
 
 
-def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Path) -> None:
-    tokenizer, end, name, notes = _tokenizer(corpus, config, model_vocab_size)
-    pieces: list[npt.NDArray[np.uint32]] = []
-    encodings = tokenizer.encode_batch(corpus.documents, add_special_tokens=False)
-    for encoding in encodings:
-        pieces.append(np.array([*encoding.ids, end], dtype=np.uint32))
-    tokens = np.concatenate(pieces)
+def _own_tokenizer(model: str) -> str:
+    """Return the id or folder of a model's own tokenizer; the tiny presets have none."""
+    return HUB_IDS.get(model, "bpe" if model in PRESETS else model)
+
+
+def _cached(
+    corpus: Corpus, name: str, model_vocab_size: int, show: Callable[[str], object]
+) -> PreparedData:
+    """Return a corpus in the tokens of one tokenizer, which is part of the cache's key."""
+    key = json.dumps([corpus.sha256, name, model_vocab_size])
+    folder = cache_dir() / "tokens" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
+        if not (folder / "data.json").exists():
+            _build(corpus, name, model_vocab_size, folder, show)
+    content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
+    return PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+
+
+def _build(
+    corpus: Corpus,
+    wanted: str,
+    model_vocab_size: int,
+    folder: Path,
+    show: Callable[[str], object],
+) -> None:
+    pieces = [cut(document) for document in corpus.documents]
+    size = sum(map(len, corpus.documents)) / 1e6
+    if wanted == "bpe":
+        show(f"training a tokenizer on {corpus.name}, {size:.1f} million characters; once …")
+        tokenizer, end, name = _trained(itertools.chain(*pieces), model_vocab_size)
+    else:
+        (tokenizer, end), name = _pretrained(wanted), wanted
+    show(f"tokenising {corpus.name}, {size:.1f} million characters; once per tokenizer …")
+    tokens = _encoded(tokenizer, end, pieces, show)
     if int(tokens.max()) >= model_vocab_size:
         raise UserError(
             f"tokenizer: '{name}' makes token {int(tokens.max())}, outside the model's "
@@ -121,7 +165,7 @@ def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Pat
             tokenizer_sha256=hashlib.sha256(serialised.encode()).hexdigest(),
             vocab_size=tokenizer.get_vocab_size(),
             num_train_tokens=len(tokens),
-            warnings=notes,
+            warnings=[],
             folder=str(folder),
         )
         # Written last and renamed: its presence says that the tokens beside it are whole.
@@ -136,46 +180,76 @@ def _build(corpus: Corpus, config: RunConfig, model_vocab_size: int, folder: Pat
         ) from error
 
 
-def _tokenizer(
-    corpus: Corpus, config: RunConfig, model_vocab_size: int
-) -> tuple[tokenizers.Tokenizer, int, str, list[str]]:
-    """Return the tokenizer, its end token, its name, and what had to be fallen back on."""
-    wanted = config.tokenizer
-    if wanted == "auto":
-        own = HUB_IDS.get(config.model, None if config.model in PRESETS else config.model)
-        if own is not None:
-            try:
-                return *_pretrained(own), own, []
-            except UserError as error:
-                note = f"{error}; a BPE trained on the corpus stands in"
-                return *_trained(corpus, model_vocab_size), [note]
-        wanted = "bpe"
-    if wanted == "bpe":
-        return *_trained(corpus, model_vocab_size), []
-    return *_pretrained(wanted), wanted, []
+def cut(document: str) -> list[str]:
+    """Cut a long document into pieces of `PIECE_CHARS` at most, before white space if there is any.
+
+    A tokenizer works on one document with one core, and some take the square of its length.
+    """
+    pieces, start = [], 0
+    while len(document) - start > PIECE_CHARS:
+        spaces = (document.rfind(space, start + 1, start + PIECE_CHARS) for space in " \n")
+        end = max(spaces)
+        end = end if end > start else start + PIECE_CHARS
+        pieces.append(document[start:end])
+        start = end
+    return [*pieces, document[start:]]
+
+
+def _encoded(
+    tokenizer: tokenizers.Tokenizer,
+    end: int,
+    documents: list[list[str]],
+    show: Callable[[str], object],
+) -> npt.NDArray[np.uint32]:
+    """Return all documents' tokens, each document followed by the end token."""
+    flat = [(piece, n == len(pieces)) for pieces in documents for n, piece in enumerate(pieces, 1)]
+    found, spoken = [], time.monotonic()
+    for start in range(0, len(flat), _BATCH):
+        batch = flat[start : start + _BATCH]
+        encodings = tokenizer.encode_batch([text for text, _ in batch], add_special_tokens=False)
+        for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+            found.append(np.array(encoding.ids + [end] * is_last, dtype=np.uint32))
+        if time.monotonic() - spoken > _SECONDS_BETWEEN_LINES:
+            spoken = time.monotonic()
+            show(f"tokenising: {100 * (start + len(batch)) // len(flat)} % done …")
+    return np.concatenate(found)
 
 
 def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
-    is_reachable()
+    if not is_reachable() and not Path(name).exists() and not _is_downloaded(name):
+        raise _NoTokenizer(
+            f"tokenizer: '{name}' cannot be loaded (the hub cannot be reached, and nothing of it "
+            "is in the cache); use tokenizer=bpe"
+        )
     from transformers import AutoTokenizer
 
     try:
         loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub client raises a dozen unrelated kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
+        raise _NoTokenizer(
             f"tokenizer: '{name}' cannot be loaded ({reason.rstrip('.')}); use tokenizer=bpe"
         ) from error
     # From a folder without tokenizer files transformers makes an empty one instead of failing.
     if loaded.backend_tokenizer.get_vocab_size() < _SMALLEST_VOCABULARY:
-        raise UserError(f"tokenizer: '{name}' holds no vocabulary; use tokenizer=bpe")
+        raise _NoTokenizer(f"tokenizer: '{name}' holds no vocabulary; use tokenizer=bpe")
     if loaded.eos_token_id is None:
-        raise UserError(f"tokenizer: '{name}' has no end-of-text token; use tokenizer=bpe")
+        raise _NoTokenizer(f"tokenizer: '{name}' has no end-of-text token; use tokenizer=bpe")
     return loaded.backend_tokenizer, int(loaded.eos_token_id)
 
 
-def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenizer, int, str]:
-    """Train a byte-level BPE on the corpus; the same corpus gives the same tokenizer."""
+def _is_downloaded(hub_id: str) -> bool:
+    """Return whether the hub's cache holds anything under an id; much faster than to load it."""
+    from huggingface_hub import constants, file_download
+
+    folder = file_download.repo_folder_name(repo_id=hub_id, repo_type="model")
+    return (Path(constants.HF_HUB_CACHE) / folder).is_dir()
+
+
+def _trained(
+    texts: Iterable[str], model_vocab_size: int
+) -> tuple[tokenizers.Tokenizer, int, str]:
+    """Train a byte-level BPE; the same texts give the same tokenizer, its end token and name."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -189,7 +263,7 @@ def _trained(corpus: Corpus, model_vocab_size: int) -> tuple[tokenizers.Tokenize
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(corpus.documents, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     end = tokenizer.token_to_id(SEPARATOR)
     assert end is not None  # it was given to the trainer
     return tokenizer, end, f"bpe-{tokenizer.get_vocab_size()}"

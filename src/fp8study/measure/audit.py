@@ -10,6 +10,7 @@ frozen from trained, needs no memory, and takes well under a second.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -110,6 +111,9 @@ class FirstStepAudit:
     def _sample(self, parameter: torch.Tensor) -> torch.Tensor:
         numbers = local_tensor(parameter)
         stride = max(1, numbers.numel() // SAMPLES)
+        # Coprime to the rows' length, or the sample would be of a few columns only.
+        while math.gcd(stride, parameter.shape[-1] if parameter.ndim else 1) > 1:
+            stride += 1
         return numbers[::stride]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,22 +31,45 @@ class FinishedStep:
     """Before clipping, over all weights and ranks; None in a step where it was not computed."""
 
 
+class _HostMark:
+    """A moment on the host's clock, with the two calls of a `torch.cuda.Event`."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Return at once: the moment has passed."""
+
+    def elapsed_time(self, later: _HostMark) -> float:
+        """Return the time from this moment to a later one, ms."""
+        return 1000 * (later._at - self._at)
+
+
+def _gpu_mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
 class StepMeter:
-    """Reads each step's loss and time one step late."""
+    """Reads each step's loss and time one step late.
+
+    A step's time is that between two consecutive marks: CUDA gives it in FP32 milliseconds, so
+    that the difference of two times since the start would be off by 0.25 ms after an hour.
+    """
 
     def __init__(self, device: torch.device, num_steps: int) -> None:
-        self._cuda = device.type == "cuda"
-        self._losses = torch.zeros(num_steps, pin_memory=self._cuda)
-        self._norms = torch.full((num_steps,), math.nan, pin_memory=self._cuda)
+        is_cuda = device.type == "cuda"
+        self._mark: Callable[[], Any] = _gpu_mark if is_cuda else _HostMark
+        self._losses = torch.zeros(num_steps, pin_memory=is_cuda)
+        self._norms = torch.full((num_steps,), math.nan, pin_memory=is_cuda)
         self._has_norm = [False] * num_steps
-        self._events: list[torch.cuda.Event] = []
-        self._times: list[float] = []
+        self._unread: deque[Any] = deque()  # the marks at the ends of the steps that come next
         self._num_read = 0
-        self._last_end = 0.0
 
     def start(self) -> None:
         """Mark the beginning of the first step."""
-        self._stamp()
+        self._last_end = self._mark()
 
     def end_step(
         self, loss: torch.Tensor, gradient_norm: torch.Tensor | None = None
@@ -59,55 +83,29 @@ class StepMeter:
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
             loss = loss / dist.get_world_size()
-        step = len(self._stamps) - 1
+        step = self._num_read + len(self._unread)
         self._losses[step].copy_(loss, non_blocking=True)
         if gradient_norm is not None:
             self._norms[step].copy_(gradient_norm, non_blocking=True)
             self._has_norm[step] = True
-        self._stamp()
-        yield from self._read(until=len(self._stamps) - 2)
+        self._unread.append(self._mark())
+        yield from self._read(leave=1)
 
     def finish(self) -> Iterator[FinishedStep]:
         """Wait for the device and yield what is left."""
-        yield from self._read(until=len(self._stamps) - 1)
+        yield from self._read(leave=0)
 
     def restart(self) -> None:
         """Leave the time since the last step out of the next one; call after `finish`."""
-        if self._cuda:
-            now = self._event()
-            now.synchronize()
-            self._last_end = self._events[0].elapsed_time(now) / 1000
-        else:
-            self._last_end = time.perf_counter() - self._times[0]
+        self._last_end = self._mark()
+        self._last_end.synchronize()
 
-    @property
-    def _stamps(self) -> list[Any]:
-        return self._events if self._cuda else self._times
-
-    def _stamp(self) -> None:
-        if self._cuda:
-            self._events.append(self._event())
-        else:
-            self._times.append(time.perf_counter())
-
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, index: int) -> float:
-        if not self._cuda:
-            return self._times[index] - self._times[0]
-        self._events[index].synchronize()
-        return self._events[0].elapsed_time(self._events[index]) / 1000
-
-    def _read(self, until: int) -> Iterator[FinishedStep]:
-        while self._num_read < until:
-            step = self._num_read
-            ended = self._seconds(step + 1)
-            self._num_read += 1
-            duration_ms = 1000 * (ended - self._last_end)
-            self._last_end = ended
+    def _read(self, leave: int) -> Iterator[FinishedStep]:
+        while len(self._unread) > leave:
+            step, end = self._num_read, self._unread.popleft()
+            end.synchronize()
+            duration_ms = self._last_end.elapsed_time(end)
+            self._num_read, self._last_end = step + 1, end
             norm = float(self._norms[step]) if self._has_norm[step] else None
             yield FinishedStep(step, float(self._losses[step]), duration_ms, norm)
 

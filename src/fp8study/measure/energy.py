@@ -155,16 +155,21 @@ def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, 
         num_tokens: Tokens of the timed window over all ranks.
 
     Returns:
-        ``joule_per_token`` (all GPUs' energy over all tokens), ``watts_mean`` and
-        ``clock_sm_mhz_median`` (means over GPUs), ``clock_sm_mhz_min``, ``throttled_pct`` (share
-        of samples by reason, the worst GPU's) and ``ranks``. Empty if any rank knows nothing.
+        ``ranks``; ``before`` and ``after`` the window the hottest GPU's ``temperature_celsius``
+        and all that throttled any of them (``throttled_by``); and, where every rank knows its
+        energy, ``joule_per_token`` (all GPUs' energy over all tokens), ``watts_mean`` and
+        ``clock_sm_mhz_median`` (means over GPUs), ``clock_sm_mhz_min`` and ``throttled_pct``
+        (share of samples by reason, the worst GPU's). Empty if no rank knows anything.
     """
-    if not ranks or any("joules" not in facts for facts in ranks):
+    if not any(ranks):
         return {}
     summary: dict[str, Any] = {
-        "joule_per_token": sum(facts["joules"] for facts in ranks) / num_tokens,
-        "watts_mean": statistics.fmean(facts["watts_mean"] for facts in ranks),
+        when: _hottest([facts[when] for facts in ranks if when in facts])
+        for when in ("before", "after")
     }
+    if all("joules" in facts for facts in ranks):
+        summary["joule_per_token"] = sum(facts["joules"] for facts in ranks) / num_tokens
+        summary["watts_mean"] = statistics.fmean(facts["watts_mean"] for facts in ranks)
     if all("clock_sm_mhz_median" in facts for facts in ranks):
         reasons = {reason for facts in ranks for reason in facts["throttled_pct"]}
         medians = [facts["clock_sm_mhz_median"] for facts in ranks]
@@ -175,4 +180,12 @@ def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, 
                 r: max(facts["throttled_pct"].get(r, 0.0) for facts in ranks) for r in reasons
             },
         }
-    return summary | {"ranks": ranks}
+    return {name: value for name, value in summary.items() if value != {}} | {"ranks": ranks}
+
+
+def _hottest(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the highest temperature of several GPUs' `_state`, and every reason to throttle."""
+    temperatures = [s["temperature_celsius"] for s in states if "temperature_celsius" in s]
+    found: dict[str, Any] = {"temperature_celsius": max(temperatures)} if temperatures else {}
+    reasons = [s["throttled_by"] for s in states if "throttled_by" in s]
+    return found | ({"throttled_by": sorted({r for of in reasons for r in of})} if reasons else {})

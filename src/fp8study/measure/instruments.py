@@ -20,9 +20,9 @@ from fp8study.measure.memory import MemoryMeter, summarise_memory
 class Instruments:
     """One rank's clock, memory meter and power meter."""
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, num_steps: int) -> None:
         self._config = config
-        self.clock = StepMeter(device, config.num_steps)
+        self.clock = StepMeter(device, num_steps)
         self.memory = MemoryMeter(device)
         self.power = PowerMeter(device)
 

@@ -7,6 +7,7 @@ as far as here while others train.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -25,10 +26,10 @@ _POLL_SECONDS = 0.05
 _held = ExitStack()
 
 
-def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> float:
+def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
     """Wait for the run's GPUs and make them the only ones that this process will see.
 
-    The first process of a node takes them for all and keeps them until it ends; the others read
+    The first process of a run takes them for all and holds them until it ends; the others read
     which they are. Nothing may have touched CUDA before: it looks at the environment once.
 
     Args:
@@ -37,22 +38,18 @@ def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> float:
         run_dir: The run's folder.
 
     Returns:
-        Seconds waited.
+        The job with the GPUs that the run got.
     """
-    if not job.gpu_indices:
-        return 0.0
-    started = time.monotonic()
-    message = run_dir / CLAIM
+    if not job.gpus:
+        return job
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        held = _held.enter_context(
-            lease(config.num_gpus, list(job.gpu_indices), config.runs_per_gpu)
-        )
-        write_json(message, list(held.indices))
+        held = _held.enter_context(lease(config.num_gpus, list(job.gpus), config.runs_per_gpu))
+        write_json(run_dir / CLAIM, list(held.indices))
     while (indices := claimed(run_dir)) is None:
         time.sleep(_POLL_SECONDS)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indices))
-    return time.monotonic() - started
+    return dataclasses.replace(job, gpus={index: job.gpus[index] for index in indices})
 
 
 def claimed(run_dir: Path) -> list[int] | None:

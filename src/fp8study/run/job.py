@@ -21,9 +21,8 @@ class Job:
 
     data: PreparedData
     emulate_fp8: bool
-    gpu_name: str | None
-    gpu_indices: tuple[int, ...]
-    """GPUs to choose from, numbered as the driver does; none on a machine without."""
+    gpus: dict[int, str]
+    """Names of the GPUs to choose from, numbered as the driver does; none on a machine without."""
     launched_at: float
     """Seconds since the epoch: start-up is counted from here."""
 
@@ -35,8 +34,8 @@ class Job:
     def load(run_dir: Path) -> Job:
         """Read ``job.json``."""
         content = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-        indices = tuple(content["gpu_indices"])
-        return Job(**content | {"data": PreparedData(**content["data"]), "gpu_indices": indices})
+        gpus = {int(index): name for index, name in content["gpus"].items()}
+        return Job(**content | {"data": PreparedData(**content["data"]), "gpus": gpus})
 
 
 @dataclass(frozen=True)

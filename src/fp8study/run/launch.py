@@ -87,7 +87,7 @@ def launch(
     """
     machine = machine or this_machine()
     check_possible(config, machine)
-    prepared = tokens.prepare(config, model_vocab_size(config.model))
+    prepared = tokens.prepare(config, model_vocab_size(config.model), show)
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
@@ -104,8 +104,7 @@ def launch(
         job = Job(
             data=prepared,
             emulate_fp8=machine.emulates_fp8(config),
-            gpu_name=machine.gpus[0].name if machine.gpus else None,
-            gpu_indices=tuple(gpu.index for gpu in machine.gpus),
+            gpus={gpu.index: gpu.name for gpu in machine.gpus},
             launched_at=time.time(),
         )
         try:

@@ -131,7 +131,11 @@ def _prepare_data(pending: list[PlannedRun]) -> None:
     for config in {(r.config.corpus, r.config.tokenizer, r.config.model,
                     r.config.sequence_length, r.config.sequences_per_step): r.config
                    for r in pending}.values():  # fmt: skip
-        tokens.prepare(config, model_vocab_size(config.model))
+        tokens.prepare(config, model_vocab_size(config.model), _say)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _record(run: PlannedRun) -> RunRecord | None:

@@ -41,7 +41,7 @@ def run(run_dir: Path) -> None:
     """Train as ``config.yaml`` and ``job.json`` say and leave an ``outcome.json``."""
     config, job = load_config(run_dir / "config.yaml"), Job.load(run_dir)
     startup = StartupClock(job.launched_at)
-    claim_gpus(config, job, run_dir)
+    job = claim_gpus(config, job, run_dir)
     startup.end("gpu_wait")
     import_model_code(config.model)  # looks for GPUs, so not earlier
     trainer = Trainer(config, job, startup)
@@ -58,10 +58,10 @@ def run(run_dir: Path) -> None:
             metrics.close()
     if status == "completed" and (config.is_timed or config.validation_sequences):
         # Kept in case that what follows fails, or runs out of memory: the run itself is done.
-        unfinished = trainer.outcome(status, detail)
-        unfinished.warnings.append("the measurements after training did not finish")
+        finished = trainer.outcome(status, detail)
         if is_main:
-            unfinished.save(run_dir)
+            finished.save(run_dir)
+        trainer.state.wait_for_everyone()
         trainer.validate_if_due(config.num_steps)
         if config.is_timed:
             look_closer(trainer, run_dir)
@@ -72,27 +72,50 @@ def run(run_dir: Path) -> None:
     trainer.state.destroy_process_group()
 
 
+def explain(error: Exception, run_dir: Path) -> Outcome:
+    """Return what a failure means for the run.
+
+    Args:
+        error: What ended `run`.
+        run_dir: The run's folder; what it holds of a run that was trained to its end stays.
+    """
+    reason = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, UserError):
+        failed = Outcome("failed", str(error))
+    elif isinstance(error, torch.OutOfMemoryError):
+        detail = (
+            f"{reason}; lower micro_batch_size or sequence_length, or set "
+            "activation_checkpointing=true or more num_gpus"
+        )
+        # Beside other runs it says nothing of this one.
+        shares_gpu = load_config(run_dir / "config.yaml").runs_per_gpu > 1
+        failed = (
+            Outcome("failed", f"{detail}, or runs_per_gpu=1")
+            if shares_gpu
+            else Outcome("out_of_memory", detail)
+        )
+    else:
+        failed = Outcome("failed", f"{type(error).__name__}: {reason}")
+    finished = Outcome.load(run_dir)
+    if finished is None or finished.status != "completed":
+        return failed
+    note = "the measurements after training did not finish"
+    if not any(line.startswith(note) for line in finished.warnings):  # the first rank's reason
+        finished.warnings.append(f"{note}: {failed.status_detail}")
+    return finished
+
+
 def main() -> int:
     """Train the run in the folder named on the command line; return the exit status."""
     run_dir = Path(sys.argv[1])
     follow_parent()
     try:
         run(run_dir)
-    except torch.OutOfMemoryError as error:
-        detail = f"{str(error).splitlines()[0]}; lower micro_batch_size or sequence_length, or " \
-                 "set activation_checkpointing=true or more num_gpus"  # fmt: skip
-        if load_config(run_dir / "config.yaml").runs_per_gpu > 1:  # says nothing of this run
-            Outcome("failed", f"{detail}, or runs_per_gpu=1").save(run_dir)
-            return 1
-        Outcome("out_of_memory", detail).save(run_dir)
-        return 3
-    except UserError as error:
-        Outcome("failed", str(error)).save(run_dir)
-        return 2
     except Exception as error:
-        traceback.print_exc()
-        reason = (str(error).strip().splitlines() or [""])[0]
-        Outcome("failed", f"{type(error).__name__}: {reason}").save(run_dir)
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        outcome = explain(error, run_dir)
+        outcome.save(run_dir, replace=outcome.status == "completed")
         return 1
     return 0
 

@@ -14,7 +14,7 @@ from fp8study.core.audit_rules import without_hidden_products
 from fp8study.measure.audit import audited_products
 from fp8study.measure.gemm_peaks import linear_shapes, measure_ceilings
 from fp8study.measure.instruments import Instruments
-from fp8study.measure.overhead import measure_overhead
+from fp8study.measure.overhead import BLOCK_STEPS, measure_overhead
 from fp8study.measure.profiling import profiled_step
 from fp8study.train.progress import log_step
 
@@ -38,7 +38,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     is_main = trainer.state.is_main_process
 
     def step() -> tuple[torch.Tensor, torch.Tensor | None]:
-        return trainer.step(config.num_steps - 1)
+        return trainer.step(config.num_steps - 1, logs_norm=False)  # few steps read it
 
     if config.measure_overhead:
         trainer.found["overhead"] = measure_overhead(
@@ -58,7 +58,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
 @contextmanager
 def _watched(trainer: Trainer, step: Step) -> Iterator[Callable[[], None]]:
     """Give a step as the timed window does it: clock, power meter, metrics and progress."""
-    watch = Instruments(trainer.config, trainer.device)
+    watch = Instruments(trainer.config, trainer.device, num_steps=BLOCK_STEPS)
     watch.start()
     with TemporaryFile("w", encoding="utf-8") as metrics:
 

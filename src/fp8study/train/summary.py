@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from typing import Any
+
+import numpy as np
 
 from fp8study.core.config import RunConfig
 from fp8study.core.hardware import bf16_peak_tflops, mixed_peak_tflops
@@ -18,7 +21,7 @@ _RATES = (
 
 
 def summarise(
-    steps: list[FinishedStep], config: RunConfig, work: Work, gpu_name: str | None
+    steps: list[FinishedStep], config: RunConfig, work: Work, gpu_names: Collection[str]
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
@@ -29,7 +32,7 @@ def summarise(
         steps: In order, from the first.
         config: The run.
         work: One token's arithmetic.
-        gpu_name: Decides the peaks of the utilisations.
+        gpu_names: Of the run's own GPUs, one each; they decide the peaks of the utilisations.
 
     Returns:
         See `fp8study.core.records.RunRecord.results`. ``compile_seconds`` is the first step's time
@@ -44,22 +47,22 @@ def summarise(
     }
     # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
     timed = steps[config.num_warmup_steps :] if config.is_timed else []
-    bf16_peak = bf16_peak_tflops(gpu_name)
-    mixed_peak = mixed_peak_tflops(gpu_name, work.fp8_share)
+    bf16_peak = _mean([bf16_peak_tflops(name) for name in gpu_names])
+    mixed_peak = _mean([mixed_peak_tflops(name, work.fp8_share) for name in gpu_names])
     results["num_timed_steps"] = len(timed)
     results |= {"bf16_peak_tflops": bf16_peak, "mixed_peak_tflops": mixed_peak}
     if not timed:
         return results | dict.fromkeys(_RATES)
-    times = sorted(s.step_time_ms for s in timed)
-    median = statistics.median(times)
+    times = [s.step_time_ms for s in timed]
+    p10, median, p90 = (float(q) for q in np.quantile(times, [0.1, 0.5, 0.9]))
     window_s = sum(times) / 1000
     rate = len(timed) * config.tokens_per_step / config.num_gpus / window_s
     tflops = rate * work.flops_per_token / 1e12
     before = [s.step_time_ms for s in steps[: config.num_warmup_steps]]
     return results | {
         "step_time_ms_median": median,
-        "step_time_ms_p10": times[int(0.1 * (len(times) - 1))],
-        "step_time_ms_p90": times[round(0.9 * (len(times) - 1))],
+        "step_time_ms_p10": p10,
+        "step_time_ms_p90": p90,
         "tokens_per_second_per_gpu": rate,
         "tflops_per_gpu": tflops,
         "mfu_bf16_peak_pct": 100 * tflops / bf16_peak if bf16_peak else None,
@@ -69,6 +72,12 @@ def summarise(
         if config.compile
         else None,
     }
+
+
+def _mean(peaks: list[float | None]) -> float | None:
+    """Return the mean peak of a run's GPUs; None without any, or where one is unknown."""
+    known = [peak for peak in peaks if peak is not None]
+    return statistics.fmean(known) if known and len(known) == len(peaks) else None
 
 
 def headline(results: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

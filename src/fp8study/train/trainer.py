@@ -66,7 +66,7 @@ class Trainer:
                 f"num_gpus: {config.num_gpus}, but {self.state.num_processes} processes were "
                 "started; start runs through the notebook or `fp8study run`"
             )
-        if job.gpu_indices and torch.cuda.device_count() != config.num_gpus:
+        if job.gpus and torch.cuda.device_count() != config.num_gpus:
             raise RuntimeError(
                 f"{torch.cuda.device_count()} GPUs are visible instead of {config.num_gpus}: a "
                 "package has touched CUDA before the run had its GPUs; this is a defect of fp8study"
@@ -102,7 +102,7 @@ class Trainer:
         self.model_facts |= self._binding_facts()
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
-        self.instruments = Instruments(config, self.device)
+        self.instruments = Instruments(config, self.device, config.num_steps)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
@@ -201,8 +201,15 @@ class Trainer:
                 self.config, self.bare_model, self.tokens, self.order.held_out(), self.state
             )
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(
+        self, step: int, logs_norm: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
+
+        Args:
+            step: Its number, counted from 0.
+            logs_norm: Whether the norm is read every `GRADIENT_NORM_EVERY` steps; where gradients
+                are clipped, it is in every step.
 
         Raises:
             RuntimeError: As `wholly_compiled`.
@@ -216,7 +223,7 @@ class Trainer:
         with wholly_compiled(config), preferred_attention(config, self.device):
             for micro_step in range(last + 1):
                 if micro_step == last:
-                    wants_norm = step % GRADIENT_NORM_EVERY == 0
+                    wants_norm = logs_norm and step % GRADIENT_NORM_EVERY == 0
                     self.updates.expect(wants_norm, self._look(audit) if audit else None)
                 ids = self.order.block_ids(step, micro_step, self.state.process_index)
                 blocks = batch(self.tokens, ids, config.sequence_length)
@@ -281,7 +288,7 @@ class Trainer:
 
     def outcome(self, status: str, detail: str | None) -> Outcome:
         """Collect the results over all ranks; every rank must call it."""
-        results = summarise(self.steps, self.config, self.work, self.job.gpu_name)
+        results = summarise(self.steps, self.config, self.work, self.job.gpus.values())
         results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
         found = self.found | {"startup": self.startup.parts}
         if self.config.is_timed:  # else they would describe something else

@@ -241,7 +241,9 @@ def test_an_id_of_which_nothing_is_downloaded_is_not_looked_for(
     text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda name: 1 / 0)
-    with pytest.raises(UserError, match=r"'who/knows' cannot be loaded \(the hub cannot be reached"):
+    with pytest.raises(
+        UserError, match=r"'who/knows' cannot be loaded \(the hub cannot be reached"
+    ):
         prepare(config_for_text(text, tokenizer="who/knows"), VOCAB_SIZE)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, masking_utils
 
 from fp8study.core.config import make_config
 from fp8study.core.presets import PRESETS
-from fp8study.model.causal_mask import imply_causal_mask
+from fp8study.model.attention import imply_causal_mask
 
 CAUSAL = make_config({"attention_mask": "causal", "compile": False, "sequence_length": 64})
 

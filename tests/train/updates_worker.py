@@ -22,7 +22,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import fp8study.model.gathering
+import fp8study.model.fsdp_patches
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
 from fp8study.model import loss_head
@@ -152,14 +152,14 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     values = {"model": "tiny-llama", "num_gpus": num_gpus}
     fp8 = values | {"precision": "fp8"}
     expected, _, _ = train(make_config(fp8), tied=False)
-    num_casts, cast = 0, fp8study.model.gathering._cast
+    num_casts, cast = 0, fp8study.model.fsdp_patches._cast
 
     def counted(*arguments: Any) -> torch.Tensor:
         nonlocal num_casts
         num_casts += 1
         return cast(*arguments)
 
-    fp8study.model.gathering._cast = counted
+    fp8study.model.fsdp_patches._cast = counted
     changes = {"gather_cast": "compiled", "reshard_after_forward": "half"}
     weights, _, _ = train(make_config(fp8 | changes), tied=False)
     kept = {}

@@ -240,15 +240,12 @@ def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
 
 def _is_downloaded(hub_id: str) -> bool:
     """Return whether the hub's cache holds anything under an id; much faster than to load it."""
-    from huggingface_hub import constants, file_download
+    from huggingface_hub.constants import HF_HUB_CACHE
 
-    folder = file_download.repo_folder_name(repo_id=hub_id, repo_type="model")
-    return (Path(constants.HF_HUB_CACHE) / folder).is_dir()
+    return Path(HF_HUB_CACHE, "--".join(["models", *hub_id.split("/")])).is_dir()
 
 
-def _trained(
-    texts: Iterable[str], model_vocab_size: int
-) -> tuple[tokenizers.Tokenizer, int, str]:
+def _trained(texts: Iterable[str], model_vocab_size: int) -> tuple[tokenizers.Tokenizer, int, str]:
     """Train a byte-level BPE; the same texts give the same tokenizer, its end token and name."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -1,10 +1,13 @@
-"""Convert, compile, shard, bind: the order in which a model becomes trainable.
+"""Compile, convert, shard, bind: the order in which a model becomes trainable.
 
 The order matters more than anything else in FP8 training. torchao may wrap every weight in a
 new parameter, and sharding replaces parameters again; an optimizer made before either keeps
 updating tensors that nobody reads. So by default the optimizer is made last:
 
-    convert to FP8  →  compile each layer  →  replace the loss head  →  shard  →  make the optimizer
+    compile each layer  →  convert to FP8  →  replace the loss head  →  shard  →  make the optimizer
+
+Compilation comes first because it is only announced: a layer is compiled at its first forward
+pass, with the FP8 modules and the hooks of sharding that it has by then.
 
 ``optimizer_binding=before_conversion`` leaves all of it to `Accelerator.prepare`, as document
 A does. Accelerate re-points the optimizer only under FSDP2.
@@ -23,11 +26,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.core.config import RunConfig
 from fp8study.model.build import decoder_layers
-from fp8study.model.compiling import compile_options
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
-from fp8study.model.gathering import tune_gathering
+from fp8study.model.fsdp_patches import tune_communication
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
-from fp8study.model.reducing import tune_reducing
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -101,14 +102,12 @@ def prepare(
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if config.compile:
         for layer in decoder_layers(model):
-            # In place and lazy: hooks added by sharding still run.
-            layer.compile(**compile_options(config))
+            layer.compile(mode=config.compile_mode)
 
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
-        tune_gathering(config, model)
-        tune_reducing(config, model)
+        tune_communication(config, model)
         return model, optimizer
 
     convert_to_float8(model, config, emulate)
@@ -119,8 +118,7 @@ def prepare(
         model = fsdp2_prepare_model(accelerator, model)
     else:
         model = accelerator.prepare_model(model)
-    tune_gathering(config, model)
-    tune_reducing(config, model)
+    tune_communication(config, model)
     optimizer = make_optimizer(model)
     if config.optimizer_step == "after_backward":
         optimizer = accelerator.prepare_optimizer(optimizer)

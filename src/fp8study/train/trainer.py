@@ -28,10 +28,10 @@ from fp8study.measure.clock import FinishedStep, compile_cache
 from fp8study.measure.flops import num_matmul_parameters, uncounted_pct, work_per_token
 from fp8study.measure.instruments import Instruments
 from fp8study.measure.noise_meter import NoiseMeter
-from fp8study.model.attention import preferred_attention
+from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import build_model
-from fp8study.model.causal_mask import imply_causal_mask
 from fp8study.model.compiling import wholly_compiled
+from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.planted import untrained_weights
 from fp8study.model.sharding import (
     after_update,
@@ -153,6 +153,7 @@ class Trainer:
                 "attention_mask: checked in each forward pass, for which the GPU is waited for: "
                 f"{self.needs_masks}"
             )
+        notes += unchecked(self.config)
         if self.uncounted_pct > 1:
             notes.append(
                 f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
@@ -201,9 +202,7 @@ class Trainer:
                 self.config, self.bare_model, self.tokens, self.order.held_out(), self.state
             )
 
-    def step(
-        self, step: int, logs_norm: bool = True
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(self, step: int, logs_norm: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
 
         Args:

@@ -1,0 +1,181 @@
+"""What FSDP2 gathers and reduces: three private functions of torch and torchao, replaced.
+
+None of the three has a setting. `PATCHES` lists what is replaced, for which switch, and the
+versions for which tests hold the replacement to the original. Under any other version the original
+stays in place, and the run's record warns of it (`unchecked`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from torch.distributed.fsdp import FSDPModule
+
+from fp8study.core.config import RunConfig
+from fp8study.model.build import decoder_layers
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A private function that a switch replaces."""
+
+    value: str
+    """The switch's value that asks for it."""
+    plain: str
+    """The value that the run has instead under an unchecked version."""
+    replaces: str
+    package: str
+    checked: str
+    """Versions of the package for which it was checked."""
+
+
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+PATCHES = {
+    "gather_cast": Patch(
+        "compiled", "eager",
+        "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather",
+        "torchao", ">=0.17,<0.19",
+    ),
+    "gradient_copy": Patch(
+        "foreach", "chunk_cat", f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
+    ),
+    "gradient_pool": Patch(
+        "shared", "own", f"{_FSDP}.DefaultReduceScatter.allocate", "torch", ">=2.11,<2.14"
+    ),
+}  # fmt: skip
+
+
+def unchecked(config: RunConfig) -> list[str]:
+    """Return the switches of a run that this installation cannot keep, one line each."""
+    return [
+        f"{switch}: '{patch.value}' replaces {patch.replaces}, which was checked for "
+        f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: the run "
+        f"has {switch}={patch.plain}"
+        for switch, patch in PATCHES.items()
+        if getattr(config, switch) == patch.value and not _is_checked(patch)
+    ]
+
+
+def _is_checked(patch: Patch) -> bool:
+    return SpecifierSet(patch.checked).contains(metadata.version(patch.package), prereleases=True)
+
+
+def _applies(config: RunConfig, switch: str) -> bool:
+    patch = PATCHES[switch]
+    return getattr(config, switch) == patch.value and _is_checked(patch)
+
+
+def tune_communication(config: RunConfig, model: torch.nn.Module) -> None:
+    """Do what ``reshard_after_forward=half`` and the switches of `PATCHES` ask for.
+
+    Args:
+        config: The run.
+        model: As it was sharded, before its first step.
+    """
+    if config.reshard_after_forward == "half":
+        # The backward pass begins with the later layers: their weights would be freed for the
+        # shortest time.
+        layers = decoder_layers(model)
+        for layer in layers[len(layers) // 2 :]:
+            assert isinstance(layer, FSDPModule)
+            layer.set_reshard_after_forward(False, recurse=False)
+    if _applies(config, "gather_cast"):
+        _compile_casts()
+    if _applies(config, "gradient_pool"):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_reduce_scatter(_shared_pool_reduce_scatter()())
+    if _applies(config, "gradient_copy"):
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+        chunk_cat()  # keeps torch's own
+        collectives.foreach_reduce_scatter_copy_in = copy_together  # type: ignore[assignment]
+
+
+def _compile_casts() -> None:
+    """Let torchao make FP8 shards in one kernel, for the rest of this process.
+
+    torchao scales, clamps and casts each shard by three kernels before every gathering, through
+    FP32 tensors in between: 21 bytes of memory traffic a weight, where 5 do. Its tensors do not
+    survive subclassing, so the method itself is replaced.
+    """
+    from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Shard
+
+    original = Shard.fsdp_pre_all_gather
+    if original.__module__ == __name__:
+        return
+
+    def pre_all_gather(self: Any, mesh: Any) -> Any:
+        scale = self._precomputed_scale
+        if scale is None:  # before the first update
+            return original(self, mesh)
+        return (_cast(self._tensor.view(-1), scale, self._dtype).view_as(self),), (scale,)
+
+    Shard.fsdp_pre_all_gather = pre_all_gather
+
+
+@torch.compile(dynamic=True)  # flat and of any length: one kernel for all weights
+def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    largest = torch.finfo(dtype).max
+    return (weight_N.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+@cache
+def _shared_pool_reduce_scatter() -> type:
+    """Return torch's reduce-scatter, but into memory of the default stream.
+
+    torch hands out GPU memory by stream: what one stream has freed, no other can have. FSDP2
+    reduces gradients on a stream of its own. Where they are kept until the end of the backward
+    pass, to be clipped, their memory would be reserved beside that of the activations, although the
+    activations are gone by then. Here they take what the activations leave.
+
+    Safe as long as what is reduced is freed after the backward pass: the reducing stream has waited
+    for all that the default stream did with the memory before, and the default stream waits for the
+    reducing one at the end of the backward pass. So a gradient must become a weight's own as it is,
+    neither cast nor added to an older one; the configuration refuses the rest.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    class SharedPoolReduceScatter(DefaultReduceScatter):
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            if device.type != "cuda":
+                return super().allocate(size, dtype=dtype, device=device)
+            with torch.cuda.stream(torch.cuda.default_stream(device)):
+                return super().allocate(size, dtype=dtype, device=device)
+
+    return SharedPoolReduceScatter
+
+
+@cache
+def chunk_cat() -> Any:
+    """Return torch's own function for what `copy_together` does; first called before it is gone."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    return collectives.foreach_reduce_scatter_copy_in
+
+
+def copy_together(gradients: list[torch.Tensor], buffer_N: torch.Tensor, world_size: int) -> None:
+    """Copy gradients into the buffer that is reduced, one rank's shares of all behind another's.
+
+    torch's own kernel for it, ``torch._chunk_cat``, reaches half of the memory's speed from BF16 to
+    FP32 (https://github.com/pytorch/pytorch/pull/120678); here its foreach kernels do the work.
+
+    Args:
+        gradients: Each is split among the ranks along its first dimension. If one of them does not
+            split evenly, torch's own kernel does the work, which knows how to pad.
+        buffer_N: Overwritten; in the dtype in which gradients are reduced.
+        world_size: Ranks among which gradients are split.
+    """
+    if any(g.shape[0] % world_size for g in gradients):
+        chunk_cat()(gradients, buffer_N, world_size)
+        return
+    sizes = [g.numel() // world_size for g in gradients]
+    shares = [share for row in buffer_N.view(world_size, -1) for share in row.split(sizes)]
+    rows = [g.reshape(world_size, -1) for g in gradients]
+    sources = [row[rank] for rank in range(world_size) for row in rows]
+    torch._foreach_copy_(shares, sources)

@@ -1,0 +1,68 @@
+"""What we replace in FSDP2: gradients copied by foreach kernels, and for which versions."""
+
+from __future__ import annotations
+
+import pkgutil
+
+import pytest
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
+
+from fp8study.core.config import make_config
+from fp8study.model import fsdp_patches
+from fp8study.model.fsdp_patches import copy_together
+
+SHAPES = [(8, 3), (4,), (12, 2, 5), (4, 7)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("strided", [False, True])
+def test_every_rank_gets_the_shares_that_torch_would_give_it(
+    dtype: torch.dtype, uneven: bool, strided: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [*SHAPES, (6, 3)] if uneven else SHAPES
+    gradients = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    if strided:
+        gradients.append(torch.randn(3, 8, generator=generator).to(dtype).T)
+    padded = sum(-(-g.shape[0] // 4) * 4 * g[0].numel() for g in gradients)
+    expected, found = torch.full((padded,), 9.0), torch.full((padded,), 9.0)
+    fsdp.foreach_reduce_scatter_copy_in(list(gradients), expected, 4)
+    copy_together(list(gradients), found, 4)
+    assert torch.equal(found, expected)
+
+
+def test_the_foreach_kernels_do_it_where_everything_is_even(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fsdp_patches, "chunk_cat", None)  # calling it would fail
+    gradients = [torch.ones(shape) for shape in SHAPES] + [torch.ones(3, 8).T]  # and a strided one
+    buffer = torch.zeros(sum(g.numel() for g in gradients))
+    copy_together(gradients, buffer, 4)
+    assert buffer.sum() == buffer.numel()
+
+
+@pytest.mark.parametrize("switch", fsdp_patches.PATCHES)
+def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = fsdp_patches.PATCHES[switch]
+    values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: patch.value}
+    config = make_config(values)
+    assert fsdp_patches.unchecked(config) == []  # the versions that tests run with are checked
+    monkeypatch.setattr(fsdp_patches.metadata, "version", lambda package: "99.0")
+    for apply in ("_compile_casts", "_shared_pool_reduce_scatter", "chunk_cat"):
+        monkeypatch.setattr(fsdp_patches, apply, None)  # calling it would fail
+    fsdp_patches.tune_communication(config, torch.nn.Linear(2, 2))
+    assert fsdp.foreach_reduce_scatter_copy_in is not copy_together
+    (line,) = fsdp_patches.unchecked(config)
+    assert line.startswith(f"{switch}: '{patch.value}' replaces {patch.replaces}")
+    assert f"not for 99.0: the run has {switch}={patch.plain}" in line
+    assert fsdp_patches.unchecked(make_config({})) == []
+
+
+@pytest.mark.parametrize("patch", fsdp_patches.PATCHES.values())
+def test_what_is_listed_is_there(patch: fsdp_patches.Patch) -> None:
+    owner, _, name = patch.replaces.rpartition(".")
+    assert callable(getattr(pkgutil.resolve_name(owner), name))

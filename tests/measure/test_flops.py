@@ -2,16 +2,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
-from fp8study.measure.flops import FlopsTable, count_flops
+from fp8study.measure.flops import (
+    FlopsTable,
+    beyond_fp8_pct,
+    count_flops,
+    flops_text,
+    matmul_weights,
+    num_matmul_parameters,
+)
 from fp8study.model.build import build_model
 from tests.checkout import ROOT, run_python
 
@@ -64,7 +74,8 @@ def test_every_count_is_torchs_own_at_full_size(name: str) -> None:
 def test_what_fp8_takes_over_bounds_its_speed_up(table_8b: FlopsTable) -> None:
     assert table_8b.eligible == 6 * 7_504_658_432
     assert table_8b.converted == table_8b.eligible - table_8b.linear["lm_head"]
-    share = table_8b.converted / table_8b.total
+    # Of the causal count, since a kernel may skip what is masked: else the bound is none.
+    share = table_8b.converted / table_8b.total_causal
     assert table_8b.speedup_bound(table_8b.converted) == pytest.approx(1 / (1 - share / 2))
     assert table_8b.speedup_bound(0) == 1.0
 
@@ -99,6 +110,94 @@ def test_document_as_count_falls_short_by_a_quarter(
 
 def test_document_bs_compiled_arms_count_the_embedding_too(table_8b: FlopsTable) -> None:
     assert table_8b.document_b_compiled - table_8b.total == 6 * 128256 * 4096
+
+
+#: Sizes under which every model here is small; each takes the names that it knows.
+_SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 512, "max_position_embeddings": 128,
+}  # fmt: skip
+_EIGHT_EXPERTS = {"num_key_value_heads": 2, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2},
+    "qwen3_moe": {"num_experts": 8, "head_dim": 16, **_EIGHT_EXPERTS},
+    "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 48, **_EIGHT_EXPERTS},
+    "deepseek_v3": {
+        **_EIGHT_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32, "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_key_value_heads": 4,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2,
+                "head_dim": 16},
+    "gpt2": {}, "gpt_neox": {}, "opt": {"ffn_dim": 256, "word_embed_proj_dim": 64}, "bert": {},
+}  # fmt: skip
+
+
+def model_folder(folder: Path, kind: str) -> str:
+    values = _SMALL | MODELS[kind]
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **values}))
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_mixtures_and_older_models_are_counted_as_torch_counts_them(
+    kind: str, tmp_path: Path
+) -> None:
+    """Only the active experts, the router and the shared expert; Conv1D as any linear layer."""
+    length = 32
+    folder = model_folder(tmp_path, kind)
+    table = count_flops(make_config({"model": folder, "sequence_length": length, "skip": ""}))
+    model = build_model(folder, torch.float32, torch.device("cpu"), seed=0)
+    model.set_attn_implementation("eager")
+    if "moe" in kind or "tral" in kind or kind in ("deepseek_v3", "gpt_oss"):
+        model.set_experts_implementation("eager")  # grouped GEMMs escape the counter
+    with FlopCounterMode(display=False) as whole:
+        model(input_ids=torch.arange(length)[None]).logits.sum().backward()
+    assert whole.get_total_flops() == length * table.total
+    assert table.uncounted_pct == 0
+    assert flops_text(table)  # also where document A's count has no meaning
+
+
+def test_mixtral_by_hand(tmp_path: Path) -> None:
+    values = {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = {"model": str(tmp_path), "sequence_length": 512, "precision": "fp8"}
+    table = count_flops(make_config(config))
+    assert table.total / 1e9 == pytest.approx(77.3, abs=0.05)
+    assert 100 * table.converted / table.total == pytest.approx(10.4, abs=0.05)
+    assert table.speedup_bound(table.converted) == pytest.approx(1.05, abs=0.01)
+    assert table.linear["router"] == 6 * 32 * 8 * 4096
+    assert table.linear["experts.down_proj"] == 6 * 32 * 2 * 14336 * 4096
+    model = build_model(str(tmp_path), torch.bfloat16, torch.device("meta"), seed=0)
+    assert beyond_fp8_pct(model) > 96  # the experts of all tokens
+
+
+def test_what_cannot_be_counted_is_said(tmp_path: Path) -> None:
+    values = {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    text = flops_text(count_flops(make_config({"model": str(tmp_path), "sequence_length": 32})))
+    assert "Not counted: how 2 of 2 layers mix tokens without attention" in text
+    assert "Not counted: the arithmetic of 5." in text
+    assert "Document A" not in text
+
+
+def test_text_passes_no_vision_tower() -> None:
+    model = torch.nn.ModuleDict(
+        {"vision_tower": torch.nn.Linear(8, 8), "language_model": torch.nn.Linear(16, 16)}
+    )
+    assert [weight.name for weight in matmul_weights(model)] == ["language_model"]
+
+
+def test_listed_experts_count_as_often_as_tokens_meet_them() -> None:
+    model = torch.nn.Module()
+    model.experts = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(8))
+    wrapped = torch.nn.ModuleDict({"layer": model, "head": torch.nn.Linear(16, 16)})
+    wrapped.config = AutoConfig.for_model("mixtral", num_experts_per_tok=2)
+    assert num_matmul_parameters(wrapped) == (2 + 1) * 256
 
 
 def test_a_misspelt_pattern_is_refused() -> None:

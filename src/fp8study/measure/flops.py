@@ -1,12 +1,14 @@
 """Useful arithmetic of one training token, counted once and for all.
 
-Conventions differ by a quarter between tools, so the one used here is stated: every linear layer
-counts, the loss head also where it shares the embedding's weights; the embedding look-up is no
-product; attention counts in full, without the causal discount; recomputation does not count.
+Conventions differ by a quarter between tools, so the one used here is stated: every matrix that a
+token is multiplied with counts, the loss head also where it shares the embedding's weights, and of
+a mixture's experts the active ones; the embedding look-up does not; attention counts in full,
+without the causal discount; recomputation does not count.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,15 @@ from fp8study.core.config import RunConfig
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_filter, is_aligned, is_converted
 
+#: Parts of a multimodal model that text does not pass.
+_OTHER_INPUTS = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal)")
+_ROUTER = re.compile(r"(^|\.)(router|gate)$")
+_LISTED_EXPERT = re.compile(r"(\bexperts)\.\d+(\.|$)")
+#: What transformers' configurations call the number of experts that each token goes to.
+_ACTIVE_EXPERTS = (
+    "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k",
+    "top_k_experts",
+)  # fmt: skip
 #: Two FLOPs a weight forward, two for the input's gradient, two for the weight's.
 _PER_WEIGHT = 6
 #: How much faster FP8 matrix units are than BF16 ones, by datasheet, on every GPU that has them.
@@ -36,10 +47,63 @@ class Work:
         return self.fp8_flops_per_token / self.flops_per_token
 
 
+@dataclass(frozen=True)
+class MatmulWeight:
+    """A weight that tokens are multiplied with."""
+
+    label: str
+    """Its layer's own name (``q_proj`` … ``lm_head``); ``router``, ``experts.down_proj``."""
+    name: str
+    """The full name of its module."""
+    module: torch.nn.Module
+    num_per_token: float
+    """Elements that a token meets: of a mixture's experts, those of the active ones."""
+
+
+def matmul_weights(model: torch.nn.Module) -> list[MatmulWeight]:
+    """Find every weight that text is multiplied with, in a model sharded or not, converted or not.
+
+    Linear layers, GPT-2's `Conv1D`, routers, and a mixture's experts, which transformers keeps in
+    one tensor [experts, …, …], or each by itself in a list.
+    """
+    active = _num_active_experts(model)
+    found = []
+    for name, module in model.named_modules():
+        leaf = name.rpartition(".")[2]
+        if _OTHER_INPUTS.search(name):
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        kinds = {kind.__name__ for kind in type(module).mro()}
+        if isinstance(module, torch.nn.Linear):
+            share, listed = 1.0, _LISTED_EXPERT.search(name)
+            if listed and active:
+                share = active / len(model.get_submodule(name[: listed.end(1)]))  # type: ignore[arg-type]
+            size = module.in_features * module.out_features
+            found.append(MatmulWeight(leaf, name, module, share * size))
+        elif "Conv1D" in kinds:
+            found.append(MatmulWeight(leaf, name, module, own["weight"].numel()))
+        elif _ROUTER.search(name) and "weight" in own and own["weight"].ndim == 2:
+            found.append(MatmulWeight("router", name, module, own["weight"].numel()))
+        elif active and any("Experts" in kind for kind in kinds):
+            found += [
+                MatmulWeight(f"experts.{key}", name, module, active * p.numel() / p.shape[0])
+                for key, p in own.items()
+                if p.ndim == 3
+            ]
+    return found
+
+
+def _num_active_experts(model: torch.nn.Module) -> int | None:
+    """Return to how many experts each token goes; None where the configuration does not say."""
+    config = getattr(model, "config", None)
+    settings = config.get_text_config() if config is not None else None
+    known = (getattr(settings, name, None) for name in _ACTIVE_EXPERTS)
+    return next((int(number) for number in known if isinstance(number, int)), None)
+
+
 def num_matmul_parameters(model: torch.nn.Module) -> int:
-    """Return the weights that every token is multiplied with."""
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    return sum(m.in_features * m.out_features for m in linears)
+    """Return how many weights a token is multiplied with."""
+    return round(sum(weight.num_per_token for weight in matmul_weights(model)))
 
 
 def work_per_token(model: torch.nn.Module, hf_config: Any, config: RunConfig) -> Work:
@@ -50,84 +114,97 @@ def work_per_token(model: torch.nn.Module, hf_config: Any, config: RunConfig) ->
         hf_config: Its transformers configuration.
         config: The run.
     """
-    converted = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and is_converted(m)]
-    in_fp8 = sum(m.in_features * m.out_features for m in converted)
+    in_fp8 = sum(w.num_per_token for w in matmul_weights(model) if is_converted(w.module))
+    attention = attention_flops_per_token(hf_config, config.sequence_length)
     return Work(
-        flops_per_token(num_matmul_parameters(model), hf_config, config.sequence_length),
-        attention_flops_per_token(hf_config, config.sequence_length),
+        _PER_WEIGHT * num_matmul_parameters(model) + attention,
+        attention,
         _PER_WEIGHT * fp8_share_of_products(config.precision) * in_fp8,
     )
 
 
 def fp8_share_of_products(precision: str) -> float:
-    """Return how many of a converted layer's three products are in FP8: all, two, or none."""
+    """Return how many of a converted layer's three GEMMs are in FP8: all, two, or none."""
     return {"bf16": 0.0, "fp8_rowwise_gw_hp": 2 / 3}.get(precision, 1.0)
 
 
 def uncounted_pct(model: torch.nn.Module) -> float:
-    """Return the share of the weights that multiply tokens but are no linear layer, in percent.
+    """Return the share of the weights that no count of FLOPs here knows, in percent.
 
-    GPT-2's `Conv1D` and the fused experts of a mixture are such; neither the FLOPs count nor
-    torchao's conversion sees them. Embeddings are looked up and do not count. Call before
-    sharding.
+    State-space scans and short convolutions are such. Call before sharding.
     """
-    known = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear | torch.nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    }
-    weights = [p for p in model.parameters() if p.ndim >= 2]
-    total = sum(p.numel() for p in weights)
-    return 100 * sum(p.numel() for p in weights if id(p) not in known) / total if total else 0.0
+    return _outside_pct(model, {w.module for w in matmul_weights(model)})
+
+
+def beyond_fp8_pct(model: torch.nn.Module) -> float:
+    """Return the share of the weights that are in no nn.Linear, which torchao alone converts, %.
+
+    GPT-2's `Conv1D` and the fused experts of a mixture are such. Call before sharding.
+    """
+    return _outside_pct(model, {m for m in model.modules() if isinstance(m, torch.nn.Linear)})
+
+
+def _outside_pct(model: torch.nn.Module, known: set[torch.nn.Module]) -> float:
+    """Return the share of matrices outside the `known` modules; embeddings are looked up."""
+    inside = outside = 0
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) or _OTHER_INPUTS.search(name):
+            continue
+        own = module.named_parameters(recurse=False)
+        size = sum(p.numel() for key, p in own if p.ndim >= 2 and not key.endswith("bias"))
+        if module in known:
+            inside += size
+        else:
+            outside += size
+    return 100 * outside / (inside + outside) if outside else 0.0
 
 
 def attention_flops_per_token(hf_config: Any, sequence_length: int) -> int:
     """Return forward and backward FLOPs of scores and their product with the values.
 
     ``12 · layers · heads · head_dim · sequence_length`` (Chowdhery et al. 2022, PaLM, appendix
-    B), every query against every key.
+    B), every query against every key; layers without attention have none.
 
     Args:
         hf_config: A transformers configuration.
         sequence_length: Tokens per sequence.
     """
-    hf_config = hf_config.get_text_config()
-    heads = hf_config.num_attention_heads
-    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // heads
-    return int(12 * hf_config.num_hidden_layers * heads * head_dim * sequence_length)
+    settings = hf_config.get_text_config()
+    layers = _num_attention_layers(settings)
+    if not layers:
+        return 0
+    heads = settings.num_attention_heads
+    head_dim = getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    of_scores = of_values = head_dim
+    if getattr(settings, "qk_nope_head_dim", None):  # DeepSeek's latent attention
+        of_scores = settings.qk_nope_head_dim + settings.qk_rope_head_dim
+        of_values = settings.v_head_dim
+    return int(6 * layers * heads * (of_scores + of_values) * sequence_length)
 
 
-def flops_per_token(num_matmul_params: int, hf_config: Any, sequence_length: int) -> int:
-    """Return forward and backward FLOPs of one token, the headline count.
-
-    Args:
-        num_matmul_params: From `num_matmul_parameters`.
-        hf_config: A transformers configuration.
-        sequence_length: Tokens per sequence.
-    """
-    return _PER_WEIGHT * num_matmul_params + attention_flops_per_token(hf_config, sequence_length)
+def _num_attention_layers(settings: Any) -> int:
+    kinds = getattr(settings, "layer_types", None) or getattr(settings, "layers_block_type", None)
+    if not getattr(settings, "num_attention_heads", None):
+        return 0
+    if not kinds:
+        return int(settings.num_hidden_layers)
+    return sum("attention" in kind and "linear" not in kind for kind in kinds)
 
 
-def document_a_flops_per_token(hf_config: Any, sequence_length: int) -> int:
+def document_a_flops_per_token(hf_config: Any, sequence_length: int) -> int | None:
     """Return document A's count, the one of Accelerate's FSDP2 examples, to restate its figures.
 
-    Its term for the attention projections lacks the hidden size, and it has no loss head.
+    Its term for the attention projections lacks the hidden size, and it has no loss head. None
+    for a model that lacks one of the settings it is made of.
     """
-    heads, kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
-    head_dim = hf_config.hidden_size // heads
-    mlp = 18 * hf_config.hidden_size * hf_config.intermediate_size
-    projections = 12 * head_dim * (heads + kv_heads)
-    scores = 12 * heads * head_dim * sequence_length
-    return int((mlp + projections + scores) * hf_config.num_hidden_layers)
-
-
-def document_b_flops_per_token(
-    num_matmul_params: int, hf_config: Any, sequence_length: int, compiled: bool
-) -> int:
-    """Return document B's count: ours, plus the embedding in its compiled arms, by accident."""
-    embedding = hf_config.vocab_size * hf_config.hidden_size if compiled else 0
-    return flops_per_token(num_matmul_params + embedding, hf_config, sequence_length)
+    settings = hf_config.get_text_config()
+    names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size")
+    heads, kv_heads, hidden, inner = (getattr(settings, name, None) for name in names)
+    if not (heads and kv_heads and hidden and inner):
+        return None
+    head_dim = hidden // heads
+    per_layer = 18 * hidden * inner + 12 * head_dim * (heads + kv_heads)
+    return int((per_layer + 12 * heads * head_dim * sequence_length) * settings.num_hidden_layers)
 
 
 @dataclass(frozen=True)
@@ -146,8 +223,13 @@ class FlopsTable:
     """Linear layers whose two dimensions divide by 16: what FP8 could take over."""
     converted: int
     """What the recipe and the filter really compute in FP8."""
-    document_a: int
+    document_a: int | None
     document_b_compiled: int
+    uncounted_pct: float
+    """Share of the weights whose arithmetic is in no figure here."""
+    num_layers: int
+    num_attention_layers: int
+    """How the other layers mix tokens is in no figure here."""
 
     @property
     def total(self) -> int:
@@ -161,8 +243,11 @@ class FlopsTable:
         return sum(self.linear.values()) + causal
 
     def speedup_bound(self, flops: int) -> float:
-        """Return Amdahl's bound if `flops` ran at twice the rate and nothing else took time."""
-        share = flops / self.total
+        """Return Amdahl's bound: `flops` at twice the rate, and nothing but GEMMs takes time.
+
+        Of the causal count: a kernel that skips masked scores has fewer that FP8 cannot speed up.
+        """
+        share = flops / self.total_causal
         return 1 / (1 - share + share / _FP8_RATIO)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,38 +269,40 @@ def count_flops(config: RunConfig) -> FlopsTable:
         config: Its model, sequence length, precision and skip patterns are used.
 
     Raises:
-        UserError: As `fp8study.model.build.hf_config`, or a skip pattern matches nothing.
+        UserError: As `fp8study.core.presets.hf_config`, or a skip pattern matches nothing.
     """
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     converts = float8_filter(config, model)
     share = fp8_share_of_products(config.precision)
-    linear: dict[str, int] = {}
-    eligible, converted = 0, 0.0
-    for name, module in model.named_modules():
-        if not isinstance(module, torch.nn.Linear):
-            continue
-        flops = _PER_WEIGHT * module.weight.numel()
-        leaf = name.rpartition(".")[2]
-        linear[leaf] = linear.get(leaf, 0) + flops
-        if is_aligned(module):
+    linear: dict[str, float] = {}
+    eligible = converted = 0.0
+    weights = matmul_weights(model)
+    for weight in weights:
+        flops = _PER_WEIGHT * weight.num_per_token
+        linear[weight.label] = linear.get(weight.label, 0) + flops
+        if isinstance(weight.module, torch.nn.Linear) and is_aligned(weight.module):
             eligible += flops
-        if converts(module, name):
+        if converts(weight.module, weight.name):
             converted += share * flops
     matmul_parameters = num_matmul_parameters(model)
-    length = config.sequence_length
+    length, settings = config.sequence_length, model.config.get_text_config()
+    attention = attention_flops_per_token(model.config, length)
     return FlopsTable(
         model=config.model,
         precision=config.precision,
         sequence_length=length,
-        linear=linear,
-        attention=attention_flops_per_token(model.config, length),
+        linear={label: round(flops) for label, flops in linear.items()},
+        attention=attention,
         num_matmul_parameters=matmul_parameters,
-        eligible=eligible,
+        eligible=round(eligible),
         converted=round(converted),
         document_a=document_a_flops_per_token(model.config, length),
-        document_b_compiled=document_b_flops_per_token(
-            matmul_parameters, model.config, length, compiled=True
-        ),
+        # Its compiled arms count the embedding too, by accident.
+        document_b_compiled=attention
+        + _PER_WEIGHT * (matmul_parameters + settings.vocab_size * settings.hidden_size),
+        uncounted_pct=uncounted_pct(model),
+        num_layers=settings.num_hidden_layers,
+        num_attention_layers=_num_attention_layers(settings),
     )
 
 
@@ -229,12 +316,23 @@ def flops_text(table: FlopsTable) -> str:
         f"({table.num_matmul_parameters:,} matmul weights)",
         f"  {'total, causal':<24}{table.total_causal / 1e9:>9.3f} GFLOP",
         f"FP8 could take {100 * table.eligible / table.total:.1f} % of it: at most "
-        f"{table.speedup_bound(table.eligible):.2f} × as fast",
+        f"{table.speedup_bound(table.eligible):.2f} × as fast (causal count, GEMMs alone)",
         f"{table.precision} takes {100 * table.converted / table.total:.1f} %: at most "
         f"{table.speedup_bound(table.converted):.2f} × as fast",
-        f"Document A's count: {table.document_a / 1e9:.3f} GFLOP "
-        f"({100 * table.document_a / table.total:.0f} % of ours); document B's in its compiled "
-        f"arms: {table.document_b_compiled / 1e9:.3f} GFLOP "
-        f"({100 * table.document_b_compiled / table.total:.0f} %)",
+    ]
+    if table.uncounted_pct > 0.5:
+        lines.append(
+            f"Not counted: the arithmetic of {table.uncounted_pct:.1f} % of the weights, in layers "
+            "of another kind"
+        )
+    if others := table.num_layers - table.num_attention_layers:
+        lines.append(
+            f"Not counted: how {others} of {table.num_layers} layers mix tokens without attention"
+        )
+    counts = {"A": table.document_a, "B, compiled arms": table.document_b_compiled}
+    lines += [
+        f"Document {name}: {flops / 1e9:.3f} GFLOP ({100 * flops / table.total:.0f} % of ours)"
+        for name, flops in counts.items()
+        if flops is not None
     ]
     return "\n".join(lines)

@@ -24,6 +24,8 @@ _GEMM_FACTORS = {
     "aten::baddbmm": (1, 2),
     "aten::_scaled_mm": (0, 1),
     "aten::_scaled_mm_v2": (0, 1),
+    "aten::_grouped_mm": (0, 1),
+    "aten::_scaled_grouped_mm": (0, 1),
 }
 
 #: The profiler's names of dtypes → ours; anything else keeps its own.

@@ -25,7 +25,12 @@ from fp8study.core.startup import StartupClock
 from fp8study.data.tokens import BlockOrder, batch
 from fp8study.measure.audit import FirstStepAudit, conversion
 from fp8study.measure.clock import FinishedStep, compile_cache
-from fp8study.measure.flops import num_matmul_parameters, uncounted_pct, work_per_token
+from fp8study.measure.flops import (
+    beyond_fp8_pct,
+    num_matmul_parameters,
+    uncounted_pct,
+    work_per_token,
+)
 from fp8study.measure.instruments import Instruments
 from fp8study.measure.noise_meter import NoiseMeter
 from fp8study.model.attention import imply_causal_mask, preferred_attention
@@ -76,7 +81,7 @@ class Trainer:
         dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
         model = build_model(config.model, dtype, self.device, config.seed)
         startup.end("model")
-        self.uncounted_pct = uncounted_pct(model)
+        self.uncounted_pct, self.beyond_fp8_pct = uncounted_pct(model), beyond_fp8_pct(model)
         self.needs_masks = imply_causal_mask(model, config)
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config
@@ -128,9 +133,11 @@ class Trainer:
             )
         nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
         if self.config.is_fp8 and nothing_left:
+            reasons = [f"{n} × {why}" for why, n in self.audit["skipped"].items()]
             raise UserError(
-                f"precision: no linear layer is left for {self.config.precision}; remove a "
-                "pattern of skip, or use precision=bf16 if the model has no other nn.Linear"
+                f"precision: no linear layer is left for {self.config.precision} "
+                f"({'; '.join(reasons) or 'the model has no nn.Linear'}); remove a pattern of "
+                "skip if one is to blame, else use precision=bf16"
             )
         return {
             "num_linear": self.audit["num_linear"],
@@ -154,10 +161,15 @@ class Trainer:
                 f"{self.needs_masks}"
             )
         notes += unchecked(self.config)
+        if self.beyond_fp8_pct > 1:
+            notes.append(
+                f"{self.beyond_fp8_pct:.0f} % of the weights are in layers that are no nn.Linear: "
+                "FP8 does not reach them"
+            )
         if self.uncounted_pct > 1:
             notes.append(
-                f"{self.uncounted_pct:.0f} % of the weights are in layers that are no nn.Linear: "
-                "the FLOPs, TFLOP/s and MFU leave them out, and FP8 does not reach them"
+                f"the arithmetic of {self.uncounted_pct:.0f} % of the weights is not counted: "
+                "FLOPs, TFLOP/s and MFU leave it out"
             )
         if self.config.noise_at_steps:
             notes.append("training paused to measure noise: the run has no timings and no peak")

@@ -13,7 +13,7 @@ from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.records import write_record
 from fp8study.report.comparison_text import comparison_text
-from tests.factories import make_record
+from tests.factories import CPU, make_record
 
 
 def put(folder: Path, number: int = 3, factor: float = 1.0, **changes: Any) -> None:
@@ -117,6 +117,16 @@ def test_what_else_differs_is_flagged(tmp_path: Path, changes: dict[str, Any], n
     found = compared(tmp_path)
     assert note in found.rows[0].notes
     assert f"every arm: {note}" in comparison_text(found)
+
+
+@pytest.mark.parametrize("told", [None, True])
+def test_the_speed_of_emulated_fp8_is_called_that(tmp_path: Path, told: bool | None) -> None:
+    on_cpu = {"machine": CPU} if told is None else {"fp8_emulate": told}
+    put(tmp_path / "a", **on_cpu)
+    put(tmp_path / "b", factor=1.8, precision="fp8_rowwise", **on_cpu)
+    (row,) = compared(tmp_path, "precision", "fp8_emulate").rows
+    assert "B: FP8 emulated in 3: the speed says nothing of FP8" in row.notes
+    assert not any("A: FP8 emulated" in note for note in row.notes)
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,18 @@ def test_a_newer_record_is_left_alone(checkout: Path) -> None:
     assert path.exists()
 
 
+def test_a_configuration_is_written_once_and_never_for_a_finished_run(checkout: Path) -> None:
+    study = load(checkout, seeds=[0, 1])
+    study.write_configs()
+    first, finished = (run.run_dir for run in study.runs[:2])
+    written = (first / "config.yaml").stat().st_ino
+    (finished / "run.json").write_text("{}")
+    (finished / "config.yaml").write_text("# of an earlier version\n")
+    study.write_configs()
+    assert (first / "config.yaml").stat().st_ino == written
+    assert (finished / "config.yaml").read_text() == "# of an earlier version\n"
+
+
 def test_configs_that_were_damaged_are_written_anew(checkout: Path) -> None:
     study = load(checkout, seeds=[0, 1])
     study.write_configs()

@@ -15,6 +15,7 @@ from fp8study.model.float8 import (
     is_converted,
 )
 from fp8study.model.sharding import parameters_outside_optimizer_pct
+from tests.checkout import ROOT, run_python
 
 
 def fp8(**changes: Any) -> RunConfig:
@@ -190,3 +191,8 @@ def test_uneven_shards_of_fp8_weights_are_refused_before_anything_is_converted()
     )
     convert_to_float8(model, plain, emulate=True)
     assert any(is_converted(module) for module in model.modules())
+
+
+def test_torchao_says_nothing_before_an_answer() -> None:
+    done = run_python(ROOT, "-c", "import fp8study.model.build, torchao, torchao.float8")
+    assert (done.returncode, done.stderr) == (0, "")

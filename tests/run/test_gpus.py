@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from fp8study.run import gpus
 from fp8study.run.gpus import visible_gpus
 
 
@@ -98,3 +99,11 @@ def test_gpu_that_shares_the_machines_memory_is_described(
 
     monkeypatch.setattr(four_gpus, "nvmlDeviceGetMemoryInfo", not_supported)
     assert len(visible_gpus()) == 4
+
+
+def test_an_amd_gpu_is_said_to_be_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: [])
+    monkeypatch.setattr(gpus.Path, "exists", lambda path: str(path) == "/dev/kfd")
+    assert "AMD GPUs are not supported" in str(gpus.unsupported_gpu())
+    monkeypatch.setattr(gpus.Path, "exists", lambda path: False)
+    assert gpus.unsupported_gpu() is None

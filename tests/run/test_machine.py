@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import platform
 import subprocess
@@ -115,7 +116,9 @@ def test_facts_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
-    facts = machine_facts(Machine((A100, A100), 8))
+    first = dataclasses.replace(A100, index=3, uuid="GPU-3", name="other")
+    facts = machine_facts(Machine((A100, first), 8), used=[A100.index])
+    assert facts["gpus"] == [{"index": A100.index, "uuid": A100.uuid, "name": A100.name}]
     assert (facts["device"], facts["gpu_name"]) == ("cuda", "NVIDIA A100-SXM4-80GB")
     assert (facts["num_gpus_on_machine"], facts["compute_capability"]) == (2, "8.0")
     assert (facts["driver"], facts["gpu_link"]) == ("570.1", None)

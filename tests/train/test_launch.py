@@ -6,6 +6,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -42,6 +43,10 @@ def test_one_process_trains_and_leaves_a_whole_record(run: Run) -> None:
     assert record.data["epochs"] == pytest.approx(8 * 4 / num_blocks)
     assert len(read_metrics(run_dir)) == 8
     assert yaml.safe_load((run_dir / "config.yaml").read_text()) == record.config
+    assert record.machine["device"] == "cpu"
+    assert re.fullmatch("[0-9a-f]{12}", record.machine["host_hash"])
+    assert "gpus" not in record.machine
+    assert set(record.git) == {"commit", "dirty"}
     assert not (run_dir / "job.json").exists()
     assert not (run_dir / "outcome.json").exists()
 
@@ -271,6 +276,33 @@ def test_a_folder_with_only_a_configuration_gets_a_tokenizer_of_its_own(tmp_path
         launch(make_config(values | {"sequence_length": 65}), tmp_path / "x", machine=CPU)
 
 
+_NARROW = {"hidden_size": 56, "intermediate_size": 100, "num_hidden_layers": 2, "vocab_size": 512,
+           "num_attention_heads": 4, "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        # A tied bias in two FSDP groups.
+        ("bert", {"strategy": "fsdp2"}, r"^model: '.*/bert' cannot be trained under .*try "),
+        # 56 and 100 do not divide by 16, and no pattern of skip is to blame.
+        ("llama", {"strategy": "none", "precision": "fp8"},
+         r"^precision: no linear layer .* \(.*14 × a dimension does not divide by 16.*\); remove"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_trained_ends_in_one_line(
+    kind: str, values: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / kind).mkdir()
+    (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind} | _NARROW))
+    config = make_config(TINY | {"model": str(tmp_path / kind)} | values)
+    with pytest.raises(RunFailed) as failure:
+        launch(config, tmp_path / "run", show=str, machine=CPU)
+    assert "Traceback" not in str(failure.value)
+    detail = read_record(tmp_path / "run" / "run.json").status_detail
+    assert re.search(reason, str(detail)), detail
+
+
 def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
     config = make_config(TINY | {"strategy": "none", "learning_rate": 1e30})
     record = launch(config, tmp_path / "run", show=str, machine=CPU)
@@ -305,7 +337,9 @@ def test_a_killed_child_is_recorded_as_failed(num_gpus: int, tmp_path: Path) -> 
             if f"fp8study.train\0{tmp_path}/run" in text and not is_torchrun:
                 os.kill(int(status.parent.name), signal.SIGKILL)
 
-    with pytest.raises(RunFailed, match="failed: killed by signal 9, as the system does when mem"):
+    with pytest.raises(
+        RunFailed, match=r"was killed by signal 9 \(SIGKILL\), as the sys"
+    ):
         launch(config, tmp_path / "run", show=kill_training, machine=CPU)
     record = read_record(tmp_path / "run" / "run.json")
     assert record.status == "failed"

@@ -72,9 +72,17 @@ def arm_caveats(side: str, arm: Arm) -> list[str]:
         found.append(f"allocator retried up to {retries:.0f} times")
     if num_untimed := int(arm.completed["tokens_per_second_per_gpu"].isna().sum()):
         found.append(f"{num_untimed} without timings")
+    if num_emulated := sum(_emulates_fp8(record) for record in arm.records):
+        found.append(f"FP8 emulated in {num_emulated}: the speed says nothing of FP8")
     if num_dirty := sum(record.git.get("dirty") is True for record in arm.records):
         found.append(f"{num_dirty} from uncommitted changes")
     return [f"{side}: {words}" for words in found]
+
+
+def _emulates_fp8(record: RunRecord) -> bool:
+    told = record.config.get("fp8_emulate")
+    emulates = record.machine.get("device") == "cpu" if told is None else bool(told)
+    return emulates and record.config.get("precision") != "bf16"
 
 
 def side_line(side: str, folder: str, records: list[RunRecord]) -> str:

@@ -325,9 +325,12 @@ def load_config(path: Path) -> RunConfig:
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Write the resolved configuration as YAML, the whole file or none of it."""
+    """Write the resolved configuration as YAML, the whole file or none, unless it is there."""
+    text = yaml.safe_dump(config.to_dict(), sort_keys=False)
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 

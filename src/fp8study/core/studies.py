@@ -94,9 +94,11 @@ class Study:
         print(f"the earlier call is kept in {target}")
 
     def write_configs(self) -> None:
-        """Write each run's ``config.yaml``, which the pipeline hands to the notebook."""
+        """Write each unfinished run's ``config.yaml``, which the pipeline hands to the notebook."""
         for run in self.runs:
             path = run.run_dir / "config.yaml"
+            if (run.run_dir / "run.json").exists():
+                continue  # what a finished run was made of stays as it is
             try:
                 run.run_dir.mkdir(parents=True, exist_ok=True)
                 save_config(run.config, path)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError, one_line
-from fp8study.core.presets import hf_config
+from fp8study.core.presets import PRESETS, hf_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +50,32 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
             f"model: '{model}' cannot be built ({one_line(error)}); mend its configuration"
         ) from error
     return built.train()
+
+
+@contextmanager
+def blaming_model(config: RunConfig) -> Iterator[None]:
+    """Blame a model of the user's own for what fails before its first step is done.
+
+    transformers has models of more kinds than can be sharded, compiled or trained. Where the
+    failure began is in the message.
+
+    Raises:
+        UserError: Anything but a user's error or exhausted memory, for a model that is no preset.
+    """
+    try:
+        yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if config.model in PRESETS:
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"model: '{config.model}' cannot be trained under strategy={config.strategy}, "
+            f"precision={config.precision}, compile={str(config.compile).lower()} "
+            f"({type(error).__name__} in {Path(place.filename).name}:{place.lineno}: "
+            f"{one_line(error)}); try strategy=none, precision=bf16 or compile=false"
+        ) from error
 
 
 def import_model_code(model: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -45,6 +46,13 @@ def visible_gpus() -> list[Gpu]:
             break  # as CUDA does, hide this one and all that follow
         visible += matches
     return visible
+
+
+def unsupported_gpu() -> str | None:
+    """Return one line about an AMD GPU that ROCm could use, if there is one and no NVIDIA GPU."""
+    if not Path("/dev/kfd").exists() or visible_gpus():
+        return None
+    return "AMD GPUs are not supported: runs here use the CPU, with FP8 emulated"
 
 
 def _is_uuid_start(key: str, uuid: str) -> bool:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import datetime
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -29,15 +27,16 @@ from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, w
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
 from fp8study.run.claim import CLAIM, claimed
+from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.job import PROGRESS, Job, Outcome
 from fp8study.run.leash import end
 from fp8study.run.machine import Machine, git_state, machine_facts, this_machine, versions
+from fp8study.run.postmortem import killed, stoppable, telling_line
 
 Show = Callable[[str], None]
 
 #: Lines of a failing child that are shown and kept.
 TAIL_LINES = 30
-_TORCHRUN_EXIT = re.compile(r"exitcode\s*: (-?\d+)")
 
 
 class RunFailed(Exception):
@@ -88,6 +87,9 @@ def launch(
     machine = machine or this_machine()
     check_possible(config, machine)
     prepared = tokens.prepare(config, model_vocab_size(config.model), show)
+    if note := unsupported_gpu():
+        show(note)
+        prepared.warnings.append(note)
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
@@ -126,16 +128,17 @@ def launch(
         }
         follow = _Follower(show, run_dir)
         try:
-            code = follow.run(_command(config, run_dir), environment, (lock,))
-        except KeyboardInterrupt:
-            stopped = Outcome("interrupted", "stopped by the user")
+            with stoppable():
+                code = follow.run(_command(config, run_dir), environment, (lock,))
+        except KeyboardInterrupt as error:
+            stopped = Outcome("interrupted", str(error) or "stopped by the user")
             _finish(run_dir, config, machine, record_parts, stopped)
             raise
         except Exception as error:
             reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
             _finish(run_dir, config, machine, record_parts, Outcome("failed", reason))
             raise
-        outcome = Outcome.load(run_dir) or _unexplained(code, follow.tail)
+        outcome = _explained(code, follow.tail, Outcome.load(run_dir))
         record = _finish(run_dir, config, machine, record_parts, outcome)
     if record.status not in RESULTS:
         tail = "\n".join(follow.tail)
@@ -226,17 +229,17 @@ class _Follower:
             self.tail.append(line)
 
 
-def _unexplained(code: int, tail: deque[str]) -> Outcome:
-    """Explain an end about which training itself could write nothing."""
-    told = [match for line in tail if (match := _TORCHRUN_EXIT.search(line))]
-    if told:  # of the process that failed first, which torchrun names last
-        code = int(told[-1][1])
-    how = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-    if code == -signal.SIGKILL:
-        how += ", as the system does when memory runs out"
-    # torchrun's last line is a ruler.
-    last = next((line for line in reversed(tail) if line.strip(" =-")), "no output")
-    return Outcome("failed", f"{how}: {last.strip()}")
+def _explained(code: int, tail: Collection[str], outcome: Outcome | None) -> Outcome:
+    """Return what training said of its end, unless one of its processes was killed.
+
+    What the other ranks say then, that they have lost a peer, is not the cause.
+    """
+    if outcome is not None and outcome.status != "failed":
+        return outcome
+    if how := killed(code, tail):
+        return Outcome("failed", f"{how}; its last output is in train.log")
+    last = telling_line(tail) or "no output"
+    return outcome or Outcome("failed", f"exit status {code}: {last}")
 
 
 def _finish(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +19,10 @@ from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record,
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
+from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.leash import end
 from fp8study.run.machine import Machine
+from fp8study.run.postmortem import stoppable, telling_line
 
 #: With less than this, runs fail for want of space, whatever else they say.
 _LEAST_FREE_BYTES = 64 * 2**10
@@ -50,6 +53,8 @@ def plan_text(study: Study, machine: Machine) -> str:
             f"seq {c.sequence_length:<6} batch {c.micro_batch_size} × "
             f"{c.gradient_accumulation_steps}  {c.num_steps} steps  seed {c.seed}  {run.run_id}"
         )
+    if note := unsupported_gpu():
+        lines.append(f"  {note}")
     for reason in dict.fromkeys(impossible.values()):
         lines.append(f"  cannot be run here: {reason}")
     return "\n".join(lines)
@@ -185,13 +190,20 @@ def _snakemake(
             start_new_session=True, pass_fds=(lock,),
         )  # fmt: skip
         try:
-            _follow(child, pending)
+            with stoppable():
+                _follow(child, pending)
         finally:
             end(child)
     if shutil.disk_usage(log_path.parent).free < _LEAST_FREE_BYTES:
         raise UserError(
             f"results: the disk of '{log_path.parent}' is full; free some space and start again: "
             "finished runs are kept, the others start anew"
+        )
+    if child.returncode < 0:
+        how = signal.Signals(-child.returncode).name
+        raise UserError(
+            f"reproduce: Snakemake, which starts the runs, was killed by {how}; finished runs are "
+            f"kept, start again to go on (its log: {log_path})"
         )
     if child.returncode and not any((run.run_dir / "papermill.log").exists() for run in pending):
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
@@ -224,13 +236,20 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
             print(f"[{spoken - started:4.0f} s] {_running_line(waiting)}", flush=True)
         time.sleep(0.5)
     for run in waiting:
-        print(f"no record: {run.run_id}: {_last_line(run.run_dir / 'papermill.log')}", flush=True)
+        print(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}", flush=True)
 
 
-def _last_line(log: Path) -> str:
-    """Return what a run said last, which is its error if it has one."""
+def _why_no_record(run_dir: Path) -> str:
+    """Return what a run's notebook said of its end, and where to read on."""
+    log = run_dir / "papermill.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it did not start")
+    if any("DeadKernelError" in line for line in lines):
+        reason = "the kernel of its notebook was killed"
+    elif lines:
+        reason = telling_line(lines) or "its notebook was killed"
+    else:
+        return "it did not start"
+    return f"{reason}; see {log}"
 
 
 def _result_line(run: PlannedRun) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any, TextIO
 
 import torch
@@ -34,7 +35,7 @@ from fp8study.measure.flops import (
 from fp8study.measure.instruments import Instruments
 from fp8study.measure.noise_meter import NoiseMeter
 from fp8study.model.attention import imply_causal_mask, preferred_attention
-from fp8study.model.build import build_model
+from fp8study.model.build import blaming_model, build_model
 from fp8study.model.compiling import wholly_compiled
 from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.planted import untrained_weights
@@ -86,9 +87,10 @@ class Trainer:
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config
         accelerator = make_accelerator(config, model, job.emulate_fp8)
-        self.model, self.optimizer = prepare(
-            config, accelerator, model, self._make_optimizer, job.emulate_fp8
-        )
+        with blaming_model(config):
+            self.model, self.optimizer = prepare(
+                config, accelerator, model, self._make_optimizer, job.emulate_fp8
+            )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
         startup.end("sharding")
@@ -199,7 +201,9 @@ class Trainer:
                 if step == config.num_warmup_steps:
                     _settle_garbage()
                     self._log(watch.open_window(), metrics)
-                self._log(watch.clock.end_step(*self.step(step)), metrics)
+                with nullcontext() if step else blaming_model(config):
+                    done = self.step(step)
+                self._log(watch.clock.end_step(*done), metrics)
                 self.noise.measure_if_due(step + 1)
                 if step + 1 < config.num_steps:  # the last one follows the timed window
                     self.validate_if_due(step + 1)

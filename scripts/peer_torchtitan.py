@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import random
@@ -44,9 +45,8 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,22 +89,8 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What every configuration of one call shares."""
-
-    checkout: Path
-    output: Path
-    shape: Shape
-    gpu_indices: tuple[int, ...]
-    num_gpus: int
-    sequence_length: int
-    num_steps: int
-    num_warmup_steps: int
-    log_every: int
-    timeout_seconds: float
-    label: str
-    extra: tuple[str, ...]
+#: What every configuration of one call shares: the options, and what `main` adds to them.
+Plan = argparse.Namespace
 
 
 @dataclass
@@ -115,37 +101,6 @@ class Repeat:
     mfu_pct: float
     memory_peak_gib: float
     num_parameters: int | None
-
-
-@dataclass
-class Peer:
-    """One configuration, as peer.json holds it."""
-
-    configuration: str
-    model: str
-    sequence_length: int
-    micro_batch_size: int
-    num_gpus: int
-    precision: str
-    commit: str | None
-    num_warmup_steps: int
-    num_steps: int
-    log_every: int
-    machine: dict[str, Any]
-    versions: dict[str, str | None]
-    started_at: str
-    ended_at: str
-    name: str = "torchtitan"
-    version: str = VERSION
-    status: str = "interrupted"
-    status_detail: str | None = None
-    command: str = ""
-    num_parameters: int | None = None
-    tokens_per_second_per_gpu: list[float] = field(default_factory=list)
-    windows_tokens_per_second: list[list[float]] = field(default_factory=list)
-    mfu_pct: list[float] = field(default_factory=list)
-    memory_peak_gib: list[float] = field(default_factory=list)
-    log_files: list[str] = field(default_factory=list)
 
 
 class RepeatFailed(Exception):
@@ -256,11 +211,11 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
         "training.dataset_path": data / "corpus",
         "training.local_batch_size": batch,
         "training.seq_len": plan.sequence_length,
-        "training.steps": plan.num_steps,
+        "training.steps": plan.steps,
         "training.dtype": "float32",
         "training.mixed_precision_param": "bfloat16",
         "training.mixed_precision_reduce": "float32",
-        "parallelism.data_parallel_shard_degree": plan.num_gpus,
+        "parallelism.data_parallel_shard_degree": plan.gpus,
         "activation_checkpoint.mode": "none",
         "compile.components": "model,loss",
         "optimizer.name": "AdamW",
@@ -277,32 +232,18 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
     if precision == "fp8_tensorwise":
         flags["model.converters"] = "quantize.linear.float8"
         flags["quantize.linear.float8.filter_fqns"] = "output"
-        if plan.num_gpus > 1:
+        if plan.gpus > 1:
             switches += [
                 "quantize.linear.float8.enable_fsdp_float8_all_gather",
                 "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
             ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    torchrun += [f"--nproc-per-node={plan.num_gpus}", "--role=rank", "--tee=3"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.gpus}"]
     named = [f"--{name}={value}" for name, value in flags.items()]
+    named += [f"--{name}" for name in switches]
     return [
-        *torchrun,
-        *("-m", "torchtitan.train"),
-        *named,
-        *(f"--{name}" for name in switches),
+        sys.executable, *torchrun, "--role=rank", "--tee=3", "-m", "torchtitan.train", *named,
         *plan.extra,
-    ]
-
-
-@contextmanager
-def free_gpus(plan: Plan) -> Iterator[dict[str, str]]:
-    """Hold as many GPUs as asked for; give what makes them the only visible ones."""
-    if len(plan.gpu_indices) < plan.num_gpus:  # said in `main`; torchtitan says why it fails
-        yield {}
-        return
-    with lease(plan.num_gpus, list(plan.gpu_indices)) as held:
-        indices = ",".join(map(str, held.indices))
-        yield {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": indices}
+    ]  # fmt: skip
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
@@ -324,56 +265,57 @@ def run_repeat(plan: Plan, command: list[str], log: Path, precision: str) -> Rep
     Raises:
         RepeatFailed: It gave no number.
     """
-    with log.open("wb") as output, free_gpus(plan) as visible:
+    environment = environment_of(plan)
+    with log.open("wb") as output, ExitStack() as held:
+        if len(plan.gpu_indices) >= plan.gpus:  # else `main` has said so, and torchtitan will fail
+            taken = held.enter_context(lease(plan.gpus, plan.gpu_indices)).indices
+            environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, taken))
         child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment_of(plan) | visible,
-            cwd=log.parent,
-            start_new_session=True,
-        )
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            env=environment, cwd=log.parent, start_new_session=True,
+        )  # fmt: skip
         try:
-            code = child.wait(plan.timeout_seconds)
+            code = child.wait(plan.timeout)
         except subprocess.TimeoutExpired:
-            raise RepeatFailed("failed", f"no end within {plan.timeout_seconds:.0f} s") from None
+            raise RepeatFailed("failed", f"no end within {plan.timeout} s") from None
         finally:  # torchrun's workers must not keep the GPUs
             end(child)
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
         raise why_failed(text, code)
-    check_precision(text, precision, plan.num_gpus)
-    return read_log(text, plan.num_steps, plan.num_warmup_steps)
+    check_precision(text, precision, plan.gpus)
+    return read_log(text, plan.steps, plan.warmup_steps)
 
 
-def measure(plan: Plan, peer: Peer, repeat: int, last: bool) -> None:
-    """Add one repeat to `peer` and to its folder."""
-    folder = plan.output / peer.configuration
+def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
+    """Add one repeat to a configuration's record, and write it to its folder."""
+    folder = plan.output / record["configuration"]
     log = folder / f"repeat-{repeat}.log"
-    precision, batch = peer.precision, peer.micro_batch_size
+    precision, batch = record["precision"], record["micro_batch_size"]
     command = command_of(plan, precision, batch, folder / "dump", repeat)
     # Records are published: they say what was called, not where this machine keeps it.
     named = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
-    peer.command, peer.log_files = named, [*peer.log_files, log.name]
+    record["command"] = named
+    record["log_files"].append(log.name)
     try:
         result = run_repeat(plan, command, log, precision)
     except RepeatFailed as failure:
-        peer.status, peer.status_detail = failure.status, f"repeat {repeat}: {failure}"
+        record |= {"status": failure.status, "status_detail": f"repeat {repeat}: {failure}"}
         shown = f"{failure.status}: {failure}"
     else:
         rate = statistics.harmonic_mean(result.windows)  # they are of equally many tokens
-        peer.tokens_per_second_per_gpu.append(rate)
-        peer.windows_tokens_per_second.append(result.windows)
-        peer.mfu_pct.append(result.mfu_pct)
-        peer.memory_peak_gib.append(result.memory_peak_gib)
-        peer.num_parameters = result.num_parameters
-        peer.status = "completed" if last else "interrupted"
-        peer.status_detail = None if last else "repeats were still to come"
+        record["tokens_per_second_per_gpu"].append(rate)
+        record["windows_tokens_per_second"].append(result.windows)
+        record["mfu_pct"].append(result.mfu_pct)
+        record["memory_peak_gib"].append(result.memory_peak_gib)
+        record["num_parameters"] = result.num_parameters
+        if repeat == plan.repeats:
+            record |= {"status": "completed", "status_detail": None}
         shown = f"{rate:,.0f} tokens/s/GPU, {result.memory_peak_gib:.1f} GiB reserved"
-    peer.ended_at = utc_now()
-    write_json(folder / "peer.json", asdict(peer))
-    print(f"{peer.configuration} repeat {repeat}: {shown}", flush=True)
+    record["ended_at"] = utc_now()
+    write_json(folder / "peer.json", record)
+    print(f"{record['configuration']} repeat {repeat}: {shown}", flush=True)
 
 
 def is_completed(path: Path) -> bool:
@@ -393,13 +335,8 @@ def commit_of(checkout: Path) -> str | None:
 
 
 def versions_here() -> dict[str, str | None]:
-    found = versions()
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    installed = {found.name: found.version for found in metadata.distributions()}
+    return versions() | {name: installed.get(name) for name in PACKAGES}
 
 
 def check_checkout(checkout: Path) -> None:
@@ -422,24 +359,23 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
 
-def parse(words: list[str]) -> argparse.Namespace:
+def parse(words: list[str]) -> Plan:
     parser = Parser(description="Measure the training speed of torchtitan on this machine.")
-    parser.add_argument("--checkout", type=Path, required=True, help=f"torchtitan v{VERSION}")
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--gpus", type=positive, default=1)
-    parser.add_argument("--batch", type=positive, nargs="+", default=[1], help="sequences a GPU")
-    parser.add_argument(
-        "--precision", nargs="+", choices=["bf16", "fp8_tensorwise"], default=["bf16"]
-    )
-    parser.add_argument("--model", choices=sorted(SHAPES), default="8b")
-    parser.add_argument("--sequence-length", type=positive, default=4096)
-    parser.add_argument("--steps", type=positive, default=40)
-    parser.add_argument("--warmup-steps", type=positive, default=10)
-    parser.add_argument("--log-every", type=positive, default=5)
-    parser.add_argument("--repeats", type=positive, default=3)
-    parser.add_argument("--timeout", type=positive, default=600, help="seconds for one repeat")
-    parser.add_argument("--label", default="", help="added to the name of each configuration")
-    parser.add_argument("extra", nargs="*", help="after --: more flags for torchtitan")
+    add = parser.add_argument
+    add("--checkout", type=Path, required=True, help=f"torchtitan v{VERSION}")
+    add("--output", type=Path, required=True)
+    add("--gpus", type=positive, default=1)
+    add("--batch", type=positive, nargs="+", default=[1], help="sequences a GPU")
+    add("--precision", nargs="+", choices=["bf16", "fp8_tensorwise"], default=["bf16"])
+    add("--model", choices=sorted(SHAPES), default="8b")
+    add("--sequence-length", type=positive, default=4096)
+    add("--steps", type=positive, default=40)
+    add("--warmup-steps", type=positive, default=10)
+    add("--log-every", type=positive, default=5)
+    add("--repeats", type=positive, default=3)
+    add("--timeout", type=positive, default=600, help="seconds for one repeat")
+    add("--label", default="", help="added to the name of each configuration")
+    add("extra", nargs="*", help="after --: more flags for torchtitan")
     arguments = parser.parse_args(words)
     if arguments.warmup_steps % arguments.log_every or arguments.steps % arguments.log_every:
         fail("--steps and --warmup-steps must be multiples of --log-every")
@@ -452,66 +388,51 @@ def parse(words: list[str]) -> argparse.Namespace:
     return arguments
 
 
+def new_records(plan: Plan) -> list[dict[str, Any]]:
+    """Return a record of each configuration that is not completed yet, with no repeat in it."""
+    shared = {
+        "name": "torchtitan", "version": VERSION, "commit": commit_of(plan.checkout),
+        "model": plan.shape.name, "sequence_length": plan.sequence_length, "num_gpus": plan.gpus,
+        "num_warmup_steps": plan.warmup_steps, "num_steps": plan.steps,
+        "log_every": plan.log_every, "machine": machine_facts(plan.machine),
+        "versions": versions_here(), "started_at": utc_now(), "num_parameters": None,
+        "status": "interrupted", "status_detail": "repeats were still to come",
+    }  # fmt: skip
+    measured = ("tokens_per_second_per_gpu", "windows_tokens_per_second", "mfu_pct",
+                "memory_peak_gib", "log_files")  # fmt: skip
+    records = []
+    for batch, precision in itertools.product(plan.batch, plan.precision):
+        words = [plan.shape.name, precision, f"{plan.gpus}gpu", f"b{batch}", plan.label]
+        configuration = "-".join(filter(None, words))
+        folder = plan.output / configuration
+        if is_completed(folder / "peer.json"):
+            print(f"{configuration}: completed before", flush=True)
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {"configuration": configuration, "micro_batch_size": batch, "precision": precision}
+        records.append(own | shared | {name: [] for name in measured})
+    return records
+
+
 def main() -> None:
-    arguments = parse(sys.argv[1:])
-    check_checkout(arguments.checkout)
-    machine = this_machine()
-    plan = Plan(
-        checkout=arguments.checkout.resolve(),
-        output=arguments.output.resolve(),
-        shape=SHAPES[arguments.model],
-        gpu_indices=tuple(gpu.index for gpu in machine.gpus),
-        num_gpus=arguments.gpus,
-        sequence_length=arguments.sequence_length,
-        num_steps=arguments.steps,
-        num_warmup_steps=arguments.warmup_steps,
-        log_every=arguments.log_every,
-        timeout_seconds=arguments.timeout,
-        label=arguments.label,
-        extra=tuple(arguments.extra),
-    )
+    plan = parse(sys.argv[1:])
+    check_checkout(plan.checkout)
+    plan.machine, plan.shape = this_machine(), SHAPES[plan.model]
+    plan.gpu_indices = [gpu.index for gpu in plan.machine.gpus]
+    plan.checkout, plan.output = plan.checkout.resolve(), plan.output.resolve()
     try:
         write_data(data_folder(plan), plan.shape.vocab_size, plan.sequence_length)
     except OSError as error:
-        fail(f"--output {arguments.output}: cannot be written: {error.strerror}")
-    if len(machine.gpus) < plan.num_gpus:
-        print(f"peer_torchtitan: {len(machine.gpus)} GPUs here, not {plan.num_gpus}", flush=True)
-    facts, packages, commit = machine_facts(machine), versions_here(), commit_of(plan.checkout)
-    peers = []
-    for batch in arguments.batch:
-        for precision in arguments.precision:
-            words = [plan.shape.name, precision, f"{plan.num_gpus}gpu", f"b{batch}", plan.label]
-            configuration = "-".join(filter(None, words))
-            folder = plan.output / configuration
-            if is_completed(folder / "peer.json"):
-                print(f"{configuration}: completed before", flush=True)
-                continue
-            folder.mkdir(parents=True, exist_ok=True)
-            now = utc_now()
-            peers.append(
-                Peer(
-                    configuration=configuration,
-                    model=plan.shape.name,
-                    sequence_length=plan.sequence_length,
-                    micro_batch_size=batch,
-                    num_gpus=plan.num_gpus,
-                    precision=precision,
-                    commit=commit,
-                    num_warmup_steps=plan.num_warmup_steps,
-                    num_steps=plan.num_steps,
-                    log_every=plan.log_every,
-                    machine=facts,
-                    versions=packages,
-                    started_at=now,
-                    ended_at=now,
-                )
-            )
+        fail(f"--output {plan.output}: cannot be written: {error.strerror}")
+    if len(plan.gpu_indices) < plan.gpus:
+        print(f"peer_torchtitan: {len(plan.gpu_indices)} GPUs here, not {plan.gpus}", flush=True)
+    records = new_records(plan)
     # Repeat by repeat, so that a drift of the machine meets every configuration alike.
-    for repeat in range(1, arguments.repeats + 1):
-        for peer in peers:
-            if peer.status == "interrupted":
-                measure(plan, peer, repeat, last=repeat == arguments.repeats)
-    sys.exit(any(peer.status != "completed" for peer in peers))
+    for repeat in range(1, plan.repeats + 1):
+        for record in records:
+            if record["status"] == "interrupted":
+                measure(plan, record, repeat)
+    sys.exit(any(record["status"] != "completed" for record in records))
 
 
 if __name__ == "__main__":

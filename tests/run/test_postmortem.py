@@ -18,9 +18,7 @@ from fp8study.run.machine import Machine
 from fp8study.run.pipeline import _why_no_record
 from fp8study.run.postmortem import Stopped, killed, stoppable, telling_line
 
-WARNING = (
-    "W1122 05:17:28 torch/_pytree.py:630] <enum 'KernelPreference'> is deprecated: error"
-)
+WARNING = "W1122 05:17:28 torch/_pytree.py:630] <enum 'KernelPreference'> is deprecated: error"
 TORCHRUN = """
 E1122 torch/distributed/elastic/multiprocessing/api.py:984] failed (exitcode: -9) local_rank: 1
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:

@@ -337,9 +337,7 @@ def test_a_killed_child_is_recorded_as_failed(num_gpus: int, tmp_path: Path) -> 
             if f"fp8study.train\0{tmp_path}/run" in text and not is_torchrun:
                 os.kill(int(status.parent.name), signal.SIGKILL)
 
-    with pytest.raises(
-        RunFailed, match=r"was killed by signal 9 \(SIGKILL\), as the sys"
-    ):
+    with pytest.raises(RunFailed, match=r"was killed by signal 9 \(SIGKILL\), as the sys"):
         launch(config, tmp_path / "run", show=kill_training, machine=CPU)
     record = read_record(tmp_path / "run" / "run.json")
     assert record.status == "failed"

@@ -12,7 +12,7 @@ import pytest
 
 from fp8study.core.config import make_config, save_config
 from fp8study.data.tokens import PreparedData
-from fp8study.run import claim
+from fp8study.run import gpu_lease as claim
 from fp8study.run.gpu_lease import lease
 from fp8study.run.job import Job
 

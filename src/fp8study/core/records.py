@@ -190,7 +190,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
     Keys: step (from 1), loss (mean over ranks; null if not finite), learning_rate,
     gradient_norm (before clipping; null in most steps unless gradients are clipped),
-    step_time_ms, tokens_per_second_per_gpu, tflops_per_gpu, tokens_seen (all ranks), timed
+    step_time_ms, tokens_per_second_per_gpu, tokens_seen (all ranks), timed
     (true inside the timed window). A half-written last line, as a killed run leaves it, is
     left out. Records that are kept for good may have theirs packed, as ``metrics.jsonl.gz``.
     """

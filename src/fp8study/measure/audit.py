@@ -1,8 +1,8 @@
 """Proof that a run trains what it says it trains.
 
 FP8 fails silently: weights that the optimizer no longer holds, layers that were never converted,
-BF16 masters too coarse for the learning rate. Each leaves a plausible loss curve behind. So every
-run looks at itself around its first optimizer step and writes down what it saw.
+BF16 master weights too coarse for the learning rate. Each leaves a plausible loss curve behind. So
+every run looks at itself around its first optimizer step and writes down what it saw.
 
 A step changes billions of numbers; looking at a few thousand per parameter is enough to tell
 frozen from trained, needs no memory, and takes well under a second.
@@ -75,7 +75,7 @@ class FirstStepAudit:
             (names, at most ten) and ``num_outside_optimizer`` (planted ones not counted),
             ``frozen`` and ``num_frozen`` (a gradient, but not one number changed and no optimizer
             state), ``stalled_pct`` (share of the sampled numbers with a gradient that the step
-            left as they were) and the dtypes of masters, gradients and optimizer state.
+            left as they were) and the dtypes of master weights, gradients and optimizer state.
         """
         times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
         all_outside = {n for n, p in self._parameters.items() if times_held[id(p)] == 0}
@@ -151,7 +151,7 @@ def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[s
     Args:
         step: From `fp8study.measure.trace.read_trace`; empty on ranks that record nothing.
         work: What the converted layers should give.
-        emulated: Whether FP8 products are done in high precision, so that none is to be seen.
+        emulated: Whether FP8 GEMMs are done in high precision, so that none is to be seen.
 
     Returns:
         ``matmul_dtypes`` (of both factors, as ``bfloat16 × bfloat16``), ``communication_dtypes``

@@ -2,8 +2,8 @@
 
 A datasheet's peak is out of reach: a GPU at its power limit lowers its clocks under real numbers.
 So every run on a GPU measures, right after training and on the same warm GPU, its own matrix
-products alone, in BF16 and in both scalings of FP8, without the casts around them; and a copy.
-They run one after the other from a full queue: a product of a small layer takes less time than
+GEMMs alone, in BF16 and in both scalings of FP8, without the casts around them; and a copy.
+They run one after the other from a full queue: a GEMM of a small layer takes less time than
 its launch, which is not to be measured.
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
 ARITHMETICS = ("bf16", "fp8_tensorwise", "fp8_rowwise")
-#: The three products of a linear layer in training.
+#: The three GEMMs of a linear layer in training.
 PRODUCTS = ("output", "grad_input", "grad_weight")
-#: Which arithmetic each precision computes a product in, where it converts the layer.
+#: Which arithmetic each precision computes a GEMM in, where it converts the layer.
 _DONE_IN: dict[str, dict[str, str]] = {
     "bf16": {},
     "fp8_tensorwise": dict.fromkeys(PRODUCTS, "fp8_tensorwise"),
@@ -73,7 +73,7 @@ def linear_shapes(model: torch.nn.Module, config: RunConfig) -> Counter[LinearSh
 def measure_ceilings(
     shapes: Counter[LinearShape], num_tokens: int, precision: str, device: torch.device
 ) -> dict[str, Any]:
-    """Time every product of a model's linear layers by itself, and a copy.
+    """Time every GEMM of a model's linear layers by itself, and a copy.
 
     Args:
         shapes: From `linear_shapes`.
@@ -83,9 +83,9 @@ def measure_ceilings(
 
     Returns:
         ``num_tokens``; ``bf16_tflops``, ``fp8_tensorwise_tflops``, ``fp8_rowwise_tflops``: useful
-        TFLOP/s over all products, each as often as the model has it; ``run_tflops``: with each
-        product in the arithmetic that the run gives it; ``copy_tb_per_s``: bytes read and
-        written, from device to device; ``products``: one entry per shape and product with
+        TFLOP/s over all GEMMs, each as often as the model has it; ``run_tflops``: with each
+        GEMM in the arithmetic that the run gives it; ``copy_tb_per_s``: bytes read and
+        written, from device to device; ``products``: one entry per shape and GEMM with
         ``tflops`` by arithmetic. A figure that could not be had is null.
     """
     rows = []
@@ -118,7 +118,7 @@ def measure_ceilings(
 
 
 def _sizes(shape: LinearShape, num_tokens: int, product: str) -> tuple[int, int, int]:
-    """Return rows, inner size and columns of one of a layer's products."""
+    """Return rows, inner size and columns of one of a layer's GEMMs."""
     tokens, into, out = num_tokens, shape.in_features, shape.out_features
     return {
         "output": (tokens, into, out),
@@ -130,7 +130,7 @@ def _sizes(shape: LinearShape, num_tokens: int, product: str) -> tuple[int, int,
 def _time_product(
     arithmetic: str, product: str, m: int, k: int, n: int, device: torch.device
 ) -> float | None:
-    """Return a product's median time, s; None where this GPU or torch cannot do it."""
+    """Return a GEMM's median time, s; None where this GPU or torch cannot do it."""
     try:
         run = (
             _bf16_product(m, k, n, device)
@@ -151,7 +151,7 @@ def _bf16_product(m: int, k: int, n: int, device: torch.device) -> Callable[[], 
 def _fp8_product(
     arithmetic: str, product: str, m: int, k: int, n: int, device: torch.device
 ) -> Callable[[], object]:
-    """Prepare a scaled product as torchao's recipe does it: dtypes, scales, accumulation."""
+    """Prepare a scaled GEMM as torchao's recipe does it: dtypes, scales, accumulation."""
     from torchao.float8.config import ScalingGranularity
 
     recipe = float8_config(RunConfig(precision=arithmetic), emulate=False)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def _fp8_product(
 
 
 def _recipe_of(recipe: Float8LinearConfig, product: str) -> tuple[torch.dtype, torch.dtype, bool]:
-    """Return the dtypes of a product's factors and whether it accumulates fast."""
+    """Return the dtypes of a GEMM's factors and whether it accumulates fast."""
     inputs = recipe.cast_config_input.target_dtype
     weights = recipe.cast_config_weight.target_dtype
     gradients = recipe.cast_config_grad_output.target_dtype
@@ -226,7 +226,7 @@ def _block_seconds(
 
 def ceilings_text(ceilings: dict[str, Any]) -> str:
     """Return the figures for reading."""
-    lines = [f"{ceilings['num_tokens']} tokens; TFLOP/s of the products alone, without casts"]
+    lines = [f"{ceilings['num_tokens']} tokens; TFLOP/s of the GEMMs alone, without casts"]
     for row in ceilings["products"]:
         layer = f"{row['in_features']} → {row['out_features']} ({row['count']} ×)"
         rates = [row["tflops"][a] for a in ARITHMETICS]

@@ -9,7 +9,7 @@ same sequences, none of which the run trains on:
     <g_i, g_j> holds all that `fp8study.analysis.noise` needs to know about sampling noise.
 2.  e_i = (gradient in one precision) - (gradient in another), same weights, same sequence. Their
     inner products say how much of the error averages away over sequences and how much does not.
-3.  The error of each single matrix product: `fp8study.measure.quantisation`.
+3.  The error of each single GEMM: `fp8study.measure.quantisation`.
 
 A batch here is a mean of gradients of single sequences, as with ``micro_batch_size=1`` on many
 GPUs or in many accumulation steps. In a larger micro-batch sequences share tensorwise scales.
@@ -22,7 +22,7 @@ Memory. With P parameters we keep at most two sets of N gradients in BF16: the g
 BF16 numbers, so nothing is lost, and the errors of one comparison at a time, 4·N·P bytes
 together. On top come the BF16 weights (2P), one FP32 gradient (4P), one BF16 gradient (2P) and
 working space for the largest parameter. Llama-3.2-1B (P = 1.24e9) with N = 16 needs 79 GB for
-the two sets and 14 GB for the rest, beside the 15 GB of the training's masters and Adam states.
+the two sets and 14 GB for the rest, beside the 15 GB of the master weights and Adam states.
 Keeping all comparisons at once would need 198 GB; so the FP32 gradients are computed anew for
 each recipe, and a point costs N × (1 BF16 + 4 FP32 + 3 FP8) passes forward and backward.
 """

@@ -1,4 +1,4 @@
-"""What FP8 does to each matrix product of a linear layer, one product at a time.
+"""What FP8 does to each GEMM of a linear layer, one GEMM at a time.
 
 A linear layer multiplies three times:
 
@@ -7,8 +7,8 @@ A linear layer multiplies three times:
     grad_weight  =  grad_output^T @ input         (backward)
 
 For each recipe we take the operands that the BF16 model has at that moment, cast them as torchao
-would, multiply them with the recipe's own kernel, and compare with the FP32 product of the
-uncast operands. So an error here is that of one product; how the errors of all products add up
+would, multiply them with the recipe's own kernel, and compare with the FP32 GEMM of the
+uncast operands. So an error here is that of one GEMM; how the errors of all GEMMs add up
 in a gradient is `fp8study.measure.gradient_noise`'s subject.
 
 Which format an operand is cast to, along which axis its scales run and whether it is cast at all
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from torchao.float8.config import CastConfig
     from torchao.float8.float8_linear import Float8Linear
 
-#: The two operands of each product, in order.
+#: The two operands of each GEMM, in order.
 OPERANDS = {
     "output": ("input", "weight"),
     "grad_input": ("grad_output", "weight"),
     "grad_weight": ("grad_output", "input"),
 }
 
-#: What is measured of each product, in this order. ``error``: relative L2 norm; ``underflow``:
+#: What is measured of each GEMM, in this order. ``error``: relative L2 norm; ``underflow``:
 #: share of all elements that are not zero but are cast to zero; ``saturated``: share cut off at
 #: the format's largest number. The share counts elements, so 0 to 1.
 STATISTICS = (
@@ -48,7 +48,7 @@ STATISTICS = (
 def measure_products(
     model: torch.nn.Module, converted: Mapping[str, torch.nn.Module], ids_T: torch.Tensor
 ) -> dict[str, Any]:
-    """Measure every product of every converted layer in one forward and backward pass.
+    """Measure every GEMM of every converted layer in one forward and backward pass.
 
     The measuring happens inside the backward pass, layer by layer, where the operands are in
     memory anyway; nothing waits for the device until the end.
@@ -60,9 +60,9 @@ def measure_products(
         ids_T: int64[T] token ids of one sequence, on the model's device.
 
     Returns:
-        ``statistics`` (`STATISTICS`), ``layers`` (L names) and ``values``: recipe to product to
+        ``statistics`` (`STATISTICS`), ``layers`` (L names) and ``values``: recipe to GEMM to
         a list of L rows with one number per statistic. The recipe ``bf16`` stands for the plain
-        BF16 product, whose operands are exact.
+        BF16 GEMM, whose operands are exact.
     """
     recipes = {name: _float8_layers(shadow) for name, shadow in converted.items()}
     watched = sorted({layer for layers in recipes.values() for layer in layers})
@@ -84,7 +84,7 @@ def measure_products(
             handle.remove()
     if not found:
         return {"statistics": list(STATISTICS), "layers": [], "values": {}}
-    numbers = torch.stack([found[name] for name in watched]).cpu()  # [L, recipes, products, S]
+    numbers = torch.stack([found[name] for name in watched]).cpu()  # [L, recipes, GEMMs, S]
     values = {
         recipe: {
             product: [[_short(v) for v in row] for row in numbers[:, r, p].tolist()]
@@ -112,7 +112,7 @@ def _layer(
     weight_NK: torch.Tensor,
     grad_output: torch.Tensor,
 ) -> torch.Tensor:
-    """Return float64[1 + recipes, products, statistics]; M: tokens, K: inputs, N: outputs."""
+    """Return float64[1 + recipes, GEMMs, statistics]; M: tokens, K: inputs, N: outputs."""
     input_MK = input_.reshape(-1, input_.shape[-1])
     grad_output_MN = grad_output.reshape(-1, grad_output.shape[-1])
     rows: list[list[torch.Tensor]] = [[] for _ in range(1 + len(layers))]
@@ -134,7 +134,7 @@ def _layer(
 def exact_operands(
     input_MK: torch.Tensor, weight_NK: torch.Tensor, grad_output_MN: torch.Tensor
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the two matrices that each product multiplies."""
+    """Return the two matrices that each GEMM multiplies."""
     return {
         "output": (input_MK, weight_NK.t()),
         "grad_input": (grad_output_MN, weight_NK),
@@ -149,10 +149,10 @@ def cast_operands(
     weight_NK: torch.Tensor,
     grad_output_MN: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two matrices of one product as the layer's recipe casts them.
+    """Return the two matrices of one GEMM as the layer's recipe casts them.
 
-    Scales run along the axis that the product sums over, which is why a matrix is cast anew for
-    each product of a rowwise recipe. `test_quantisation` holds this equal to `Float8Linear`, bit
+    Scales run along the axis that the GEMM sums over, which is why a matrix is cast anew for
+    each GEMM of a rowwise recipe. `test_quantisation` holds this equal to `Float8Linear`, bit
     for bit.
     """
     from torchao.float8.float8_training_tensor import GemmInputRole as Role

@@ -1,4 +1,4 @@
-"""What one training step did, read from a profiler's trace: its products, transfers and waits.
+"""What one training step did, read from a profiler's trace: its GEMMs, transfers and waits.
 
 Reads the Chrome trace format that `torch.profiler` exports, so a stored trace can be read again
 anywhere. Operators carry the shapes and dtypes of their inputs; kernels carry their times; the
@@ -81,7 +81,7 @@ def read_trace(path: Path) -> dict[str, Any]:
         path: ``.json`` or ``.json.gz``, exported by `torch.profiler` with shapes recorded.
 
     Returns:
-        ``gemm``: a list of the matrix products by dtypes of their factors, with ``num``,
+        ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``,
         ``tflop`` and (on a GPU) ``time_ms`` and the ``kernels`` that did most of it;
         ``fp8_gemm_flops_pct`` and ``fp8_gemm_time_pct``; ``communication``: a list by collective
         and dtype with ``num`` and ``gib``, the size of the whole tensor (gathered, or not yet
@@ -124,7 +124,7 @@ def dtype_name(name: str) -> str:
 
 
 def _factors(op: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the dtypes and the FLOPs of a product, or None for any other operator."""
+    """Return the dtypes and the FLOPs of a GEMM, or None for any other operator."""
     places = _GEMM_FACTORS.get(op.get("name", ""))
     arguments = op.get("args", {})
     shapes, dtypes = arguments.get("Input Dims", []), arguments.get("Input type", [])

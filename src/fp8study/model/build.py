@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # transformers' models look for GPUs as they are imported, which must not be before the run has
-# taken its own (`fp8study.run.claim`): so they are imported where they are used.
+# taken its own (`fp8study.run.gpu_lease`): so they are imported where they are used.
 
 
 def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:

@@ -22,7 +22,7 @@ _RECIPES = {
     "fp8_rowwise_gw_hp": "rowwise_with_gw_hp",
 }
 
-#: A mixture's router decides by small differences, and its experts' products are small: both stay
+#: A mixture's router decides by small differences, and its experts' GEMMs are small: both stay
 #: out of FP8. These are the names that transformers' models give them.
 _ROUTER = r"\.(router|gate|shared_expert_gate)$"
 _EXPERT = r"\.(experts|shared_experts?)\."
@@ -110,7 +110,7 @@ def is_converted(module: torch.nn.Module) -> bool:
 
 
 def is_aligned(module: torch.nn.Linear) -> bool:
-    """Return whether torchao's FP8 products take a layer of this shape."""
+    """Return whether torchao's FP8 GEMMs take a layer of this shape."""
     return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 

@@ -4,7 +4,7 @@ With a vocabulary of 128,256 the logits of 4,096 tokens and their gradient are t
 of a step: transformers makes them in BF16 and again in FP32, several times over.
 
 ``compiled``
-    one torch.compile over the product and the cross-entropy: whole logits, in BF16 only.
+    one torch.compile over the GEMM and the cross-entropy: whole logits, in BF16 only.
 ``chunked``
     `CHUNK` tokens at a time. The loss is the last thing that a forward pass computes, so its
     gradient is known there too: each chunk's logits become their own gradient, which is
@@ -33,10 +33,10 @@ from fp8study.core.errors import UserError
 from fp8study.core.presets import text_config
 from fp8study.model.float8 import is_converted
 
-#: Tokens whose logits exist at a time. A multiple of 16, as FP8 products ask; large enough that
-#: a product with them keeps a GPU busy.
+#: Tokens whose logits exist at a time. A multiple of 16, as FP8 GEMMs ask; large enough that
+#: a GEMM with them keeps a GPU busy.
 CHUNK = 2048
-#: Rows of the weight's gradient that are added at a time where that takes a product of its own.
+#: Rows of the weight's gradient that are added at a time where that takes a GEMM of its own.
 _ROWS = 8192
 #: The label that no loss is taken of, in transformers as in torch.
 IGNORED = -100
@@ -50,7 +50,7 @@ _RESHAPING = {
 
 
 def check_loss_head(model: Any, config: RunConfig) -> None:
-    """Refuse a model whose loss is more than the cross-entropy of one product.
+    """Refuse a model whose loss is more than the cross-entropy of one GEMM.
 
     Known settings are looked up; anything else shows on four tokens, on which the model's own
     loss is held against that of its hidden states and its head. Call it before the model is
@@ -116,8 +116,8 @@ def replace_loss_head(model: Any, config: RunConfig) -> None:
     Call it after conversion to FP8, which replaces modules, and before sharding. The model then
     computes a loss and nothing else.
 
-    An FP8 loss head stays one: its products are its module's own. In chunks it is run again in
-    the backward pass, since FP8 has no product that would add to a buffer.
+    An FP8 loss head stays one: its GEMMs are its module's own. In chunks it is run again in
+    the backward pass, since FP8 has no GEMM that would add to a buffer.
 
     Args:
         model: One that `check_loss_head` has let pass.
@@ -318,7 +318,7 @@ def _add_product(
 
 @cache
 def _adds_into_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether this torch adds a product of `dtype` to an FP32 matrix in one go.
+    """Return whether this torch adds a GEMM of `dtype` to an FP32 matrix in one go.
 
     Some versions want the matrix in the factors' dtype, and none does it on a CPU.
     """
@@ -332,7 +332,7 @@ def _adds_into_fp32(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _fp32_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return a product of BF16 factors that was never rounded to BF16."""
+    """Return a GEMM of BF16 factors that was never rounded to BF16."""
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()

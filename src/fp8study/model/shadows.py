@@ -4,10 +4,10 @@ To compare precisions at one point of a run, everything but the arithmetic must 
 model is rebuilt without storage, and the rebuilt modules are pointed at shared weights:
 
 ``fp32``
-    the masters themselves (no copy), multiplied in FP32;
+    the master weights themselves (no copy), multiplied in FP32;
 ``bf16`` and the FP8 recipes
-    one copy of the masters rounded to BF16, shared by all of them. That is what FSDP2's mixed
-    precision hands to every layer, so a BF16 stand-in computes what a BF16 run under FSDP2
+    one copy of them rounded to BF16, shared by all of these. That is what FSDP2's mixed precision
+    hands to every layer, so a BF16 stand-in computes what a BF16 run under FSDP2
     computes, and an FP8 one what an FP8 run there computes with its all-gather in BF16. One
     process without FSDP2 trains under autocast instead, which keeps the residual stream in FP32;
     its FP8 layers see the same dtypes but the weights, which it casts from FP32. With shared
@@ -34,7 +34,7 @@ RECIPES: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_
 class Shadows:
     """A trained model in every precision; it holds one BF16 copy of the weights and no other.
 
-    Made anew for each point: sharding may move the masters to new storage.
+    Made anew for each point: sharding may move the master weights to new storage.
     """
 
     def __init__(self, config: RunConfig, trained: torch.nn.Module, emulate: bool) -> None:

@@ -26,7 +26,7 @@ from fp8study.core.presets import check_length, check_model_name, model_vocab_si
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.claim import CLAIM, claimed
+from fp8study.run.gpu_lease import CLAIM, claimed
 from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.job import PROGRESS, Job, Outcome
 from fp8study.run.leash import end

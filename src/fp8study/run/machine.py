@@ -75,7 +75,7 @@ class Machine:
             )
 
     def emulates_fp8(self, config: RunConfig) -> bool:
-        """Return whether FP8 products are computed in high precision here."""
+        """Return whether FP8 GEMMs are computed in high precision here."""
         return not self.gpus if config.fp8_emulate is None else config.fp8_emulate
 
 

@@ -168,7 +168,7 @@ def _snakemake(
     shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
     num_shares = _num_slots(machine) * shares_per_gpu
     if machine.gpus:
-        num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.claim
+        num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
     shares = {
         run.run_id: num_shares if one_at_a_time else _num_shares(run, shares_per_gpu)
         for run in pending

@@ -42,7 +42,6 @@ def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metric
             "gradient_norm": _finite(done.gradient_norm),
             "step_time_ms": done.step_time_ms,
             "tokens_per_second_per_gpu": rate,
-            "tflops_per_gpu": tflops,
             "tokens_seen": number * config.tokens_per_step,
             "timed": done.step >= config.num_warmup_steps and config.is_timed,
         }

@@ -25,7 +25,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
-    Rates are tokens over wall time of the whole timed window: the steps after
+    Rates are tokens over wall-clock time of the whole timed window: the steps after
     ``num_warmup_steps``. Without any such step, or in a run that is not timed, they are null.
 
     Args:

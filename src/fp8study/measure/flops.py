@@ -195,12 +195,13 @@ def document_a_flops_per_token(hf_config: Any, sequence_length: int) -> int | No
     """Return document A's count, the one of Accelerate's FSDP2 examples, to restate its figures.
 
     Its term for the attention projections lacks the hidden size, and it has no loss head. None
-    for a model that lacks one of the settings it is made of.
+    for a mixture, and for a model that lacks one of the settings it is made of.
     """
     settings = hf_config.get_text_config()
     names = ("num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size")
     heads, kv_heads, hidden, inner = (getattr(settings, name, None) for name in names)
-    if not (heads and kv_heads and hidden and inner):
+    is_mixture = any(getattr(settings, name, None) for name in _ACTIVE_EXPERTS)
+    if is_mixture or not (heads and kv_heads and hidden and inner):
         return None
     head_dim = hidden // heads
     per_layer = 18 * hidden * inner + 12 * head_dim * (heads + kv_heads)

@@ -136,10 +136,12 @@ class Trainer:
         nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
         if self.config.is_fp8 and nothing_left:
             reasons = [f"{n} × {why}" for why, n in self.audit["skipped"].items()]
+            by_pattern = any("skip pattern" in reason for reason in reasons)
             raise UserError(
                 f"precision: no linear layer is left for {self.config.precision} "
-                f"({'; '.join(reasons) or 'the model has no nn.Linear'}); remove a pattern of "
-                "skip if one is to blame, else use precision=bf16"
+                f"({'; '.join(reasons) or 'the model has no nn.Linear'}); "
+                + "remove a pattern of skip, or " * by_pattern
+                + "use precision=bf16"
             )
         return {
             "num_linear": self.audit["num_linear"],

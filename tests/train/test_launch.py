@@ -287,7 +287,7 @@ _NARROW = {"hidden_size": 56, "intermediate_size": 100, "num_hidden_layers": 2, 
         ("bert", {"strategy": "fsdp2"}, r"^model: '.*/bert' cannot be trained under .*try "),
         # 56 and 100 do not divide by 16: no pattern of skip is to blame.
         ("llama", {"strategy": "none", "precision": "fp8"},
-         r"^precision: no linear layer .*\(15 × a dimension does not divide by 16\); use precision="),
+         r"^precision: no linear .*\(15 × a dimension does not divide by 16\); use precision="),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_trained_ends_in_one_line(

@@ -92,6 +92,16 @@ def test_overlapping_intervals_count_once() -> None:
     assert union_ms([]) == 0
 
 
+def test_grouped_gemms_of_experts_count_once() -> None:
+    """By themselves, or through the plain ones that they are made of."""
+    grouped = op(1, "aten::_grouped_mm", [[64, 32], [4, 32, 16]], [BF16, BF16])
+    plain = op(2, "aten::mm", [[16, 32], [32, 16]], [BF16, BF16]) | {"ts": 0.5}
+    (alone,) = summarise_events([grouped])["gemm"]
+    assert alone["tflop"] == pytest.approx(2 * 64 * 32 * 16 / 1e12)
+    (made,) = summarise_events([grouped, plain])["gemm"]
+    assert made["tflop"] == pytest.approx(2 * 16 * 32 * 16 / 1e12)
+
+
 def test_a_trace_without_products_has_no_share() -> None:
     found = summarise_events([])
     assert (found["gemm"], found["fp8_gemm_flops_pct"], found["num_kernels"]) == ([], None, 0)

@@ -37,7 +37,7 @@ class SharedPoolReduceScatter(collectives.DefaultReduceScatter):
     Safe as long as what is reduced is freed after the backward pass: the reducing stream has waited
     for all that the default stream did with the memory before, and the default stream waits for the
     reducing one at the end of the backward pass. So a gradient must become a weight's own as it is,
-    neither cast nor added to an older one; `fp8study.core.switches` refuses the rest.
+    neither cast nor added to an older one; `fp8study.core.fields` refuses the rest.
     """
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.core.config import RunConfig
 from fp8study.model.build import decoder_layers
-from fp8study.model.compiling import compile_options
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
 from fp8study.model.gathering import tune_gathering
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
@@ -32,7 +31,7 @@ from fp8study.model.reducing import tune_reducing
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
-def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -> Accelerator:
+def make_accelerator(config: RunConfig, model: torch.nn.Module) -> Accelerator:
     """Build the Accelerator of a run.
 
     Under FSDP2 the sharding policy alone sets the compute dtype (bf16, gradients reduced in
@@ -41,7 +40,6 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -
     Args:
         config: The run.
         model: Named in the sharding plugin and in the FP8 filter.
-        emulate: As `float8_config`.
     """
     on_cpu = not torch.cuda.is_available()
     accelerate_converts = config.is_fp8 and config.optimizer_binding == "before_conversion"
@@ -49,7 +47,7 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -
     if accelerate_converts:
         handlers.append(
             AORecipeKwargs(
-                config=float8_config(config, emulate),
+                config=float8_config(config),
                 module_filter_func=float8_filter(config, model),
             )
         )
@@ -85,7 +83,6 @@ def prepare(
     accelerator: Accelerator,
     model: torch.nn.Module,
     make_optimizer: MakeOptimizer,
-    emulate: bool,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the model and optimizer ready to train, in the order that the run asks for.
 
@@ -94,7 +91,6 @@ def prepare(
         accelerator: From `make_accelerator`.
         model: On its device, in its master dtype.
         make_optimizer: Called once, on the model as it then is.
-        emulate: As `float8_config`.
     """
     check_loss_head(model, config)
     if config.activation_checkpointing:
@@ -102,7 +98,7 @@ def prepare(
     if config.compile:
         for layer in decoder_layers(model):
             # In place and lazy: hooks added by sharding still run.
-            layer.compile(**compile_options(config))
+            layer.compile(mode=config.compile_mode)
 
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
@@ -111,7 +107,7 @@ def prepare(
         tune_reducing(config, model)
         return model, optimizer
 
-    convert_to_float8(model, config, emulate)
+    convert_to_float8(model, config)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model

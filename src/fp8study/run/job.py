@@ -20,7 +20,6 @@ class Job:
     """What the launcher has decided before training starts."""
 
     data: PreparedData
-    emulate_fp8: bool
     gpu_name: str | None
     gpu_indices: tuple[int, ...]
     """GPUs to choose from, numbered as the driver does; none on a machine without."""

@@ -23,7 +23,7 @@ ASKED := $(filter command%,$(origin PYTHON) $(origin WHEELHOUSE) $(origin VENV))
 AGAIN := $(if $(ASKED),again,$(if $(CHOSEN),,again))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan reproduce bench report test lint format pins wheelhouse clean again
+.PHONY: help setup plan reproduce bench report test lint fields format pins wheelhouse clean again
 
 help: ## print this list
 	@echo "fp8study: should I pre-train in FP8, on my GPUs, for my model?"
@@ -70,6 +70,9 @@ lint: $(STAMP) ## check style, format and types (ruff, mypy)
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+
+fields: $(STAMP) ## write the notebooks' parameters and docs/configuration.md from the fields
+	@$(RUN) scripts/write_fields.py
 
 format: $(STAMP) ## rewrite the sources in the project's style
 	@$(RUN) -m ruff check --fix .

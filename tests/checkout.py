@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from fp8study.core.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,6 +20,13 @@ def copy_checkout(target: Path) -> Path:
         hidden = shutil.ignore_patterns("_site", ".*", "*_files")
         shutil.copytree(ROOT / name, target / name, ignore=hidden)
     return target
+
+
+def tiny_folder(folder: Path) -> str:
+    """Write the tiny model as a user's own: its layers are known only once it is built."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"]), encoding="utf-8")
+    return str(folder)
 
 
 def run_python(

@@ -13,6 +13,7 @@ import typer
 import yaml
 
 from fp8study.core.errors import UserError
+from fp8study.core.field_types import read_yaml
 from fp8study.core.paths import studies_dir
 from fp8study.core.studies import Study, load_study, study_names
 from fp8study.run.defaults import config_for, study_for
@@ -81,7 +82,7 @@ def _parse(assignments: list[str] | None, option: str = "--set") -> dict[str, An
         if not equals:
             raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
         try:
-            values[name.strip()] = yaml.safe_load(text)
+            values[name.strip()] = read_yaml(text)
         except yaml.YAMLError:
             raise UserError(
                 f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
@@ -116,6 +117,14 @@ def studies() -> None:
     for name in names:
         study = load_study(name)
         print(f"{name:<14}{len(study.runs):>4} runs  {study.question}")
+
+
+@app.command()
+def fields() -> None:
+    """List the fields of a run, as --set and the notebook take them."""
+    from fp8study.core.fields import field_table
+
+    print(field_table())
 
 
 @app.command()

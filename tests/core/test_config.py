@@ -13,7 +13,7 @@ from fp8study.core.config import (
     save_config,
 )
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.switches import SWITCHES
+from fp8study.core.fields import PLAIN, RETIRED
 from fp8study.run.defaults import config_for, study_for
 from fp8study.run.gpus import Gpu
 from fp8study.run.machine import Machine
@@ -36,20 +36,21 @@ OTHER: dict[str, Any] = {
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
-    "recompute": "elementwise", "clipping": "in_update", "gradient_pool": "shared",
+    "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
     "attention_mask": "causal",
 }  # fmt: skip
 
 
 def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
-    config = make_config({"precision": "fp8", "num_gpus": 2})
+    retired = {name: PLAIN[name] for name in RETIRED}
+    config = make_config({"precision": "fp8", "num_gpus": 2}).resolved()
     older = {k: v for k, v in config.to_dict().items() if k not in ("path", "loss_head")}
-    assert completed(older) == config.to_dict()
-    assert completed(older | {"loss_head": "chunked"}) != config.to_dict()
+    assert completed(older) == config.to_dict() | retired
+    assert completed(older | {"loss_head": "chunked"}) != config.to_dict() | retired
     assert completed(older | {"from_the_future": 1})["from_the_future"] == 1
     # A switch that came later was not set, whatever its path would choose today.
-    tuned = make_config({"precision": "fp8", "num_gpus": 2, "path": "tuned"})
+    tuned = make_config({"precision": "fp8", "num_gpus": 2, "path": "tuned"}).resolved()
     assert tuned.gather_cast == "compiled"
     older = {k: v for k, v in tuned.to_dict().items() if k not in ("gather_cast", "allocator")}
     found = completed(older)
@@ -68,7 +69,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
     usual |= {"num_gpus": 2} if name in ("gradient_pool", "gradient_copy") else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}
-    config = make_config(usual | {name: OTHER[name]})
+    config = make_config(usual | {name: OTHER[name]}).resolved()
     assert getattr(config, name) == OTHER[name]
     save_config(config, tmp_path / "config.yaml")
     assert load_config(tmp_path / "config.yaml") == config
@@ -127,13 +128,13 @@ def test_values_of_text_only_interfaces_are_understood(
         ({"compile": 1}, ["compile", "1", "true or false"]),
         ({"model": 3}, ["model", "3", "a text"]),
         ({"skip": [1]}, ["skip", "list of texts"]),
-        ({"noise_at_steps": "0,x"}, ["noise_at_steps", "'x'", "list of whole numbers"]),
+        ({"noise_at_steps": "0,x"}, ["noise_at_steps", "'0,x'", "list of whole numbers"]),
         ({"noise_at_steps": [0.5]}, ["noise_at_steps", "0.5", "list of whole numbers"]),
         ({"noise_at_steps": [True]}, ["noise_at_steps", "True", "list of whole numbers"]),
         ({"noise_at_steps": [-1]}, ["noise_at_steps", "-1", "0 to num_steps=100"]),
         ({"noise_at_steps": [101]}, ["noise_at_steps", "101", "0 to num_steps=100"]),
-        ({"runs_per_gpu": 3}, ["runs_per_gpu", "3", "1, 2, 4 and 8"]),
-        ({"validation_sequences": -1}, ["validation_sequences", "-1", "0 or more"]),
+        ({"runs_per_gpu": 3}, ["runs_per_gpu", "3", "1, 2, 4, 8"]),
+        ({"validation_sequences": -1}, ["validation_sequences", "-1", "outside 0 to", "try 0"]),
         ({"noise_samples": 3}, ["noise_samples", "3", "try 16"]),
         ({"noise_samples": 65}, ["noise_samples", "65", "4 to 64"]),
         ({"learing_rate": 1}, ["parameters", "learing_rate", "mean 'learning_rate'?"]),
@@ -143,7 +144,7 @@ def test_values_of_text_only_interfaces_are_understood(
         ({"gradient_accumulation_steps": 0}, ["gradient_accumulation_steps"]),
         ({"num_steps": 0}, ["num_steps"]),
         ({"log_every": 0}, ["log_every"]),
-        ({"learning_rate": 0}, ["learning_rate", "try 3e-4"]),
+        ({"learning_rate": 0}, ["learning_rate", "try 0.0003"]),
         ({"learning_rate": "nan"}, ["learning_rate", "nan"]),
         ({"learning_rate": float("inf")}, ["learning_rate", "inf"]),
         ({"weight_decay": -0.1}, ["weight_decay", "-0.1"]),
@@ -204,7 +205,6 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ),
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
-        ({"recompute": "elementwise", "compile": False}, "recompute", "compile=true"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"gradient_pool": "shared"}, "gradient_pool", "strategy=fsdp2 on several GPUs"),
         ({"gradient_copy": "foreach"}, "gradient_copy", "strategy=fsdp2 on several GPUs"),
@@ -262,14 +262,16 @@ def test_values_that_exclude_each_other_are_refused(
 def test_fp8_all_gather_is_on_where_it_helps(
     precision: str, strategy: str, num_gpus: int, expected: bool
 ) -> None:
-    config = make_config({"precision": precision, "strategy": strategy, "num_gpus": num_gpus})
+    config = make_config(
+        {"precision": precision, "strategy": strategy, "num_gpus": num_gpus}
+    ).resolved()
     assert config.fp8_all_gather is expected
 
 
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
-    "allocator": "default", "recompute": "default", "clipping": "separate", "gradient_pool": "own",
+    "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
@@ -320,9 +322,9 @@ ALONE = {"path": "tuned", "strategy": "none"}
 def test_the_path_sets_only_what_was_left_to_it(
     values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    config = make_config(values)
-    assert {name: getattr(config, name) for name in SWITCHES} == expected
-    assert make_config(config.to_dict()) == config  # resolved once and for all
+    config = make_config(values).resolved()
+    assert {name: getattr(config, name) for name in AS_DOCUMENTED} == expected
+    assert make_config(config.to_dict()).resolved() == config  # resolved once and for all
 
 
 def test_effective_batch_is_the_product_of_its_parts() -> None:
@@ -366,7 +368,7 @@ def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:
     assert (config.num_steps, config.precision, config.model) == (20, "bf16", "tiny-llama")
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - RETIRED.keys()))
 def test_what_other_trainers_offer_is_refused_with_its_reason(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: 2: .*support|{name}: 2: .*loading"):
         make_config({name: 2})

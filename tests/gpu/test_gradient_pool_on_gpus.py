@@ -30,7 +30,7 @@ def test_gradients_take_the_activations_memory_and_stay_what_they_were(tmp_path:
              "max_grad_norm": 1.0, "gradient_pool": pool, "sequence_length": 2048,
              "micro_batch_size": 2, "num_steps": 12, "num_warmup_steps": 2,
              "learning_rate": 1e-5, "profile": False}
-        )  # fmt: skip
+        ).resolved()  # fmt: skip
         record = launch(config, tmp_path / pool, show=str)
         rows = read_metrics(tmp_path / pool)
         losses[pool] = [row["loss"] for row in rows]

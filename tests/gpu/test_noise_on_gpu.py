@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fp8study.measure.gradient_noise import exact_fp32, measure_noise
 from fp8study.model.build import build_model
 from fp8study.model.shadows import Shadows
 
-CONFIG = make_config({"model": "tiny-llama"})
+CONFIG = make_config({"model": "tiny-llama", "fp8_emulate": False})
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
@@ -40,8 +41,8 @@ def squares(point: dict[str, Any]) -> dict[tuple[str, str], float]:
 
 
 def test_real_fp8_errs_as_much_as_emulated(trained: torch.nn.Module, ids_NT: torch.Tensor) -> None:
-    real = measure_noise(CONFIG, trained, ids_NT, emulate=not HAS_FP8)
-    emulated = measure_noise(CONFIG, trained, ids_NT, emulate=True)
+    real = measure_noise(CONFIG, trained, ids_NT)
+    emulated = measure_noise(replace(CONFIG, fp8_emulate=True), trained, ids_NT)
     found, expected = squares(real), squares(emulated)
     for pair in expected:
         assert found[pair] == pytest.approx(expected[pair], rel=0.2), pair
@@ -64,7 +65,7 @@ def test_fp32_is_fp32_even_if_training_allows_tf32(
     torch.set_float32_matmul_precision("high")
     try:
         with exact_fp32():
-            ours, _ = Shadows(CONFIG, trained, emulate=not HAS_FP8).gradient("fp32", ids_T)
+            ours, _ = Shadows(CONFIG, trained).gradient("fp32", ids_T)
     finally:
         torch.set_float32_matmul_precision(before)
     wrong = sum(float((a - b).square().sum()) for a, b in zip(ours, theirs, strict=True))

@@ -65,7 +65,7 @@ def test_chunks_are_summed_in_fp32(
 
 def _peak_gib(head: str, num_tokens: int) -> float:
     """Return what the head of a 1B model adds to memory at its worst."""
-    config = make_config({"model": "llama-3.2-1b", "loss_head": head})
+    config = make_config({"model": "llama-3.2-1b", "loss_head": head}).resolved()
     model = build_model("llama-3.2-1b", torch.bfloat16, torch.device("meta"), seed=0)
     model.lm_head = torch.nn.Linear(2048, VOCAB, bias=False, device=DEVICE, dtype=torch.bfloat16)
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=DEVICE)
@@ -122,7 +122,7 @@ def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> 
         for layer in decoder_layers(model):
             layer.compile()
     ids = torch.randint(0, 2048, (2, 256), device=DEVICE)
-    with preferred_attention(make_config({"attention": attention}), DEVICE):
+    with preferred_attention(make_config({"attention": attention}).resolved(), DEVICE):
         model(input_ids=ids, labels=ids).loss.backward()
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             model(input_ids=ids, labels=ids).loss.backward()
@@ -152,8 +152,8 @@ def _trained(config: RunConfig, num_tokens: int = 64) -> tuple[list[torch.Tensor
 
 def test_updates_in_the_backward_pass_give_the_same_weights() -> None:
     values = {"model": "tiny-llama", "strategy": "none"}
-    after, _ = _trained(make_config(values))
-    inside, _ = _trained(make_config(values | {"optimizer_step": "in_backward"}))
+    after, _ = _trained(make_config(values).resolved())
+    inside, _ = _trained(make_config(values | {"optimizer_step": "in_backward"}).resolved())
     start = build_model("tiny-llama", torch.float32, DEVICE, seed=0).parameters()
     for before, a, b in zip(start, after, inside, strict=True):
         # Not to the bit: some of a GPU's sums have no fixed order, and of a gradient that is next
@@ -167,8 +167,10 @@ def test_updates_in_the_backward_pass_never_hold_all_gradients(tmp_path: Path) -
              "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048}  # fmt: skip
     LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(tmp_path)
     values = {"model": str(tmp_path), "strategy": "none"}
-    weights, after = _trained(make_config(values), num_tokens=8)
-    _, inside = _trained(make_config(values | {"optimizer_step": "in_backward"}), num_tokens=8)
+    weights, after = _trained(make_config(values).resolved(), num_tokens=8)
+    _, inside = _trained(
+        make_config(values | {"optimizer_step": "in_backward"}).resolved(), num_tokens=8
+    )
     gradients = 4 * sum(w.numel() for w in weights) / 2**30
     copies, layer = gradients / 2, gradients / 8
     assert after > 0.95 * gradients
@@ -200,10 +202,10 @@ def _step_without_waiting(config: RunConfig) -> None:
 
 def test_a_step_on_one_gpu_does_not_wait_for_it() -> None:
     tuned = {"path": "tuned", "strategy": "none", "compile": False}
-    _step_without_waiting(make_config(tuned))
-    _step_without_waiting(make_config(tuned | {"max_grad_norm": 1.0}))
+    _step_without_waiting(make_config(tuned).resolved())
+    _step_without_waiting(make_config(tuned | {"max_grad_norm": 1.0}).resolved())
     with pytest.raises(RuntimeError, match="synchroniz"):
-        _step_without_waiting(make_config(tuned | {"attention_mask": "checked"}))
+        _step_without_waiting(make_config(tuned | {"attention_mask": "checked"}).resolved())
 
 
 @pytest.mark.parametrize("master_dtype", ["fp32", "bf16"])
@@ -214,7 +216,7 @@ def test_the_update_itself_clips_as_a_pass_before_it_would(
     moments = []
     for clipping in ("separate", "in_update"):
         values = {"strategy": "none", "max_grad_norm": max_norm, "clipping": clipping}
-        config = make_config(values | {"master_dtype": master_dtype})
+        config = make_config(values | {"master_dtype": master_dtype}).resolved()
         torch.manual_seed(0)
         dtype = torch.float32 if master_dtype == "fp32" else torch.bfloat16
         model = torch.nn.Linear(64, 64, device=DEVICE, dtype=dtype)

@@ -15,7 +15,7 @@ from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
 
 FP8 = make_config({"model": "tiny-llama", "precision": "fp8", "fp8_all_gather": True,
-                   "strategy": "none"})  # fmt: skip
+                   "strategy": "none", "fp8_emulate": True})  # fmt: skip
 
 
 def tiny(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -44,7 +44,7 @@ def first_step(
 
 def converted(config: RunConfig = FP8) -> torch.nn.Module:
     model = tiny()
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
     return model
 
 
@@ -62,7 +62,7 @@ def test_a_healthy_fp8_step_has_nothing_to_report() -> None:
 def test_a_stale_optimizer_is_found_by_identity_and_by_effect() -> None:
     model = tiny()
     optimizer = adamw(model)
-    convert_to_float8(model, FP8, emulate=True)
+    convert_to_float8(model, FP8)
     audit = conversion(model, FP8) | first_step(model, optimizer)
     assert audit["num_outside_optimizer"] == audit["num_frozen"] == 28
     assert audit["stalled_pct"] > 50
@@ -144,7 +144,7 @@ def test_experts_and_routers_stay_out_of_fp8_whatever_their_shape() -> None:
     dense = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"gate_proj": linear()})})
     model = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer, dense])})
     config = make_config({"precision": "fp8", "skip": ()})
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
     audit = conversion(model, config)
     assert audit["skipped"] == {"router of a mixture of experts": 2, "expert of a mixture": 2}
     assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (2, 0)
@@ -171,7 +171,7 @@ def test_layers_of_odd_shape_are_explained() -> None:
 
     config = make_config({"precision": "fp8_rowwise", "skip": ()})
     model = Odd()
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
     audit = conversion(model, config)
     assert audit["skipped"] == {"a dimension does not divide by 16": 1}
     assert (audit["num_linear_fp8"], audit["num_unexplained"]) == (1, 0)

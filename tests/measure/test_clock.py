@@ -210,7 +210,7 @@ def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
 
 def test_job_survives_the_file(tmp_path: Path) -> None:
     data = PreparedData("synthetic", "ab", "bpe-8", "cd", 8, 1000, ["note"], str(tmp_path))
-    job = Job(data, emulate_fp8=True, gpus={3: "A", 1: "B"}, launched_at=12.5)
+    job = Job(data, gpus={3: "A", 1: "B"}, launched_at=12.5)
     job.save(tmp_path)
     assert Job.load(tmp_path) == job
 

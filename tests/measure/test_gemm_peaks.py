@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fp8study.core.config import make_config
+from fp8study.core.recipes import GEMMS
 from fp8study.measure import gemm_peaks as ceilings
 from fp8study.measure.gemm_peaks import (
     ARITHMETICS,
-    PRODUCTS,
     LinearShape,
     ceilings_text,
     linear_shapes,
@@ -31,7 +31,7 @@ def test_shapes_are_those_of_the_model_converted_or_not() -> None:
     config = make_config({"model": "tiny-llama", "precision": "fp8"})
     model = build_model("tiny-llama", torch.float32, CPU, seed=0)
     before = linear_shapes(model, config)
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
     assert linear_shapes(model, config) == before
     assert before[LinearShape(128, 2048, False)] == 1  # the loss head
     assert before[LinearShape(128, 384, True)] == 8  # gate and up, four layers
@@ -95,7 +95,7 @@ def test_an_arithmetic_that_is_not_there_is_null_and_harms_no_other(
     assert measure_ceilings(SHAPES, 8, "fp8_rowwise", CPU)["run_tflops"] is None
 
 
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("product", GEMMS)
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
 def test_a_product_has_the_shape_it_is_timed_as(
     product: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch

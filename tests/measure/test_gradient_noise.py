@@ -13,14 +13,15 @@ import torch
 from fp8study.analysis import noise
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.recipes import FP8_RECIPES
 from fp8study.data.tokens import BlockOrder
 from fp8study.measure.gradient_noise import GradientSet, _gradients, measure_noise
 from fp8study.measure.noise_meter import check_room, free_bytes
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.shadows import RECIPES, Shadows
+from fp8study.model.shadows import Shadows
 
-CONFIG = make_config({"model": "tiny-llama", "strategy": "none"})
+CONFIG = make_config({"model": "tiny-llama", "strategy": "none", "fp8_emulate": True})
 CPU = torch.device("cpu")
 N, T = 4, 24
 
@@ -37,7 +38,7 @@ def ids_NT() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def point(trained: torch.nn.Module, ids_NT: torch.Tensor) -> dict[str, Any]:
-    return measure_noise(CONFIG, trained, ids_NT, emulate=True)
+    return measure_noise(CONFIG, trained, ids_NT)
 
 
 def straightforward(trained: torch.nn.Module, ids_T: torch.Tensor, precision: str) -> torch.Tensor:
@@ -49,9 +50,9 @@ def straightforward(trained: torch.nn.Module, ids_T: torch.Tensor, precision: st
             model.named_buffers(), trained.named_buffers(), strict=True
         ):
             ours.data = theirs.data.clone()  # FSDP2 leaves buffers in FP32
-    if precision in RECIPES:
+    if precision in FP8_RECIPES:
         recipe = dataclasses.replace(CONFIG, strategy="fsdp2", precision=precision)
-        convert_to_float8(model, recipe, emulate=True)
+        convert_to_float8(model, recipe)
     model(input_ids=ids_T[None], labels=ids_T[None]).loss.backward()
     return torch.cat([p.grad.flatten().double() for p in model.parameters()])
 
@@ -64,7 +65,7 @@ def comparison(point: dict[str, Any], precision: str, reference: str) -> dict[st
 def test_all_pairs_that_matter_are_compared(point: dict[str, Any]) -> None:
     pairs = [(c["precision"], c["reference"], "error_grams" in c) for c in point["comparisons"]]
     expected = [("bf16", "fp32", True)]
-    for recipe in RECIPES:
+    for recipe in FP8_RECIPES:
         expected += [(recipe, "bf16", True), (recipe, "fp32", False)]
     assert pairs == expected
 
@@ -79,7 +80,7 @@ def test_gradients_are_those_of_a_model_made_for_the_purpose(
 
 @pytest.mark.parametrize(
     ("precision", "reference"),
-    [("bf16", "fp32"), *((r, "bf16") for r in RECIPES), ("fp8_rowwise", "fp32")],
+    [("bf16", "fp32"), *((r, "bf16") for r in FP8_RECIPES), ("fp8_rowwise", "fp32")],
 )
 def test_errors_are_those_of_two_models(
     precision: str, reference: str, trained: torch.nn.Module, ids_NT: torch.Tensor,
@@ -128,7 +129,7 @@ def test_measuring_leaves_no_trace(trained: torch.nn.Module, ids_NT: torch.Tenso
     chosen = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # as a training with TF32 would
     try:
-        measure_noise(CONFIG, model, ids_NT[:, :8], emulate=True)
+        measure_noise(CONFIG, model, ids_NT[:, :8])
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(chosen)
@@ -140,25 +141,25 @@ def test_measuring_leaves_no_trace(trained: torch.nn.Module, ids_NT: torch.Tenso
 
 
 def test_shadows_hold_one_copy_of_the_weights(trained: torch.nn.Module) -> None:
-    shadows = Shadows(CONFIG, trained, emulate=True)
+    shadows = Shadows(CONFIG, trained)
     name = "model.layers.0.mlp.up_proj.weight"
     master = trained.get_parameter(name)
     assert shadows.models["fp32"].get_parameter(name).data_ptr() == master.data_ptr()
-    shared = {id(shadows.models[p].get_parameter(name)) for p in ("bf16", *RECIPES)}
+    shared = {id(shadows.models[p].get_parameter(name)) for p in ("bf16", *FP8_RECIPES)}
     assert len(shared) == 1
     assert all(p.device.type == "cpu" for m in shadows.models.values() for p in m.parameters())
     assert all(b.device.type == "cpu" for m in shadows.models.values() for b in m.buffers())
 
 
 def test_tied_weights_stay_tied_and_frozen_ones_are_left_out() -> None:
-    config = make_config({"model": "tiny-llama"})
+    config = make_config({"model": "tiny-llama", "fp8_emulate": True})
     model = build_model("tiny-llama", torch.float32, CPU, seed=0)
     model.model.norm.weight.requires_grad_(False)
-    shadows = Shadows(config, model, emulate=True)
+    shadows = Shadows(config, model)
     assert "model.norm.weight" not in shadows.names
     assert len(shadows.trainable("bf16")) == len(shadows.names)
     tied = build_model("llama-3.2-1b", torch.float32, torch.device("meta"), seed=0)
-    rebuilt = Shadows(make_config({"model": "llama-3.2-1b"}), tied, emulate=True)
+    rebuilt = Shadows(make_config({"model": "llama-3.2-1b", "fp8_emulate": True}), tied)
     for shadow in rebuilt.models.values():
         assert shadow.lm_head.weight is shadow.model.embed_tokens.weight
     assert len(rebuilt.names) == 146
@@ -175,7 +176,7 @@ class Analytic:
     is_fp8: tuple[bool, ...] = (True, False)
 
     def __init__(self) -> None:
-        self.models = dict.fromkeys(("fp32", "bf16", *RECIPES))
+        self.models = dict.fromkeys(("fp32", "bf16", *FP8_RECIPES))
         self.weights = [torch.nn.Parameter(torch.tensor(v)) for v in ([1.0, -2.0], [[3.0], [1.0]])]
 
     def trainable(self, precision: str) -> list[torch.nn.Parameter]:
@@ -184,7 +185,7 @@ class Analytic:
     def planted(self, precision: str, ids_T: torch.Tensor) -> torch.Tensor:
         """Return a systematic 2 on the first weight, and ±4 on the third, by sequence."""
         error = torch.zeros(4)
-        if precision in RECIPES:
+        if precision in FP8_RECIPES:
             error[0], error[2] = 2, 4 * (-1) ** int(ids_T[0])
         return error
 

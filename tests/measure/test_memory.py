@@ -21,9 +21,15 @@ def test_a_wrapped_weight_counts_what_it_holds() -> None:
     model = build_model("tiny-llama", torch.float32, CPU, seed=0)
     plain = local_bytes(model.parameters())
     config = make_config(
-        {"model": "tiny-llama", "precision": "fp8", "fp8_all_gather": True, "strategy": "none"}
+        {
+            "model": "tiny-llama",
+            "precision": "fp8",
+            "fp8_all_gather": True,
+            "strategy": "none",
+            "fp8_emulate": True,
+        }
     )
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
     assert local_bytes(model.parameters()) == plain
 
 

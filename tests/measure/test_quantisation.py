@@ -9,6 +9,7 @@ import torch
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8study.core.config import make_config
+from fp8study.core.recipes import FP8_RECIPES
 from fp8study.measure.quantisation import (
     OPERANDS,
     STATISTICS,
@@ -19,15 +20,14 @@ from fp8study.measure.quantisation import (
     relative_error,
 )
 from fp8study.model.float8 import float8_config
-from fp8study.model.shadows import RECIPES
 
 M, K, N = 32, 48, 64  # tokens, inputs, outputs
 
 
 def layer(precision: str) -> Any:
-    config = make_config({"precision": precision, "strategy": "fsdp2"})
+    config = make_config({"precision": precision, "strategy": "fsdp2", "fp8_emulate": True})
     plain = torch.nn.Linear(K, N, bias=False, dtype=torch.bfloat16)
-    return Float8Linear.from_float(plain, float8_config(config, emulate=True))
+    return Float8Linear.from_float(plain, float8_config(config))
 
 
 def operands() -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
     return input_MK.bfloat16(), grad_MN.bfloat16()
 
 
-@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("precision", FP8_RECIPES)
 def test_our_products_are_the_layers_own_bit_for_bit(precision: str) -> None:
     torch.manual_seed(0)
     fp8, (input_MK, grad_MN) = layer(precision), operands()
@@ -53,7 +53,7 @@ def test_our_products_are_the_layers_own_bit_for_bit(precision: str) -> None:
 def test_formats_and_scales_are_the_recipes() -> None:
     input_MK, grad_MN = operands()
     formats, shapes = {}, {}
-    for precision in RECIPES:
+    for precision in FP8_RECIPES:
         fp8 = layer(precision)
         for product, names in OPERANDS.items():
             cast = cast_operands(fp8, product, input_MK, fp8.weight.detach(), grad_MN)

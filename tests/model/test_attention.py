@@ -17,7 +17,7 @@ def preferences() -> list[int]:
 def test_the_preferred_kernel_comes_first_and_others_may_take_over(
     attention: str,
 ) -> None:
-    config = make_config({"attention": attention})
+    config = make_config({"attention": attention}).resolved()
     before = preferences()
     untouched = torch.compiler.config.patch(cache_key_tag="")
     with untouched, preferred_attention(config, torch.device("cuda")):
@@ -32,7 +32,9 @@ def test_the_preferred_kernel_comes_first_and_others_may_take_over(
 @pytest.mark.parametrize(("attention", "device"), [("default", "cuda"), ("cudnn", "cpu")])
 def test_nothing_changes_by_default_or_without_a_gpu(attention: str, device: str) -> None:
     before = preferences()
-    with preferred_attention(make_config({"attention": attention}), torch.device(device)):
+    with preferred_attention(
+        make_config({"attention": attention}).resolved(), torch.device(device)
+    ):
         assert preferences() == before
         assert torch.compiler.config.cache_key_tag == ""
 
@@ -45,12 +47,12 @@ def test_layers_are_compiled_in_the_mode_that_is_asked_for(
     config = make_config(
         {"model": "tiny-llama", "strategy": "none", "compile_mode": "reduce-overhead",
          "optimizer_binding": "before_conversion"}
-    )  # fmt: skip
+    ).resolved()  # fmt: skip
     model = build_model("tiny-llama", torch.float32, torch.device("meta"), seed=0)
 
     class Passes:
         def prepare(self, *parts: object) -> tuple[object, ...]:
             return parts
 
-    prepare(config, Passes(), model, lambda m: None, emulate=True)  # type: ignore[arg-type, return-value]
+    prepare(config, Passes(), model, lambda m: None)  # type: ignore[arg-type, return-value]
     assert modes == ["reduce-overhead"] * 4

@@ -12,7 +12,9 @@ from fp8study.core.config import make_config
 from fp8study.core.presets import PRESETS
 from fp8study.model.attention import imply_causal_mask
 
-CAUSAL = make_config({"attention_mask": "causal", "compile": False, "sequence_length": 64})
+CAUSAL = make_config(
+    {"attention_mask": "causal", "compile": False, "sequence_length": 64}
+).resolved()
 
 
 def tiny(preset: str = "tiny-llama", attention: str = "sdpa", **changes: Any) -> Any:
@@ -60,7 +62,7 @@ def test_loss_and_gradients_are_the_same_without_the_look(preset: str, looks: li
 
 def test_nothing_changes_unless_it_is_asked_for(looks: list[Any]) -> None:
     model = tiny()
-    imply_causal_mask(model, make_config({"attention_mask": "checked"}))
+    imply_causal_mask(model, make_config({"attention_mask": "checked"}).resolved())
     loss_and_gradients(model)
     assert looks
 

@@ -19,7 +19,7 @@ from tests.checkout import ROOT, run_python
 
 
 def fp8(**changes: Any) -> RunConfig:
-    return make_config({"model": "tiny-llama", "precision": "fp8"} | changes)
+    return make_config({"model": "tiny-llama", "precision": "fp8", "fp8_emulate": True} | changes)
 
 
 def tiny(seed: int = 0) -> torch.nn.Module:
@@ -38,14 +38,14 @@ def plain() -> torch.nn.Module:
 
 def test_all_linear_layers_but_the_head_become_fp8() -> None:
     model = tiny()
-    convert_to_float8(model, fp8(), emulate=True)
+    convert_to_float8(model, fp8())
     assert len(fp8_names(model)) == 28
     assert "lm_head" not in fp8_names(model)
 
 
 def test_bf16_run_is_left_as_it_is() -> None:
     model = tiny()
-    convert_to_float8(model, make_config({"precision": "bf16"}), emulate=True)
+    convert_to_float8(model, make_config({"precision": "bf16"}))
     assert not fp8_names(model)
 
 
@@ -80,14 +80,14 @@ def test_skip_pattern_that_matches_no_linear_layer_is_refused(
 def test_layers_that_do_not_divide_by_sixteen_are_left() -> None:
     shapes = {"good": (32, 48), "narrow": (24, 32), "short": (32, 40)}
     model = torch.nn.ModuleDict({name: torch.nn.Linear(*s) for name, s in shapes.items()})
-    convert_to_float8(model, fp8(skip=()), emulate=True)
+    convert_to_float8(model, fp8(skip=()))
     assert fp8_names(model) == {"good"}
 
 
 @pytest.mark.parametrize("emulate", [True, False])
 @pytest.mark.parametrize("gather", [True, False])
 def test_emulation_and_all_gather_are_handed_to_torchao(emulate: bool, gather: bool) -> None:
-    recipe = float8_config(fp8(fp8_all_gather=gather), emulate)
+    recipe = float8_config(fp8(fp8_all_gather=gather, fp8_emulate=emulate))
     assert (recipe.emulate, recipe.enable_fsdp_float8_all_gather) == (emulate, gather)
 
 
@@ -102,7 +102,7 @@ def test_emulation_and_all_gather_are_handed_to_torchao(emulate: bool, gather: b
 def test_precision_chooses_the_recipe(
     precision: str, granularity: ScalingGranularity, weight_gradient: ScalingType
 ) -> None:
-    recipe = float8_config(fp8(precision=precision), emulate=True)
+    recipe = float8_config(fp8(precision=precision))
     assert recipe.cast_config_weight.scaling_granularity is granularity
     assert recipe.cast_config_input_for_grad_weight.scaling_type is weight_gradient
 
@@ -113,7 +113,7 @@ def test_emulated_product_is_rounded_as_fp8_would(precision: str) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 32, bias=False))
     batch = torch.randn(16, 64)
     exact = model(batch)
-    convert_to_float8(model, fp8(precision=precision, skip=()), emulate=True)
+    convert_to_float8(model, fp8(precision=precision, skip=()))
     rounded = model(batch)
     error = float(((rounded - exact).norm() / exact.norm()).detach())
     assert 0.005 < error < 0.08  # three mantissa bits
@@ -127,7 +127,7 @@ def test_optimizer_made_before_conversion_misses_the_weights_only_with_fp8_all_g
 ) -> None:
     model = tiny()
     before = torch.optim.AdamW(model.parameters())
-    convert_to_float8(model, fp8(fp8_all_gather=gather), emulate=True)
+    convert_to_float8(model, fp8(fp8_all_gather=gather))
     after = torch.optim.AdamW(model.parameters())
     outside = parameters_outside_optimizer_pct(model, before)
     converted = sum(model.get_parameter(f"{name}.weight").numel() for name in fp8_names(model))
@@ -141,7 +141,7 @@ def test_optimizer_made_before_conversion_trains_nothing_with_fp8_all_gather() -
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False))
     stale = torch.optim.AdamW(model.parameters(), lr=0.01)
-    convert_to_float8(model, fp8(fp8_all_gather=True, skip=()), emulate=True)
+    convert_to_float8(model, fp8(fp8_all_gather=True, skip=()))
     batch, fresh = torch.randn(16, 32), torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for optimizer in (stale, stale, fresh, fresh):
@@ -168,7 +168,7 @@ def tied() -> torch.nn.Module:
 
 def test_all_gather_would_part_a_tied_loss_head_and_is_refused() -> None:
     with pytest.raises(UserError, match=r"^skip: the loss head shares its weight"):
-        convert_to_float8(tied(), fp8(skip=[], fp8_all_gather=True), emulate=True)
+        convert_to_float8(tied(), fp8(skip=[], fp8_all_gather=True))
 
 
 @pytest.mark.parametrize("changes", [{"skip": []}, {"fp8_all_gather": True}])
@@ -176,20 +176,26 @@ def test_a_tied_loss_head_may_be_converted_or_gathered_but_not_both(
     changes: dict[str, Any],
 ) -> None:
     model = tied()
-    convert_to_float8(model, fp8(**changes), emulate=True)
+    convert_to_float8(model, fp8(**changes))
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight  # type: ignore[operator]
 
 
 def test_uneven_shards_of_fp8_weights_are_refused_before_anything_is_converted() -> None:
     model = build_model("tiny-llama", torch.float32, torch.device("cpu"), seed=0)
-    config = make_config({"model": "tiny-llama", "precision": "fp8", "num_gpus": 3})
+    config = make_config({"model": "tiny-llama", "precision": "fp8", "num_gpus": 3}).resolved()
     with pytest.raises(UserError, match=r"num_gpus: 3 does not divide the 128 rows of .*q_proj"):
-        convert_to_float8(model, config, emulate=True)
+        convert_to_float8(model, config)
     assert not any(is_converted(module) for module in model.modules())
     plain = make_config(
-        {"model": "tiny-llama", "precision": "fp8", "num_gpus": 3, "fp8_all_gather": False}
+        {
+            "model": "tiny-llama",
+            "precision": "fp8",
+            "num_gpus": 3,
+            "fp8_all_gather": False,
+            "fp8_emulate": True,
+        }
     )
-    convert_to_float8(model, plain, emulate=True)
+    convert_to_float8(model, plain)
     assert any(is_converted(module) for module in model.modules())
 
 

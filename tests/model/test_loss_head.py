@@ -34,7 +34,7 @@ def tiny(tied: bool = False, seed: int = 0) -> Any:
 
 def with_head(head: str, tied: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     model = tiny(tied).to(dtype)
-    config = make_config({"model": "tiny-llama", "loss_head": head, "compile": False})
+    config = make_config({"model": "tiny-llama", "loss_head": head, "compile": False}).resolved()
     check_loss_head(model, config)
     replace_loss_head(model, config)
     return model
@@ -182,10 +182,10 @@ def test_an_fp8_head_stays_in_fp8(head: str, monkeypatch: pytest.MonkeyPatch) ->
     config = make_config(
         {"model": "tiny-llama", "precision": "fp8_rowwise", "skip": "", "loss_head": head,
          "compile": False, "fp8_emulate": True}
-    )  # fmt: skip
+    ).resolved()  # fmt: skip
     plain, own = tiny().bfloat16(), tiny().bfloat16()
     for model in (plain, own):
-        convert_to_float8(model, config, emulate=True)
+        convert_to_float8(model, config)
     replace_loss_head(own, config)
     assert is_converted(own.lm_head)
     loss, expected = loss_and_gradients(plain, [tokens((2, 32))])
@@ -232,10 +232,12 @@ def _scaled_by_something_unknown(model: Any) -> None:
 def test_a_head_that_does_more_is_refused(change: Callable[[Any], None], words: str) -> None:
     model = tiny()
     change(model)
-    config = make_config({"model": "tiny-llama", "loss_head": "chunked"})
+    config = make_config({"model": "tiny-llama", "loss_head": "chunked"}).resolved()
     with pytest.raises(UserError, match=rf"^loss_head: 'chunked' .*{words}.*use loss_head=plain"):
         check_loss_head(model, config)
-    check_loss_head(model, make_config({"model": "tiny-llama"}))  # the plain one suits any
+    check_loss_head(
+        model, make_config({"model": "tiny-llama"}).resolved()
+    )  # the plain one suits any
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_real_architectures_are_told_apart(values: dict[str, Any], words: str | 
     if values["model_type"] == "gpt2":
         shape = {"vocab_size": 64}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(shape | values)))
-    config = make_config({"model": "tiny-llama", "loss_head": "chunked"})
+    config = make_config({"model": "tiny-llama", "loss_head": "chunked"}).resolved()
     if words is None:
         check_loss_head(model, config)
         return

@@ -36,7 +36,7 @@ class Tiny(torch.nn.Module):
 
 
 def config(**changes: Any) -> RunConfig:
-    return make_config({"strategy": "none", "optimizer_step": "in_backward"} | changes)
+    return make_config({"strategy": "none", "optimizer_step": "in_backward"} | changes).resolved()
 
 
 def made(run: RunConfig) -> tuple[Tiny, torch.optim.Optimizer, AfterBackward | InBackward]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fp8study.core.locks import locked
-from tests.checkout import copy_checkout, environment, run_python
+from tests.checkout import copy_checkout, environment, run_python, tiny_folder
 
 STUDY = """
 question: Does the pipeline work?
@@ -82,7 +82,8 @@ def test_a_study_is_done_once_and_repaired_where_it_is_damaged(checkout: Path) -
 
 
 def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
-    arms = "arms: [{skip: [lm_haed]}, {skip: [lm_head]}]\n"
+    tiny_folder(checkout / "model")
+    arms = "arms: [{skip: [lm_haed], model: ./model}, {skip: [lm_head]}]\n"
     study = checkout / "pipelines/studies/tiny.yaml"
     study.write_text(STUDY.replace("seeds: [0, 1]", "seeds: [0]") + arms)
     done = run_python(checkout, *REPRODUCE)

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from fp8study.core.config import FIELD_NAMES
-from tests.checkout import ROOT, copy_checkout, environment, run_python
+from tests.checkout import ROOT, copy_checkout, environment, run_python, tiny_folder
 
 #: Two steps of a tiny model: the notebook is tested here, not the training.
 SHORT = ["-p", "num_steps", "3", "-p", "num_warmup_steps", "1", "-p", "sequence_length", "32"]
@@ -110,7 +110,8 @@ def test_a_bad_parameter_stops_before_training(
 def test_a_failing_child_fails_the_notebook_after_showing_its_last_lines(checkout: Path) -> None:
     done = run_python(
         checkout, "-m", "papermill", SOURCE, "out.ipynb", *SHORT,
-        "-p", "skip", "lm_haed", "-p", "study", "broken", "-p", "run_id", "one",
+        "-p", "model", tiny_folder(checkout / "model"), "-p", "skip", "lm_haed",
+        "-p", "study", "broken", "-p", "run_id", "one",
     )  # fmt: skip
     assert done.returncode != 0
     assert "skip: 'lm_haed' matches no linear layer" in done.stderr

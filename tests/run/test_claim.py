@@ -34,7 +34,7 @@ def given_back() -> object:
 
 
 def job(*indices: int) -> Job:
-    return Job(DATA, False, {index: f"GPU {index}" for index in indices}, 0.0)
+    return Job(DATA, {index: f"GPU {index}" for index in indices}, 0.0)
 
 
 def test_the_first_process_takes_free_gpus_and_says_which(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ def test_more_processes_than_the_machine_has_places_are_refused(
 def test_fp8_is_emulated_where_there_is_no_gpu_or_on_demand(
     gpus: tuple[Gpu, ...], asked: bool | None, expected: bool
 ) -> None:
-    assert Machine(gpus, 2).emulates_fp8(fp8(fp8_emulate=asked)) is expected
+    resolved = fp8(fp8_emulate=asked).resolved(on_gpu=bool(gpus))
+    assert resolved.fp8_emulate is expected
 
 
 def test_a_cpu_does_not_do_without_emulation() -> None:

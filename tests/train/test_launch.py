@@ -24,6 +24,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_metrics, read_record
 from fp8study.measure.profiling import TRACE_NAME
 from fp8study.run.launch import RunFailed, launch
+from tests.checkout import tiny_folder
 from tests.train.tiny_runs import CPU, TINY, Run
 
 
@@ -72,6 +73,7 @@ def test_fp8_converts_all_but_the_loss_head_and_trains_every_weight(run: Run) ->
     assert (bf16.model["num_linear_fp8"], fp8.model["num_linear_fp8"]) == (0, 28)
     assert fp8.model["parameters_outside_optimizer_pct"] == 0
     assert any("emulated" in warning for warning in fp8.warnings)
+    assert fp8.config["fp8_emulate"] is True  # decided by the machine
     assert bf16.data == fp8.data  # the same tokens, tokenizer and epochs
     assert losses(fp8_dir) != losses(bf16_dir)  # FP8 did happen
     assert losses(fp8_dir) == pytest.approx(losses(bf16_dir), abs=0.1)
@@ -304,7 +306,7 @@ def test_a_model_that_cannot_be_trained_ends_in_one_line(
 
 
 def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
-    config = make_config(TINY | {"strategy": "none", "learning_rate": 1e30})
+    config = make_config(TINY | {"strategy": "none", "learning_rate": 1000, "weight_decay": 1000})
     record = launch(config, tmp_path / "run", show=str, machine=CPU)
     assert record.status == "diverged"
     assert record.status_detail is not None
@@ -316,7 +318,8 @@ def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
 
 
 def test_a_failing_child_leaves_a_record_with_its_reason(tmp_path: Path) -> None:
-    config = make_config(TINY | {"precision": "fp8", "skip": "lm_haed", "num_gpus": 2})
+    values = {"model": tiny_folder(tmp_path / "model"), "precision": "fp8", "skip": "lm_haed"}
+    config = make_config(TINY | values | {"num_gpus": 2})
     with pytest.raises(RunFailed, match="did you mean 'lm_head'"):
         launch(config, tmp_path / "run", show=str, machine=CPU)
     record = read_record(tmp_path / "run" / "run.json")

@@ -11,6 +11,7 @@ import pytest
 
 from fp8study.core.audit_rules import problems
 from fp8study.core.config import make_config
+from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_record
 from fp8study.run.launch import RunFailed, launch
 from fp8study.run.machine import Machine
@@ -108,5 +109,6 @@ def test_losing_more_than_was_asked_for_is_stopped(
 
 
 def test_a_misspelt_pattern_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"untrained: 'model\.layer\.' matches no linear layer"):
+    with pytest.raises(UserError, match=r"untrained: 'model\.layer\.' matches no linear layer"):
         run(tmp_path / "run", untrained=["model.layer."])
+    assert not (tmp_path / "run").exists()

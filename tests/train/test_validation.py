@@ -23,7 +23,7 @@ from fp8study.train.validation import validation_loss
 TINY: dict[str, Any] = {
     "model": "tiny-llama", "sequence_length": 32, "num_steps": 6, "num_warmup_steps": 1,
     "learning_rate": 3e-3, "compile": False, "corpus": "synthetic", "tokenizer": "bpe",
-    "validation_sequences": 5, "profile": False,
+    "validation_sequences": 5, "profile": False, "fp8_emulate": True,
 }  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def test_it_is_the_bf16_loss_of_the_held_out_blocks(precision: str) -> None:
     expected_model = build_model(config.model, torch.float32, torch.device("cpu"), seed=3)
     for parameter in expected_model.parameters():  # and not the buffers of the positions
         parameter.data = parameter.data.to(torch.bfloat16)
-    convert_to_float8(model, config, emulate=True)
+    convert_to_float8(model, config)
 
     ids = torch.from_numpy(batch(data.tokens(), blocks, config.sequence_length))
     with torch.no_grad():

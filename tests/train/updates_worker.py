@@ -62,15 +62,16 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
 
     The last is the largest share of the gradients that was alive at an update.
     """
+    config = config.resolved(on_gpu=False)
     AcceleratorState._reset_state()
     GradientState._reset_state()
     model = tiny(config, tied)
-    accelerator = make_accelerator(config, model, emulate=True)
+    accelerator = make_accelerator(config, model)
 
     def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameter_groups(config, model), lr=1.0, fused=True)
 
-    model, optimizer = prepare(config, accelerator, model, adamw, emulate=True)
+    model, optimizer = prepare(config, accelerator, model, adamw)
     updates = make_updates(config, model, optimizer, after_update(config, model))
     parameters = list(model.parameters())
     generator = torch.Generator().manual_seed(PartialState().process_index)
@@ -164,13 +165,13 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     weights, _, _ = train(make_config(fp8 | changes), tied=False)
     kept = {}
     for reshard in (True, "half", False):
-        config = make_config(values | {"compile": False, "reshard_after_forward": reshard})
+        config = make_config(
+            values | {"compile": False, "reshard_after_forward": reshard}
+        ).resolved()
         AcceleratorState._reset_state()
         model = tiny(config, tied=False)
-        accelerator = make_accelerator(config, model, emulate=True)
-        model, _ = prepare(
-            config, accelerator, model, lambda m: torch.optim.SGD(m.parameters()), emulate=True
-        )
+        accelerator = make_accelerator(config, model)
+        model, _ = prepare(config, accelerator, model, lambda m: torch.optim.SGD(m.parameters()))
         ids = torch.zeros(1, 16, dtype=torch.int64)
         model(input_ids=ids, labels=ids)
         kept[str(reshard)] = [

@@ -1,9 +1,9 @@
 """The arms in a folder of results: its runs, grouped by what they are.
 
-Two runs are of one arm if their configurations agree but for what tells repeats apart
-(`IDENTITY_FIELDS`). That holds across folders, machines and versions, unlike the keys of
-`analysis.frames`, which keep comparisons inside one installation: here the installation may be
-the question.
+Two runs are of one arm if their configurations agree but for what tells repeats apart: seed,
+repetition, and the names of the data, which are compared by their hash. That holds across folders,
+machines and versions, unlike the keys of `analysis.frames`, which keep comparisons inside one
+installation: here the installation may be the question.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import FP8_FIELDS, arm_label, runs_frame
+from fp8study.analysis.frames import arm_label, runs_frame
 from fp8study.analysis.pairing import timing_is_void
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
+from fp8study.core.fields import varying
 from fp8study.core.records import RunRecord, StoredRun, read_record
 
-#: What tells the repeats of an arm apart. The data are compared by their hash: a path says little.
-IDENTITY_FIELDS = ("seed", "repeat", "corpus", "tokenizer")
 #: Already in an arm's name, as `fp8study.analysis.frames.arm_label` writes it.
 _NAMED = ("model", "num_gpus", "precision")
 
@@ -71,7 +70,9 @@ class Arm:
         return {int(str(seed)): float(loss) for seed, loss in by_seed.items()}
 
 
-def arm_config(config: Mapping[str, Any], ignored: Iterable[str] = ()) -> dict[str, Any]:
+def arm_config(
+    config: Mapping[str, Any], ignored: Iterable[str] = (), device: str | None = None
+) -> dict[str, Any]:
     """Return what a run is: its configuration without what tells repeats apart.
 
     Fields that a record's version did not know yet are as they were then, and fields that do
@@ -80,12 +81,13 @@ def arm_config(config: Mapping[str, Any], ignored: Iterable[str] = ()) -> dict[s
     Args:
         config: A record's.
         ignored: Further fields to leave out.
+        device: The record's, as `completed`.
     """
-    full = completed(config)
+    full = completed(config, device)
     if full.get("precision") == "bf16":
-        defaults = RunConfig().to_dict()
-        full |= {name: defaults[name] for name in FP8_FIELDS if name != "precision"}
-    return {k: v for k, v in full.items() if k not in {*IDENTITY_FIELDS, *ignored}}
+        defaults = RunConfig().resolved().to_dict()
+        full |= {name: defaults[name] for name in varying("pair")}
+    return {k: v for k, v in full.items() if k not in {*varying("folder"), *ignored}}
 
 
 def arm_key(config: Mapping[str, Any]) -> str:
@@ -127,13 +129,12 @@ def group_arms(records: Iterable[RunRecord], ignored: Iterable[str] = ()) -> dic
     """
     ignored = tuple(ignored)
     grouped: dict[str, dict[tuple[str, str], RunRecord]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for record in records:
-        runs = grouped.setdefault(arm_key(arm_config(record.config, ignored)), {})
-        runs[record.run_id, record.started_at] = record
-    return {
-        key: Arm(arm_config(next(iter(runs.values())).config, ignored), tuple(runs.values()))
-        for key, runs in grouped.items()
-    }
+        config = arm_config(record.config, ignored, record.machine.get("device"))
+        configs.setdefault(key := arm_key(config), config)
+        grouped.setdefault(key, {})[record.run_id, record.started_at] = record
+    return {key: Arm(configs[key], tuple(runs.values())) for key, runs in grouped.items()}
 
 
 def arm_names(arms: Mapping[str, Arm]) -> dict[str, str]:

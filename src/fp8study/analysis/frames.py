@@ -31,32 +31,17 @@ import pandas as pd
 
 from fp8study.analysis.switches import unusual_switches
 from fp8study.core.config import completed
+from fp8study.core.fields import DEFAULTS, varying
 from fp8study.core.hardware import bf16_peak_tflops
+from fp8study.core.recipes import RECIPES
 from fp8study.core.records import RunRecord, StoredRun, read_metrics
 from fp8study.core.startup import PARTS
 from fp8study.core.studies import speed_only_studies
-from fp8study.core.switches import SWITCHES
-
-#: Configuration fields that do nothing in a BF16 run, so that they do not spoil a pair.
-FP8_FIELDS = (
-    "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
-)  # fmt: skip
-
-#: What the arms of an attribution differ by: their effects are told apart.
-EFFECT_FIELDS = (
-    "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "master_dtype", "untrained",
-    "seed", "repeat", "gather_cast",
-)  # fmt: skip
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
-DEFAULT_SKIP = ["lm_head"]
+DEFAULT_SKIP = list(DEFAULTS["skip"])
 
-PRECISION_LABELS = {
-    "bf16": "BF16",
-    "fp8_tensorwise": "FP8 tensorwise",
-    "fp8_rowwise": "FP8 rowwise",
-    "fp8_rowwise_gw_hp": "FP8 rowwise, BF16 weight gradient",
-}
+PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIPES.items()}
 
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
@@ -257,13 +242,12 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row["planted"] = bool(record.config.get("untrained"))
     row["arm"] = arm_label(record)
     row["setting"] = setting_label(record.config)
-    row["asked_key"] = _key(run, ignored=("seed", "repeat"))
+    row["asked_key"] = _key(run, varying("repeat"))
     row["arm_key"] = row["asked_key"] + _trained(record) + _arithmetic(record)
-    row["pair_key"] = _key(run, ignored=(*FP8_FIELDS, "repeat")) + _trained(record)
-    row["effect_key"] = _key(run, ignored=EFFECT_FIELDS) + _trained(record)
+    row["pair_key"] = _key(run, varying("pair")) + _trained(record)
+    row["effect_key"] = _key(run, varying("effect")) + _trained(record)
     alone = ("strategy",) if record.config.get("num_gpus") == 1 else ()
-    ignored = ("path", *SWITCHES, *alone, "seed", "repeat")
-    row["switch_key"] = _key(run, ignored=ignored) + _trained(record)
+    row["switch_key"] = _key(run, varying("switch") + alone) + _trained(record)
     row["path"] = MIXED if unusual_switches(record.config) else completed(record.config).get("path")
     row["num_warnings"] = len(record.warnings)
     return row
@@ -271,7 +255,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 def _key(run: StoredRun, ignored: tuple[str, ...]) -> str:
     record = run.record
-    content = {k: v for k, v in completed(record.config).items() if k not in ignored}
+    config = completed(record.config, record.machine.get("device"))
+    content = {k: v for k, v in config.items() if k not in ignored}
     place = [
         run.machine_label,
         record.machine.get("device"),

@@ -12,12 +12,12 @@ import json
 import statistics
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fp8study.analysis.arms import Arm, group_arms
 from fp8study.analysis.ratios import Ratio, ratio_of
-from fp8study.core.config import Precision
 from fp8study.core.errors import UserError, nearest, one_line
+from fp8study.core.recipes import RECIPES
 from fp8study.core.records import STATUSES, RunRecord
 
 _TEXTS = ("name", "version", "command", "model", "precision", "started_at")
@@ -82,7 +82,7 @@ class PeerRecord:
         named = isinstance(logs, list) and all(isinstance(log, str) for log in logs)
         self._need("log_files", named, "no list of file names")
         self._need("status", self.status in STATUSES, f"none of {', '.join(STATUSES)}")
-        known = get_args(Precision)
+        known = tuple(RECIPES)
         self._need(
             "precision",
             self.precision in known,

@@ -15,14 +15,13 @@ from typing import Any
 from fp8study.analysis.arms import Arm, arm_key, arm_names, group_arms, read_folder
 from fp8study.analysis.compare import check_fields, median, quotient
 from fp8study.analysis.differences import arm_caveats, machine_differences, side_line
-from fp8study.analysis.frames import FP8_FIELDS
 from fp8study.analysis.ratios import Ratio, ratio_of
 from fp8study.core.config import completed
 from fp8study.core.errors import UserError
-from fp8study.core.switches import SWITCHES
+from fp8study.core.fields import varying
 
 #: Fields that follow from another one, and may differ where that one does.
-_FOLLOWERS = {"precision": FP8_FIELDS, "path": SWITCHES}
+_FOLLOWERS = {"precision": varying("pair"), "path": varying("switch")}
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,18 @@ import pandas as pd
 from fp8study.analysis import stats
 from fp8study.analysis.pairing import newest_per_seed, timing_is_void
 from fp8study.core.config import completed
+from fp8study.core.fields import FIELDS, PLAIN, RETIRED
 from fp8study.core.studies import LOSS_MARGIN_PCT
-from fp8study.core.switches import PLAIN
 
 SWITCH_COLUMNS = [
     "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
     "tokens_per_second_per_gpu", "tokens_per_second_per_gpu_plain", "gain_pct", "memory_peak_gib",
     "memory_change_pct", "num_pairs", "loss_gap_pct", "low_95", "high_95", "verdict",
 ]  # fmt: skip
+
+
+#: What the report says of a switch that is true or false.
+_SAID = {True: "on", False: "off"}
 
 
 def switch_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
@@ -93,29 +97,16 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         config: From a record. A switch that came later was not set; if the path sets it today, the
             record is of an earlier form of the path.
     """
-    known = {name for name in PLAIN if name in config}
-    config = PLAIN | config
-    usual = completed({name: None if name in PLAIN else value for name, value in config.items()})
-    # A configuration that is refused today has no usual values.
-    others = [n for n in PLAIN if None not in (config[n], usual[n]) and config[n] != usual[n]]
-    words = {
-        "loss_head": "{} loss head",
-        "optimizer_step": "updates {}",
-        "attention": "{} attention",
-        "reshard_after_forward": "resharding {}",
-        "compile_mode": "compile mode {}",
-        "gather_cast": "{} cast before gathering",
-        "allocator": "{} allocator",
-        "recompute": "{} recomputation",
-        "clipping": "clipping {}",
-        "gradient_pool": "gradients' memory {}",
-        "gradient_copy": "gradients copied by {}",
-        "attention_mask": "masks {}",
-    }
-    said = {True: "on", False: "off"}
+    switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
+    others = {name: value for name, value in config.items() if name not in PLAIN}
+    # Of a configuration that is refused today, nothing is known to be usual.
+    usual = completed(others | dict.fromkeys(name for name in PLAIN if name in FIELDS))
+    values = PLAIN | config
+    unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
+    unusual -= {name for name in PLAIN if usual.get(name) is None}
     texts = [
-        words[name].format(said.get(config[name], str(config[name]).replace("_", " ")))
-        for name in others
-        if name in known
+        switches[name].format(_SAID.get(value, str(value).replace("_", " ")))
+        for name, value in config.items()
+        if name in unusual
     ]
-    return texts if known.issuperset(others) else [*texts, "earlier form"]
+    return texts if unusual <= config.keys() else [*texts, "earlier form"]

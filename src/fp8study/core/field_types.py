@@ -1,108 +1,234 @@
-"""Values of typed fields: what text-only interfaces did to them, and whether they fit."""
+"""What a configuration field is: its type, its range, its words, and what it rules out.
+
+`fp8study.core.fields` declares each field once, by `declare` or `switch`; everything else that
+knows about fields is derived from these declarations.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import types
 import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import yaml
 
 from fp8study.core.errors import UserError, nearest
 
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text",
-          type(None): "none"}  # fmt: skip
-_ITEMS = {str: "a list of texts", int: "a list of whole numbers"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text",
+          dict: "a mapping of fields to values", type(None): "none"}  # fmt: skip
+_LISTS = {str: "a list of texts", int: "a list of whole numbers", dict: "a list of mappings"}
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
+_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$")
 
 
-def coerce(value: Any, hint: Any) -> Any:
-    """Undo what text-only interfaces did to a value; leave anything else for `check_type`.
+class _Loader(yaml.SafeLoader):
+    """Reads numbers as YAML 1.2 does: ``010`` and ``1:30`` are texts, not 8 and 90."""
 
-    Args:
-        value: From papermill, YAML or a command line.
-        hint: The field's type.
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, rule) for tag, rule in rules if not tag.endswith((":int", ":float"))]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _WHOLE, list("-+0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+
+
+def read_yaml(text: str) -> Any:
+    """Parse YAML, with no number where there may be a mistake.
+
+    Raises:
+        yaml.YAMLError: It is no YAML.
     """
-    kinds = _alternatives(hint)
-    if isinstance(value, bool) or value is None:
-        return value
-    if value == "none" and type(None) in kinds:
-        return None
-    if value in ("true", "false") and bool in kinds:
-        return value == "true"
-    if float in kinds and (isinstance(value, int) or (isinstance(value, str) and _is_float(value))):
-        return float(value)  # YAML reads 1e-5 as a text
-    if int in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)
+    return yaml.load(text, _Loader)
+
+
+def read_value(name: str, value: Any, hint: Any) -> Any:
+    """Return a value as its field's type, undoing what a notebook or command line did to it.
+
+    Whole floats count as integers, integers as floats, and a comma-separated text or a single
+    value as a list, since papermill can pass nothing else.
+
+    Raises:
+        UserError: It names the field, the value and what would be valid.
+    """
+    kinds = alternatives(hint)
     for kind in kinds:
-        if typing.get_origin(kind) is tuple:
-            return _coerce_list(value, typing.get_args(kind)[0])
+        try:
+            return _convert(value, kind)
+        except (ValueError, OverflowError):
+            continue
+    said = repr(value)
+    said = said if len(said) <= 100 else f"{said[:99]}…"
+    raise UserError(f"{name}: {said} is not valid{_expectation(value, kinds)}")
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Return a value as one kind, or raise ValueError."""
+    origin, text = typing.get_origin(kind), isinstance(value, str)
+    if origin is tuple:
+        parts = [part.strip() for part in value.split(",") if part.strip()] if text else value
+        parts = parts if isinstance(parts, list | tuple) else [parts]
+        return tuple(_convert(part, typing.get_args(kind)[0]) for part in parts)
+    if origin is Literal:
+        fits = value in typing.get_args(kind) and not isinstance(value, bool)
+    elif kind is type(None):
+        value, fits = None, value in (None, "none")
+    elif kind is bool:
+        value, fits = value in (True, "true"), value in ("true", "false") or value is bool(value)
+    elif kind in (int, float):
+        if text and (_WHOLE if kind is int else _NUMBER).match(value):
+            value = kind(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = fits and math.isfinite(value) and (kind is float or value == int(value))
+        value = kind(value) if fits else value
+    else:
+        fits = isinstance(value, kind)
+    if not fits:
+        raise ValueError
     return value
 
 
-def _coerce_list(value: Any, item: type) -> Any:
-    """As `coerce`, for a list: ``0,50`` is one, and so is a number on its own."""
-    if isinstance(value, str):
-        value = [part.strip() for part in value.split(",") if part.strip()]
-        if item is int and all(part.isdecimal() for part in value):
-            value = [int(part) for part in value]
-    elif isinstance(value, item):
-        value = [value]
-    if isinstance(value, list):
-        return tuple(coerce(part, item) for part in value)
-    return value
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
+def alternatives(hint: Any) -> tuple[Any, ...]:
     """Return the members of ``A | B``, or the hint itself."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not of its field's type.
+def type_name(hint: Any) -> str:
+    """Name a type in a few letters: ``int``, ``fsdp2|ddp|none``, ``list[str]``."""
+    names: list[str] = []
+    for kind in alternatives(hint):
+        if typing.get_origin(kind) is Literal:
+            names += typing.get_args(kind)
+        elif typing.get_origin(kind) is tuple:
+            names.append(f"list[{typing.get_args(kind)[0].__name__}]")
+        elif kind is not type(None):
+            names.append(kind.__name__)
+    return "|".join(names)
+
+
+def _expectation(value: Any, kinds: tuple[Any, ...]) -> str:
+    choices = [c for k in kinds if typing.get_origin(k) is Literal for c in typing.get_args(k)]
+    if choices:
+        choices += ["true", "false"] if bool in kinds else []
+        return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
+    is_list = [typing.get_origin(k) is tuple for k in kinds]
+    words = [
+        _LISTS[typing.get_args(k)[0]] if several else _WORDS[k]
+        for k, several in zip(kinds, is_list, strict=True)
+    ]
+    return f"; give {' or '.join(words)}"
+
+
+Group = Literal["task", "float8", "execution", "tuning", "measurement", "fault"]
+#: What is compared: repeats of an arm; arms of two folders; FP8 with BF16; the arms of an
+#: attribution; the switches of a training path.
+Comparison = Literal["repeat", "folder", "pair", "effect", "switch"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a configuration, but for its name, type and default."""
+
+    group: Group
+    meaning: str
+    """One or two plain sentences, with the unit."""
+    low: float = -math.inf
+    """Least value, itself allowed."""
+    high: float = math.inf
+    """Largest value, itself allowed."""
+    one_of: tuple[int, ...] = ()
+    """The numbers that are allowed; empty for a range."""
+    pattern: str = ""
+    """What a text, or each text of a list, must match."""
+    example: str = ""
+    """What to give, where a text does not match."""
+    refused: tuple[tuple[Callable[[Any], Any], str], ...] = ()
+    """What it rules out: a condition on the resolved configuration, and the words that follow the
+    field and its value (what is wrong; the remedy), formatted with the other fields."""
+    decide: Callable[[Any], Any] | None = None
+    """Gives the value where nothing was said, from the fields that are declared before it."""
+    plain: Any = None
+    """A switch: what the plain path makes of it."""
+    words: str = ""
+    """A switch: what the report calls a value of it."""
+    differs: tuple[str, ...] = ()
+    """The comparisons (`Comparison`) between whose sides it may differ."""
+
+    def check(self, name: str, value: Any, default: Any) -> None:
+        """Refuse a value of the right type outside the field's range.
+
+        Raises:
+            UserError: It names the field, the value and what would be valid.
+        """
+        for part in value if isinstance(value, tuple) else (value,):
+            wrong = ""
+            if isinstance(part, str):
+                if any(len(piece) > 255 for piece in part.split("/")):  # no file has such a name
+                    raise UserError(
+                        f"{name}: '{part[:40]}…' has {len(part)} letters; give a shorter text"
+                    )
+                if self.pattern and not re.fullmatch(self.pattern, part):
+                    raise UserError(f"{name}: '{part}' is not valid; {self.example}")
+            elif isinstance(part, int | float) and self.one_of and part not in self.one_of:
+                wrong = f"none of {', '.join(map(str, self.one_of))}"
+            elif isinstance(part, int | float) and not self.low <= part <= self.high:
+                wrong = f"outside {self.low:.10g} to {self.high:.10g}"
+            if wrong:
+                raise UserError(f"{name}: {part} is {wrong}; try {shown(default) or 'none'}")
+
+
+def declare(default: Any, group: Group, meaning: str, differs: str = "", **more: Any) -> Any:
+    """Declare a field of a dataclass; `more` as in `Field`."""
+    spec = Field(group, meaning, differs=tuple(differs.split()), **more)
+    return dataclasses.field(default=default, metadata={"spec": spec})
+
+
+def switch(plain: Any, tuned: Any, words: str, meaning: str, differs: str = "", **more: Any) -> Any:
+    """Declare a field that a training path decides where nothing was said.
+
+    Args:
+        plain: What the plain path makes of it.
+        tuned: What the tuned path does; a function of the configuration where that depends.
+        words: What the report calls a value, as ``{} loss head``.
+        meaning: As `Field`.
+        differs: As `Field`, besides the comparison of switches.
+        more: As `Field`.
+    """
+    choose = tuned if callable(tuned) else lambda _: tuned
+    return declare(
+        None, "tuning", meaning, f"switch {differs}", plain=plain, words=words,
+        decide=lambda config: choose(config) if config.path == "tuned" else plain, **more,
+    )  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """Write a value as a command line takes it."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "none"}[value]
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def refuse(config: Any, specs: Iterable[tuple[str, Field]]) -> None:
+    """Refuse fields that exclude each other.
+
+    Args:
+        config: Resolved.
+        specs: Names and declarations of its fields.
 
     Raises:
-        UserError: It names the field, the value and what would be valid.
+        UserError: It names the field, its value, what it contradicts and the remedy.
     """
-    if not any(_fits(value, kind) for kind in _alternatives(hint)):
-        raise UserError(f"{name}: {value!r} is not valid{_expectation(value, hint)}")
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        return value in typing.get_args(kind)
-    if origin is tuple:
-        item_kind = typing.get_args(kind)[0]
-        return isinstance(value, tuple) and all(_fits(item, item_kind) for item in value)
-    if kind is type(None):
-        return value is None
-    if kind in (int, float):
-        return (
-            isinstance(value, int if kind is int else (int, float))
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-        )
-    return isinstance(value, kind)
-
-
-def _expectation(value: Any, hint: Any) -> str:
-    kinds = _alternatives(hint)
-    choices = [
-        c for kind in kinds if typing.get_origin(kind) is Literal for c in typing.get_args(kind)
-    ]
-    if choices and bool in kinds:
-        choices += ["true", "false"]
-    if choices:
-        return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
-    names = [
-        _ITEMS[typing.get_args(k)[0]] if typing.get_origin(k) is tuple else _NAMES[k] for k in kinds
-    ]
-    return f"; give {' or '.join(names)}"
+    for name, spec in specs:
+        value = getattr(config, name)
+        for is_wrong, words in spec.refused:
+            if is_wrong(config):
+                text = f"'{value}'" if isinstance(value, str) else shown(value)
+                raise UserError(f"{name}: {text} {words.format(**vars(config))}")

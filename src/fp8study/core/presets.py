@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ from fp8study.core.hub import is_reachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from fp8study.core.config import RunConfig
 
 # Hyperparameters as published in each model's config.json on the Hugging Face hub.
 _LLAMA3_ROPE = {
@@ -66,6 +70,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-llama": _TINY | {"model_type": "llama"},
     "tiny-qwen3": _TINY | {"model_type": "qwen3"},
 }  # fmt: skip
+
+#: The linear layers in each decoder layer of a preset.
+_PROJECTIONS = (
+    "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down",
+)  # fmt: skip
 
 #: Where each preset's own tokenizer lives; the tiny ones have none.
 HUB_IDS = {
@@ -124,35 +133,70 @@ def hf_config(model: str) -> PreTrainedConfig:
     return config
 
 
-def model_vocab_size(model: str) -> int:
-    """Return the size of a model's embedding; presets need no transformers for it.
-
-    Raises:
-        UserError: As `hf_config`.
-    """
-    if model in PRESETS:
-        return int(PRESETS[model]["vocab_size"])
-    return int(text_config(hf_config(model)).vocab_size)
-
-
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the part of a configuration that describes the language model."""
     part: PreTrainedConfig = config.get_text_config()
     return part
 
 
-def check_length(model: str, sequence_length: int) -> None:
-    """Refuse sequences longer than the model has positions for.
+def _setting(model: str, name: str) -> Any:
+    """Return one setting of a model's language part; presets need no transformers for it."""
+    if model in PRESETS:
+        return PRESETS[model][name]
+    return getattr(text_config(hf_config(model)), name, None)
+
+
+def model_vocab_size(model: str) -> int:
+    """Return the size of a model's embedding.
 
     Raises:
-        UserError: As `hf_config`, or the sequences are too long.
+        UserError: As `hf_config`.
     """
-    if model in PRESETS:
-        longest = PRESETS[model]["max_position_embeddings"]
-    else:
-        longest = getattr(text_config(hf_config(model)), "max_position_embeddings", None)
-    if longest is not None and sequence_length > longest:
+    return int(_setting(model, "vocab_size"))
+
+
+def check_model(config: RunConfig) -> None:
+    """Refuse what the run's model cannot do, without importing torch.
+
+    Raises:
+        UserError: As `hf_config`; there is no such tokenizer; the sequences are longer than the
+            model has positions for; or ``skip`` or ``untrained`` names no layer of a preset (of
+            other models, building tells).
+    """
+    check_model_name(config.model)
+    name = config.tokenizer
+    if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
+        raise UserError(f"tokenizer: there is no folder '{name}'; give one, or use tokenizer=bpe")
+    longest = _setting(config.model, "max_position_embeddings")
+    if longest is not None and config.sequence_length > longest:
         raise UserError(
-            f"sequence_length: {sequence_length} is more than the {longest} positions of "
-            f"'{model}'; lower it"
+            f"sequence_length: {config.sequence_length} is more than the {longest} positions of "
+            f"'{config.model}'; lower it"
         )
+    if config.model in PRESETS:
+        layers = [
+            f"model.layers.{n}.{part}_proj"
+            for n in range(PRESETS[config.model]["num_hidden_layers"])
+            for part in _PROJECTIONS
+        ]
+        check_patterns("skip", config.skip, [*layers, "lm_head"])
+        check_patterns("untrained", config.untrained, [*layers, "lm_head"])
+
+
+def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:
+    """Refuse a pattern that names no layer: it would silently do nothing.
+
+    Args:
+        field: The configuration's field, for the message.
+        patterns: Shell-style, over full module names.
+        linears: Names of the model's linear layers.
+
+    Raises:
+        UserError: A pattern matches none of them.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(linears, pattern):
+            raise UserError(
+                f"{field}: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
+                "patterns are shell-style over full module names"
+            )

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
-from fp8study.core.config import RunConfig, check_names, completed, make_config, save_config
+from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest, one_line
+from fp8study.core.field_types import read_value, read_yaml
 from fp8study.core.paths import results_dir, studies_dir
 from fp8study.core.records import RESULTS, NewerRecord, read_record, set_aside
 
@@ -25,10 +26,12 @@ from fp8study.core.records import RESULTS, NewerRecord, read_record, set_aside
 #: otherwise: DeepSeek-V3's published bound.
 LOSS_MARGIN_PCT = 0.25
 
-_KEYS = (
-    "question", "claims", "expectation", "margin_pct", "base", "arms", "factors", "seeds",
-    "minutes_per_run", "reference", "speed_only",
-)  # fmt: skip
+#: What a study's file may hold; a list's items are of the type in brackets.
+_KEYS: dict[str, Any] = {
+    "question": str, "claims": [str], "expectation": str, "margin_pct": float, "base": dict,
+    "arms": [dict], "factors": dict, "seeds": [int], "minutes_per_run": float,
+    "reference": dict, "speed_only": bool,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class PlannedRun:
     """One run of a study and where it will be stored."""
 
     run_id: str
-    config: RunConfig
+    config: ResolvedConfig
+    """As on any machine: whether FP8 is emulated is still open."""
     run_dir: Path
 
 
@@ -94,7 +98,10 @@ class Study:
         print(f"the earlier call is kept in {target}")
 
     def write_configs(self) -> None:
-        """Write each unfinished run's ``config.yaml``, which the pipeline hands to the notebook."""
+        """Write each unfinished run's ``config.yaml``, which the pipeline hands to the notebook.
+
+        Before any of them runs: a run writes its own, with what the machine decides.
+        """
         for run in self.runs:
             path = run.run_dir / "config.yaml"
             if (run.run_dir / "run.json").exists():
@@ -138,14 +145,14 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     return Study(
         name=name,
         question=content["question"].strip(),
-        claims=tuple(content.get("claims", ())),
+        claims=content.get("claims", ()),
         # An override of a factor makes its combinations equal: each is run once.
-        runs=tuple(_planned(config, name) for config in dict.fromkeys(configs)),
-        minutes_per_run=float(content.get("minutes_per_run", 1)),
-        margin_pct=_margin_pct(content),
-        expectation=(content.get("expectation") or "").strip(),
-        reference=content.get("reference") or {},
-        speed_only=bool(content.get("speed_only")),
+        runs=tuple(_planned(c, name) for c in dict.fromkeys(c.resolved() for c in configs)),
+        minutes_per_run=content.get("minutes_per_run", 1.0),
+        margin_pct=content.get("margin_pct", LOSS_MARGIN_PCT),
+        expectation=content.get("expectation", "").strip(),
+        reference=content.get("reference", {}),
+        speed_only=content.get("speed_only", False),
     )
 
 
@@ -155,7 +162,8 @@ def stated_margins() -> dict[str, float]:
     Raises:
         UserError: A study's file is invalid.
     """
-    return {path.stem: _margin_pct(_read(path)) for path in sorted(studies_dir().glob("*.yaml"))}
+    paths = sorted(studies_dir().glob("*.yaml"))
+    return {path.stem: _read(path).get("margin_pct", LOSS_MARGIN_PCT) for path in paths}
 
 
 def speed_only_studies() -> frozenset[str]:
@@ -174,14 +182,14 @@ def _is_speed_only(path: Path, changed_ns: int) -> bool:
     return bool(_read(path).get("speed_only"))
 
 
-def _margin_pct(content: Mapping[str, Any]) -> float:
-    return float(content.get("margin_pct") or LOSS_MARGIN_PCT)
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """Read a study's file and refuse one of the wrong shape."""
+    """Read a study's file: every value of its type, and no key that says nothing.
+
+    Raises:
+        UserError: It names the file, the key, the value and what would be valid.
+    """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise UserError(f"{path}: cannot read the study ({one_line(error)})") from error
     if not isinstance(content, dict):
@@ -193,74 +201,57 @@ def _read(path: Path) -> dict[str, Any]:
             )
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
-    _check_shape(content, path)
+    content = {
+        key: _read_list(f"{path}: {key}", value, *_KEYS[key])
+        if isinstance(_KEYS[key], list)
+        else read_value(f"{path}: {key}", value, _KEYS[key])
+        for key, value in content.items()
+        if value is not None
+    }
+    margin = content.get("margin_pct", LOSS_MARGIN_PCT)
+    if not 0 < margin < 100:
+        raise UserError(
+            f"{path}: margin_pct: {margin:g} is outside (0, 100); give % of the BF16 loss, "
+            f"{LOSS_MARGIN_PCT} by default"
+        )
+    make_config(content.get("reference", {}), source=f"{path}: reference")
+    factors, arms = content.get("factors", {}), content.get("arms", ())
+    for name, values in factors.items():
+        if not _read_list(f"{path}: factors: {name}", values):
+            raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
+    for arm in arms:
+        _read_list(f"{path}: arms: seeds", arm.get("seeds", []), int)
+    if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
+        raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     return content
 
 
-def _check_shape(content: Mapping[str, Any], path: Path) -> None:
-    """Refuse a value that is no mapping, list, text or number where one is needed."""
-
-    def need(name: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise UserError(f"{path}: {name}: {value!r} is not {expected}")
-
-    need("question", content.get("question"), str, "a text")
-    need("expectation", content.get("expectation"), str, "a text")
-    need("base", content.get("base"), dict, "a mapping of fields to values")
-    need("reference", content.get("reference"), dict, "a mapping of fields to values")
-    make_config(content.get("reference") or {}, source=f"{path}: reference")
-    need("factors", content.get("factors"), dict, "a mapping of fields to lists of values")
-    for name, values in (content.get("factors") or {}).items():
-        need(f"factors: {name}", values, list, "a list of values")
-    for name in ("arms", "seeds", "claims"):
-        need(name, content.get(name), list, "a list")
-    for arm in content.get("arms") or []:
-        need("arms", arm, dict, "a mapping of fields to values")
-        need("arms: seeds", arm.get("seeds"), list, "a list")
-    factors = content.get("factors") or {}
-    for name, values in factors.items():
-        if not values:
-            raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
-    for part in (content.get("base") or {}, factors, *(content.get("arms") or [])):
-        if "seed" in part:
-            raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
-    need("minutes_per_run", content.get("minutes_per_run"), (int, float), "a number")
-    if not isinstance(content.get("speed_only", False), bool):
-        raise UserError(
-            f"{path}: speed_only: {content['speed_only']!r} is neither true nor false; say true if "
-            "its losses are not to be judged"
-        )
-    margin = content.get("margin_pct")
-    need("margin_pct", margin, (int, float), "a number")
-    if margin is not None and not 0 < margin < 100:
-        raise UserError(
-            f"{path}: margin_pct: {margin} is outside (0, 100); give % of the BF16 loss, "
-            f"{LOSS_MARGIN_PCT} by default"
-        )
+def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise UserError(f"{name}: {value!r} is not a list; put it in brackets")
+    return tuple(read_value(name, part, kind) if kind else part for part in value)
 
 
 def _expand(
     content: Mapping[str, Any], overrides: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    base = content.get("base") or {}
-    arms = content.get("arms") or [{}]
-    factors = content.get("factors") or {}
-    seeds = content.get("seeds") or [0]
-    parts = [
-        ({k: v for k, v in arm.items() if k != "seeds"}, arm.get("seeds", seeds)) for arm in arms
-    ]
+    factors = content.get("factors", {})
     combinations = [
         dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
     ]
     return [
-        base | arm | combination | {"seed": seed} | dict(overrides or {})
-        for arm, arm_seeds in parts
+        content.get("base", {})
+        | {name: value for name, value in arm.items() if name != "seeds"}
+        | combination
+        | {"seed": seed}
+        | dict(overrides or {})
+        for arm in content.get("arms") or [{}]
         for combination in combinations
-        for seed in arm_seeds
+        for seed in arm.get("seeds") or content.get("seeds") or [0]
     ]
 
 
-def _planned(config: RunConfig, study: str) -> PlannedRun:
+def _planned(config: ResolvedConfig, study: str) -> PlannedRun:
     model = config.model.rstrip("/").split("/")[-1]
     run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
     return PlannedRun(run_id, config, results_dir() / "local" / study / run_id)
@@ -277,7 +268,8 @@ def _what_is_missing(run: PlannedRun) -> str | None:
         return None  # a result that we cannot read is still one
     except UserError:
         return "corrupt"
-    if completed(record.config) != run.config.to_dict():
+    device = record.machine.get("device")
+    if completed(record.config, device) != completed(run.config.to_dict(), device):
         return "other"
     return None if record.status in RESULTS else record.status
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import RunConfig
+from fp8study.core.recipes import RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_filter, is_aligned, is_converted
 
@@ -119,13 +120,8 @@ def work_per_token(model: torch.nn.Module, hf_config: Any, config: RunConfig) ->
     return Work(
         _PER_WEIGHT * num_matmul_parameters(model) + attention,
         attention,
-        _PER_WEIGHT * fp8_share_of_products(config.precision) * in_fp8,
+        _PER_WEIGHT * RECIPES[config.precision].fp8_share * in_fp8,
     )
-
-
-def fp8_share_of_products(precision: str) -> float:
-    """Return how many of a converted layer's three GEMMs are in FP8: all, two, or none."""
-    return {"bf16": 0.0, "fp8_rowwise_gw_hp": 2 / 3}.get(precision, 1.0)
 
 
 def uncounted_pct(model: torch.nn.Module) -> float:
@@ -274,7 +270,7 @@ def count_flops(config: RunConfig) -> FlopsTable:
     """
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     converts = float8_filter(config, model)
-    share = fp8_share_of_products(config.precision)
+    share = RECIPES[config.precision].fp8_share
     linear: dict[str, float] = {}
     eligible = converted = 0.0
     weights = matmul_weights(model)

@@ -20,21 +20,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8study.core.config import RunConfig
+from fp8study.core.recipes import GEMMS, RECIPES, Precision
 from fp8study.model.float8 import float8_config, is_converted, why_skipped
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
 ARITHMETICS = ("bf16", "fp8_tensorwise", "fp8_rowwise")
-#: The three GEMMs of a linear layer in training.
-PRODUCTS = ("output", "grad_input", "grad_weight")
-#: Which arithmetic each precision computes a GEMM in, where it converts the layer.
-_DONE_IN: dict[str, dict[str, str]] = {
-    "bf16": {},
-    "fp8_tensorwise": dict.fromkeys(PRODUCTS, "fp8_tensorwise"),
-    "fp8_rowwise": dict.fromkeys(PRODUCTS, "fp8_rowwise"),
-    "fp8_rowwise_gw_hp": dict.fromkeys(("output", "grad_input"), "fp8_rowwise"),
-}
 _COPY_BYTES = 2**30
 _REPEATS = 12
 _WARM_UPS = 3
@@ -71,7 +63,7 @@ def linear_shapes(model: torch.nn.Module, config: RunConfig) -> Counter[LinearSh
 
 
 def measure_ceilings(
-    shapes: Counter[LinearShape], num_tokens: int, precision: str, device: torch.device
+    shapes: Counter[LinearShape], num_tokens: int, precision: Precision, device: torch.device
 ) -> dict[str, Any]:
     """Time every GEMM of a model's linear layers by itself, and a copy.
 
@@ -88,11 +80,12 @@ def measure_ceilings(
         written, from device to device; ``products``: one entry per shape and GEMM with
         ``tflops`` by arithmetic. A figure that could not be had is null.
     """
+    recipe = RECIPES[precision]
     rows = []
     seconds = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
     flops = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
     for shape, count in shapes.items():
-        for product in PRODUCTS:
+        for product in GEMMS:
             m, k, n = _sizes(shape, num_tokens, product)
             took = {a: _time_product(a, product, m, k, n, device) for a in ARITHMETICS}
             work = 2.0 * m * k * n
@@ -106,7 +99,8 @@ def measure_ceilings(
                     "tflops": {a: work / s / 1e12 if s else None for a, s in took.items()},
                 }
             )
-            used = _DONE_IN[precision].get(product, "bf16") if shape.in_fp8 else "bf16"
+            in_fp8 = shape.in_fp8 and product in recipe.fp8_gemms
+            used = f"fp8_{recipe.scaling}" if in_fp8 else "bf16"
             for arithmetic, took_s in (*took.items(), ("run", took[used])):
                 seconds[arithmetic] += count * (took_s or float("nan"))
                 flops[arithmetic] += count * work
@@ -154,7 +148,7 @@ def _fp8_product(
     """Prepare a scaled GEMM as torchao's recipe does it: dtypes, scales, accumulation."""
     from torchao.float8.config import ScalingGranularity
 
-    recipe = float8_config(RunConfig(precision=arithmetic), emulate=False)  # type: ignore[arg-type]
+    recipe = float8_config(RunConfig(precision=arithmetic))  # type: ignore[arg-type]
     left_dtype, right_dtype, fast = _recipe_of(recipe, product)
     left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16).to(left_dtype)
     right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).to(right_dtype).t()

@@ -36,8 +36,9 @@ from typing import Any
 import torch
 
 from fp8study.core.config import RunConfig
+from fp8study.core.recipes import FP8_RECIPES
 from fp8study.measure.quantisation import measure_products
-from fp8study.model.shadows import RECIPES, Shadows
+from fp8study.model.shadows import Shadows
 
 #: Inner products are summed over this many elements in FP32, beyond that in FP64.
 _CHUNK = 1024
@@ -46,7 +47,7 @@ SPAN = 4096 * _CHUNK
 
 
 def measure_noise(
-    config: RunConfig, trained: torch.nn.Module, ids_NT: torch.Tensor, emulate: bool
+    config: RunConfig, trained: torch.nn.Module, ids_NT: torch.Tensor
 ) -> dict[str, Any]:
     """Measure one point.
 
@@ -54,7 +55,6 @@ def measure_noise(
         config: The run.
         trained: The model in training; nothing of it is changed.
         ids_NT: int64[N, T] token ids on its device; N: sequences, T: tokens.
-        emulate: As `float8_config`.
 
     Returns:
         ``num_samples``; ``losses`` (precision to N losses, nats per token); ``gradient_grams``
@@ -70,10 +70,10 @@ def measure_noise(
     device = ids_NT.device
     _release(device)
     with exact_fp32():
-        shadows = Shadows(config, trained, emulate)
+        shadows = Shadows(config, trained)
         point = _gradients(shadows, ids_NT)
         converted: dict[str, torch.nn.Module] = {
-            recipe: shadows.models[recipe] for recipe in RECIPES
+            recipe: shadows.models[recipe] for recipe in FP8_RECIPES
         }
         point["products"] = measure_products(shadows.models["bf16"], converted, ids_NT[0])
     del shadows
@@ -105,7 +105,7 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
         scopes["fp8_layers"] = torch.tensor(shadows.is_fp8)
     fp32_square = torch.stack(against_fp32).mean(0)[:, 2]
     comparisons = [_comparison("bf16", "fp32", against_fp32, errors.grams(), scopes)]
-    for recipe in RECIPES:
+    for recipe in FP8_RECIPES:
         against_bf16, against_fp32 = [], []
         for i in range(len(ids_NT)):
             rounded = gradient(recipe, i)

@@ -24,7 +24,6 @@ class NoiseMeter:
         self,
         config: RunConfig,
         data: PreparedData,
-        emulate_fp8: bool,
         trained: torch.nn.Module,
         device: torch.device,
     ) -> None:
@@ -33,14 +32,13 @@ class NoiseMeter:
         Args:
             config: The run.
             data: Its data.
-            emulate_fp8: Whether FP8 is emulated.
             trained: The bare model, as it is trained.
             device: Where it is.
 
         Raises:
             UserError: Too few unseen sequences, or too little memory.
         """
-        self._config, self._trained, self._emulate = config, trained, emulate_fp8
+        self._config, self._trained = config, trained
         self._points: list[dict[str, Any]] = []
         if not config.noise_at_steps:
             return
@@ -54,7 +52,7 @@ class NoiseMeter:
         if step not in self._config.noise_at_steps:
             return
         started = time.perf_counter()
-        point = measure_noise(self._config, self._trained, self._ids_NT, self._emulate)
+        point = measure_noise(self._config, self._trained, self._ids_NT)
         seconds = time.perf_counter() - started
         self._points.append({"step": step, "seconds": round(seconds, 2)} | point)
 
@@ -72,7 +70,7 @@ class NoiseMeter:
             "layout": LAYOUT,
             "sample_blocks": self._blocks,
             "tokens_per_sample": self._config.sequence_length,
-            "emulated": self._emulate,
+            "emulated": bool(self._config.fp8_emulate),
             "points": self._points,
         }
 

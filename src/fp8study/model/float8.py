@@ -5,22 +5,18 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
 from fp8study.core.config import RunConfig
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import UserError
+from fp8study.core.presets import check_patterns
+from fp8study.core.recipes import RECIPES
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
-
-_RECIPES = {
-    "fp8_tensorwise": "tensorwise",
-    "fp8_rowwise": "rowwise",
-    "fp8_rowwise_gw_hp": "rowwise_with_gw_hp",
-}
 
 #: A mixture's router decides by small differences, and its experts' GEMMs are small: both stay
 #: out of FP8. These are the names that transformers' models give them.
@@ -31,20 +27,15 @@ _EXPERT = r"\.(experts|shared_experts?)\."
 ALIGNMENT = 16
 
 
-def float8_config(config: RunConfig, emulate: bool) -> Float8LinearConfig:
-    """Return torchao's configuration of the chosen recipe.
-
-    Args:
-        config: An FP8 run.
-        emulate: Cast to FP8 and back but multiply in high precision, for machines without FP8.
-    """
+def float8_config(config: RunConfig) -> Float8LinearConfig:
+    """Return torchao's configuration of an FP8 run's recipe."""
     from torchao.float8 import Float8LinearConfig
 
-    recipe = Float8LinearConfig.from_recipe_name(_RECIPES[config.precision])
+    recipe = Float8LinearConfig.from_recipe_name(RECIPES[config.precision].torchao_name)
     return dataclasses.replace(
         recipe,
         enable_fsdp_float8_all_gather=bool(config.fp8_all_gather),
-        emulate=emulate,
+        emulate=bool(config.fp8_emulate),
     )
 
 
@@ -64,25 +55,6 @@ def float8_filter(
         return isinstance(module, torch.nn.Linear) and why_skipped(config, name, module) is None
 
     return convert
-
-
-def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:
-    """Refuse a pattern that names no layer: it would silently do nothing.
-
-    Args:
-        field: The configuration's field, for the message.
-        patterns: Shell-style, over full module names.
-        linears: Names of the model's linear layers.
-
-    Raises:
-        UserError: A pattern matches none of them.
-    """
-    for pattern in patterns:
-        if not fnmatch.filter(linears, pattern):
-            raise UserError(
-                f"{field}: '{pattern}' matches no linear layer{nearest(pattern, linears)}; "
-                "patterns are shell-style over full module names"
-            )
 
 
 def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | None:
@@ -114,7 +86,7 @@ def is_aligned(module: torch.nn.Linear) -> bool:
     return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 
-def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) -> None:
+def convert_to_float8(model: torch.nn.Module, config: RunConfig) -> None:
     """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16.
 
     Raises:
@@ -130,7 +102,7 @@ def convert_to_float8(model: torch.nn.Module, config: RunConfig, emulate: bool) 
     was_tied = _is_tied(model)
     convert_to_float8_training(
         model,
-        config=float8_config(config, emulate),
+        config=float8_config(config),
         module_filter_fn=float8_filter(config, model),
     )
     if was_tied and not _is_tied(model):

@@ -12,7 +12,7 @@ import fnmatch
 import torch
 
 from fp8study.core.config import RunConfig
-from fp8study.model.float8 import check_patterns
+from fp8study.core.presets import check_patterns
 
 
 def untrained_weights(config: RunConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:

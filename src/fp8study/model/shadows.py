@@ -23,12 +23,11 @@ import dataclasses
 
 import torch
 
-from fp8study.core.config import Precision, RunConfig
+from fp8study.core.config import RunConfig
+from fp8study.core.recipes import FP8_RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8, is_converted
 from fp8study.model.local import local_tensor
-
-RECIPES: tuple[Precision, ...] = ("fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp")
 
 
 class Shadows:
@@ -37,7 +36,7 @@ class Shadows:
     Made anew for each point: sharding may move the master weights to new storage.
     """
 
-    def __init__(self, config: RunConfig, trained: torch.nn.Module, emulate: bool) -> None:
+    def __init__(self, config: RunConfig, trained: torch.nn.Module) -> None:
         masters = {name: _whole(p) for name, p in trained.named_parameters()}
         rounded = {name: t.to(torch.bfloat16) for name, t in masters.items()}
         frozen = {name for name, p in trained.named_parameters() if not p.requires_grad}
@@ -49,17 +48,17 @@ class Shadows:
         self.models: dict[str, torch.nn.Module] = {}
         for precision in ("fp32", "bf16"):
             self.models[precision] = rebuilt(config.model, trained, self._weights[precision])
-        for recipe in RECIPES:
+        for recipe in FP8_RECIPES:
             model = rebuilt(config.model, trained, self._weights["bf16"])
             # The strategy under which all recipes are allowed; nothing is sharded here.
             chosen = dataclasses.replace(
                 config, precision=recipe, strategy="fsdp2", fp8_all_gather=False
             )
-            convert_to_float8(model, chosen, emulate)
+            convert_to_float8(model, chosen)
             self.models[recipe] = model
         fp8_layers = {
             f"{name}.weight"
-            for name, module in self.models[RECIPES[0]].named_modules()
+            for name, module in self.models[FP8_RECIPES[0]].named_modules()
             if is_converted(module)
         }
         self.is_fp8 = [name in fp8_layers for name in self.names]
@@ -76,7 +75,7 @@ class Shadows:
         """Differentiate the training loss of one packed sequence.
 
         Args:
-            precision: ``fp32``, ``bf16`` or one of `RECIPES`.
+            precision: ``fp32``, ``bf16`` or one of `FP8_RECIPES`.
             ids_T: int64[T] token ids on the model's device; T: tokens.
 
         Returns:

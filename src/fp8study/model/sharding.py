@@ -33,7 +33,7 @@ from fp8study.model.loss_head import check_loss_head, replace_loss_head
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
-def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -> Accelerator:
+def make_accelerator(config: RunConfig, model: torch.nn.Module) -> Accelerator:
     """Build the Accelerator of a run.
 
     Under FSDP2 the sharding policy alone sets the compute dtype (bf16, gradients reduced in
@@ -42,7 +42,6 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -
     Args:
         config: The run.
         model: Named in the sharding plugin and in the FP8 filter.
-        emulate: As `float8_config`.
     """
     on_cpu = not torch.cuda.is_available()
     accelerate_converts = config.is_fp8 and config.optimizer_binding == "before_conversion"
@@ -50,7 +49,7 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module, emulate: bool) -
     if accelerate_converts:
         handlers.append(
             AORecipeKwargs(
-                config=float8_config(config, emulate),
+                config=float8_config(config),
                 module_filter_func=float8_filter(config, model),
             )
         )
@@ -86,7 +85,6 @@ def prepare(
     accelerator: Accelerator,
     model: torch.nn.Module,
     make_optimizer: MakeOptimizer,
-    emulate: bool,
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the model and optimizer ready to train, in the order that the run asks for.
 
@@ -95,7 +93,6 @@ def prepare(
         accelerator: From `make_accelerator`.
         model: On its device, in its master dtype.
         make_optimizer: Called once, on the model as it then is.
-        emulate: As `float8_config`.
     """
     check_loss_head(model, config)
     if config.activation_checkpointing:
@@ -110,7 +107,7 @@ def prepare(
         tune_communication(config, model)
         return model, optimizer
 
-    convert_to_float8(model, config, emulate)
+    convert_to_float8(model, config)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model

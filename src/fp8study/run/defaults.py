@@ -37,7 +37,7 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     defaults = _ON_GPU if machine.gpus else _ON_CPU
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
-    return make_config(defaults | given)
+    return make_config(defaults | given).resolved()
 
 
 def study_for(machine: Machine) -> str:

@@ -20,7 +20,6 @@ class Job:
     """What the launcher has decided before training starts."""
 
     data: PreparedData
-    emulate_fp8: bool
     gpus: dict[int, str]
     """Names of the GPUs to choose from, numbered as the driver does; none on a machine without."""
     launched_at: float

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.locks import locked
-from fp8study.core.presets import check_length, check_model_name, model_vocab_size
+from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
@@ -53,9 +53,8 @@ def check_possible(config: RunConfig, machine: Machine) -> None:
     Raises:
         UserError: The model's name or the corpus is wrong, or the machine cannot do it.
     """
-    check_model_name(config.model)
+    check_model(config)
     check_corpus_name(config.corpus)
-    check_length(config.model, config.sequence_length)
     machine.check(config)
 
 
@@ -86,6 +85,7 @@ def launch(
     """
     machine = machine or this_machine()
     check_possible(config, machine)
+    config = config.resolved(on_gpu=bool(machine.gpus))
     prepared = tokens.prepare(config, model_vocab_size(config.model), show)
     if note := unsupported_gpu():
         show(note)
@@ -105,7 +105,6 @@ def launch(
         started_at = _utc_now()
         job = Job(
             data=prepared,
-            emulate_fp8=machine.emulates_fp8(config),
             gpus={gpu.index: gpu.name for gpu in machine.gpus},
             launched_at=time.time(),
         )

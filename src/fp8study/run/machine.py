@@ -74,10 +74,6 @@ class Machine:
                 "fp8_emulate=true to study the numbers without the speed"
             )
 
-    def emulates_fp8(self, config: RunConfig) -> bool:
-        """Return whether FP8 GEMMs are computed in high precision here."""
-        return not self.gpus if config.fp8_emulate is None else config.fp8_emulate
-
 
 def this_machine() -> Machine:
     """Describe the machine we are on."""

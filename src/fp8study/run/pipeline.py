@@ -14,7 +14,7 @@ from typing import Any
 from fp8study.core.errors import UserError
 from fp8study.core.locks import locked
 from fp8study.core.paths import project_root, results_dir
-from fp8study.core.presets import check_length, check_model_name, model_vocab_size
+from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record, write_json
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data import tokens
@@ -121,9 +121,8 @@ def _impossible(study: Study, machine: Machine) -> dict[PlannedRun, str]:
     """
     reasons = {}
     for run in study.runs:
-        check_model_name(run.config.model)
+        check_model(run.config)
         check_corpus_name(run.config.corpus)
-        check_length(run.config.model, run.config.sequence_length)
         try:
             machine.check(run.config)
         except UserError as error:

@@ -46,7 +46,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
         )
     if config.profile:
         trainer.found["step"] = profiled_step(step, run_dir, is_main, device)
-        found = audited_products(trainer.found["step"], trainer.work, trainer.job.emulate_fp8)
+        found = audited_products(trainer.found["step"], trainer.work, bool(config.fp8_emulate))
         trainer.audit |= without_hidden_products(found, config.to_dict())
     if is_main and device.type == "cuda":
         torch.cuda.empty_cache()

@@ -86,11 +86,9 @@ class Trainer:
         self.needs_masks = imply_causal_mask(model, config)
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config
-        accelerator = make_accelerator(config, model, job.emulate_fp8)
+        accelerator = make_accelerator(config, model)
         with blaming_model(config):
-            self.model, self.optimizer = prepare(
-                config, accelerator, model, self._make_optimizer, job.emulate_fp8
-            )
+            self.model, self.optimizer = prepare(config, accelerator, model, self._make_optimizer)
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
         startup.end("sharding")
@@ -105,7 +103,7 @@ class Trainer:
             "fp8_flops_per_token": self.work.fp8_flops_per_token,
         }
         self.audit: dict[str, Any] = conversion(self.bare_model, config)
-        self.noise = NoiseMeter(config, job.data, job.emulate_fp8, self.bare_model, self.device)
+        self.noise = NoiseMeter(config, job.data, self.bare_model, self.device)
         self.model_facts |= self._binding_facts()
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
@@ -181,7 +179,7 @@ class Trainer:
             notes.append("training paused for validation: the run has no timings and no peak")
         if self.config.runs_per_gpu > 1:
             notes.append("the GPU was shared with other runs: the run has no timings and no peak")
-        if self.job.emulate_fp8 and self.config.is_fp8:
+        if self.config.fp8_emulate and self.config.is_fp8:
             notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
         return notes
 

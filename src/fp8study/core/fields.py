@@ -1,0 +1,334 @@
+"""The fields of a run's configuration, each declared once.
+
+A field is its type, default, group and meaning, and where it has any its range, what it excludes,
+what the tuned path makes of it and where it may differ (`fp8study.core.field_types.Field`). Checks,
+lists of fields, the notebook's parameters and ``docs/configuration.md`` are derived from here;
+after a change `make fields` writes the last two.
+"""
+
+# ruff: noqa: RUF009 (`declare` makes an immutable field)
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fp8study.core.field_types import (
+    Comparison,
+    Field,
+    Group,
+    declare,
+    shown,
+    switch,
+    type_name,
+)  # fmt: skip
+from fp8study.core.recipes import RECIPES, Precision
+
+_MANY = 1_000_000_000
+_LAYERS = {
+    "pattern": r"[\w.*?!\[\]-]+",
+    "example": "give shell-style patterns of module names, as *.o_proj",
+}
+_NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
+_NOT_REDUCED = (
+    "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
+    "strategy=fsdp2 on several GPUs"
+)
+_BOUND_EARLY = (
+    "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
+    "layers afterwards; use "
+)
+
+
+def _is_sharded(c: Any) -> bool:
+    return c.strategy == "fsdp2" and c.num_gpus > 1
+
+
+def _tuned_resharding(c: Any) -> bool | str:
+    if _is_sharded(c):
+        return "half"
+    return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
+
+
+def _tuned_pool(c: Any) -> str:
+    keeps_whole = c.master_dtype == "fp32" and not c.untrained
+    later = c.optimizer_step == "after_backward"
+    return "shared" if _is_sharded(c) and later and keeps_whole else "own"
+
+
+def _noise_needs(name: str, value: Any) -> tuple[Any, str]:
+    words = f"cannot be measured with {name}={{{name}}}; set {name}={value} or noise_at_steps=[]"
+    return lambda c: c.noise_at_steps and getattr(c, name) != value, words
+
+
+# A field reads like an entry of a table.
+# fmt: off
+@dataclass(frozen=True)
+class Fields:
+    """Every field, in the order of ``config.yaml``."""
+
+    model: str = declare(
+        "llama-3.2-1b", "task", "A preset, or a Hugging Face model id or folder whose "
+        "configuration is used; the weights are always random.")
+    precision: Precision = declare(
+        "bf16", "float8", "Arithmetic of the linear layers; `fp8` is short for `fp8_tensorwise`.",
+        differs="pair effect", refused=(
+            (lambda c: RECIPES[c.precision].needs_fsdp2 and c.strategy != "fsdp2",
+             "fails in torchao under strategy={strategy} (its BF16 GEMM would mix FP32 weights "
+             "with BF16 activations); use strategy=fsdp2"),))
+    num_gpus: int = declare(
+        1, "execution", "Number of processes, one per GPU; on a machine without GPU, CPU processes "
+        "stand in.", low=1, high=65536)
+    strategy: Literal["fsdp2", "ddp", "none"] = declare(
+        "fsdp2", "execution", "How the processes share the model: fully sharded, replicated, or "
+        "one plain process.", refused=(
+            (lambda c: c.strategy == "none" and c.num_gpus > 1,
+             "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
+             "num_gpus=1"),))
+    sequence_length: int = declare(
+        4096, "task", "Tokens per packed sequence.", low=1, high=_MANY)
+    micro_batch_size: int = declare(
+        1, "task", "Sequences per GPU and forward pass.", low=1, high=_MANY)
+    gradient_accumulation_steps: int = declare(
+        1, "task", "Forward and backward passes per optimizer step.", low=1, high=_MANY)
+    num_steps: int = declare(
+        100, "task", "Optimizer steps.", low=1, high=_MANY)
+    num_warmup_steps: int = declare(
+        10, "measurement", "First steps, left out of every timing (compilation, allocator, "
+        "clocks).", low=0, high=_MANY, refused=(
+            (lambda c: c.num_warmup_steps >= c.num_steps,
+             "leaves none of num_steps={num_steps} to time; lower the one or raise the other"),))
+    learning_rate: float = declare(
+        3e-4, "task", "Peak learning rate of AdamW.", low=1e-12, high=1000)
+    lr_schedule: Literal["constant", "linear", "cosine"] = declare(
+        "constant", "task", "After its warm-up the learning rate stays, or falls to a tenth of its "
+        "peak at the last step.")
+    lr_warmup_steps: int = declare(
+        0, "task", "Steps over which the learning rate rises linearly from zero.", low=0,
+        high=_MANY)
+    weight_decay: float = declare(
+        0.01, "task", "AdamW's decoupled weight decay; the default is torch's.", low=0, high=1000)
+    adam_beta2: float = declare(
+        0.999, "task", "AdamW's second-moment decay; the default is torch's, and beta1 is 0.9.",
+        low=0, high=0.9999999)
+    max_grad_norm: float | None = declare(
+        None, "task", "Clip the global gradient norm to this; none: it is neither clipped nor "
+        "computed.", low=1e-12, high=1e12)
+    seed: int = declare(
+        0, "task", "Seeds the initial weights and the order of the data.", low=0, high=2**32 - 1,
+        differs="repeat folder effect switch")
+    compile: bool = declare(
+        True, "execution", "Compile each decoder layer with torch.compile.")
+    activation_checkpointing: bool = declare(
+        False, "execution", "Recompute each decoder layer in the backward pass.")
+    master_dtype: Literal["fp32", "bf16"] = declare(
+        "fp32", "task", "Dtype of the master weights, which the optimizer updates; the forward "
+        "pass always computes in BF16 or FP8.", differs="effect", refused=(
+            (lambda c: c.master_dtype == "bf16" and c.strategy == "fsdp2"
+             and c.optimizer_binding == "before_conversion",
+             "cannot be kept under strategy=fsdp2 with optimizer_binding=before_conversion "
+             "(Accelerate upcasts to fp32 there); use master_dtype=fp32"),))
+    optimizer_binding: Literal["after_conversion", "before_conversion"] = declare(
+        "after_conversion", "fault", "Whether the optimizer is made last, over the parameters that "
+        "are trained, or first, as document A does; with FP8 all-gather on one process the latter "
+        "leaves most weights untrained.", differs="pair effect")
+    fp8_all_gather: bool | None = declare(
+        None, "float8", "Gather weights in FP8. None: where FSDP2 shards over several GPUs and the "
+        "recipe allows it (tensorwise).", differs="pair effect",
+        decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and _is_sharded(c), refused=(
+            (lambda c: c.fp8_all_gather and not RECIPES[c.precision].gathers_in_fp8,
+             "needs precision=fp8_tensorwise, not {precision} (torchao gathers only "
+             "tensorwise-scaled weights in FP8); set fp8_all_gather=false"),
+            (lambda c: c.fp8_all_gather and c.strategy == "ddp",
+             "has nothing to gather under strategy=ddp; set it false")))
+    fp8_emulate: bool | None = declare(
+        None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
+        "None: only where there is no GPU.", differs="pair effect")
+    skip: tuple[str, ...] = declare(
+        ("lm_head",), "float8", "Shell-style patterns of module names that stay out of FP8; each "
+        "must match a linear layer.", differs="pair", **_LAYERS)
+    untrained: tuple[str, ...] = declare(
+        (), "fault", "Planted fault: patterns of linear layers whose weights are left out of the "
+        "optimizer on purpose; shows in BF16 what a stale optimizer does.", differs="effect",
+        **_LAYERS, refused=(
+            (lambda c: c.untrained and c.optimizer_binding == "before_conversion",
+             "cannot be told from what optimizer_binding=before_conversion loses by itself; use "
+             "after_conversion"),))
+    repeat: int = declare(
+        0, "measurement", "Number of this repetition; it changes nothing but the run's identity.",
+        low=0, high=_MANY, differs="repeat folder pair effect switch")
+    corpus: str = declare(
+        "synthetic", "task", "Text to train on: `tinystories`, `text:PATH` of a UTF-8 file, or "
+        "`synthetic`.", differs="folder")
+    tokenizer: str = declare(
+        "auto", "task", "`auto`: the model's own where it can be had, else `bpe`, trained on the "
+        "corpus; otherwise a Hugging Face tokenizer id or folder.", differs="folder",
+        pattern=r"[\w.-]{1,96}(/[\w.-]{1,96})?|[/.~].*",
+        example="give auto, bpe, or a Hugging Face id (owner/name) or a folder")
+    log_every: int = declare(
+        1, "measurement", "Write every so many steps to `metrics.jsonl`.", low=1, high=_MANY)
+    compile_cache: Literal["shared", "fresh"] = declare(
+        "shared", "measurement", "`shared`: compiled code is kept between runs on a machine. "
+        "`fresh`: the run starts from an empty cache, to time a cold start.")
+    profile: bool = declare(
+        True, "measurement", "Record one further step after the timed window: its GEMMs, "
+        "communication and idle time.")
+    measure_overhead: bool = declare(
+        False, "measurement", "After the timed window, time steps with and without the instruments "
+        "in turns.")
+    noise_at_steps: tuple[int, ...] = declare(
+        (), "measurement", "Optimizer steps after which training pauses and gradient noise is "
+        "measured; 0 is before the first. Such a run has no timings.", refused=(
+            (lambda c: not all(0 <= step <= c.num_steps for step in c.noise_at_steps),
+             "is outside 0 to num_steps={num_steps}; give numbers of completed optimizer steps"),
+            _noise_needs("num_gpus", 1), _noise_needs("master_dtype", "fp32"),
+            _noise_needs("optimizer_binding", "after_conversion")))
+    noise_samples: int = declare(
+        16, "measurement", "Sequences of unseen text that are measured at each of these steps; the "
+        "record holds their number squared.", low=4, high=64)
+    validation_sequences: int = declare(
+        0, "measurement", "Sequences at the corpus's end that are kept out of training and scored "
+        "in BF16 after the last step.", low=0, high=_MANY)
+    validation_points: int = declare(
+        1, "measurement", "Points of the run, evenly spaced, at which they are scored; a run with "
+        "more than one has no timings.", low=1, high=_MANY, refused=(
+            (lambda c: c.validation_points > 1 and not c.validation_sequences,
+             "says nothing without validation_sequences; leave it out, or set "
+             "validation_sequences=16"),
+            (lambda c: c.validation_points > c.num_steps,
+             "is more than num_steps={num_steps}; lower it")))
+    runs_per_gpu: int = declare(
+        1, "execution", "Runs that may share a GPU at one time; runs that share have no timings.",
+        one_of=(1, 2, 4, 8))
+    path: Literal["plain", "tuned"] = declare(
+        "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
+        "group on which nothing was said. Both compute the same losses.", differs="switch")
+    loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
+        "plain", "chunked", "{} loss head", "transformers' own loss, compiled together with the "
+        "loss head, or a few tokens at a time, so that the logits are never whole.", refused=(
+            (lambda c: c.loss_head != "plain" and c.optimizer_binding == "before_conversion",
+             _BOUND_EARLY + "plain"),))
+    optimizer_step: Literal["after_backward", "in_backward"] | None = switch(
+        "after_backward",
+        lambda c: "in_backward" if c.max_grad_norm is None and c.strategy != "ddp"
+        else "after_backward",
+        "updates {}", "`in_backward`: a decoder layer is updated, and its gradients freed, as soon "
+        "as they are complete.", refused=(
+            (lambda c: c.optimizer_step == "in_backward" and c.max_grad_norm is not None,
+             "updates before the whole gradient is known, which max_grad_norm={max_grad_norm} "
+             "needs; use after_backward or max_grad_norm=none"),
+            (lambda c: c.optimizer_step == "in_backward" and c.strategy == "ddp",
+             "frees nothing under strategy=ddp, whose buckets keep every gradient; use "
+             "after_backward, or strategy=fsdp2"),
+            (lambda c: c.optimizer_step == "in_backward"
+             and c.optimizer_binding == "before_conversion",
+             _BOUND_EARLY + "after_backward")))
+    attention: Literal["default", "flash", "cudnn"] | None = switch(
+        "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
+        "`default`: torch's own choice.")
+    reshard_after_forward: bool | Literal["half"] | None = switch(
+        True, _tuned_resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
+        "the forward pass and gathers them again in the backward pass; `half`: in the first half "
+        "of the layers.", refused=(
+            (lambda c: c.reshard_after_forward is not True and c.strategy != "fsdp2",
+             "says nothing under strategy={strategy}, which gathers no weights; leave it out, or "
+             "use strategy=fsdp2"),))
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] | None = (
+        switch("default", "default", "compile mode {}", "torch.compile's mode for the decoder "
+        "layers.", refused=(
+            (lambda c: c.compile_mode != "default" and not c.compile, _NOT_COMPILED),)))
+    gather_cast: Literal["eager", "compiled"] | None = switch(
+        "eager",
+        lambda c: "compiled" if c.fp8_all_gather and c.compile and _is_sharded(c) else "eager",
+        "{} cast before gathering", "How weights become FP8 before FP8 all-gather: by torchao's "
+        "own three kernels, or by one.", differs="pair effect", refused=(
+            (lambda c: c.gather_cast == "compiled"
+             and not (c.fp8_all_gather and c.strategy == "fsdp2"),
+             "says nothing where no weights are gathered in FP8; leave it out, or use "
+             "precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"),))
+    allocator: Literal["default", "expandable"] | None = switch(
+        "default", "expandable", "{} allocator", "`expandable`: torch keeps GPU memory in segments "
+        "that grow, so that less is reserved in pieces that fit nothing.")
+    clipping: Literal["separate", "in_update"] | None = switch(
+        "separate", lambda c: "separate" if c.max_grad_norm is None else "in_update",
+        "clipping {}", "Gradients are scaled for max_grad_norm by a pass of their own, or by "
+        "AdamW's kernel as it reads them.", refused=(
+            (lambda c: c.clipping == "in_update" and c.max_grad_norm is None,
+             "says nothing without max_grad_norm; leave it out, or set max_grad_norm=1"),))
+    gradient_pool: Literal["own", "shared"] | None = switch(
+        "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
+        "memory that the activations leave.", refused=(
+            (lambda c: c.gradient_pool == "shared" and not _is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
+             "does not go with optimizer_step=in_backward, which frees gradients beside the "
+             "backward pass; use own, or optimizer_step=after_backward"),
+            (lambda c: c.gradient_pool == "shared" and c.master_dtype != "fp32",
+             "does not go with master_dtype={master_dtype}, for which gradients are cast and freed "
+             "as they arrive; use own, or master_dtype=fp32"),
+            (lambda c: c.gradient_pool == "shared" and c.untrained,
+             "does not go with untrained weights, whose gradients are never freed, so that later "
+             "ones are added to them and freed early; use own")))
+    gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(
+        "chunk_cat", lambda c: "foreach" if _is_sharded(c) else "chunk_cat",
+        "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
+        "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
+        refused=(
+            (lambda c: c.gradient_copy != "chunk_cat" and not _is_sharded(c), _NOT_REDUCED),))
+    attention_mask: Literal["checked", "causal"] | None = switch(
+        "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
+        "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks, "
+        "and the record warns of it.")
+# fmt: on
+
+
+#: Each field's declaration, type and default, by name.
+FIELDS: dict[str, Field] = {f.name: f.metadata["spec"] for f in dataclasses.fields(Fields)}
+TYPES: dict[str, Any] = typing.get_type_hints(Fields)
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields)}
+
+#: Switches that were taken out because nothing gained by them, with the value that changes
+#: nothing. Records that hold one still read.
+RETIRED: dict[str, Field] = {
+    "recompute": Field(
+        "tuning", "no GPU gained by it (docs/log.md)",
+        plain="default", words="{} recomputation", differs=("switch",),
+    ),
+}  # fmt: skip
+
+#: The switches of a training path, retired ones too, and what the plain path makes of them.
+PLAIN: dict[str, Any] = {n: f.plain for n, f in (FIELDS | RETIRED).items() if f.words}
+
+
+def field_rows() -> list[tuple[str, str, str, str, str]]:
+    """Return group, name, type with range, default and meaning of every field, group by group."""
+    rows = []
+    for name, field in FIELDS.items():
+        kind = type_name(TYPES[name])
+        if field.one_of:
+            kind = "|".join(map(str, field.one_of))
+        elif field.low > -math.inf:
+            most = "or more" if field.high >= _MANY else f"to {field.high:.10g}"
+            kind += f", {field.low:g} {most}"
+        default = shown(field.plain if field.words else DEFAULTS[name]) or "none"
+        rows.append((field.group, name, kind, default, field.meaning))
+    return sorted(rows, key=lambda row: typing.get_args(Group).index(row[0]))
+
+
+def field_table() -> str:
+    """Return all fields for reading in a terminal, 80 columns wide."""
+    lines, last = [], ""
+    for group, name, kind, default, meaning in field_rows():
+        if group != last:
+            lines += [*([""] if last else []), group.upper()]
+            last = group
+        lines.append(f"  {name} ({kind}; default {default})")
+        lines += textwrap.wrap(meaning, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def varying(comparison: Comparison) -> tuple[str, ...]:
+    """Return the fields, retired ones too, that may differ between the sides of a comparison."""
+    return tuple(n for n, field in (FIELDS | RETIRED).items() if comparison in field.differs)

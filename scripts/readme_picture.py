@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study.analysis import tables
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.pairing import shorten_arms
 from fp8study.core.records import load_runs
 from fp8study.report import plots
 
@@ -25,8 +26,8 @@ def main() -> None:
         for run in load_runs(ROOT / "results")
         if run.machine_label == MACHINE and run.record.study == STUDY
     ]
-    runs = tables.shorten_arms(tables.runs_frame(stored))
-    figure = plots.document_a_figure(tables.metrics_frame(stored), runs)
+    runs = shorten_arms(runs_frame(stored))
+    figure = plots.document_a_figure(metrics_frame(stored), runs)
     PICTURE.parent.mkdir(exist_ok=True)
     # Without the version of matplotlib, so that equal pictures are equal files.
     figure.savefig(PICTURE, dpi=120, metadata={"Software": None})

@@ -333,7 +333,7 @@ def make_broken(results: Path, machine: str = "local") -> None:
         )
         losses = [10.0, 9.0, None] if status == "diverged" else []
         store(results, machine, record, losses)
-    bare = RunRecord("bare", "broken", "failed", {}, "2000-01-01T00:00:00", "2000-01-01T00:00:01")
+    bare = RunRecord("bare", "broken", "failed", {}, "2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z")
     store(results, machine, bare)
     store_trained(
         results,

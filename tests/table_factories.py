@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis import tables
+from fp8study.analysis.frames import runs_frame
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 
 
 def frame(results: Path) -> pd.DataFrame:
-    return tables.runs_frame(load_runs(results))
+    return runs_frame(load_runs(results))
 
 
 def store_pair(results: Path, fp8: dict[str, Any], bf16: dict[str, Any] | None = None) -> None:

@@ -249,8 +249,7 @@ def compare(
     import dataclasses
     import json
 
-    from fp8study.analysis.compare import compare_folders
-    from fp8study.analysis.relative import compare_relative
+    from fp8study.analysis.compare import compare_folders, compare_relative
     from fp8study.report.comparison_text import comparison_text, relative_text
 
     if reference and ignore:

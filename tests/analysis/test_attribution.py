@@ -13,9 +13,11 @@ from scipy import stats as scipy_stats
 from statsmodels.stats.multitest import multipletests
 
 from fp8study.analysis import attribution as effects
-from fp8study.analysis import tables
-from fp8study.analysis.gaps import effective_batch_table, gap_by_step, seed_spread, ways_table
-from fp8study.analysis.ladder import AGAIN, FAULT, SEED, ladder_table
+from fp8study.analysis.floors import AGAIN, FAULT, SEED, ladder_table
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.losses import effective_batch_table, gap_by_step, seed_spread, ways_table
+from fp8study.analysis.pairing import DIVERGED, paired_losses
+from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import load_runs
 from fp8study.report.effect_plots import effective_batch_figure, gap_step_figure, ladder_figure
 from fp8study.report.effect_sentences import (
@@ -38,11 +40,11 @@ from tests.factories import (
 
 
 def frame(results: Path) -> pd.DataFrame:
-    return tables.runs_frame(load_runs(results))
+    return runs_frame(load_runs(results))
 
 
-def table(results: Path, margins: dict[str, float] | None = None) -> pd.DataFrame:
-    return effects.effect_table(frame(results), margins)
+def table(results: Path) -> pd.DataFrame:
+    return effects.effect_table(frame(results))
 
 
 def row(parts: pd.DataFrame, part: str, masters: str = "BF16") -> pd.Series:
@@ -112,7 +114,8 @@ def test_the_margin_is_the_studys_own(tmp_path: Path) -> None:
     make_attribution(tmp_path)
     assert row(table(tmp_path), effects.WHOLE_GAP)["verdict"] == "different"
     assert row(table(tmp_path), effects.ROWWISE)["verdict"] == "equivalent"
-    wide = row(table(tmp_path, {"attribution": 99.0}), effects.WHOLE_GAP)
+    judged_at_99 = frame(tmp_path).assign(margin_pct=99.0)
+    wide = row(effects.effect_table(judged_at_99), effects.WHOLE_GAP)
     assert (wide["verdict"], wide["margin_pct"]) == ("equivalent", 99.0)
 
 
@@ -227,7 +230,7 @@ def test_speed_is_taken_apart_by_the_healthy_run(tmp_path: Path) -> None:
         if "optimizer_binding" in changes:
             record.model["parameters_outside_optimizer_pct"] = 86.7
         store(tmp_path, "local", record)
-    text = speed_apart(tables.throughput_table(frame(tmp_path)))
+    text = speed_apart(throughput_table(frame(tmp_path)))
     assert "stale +30.0 % tokens/s and \u221225.0 % peak memory" in text
     assert "with every parameter trained +10.0 % tokens/s and +0.0 % peak memory" in text
     assert "+20.0 points of the speed and \u221225.0 points of the memory" in text
@@ -265,11 +268,11 @@ def test_without_two_runs_of_one_arm_there_is_no_ladder(tmp_path: Path) -> None:
 def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
     make_attribution(tmp_path, seeds=3)
     stored = load_runs(tmp_path)
-    runs, metrics = tables.runs_frame(stored), tables.metrics_frame(stored)
+    runs, metrics = runs_frame(stored), metrics_frame(stored)
     along, spread = gap_by_step(metrics, runs), seed_spread(metrics, runs)
     assert along["step"].min() == 20
     last = along[(along["step"] == 40) & (along["precision"] == "fp8_rowwise")]
-    pairs = tables.paired_losses(runs)
+    pairs = paired_losses(runs)
     pairs = pairs[pairs["precision"] == "fp8_rowwise"].sort_values("seed")
     base = pairs["loss_last20_mean_bf16"]
     expected = (100 * (pairs["loss_last20_mean"] - base) / base).tolist()
@@ -288,7 +291,7 @@ def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> No
     make_attribution(tmp_path)
     before = effects.effect_table(frame(tmp_path))
     healthy = before[(before["part"] == effects.TENSORWISE) & (before["masters"] == "BF16")]
-    assert (healthy["verdict"] != tables.DIVERGED).all()
+    assert (healthy["verdict"] != DIVERGED).all()
     runs = frame(tmp_path)
     lost = runs[
         (runs["precision"] == "fp8_tensorwise") & ~runs["stale"] & (runs["master_dtype"] == "bf16")
@@ -298,9 +301,9 @@ def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> No
     runs.loc[lost, "status"] = "diverged"
     after = effects.effect_table(runs)
     rows = after[(after["part"] == effects.TENSORWISE) & (after["masters"] == "BF16")]
-    assert (rows["verdict"] == tables.DIVERGED).all()
+    assert (rows["verdict"] == DIVERGED).all()
     others = after[(after["part"] == effects.ROWWISE) & (after["masters"] == "BF16")]
-    assert len(others) and (others["verdict"] != tables.DIVERGED).all()
+    assert len(others) and (others["verdict"] != DIVERGED).all()
 
 
 def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
@@ -316,13 +319,14 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
         make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="y",
                     precision="fp8_rowwise"),
     )  # fmt: skip
-    batches = effective_batch_table(frame(tmp_path), {"effective-batch": 0.5})
+    runs = frame(tmp_path).assign(margin_pct=0.5)
+    batches = effective_batch_table(runs)
     found = set(zip(batches["effective_batch"], batches["way"], strict=True))
     ways = {(size, way) for size in (2, 4) for way in ("GPUs", "accumulation", "micro-batch")}
     assert found == ways | {(1, "one sequence"), (8, "GPUs and micro-batch")}
     assert set(batches["margin_pct"]) == {0.5}
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
-    ways_apart = ways_table(frame(tmp_path), {"effective-batch": 0.5})
+    ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
     assert "at ±0.5 %: 7 equivalent, 0 different, 1 undecided" in text
     assert "learns at an effective batch of 1 too" in text
@@ -362,8 +366,8 @@ def test_answers_come_without_torch() -> None:
     import sys
 
     code = (
-        "import sys, fp8study.analysis.attribution, fp8study.analysis.ladder, "
-        "fp8study.analysis.gaps, fp8study.report.effect_plots, fp8study.report.effect_sentences, "
+        "import sys, fp8study.analysis.attribution, fp8study.analysis.floors, "
+        "fp8study.analysis.losses, fp8study.report.effect_plots, fp8study.report.effect_sentences, "
         "fp8study.report.effect_layouts; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -384,7 +388,7 @@ def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision), [9.0, 8.0, 7.0])
     stored = load_runs(tmp_path)
-    along = gap_by_step(tables.metrics_frame(stored), tables.runs_frame(stored))
+    along = gap_by_step(metrics_frame(stored), runs_frame(stored))
     assert along.empty
 
 

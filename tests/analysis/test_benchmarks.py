@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis.benchmarks import THEMES, VOID, measured_runs, theme_table
+from fp8study.analysis.speed import THEMES, VOID, measured_runs, theme_table
 from fp8study.core.records import load_runs
 from fp8study.report.benchmark_page import benchmarks_path, benchmarks_text
 from tests.factories import CPU, make_record, store

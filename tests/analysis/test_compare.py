@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis.arms import arm_config, arm_key
+from fp8study.analysis.arms import arm_config
 from fp8study.analysis.compare import Comparison, compare_folders
+from fp8study.analysis.frames import key_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.records import write_record
@@ -61,20 +62,32 @@ def test_arms_are_paired_by_what_they_are(tmp_path: Path) -> None:
     assert longer.endswith("num_steps=70 (nearest in A differs in num_steps: 70 v 60)")
 
 
+def test_a_study_file_that_is_wrong_takes_no_comparison_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies = tmp_path / "pipelines" / "studies"
+    studies.mkdir(parents=True)
+    (studies / "quick.yaml").write_text("question: 3")
+    monkeypatch.chdir(tmp_path)
+    for side in "ab":
+        put(tmp_path / side)
+    assert len(compared(tmp_path).rows) == 1
+
+
 def test_a_field_that_a_record_is_too_old_to_know_has_its_default(tmp_path: Path) -> None:
     put(tmp_path / "a", 1)
     put(tmp_path / "b", 1)
     older, newer = (make_record().config for _ in "ab")
     older.pop("untrained")
-    assert arm_key(arm_config(older)) == arm_key(arm_config(newer | {"compile_cache": "shared"}))
-    assert arm_key(arm_config(older)) != arm_key(arm_config(newer | {"compile_cache": "fresh"}))
+    assert key_of(arm_config(older)) == key_of(arm_config(newer | {"compile_cache": "shared"}))
+    assert key_of(arm_config(older)) != key_of(arm_config(newer | {"compile_cache": "fresh"}))
 
 
 def test_what_does_nothing_in_bf16_tells_no_bf16_arms_apart() -> None:
     bf16 = [RunConfig(skip=skip).to_dict() for skip in ((), ("lm_head",))]
     fp8 = [config | {"precision": "fp8_rowwise"} for config in bf16]
-    assert len({arm_key(arm_config(config)) for config in bf16}) == 1
-    assert len({arm_key(arm_config(config)) for config in fp8}) == 2
+    assert len({key_of(arm_config(config)) for config in bf16}) == 1
+    assert len({key_of(arm_config(config)) for config in fp8}) == 2
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from fp8study.analysis.formats import BF16, E4M3, E5M2, Format, running_sum
+from fp8study.analysis.noise import BF16, E4M3, E5M2, Format, running_sum
 
 DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2, "BF16": torch.bfloat16}
 FORMATS = pytest.mark.parametrize("format_", [E4M3, E5M2, BF16], ids=lambda f: f.name)
@@ -22,7 +20,6 @@ def test_the_numbers_are_torchs(format_: Format) -> None:
     theirs = bits.view(DTYPES[format_.name]).double().numpy()
     assert np.array_equal(format_.numbers, theirs)
     assert format_.largest == torch.finfo(DTYPES[format_.name]).max
-    assert format_.smallest_normal == torch.finfo(DTYPES[format_.name]).tiny
 
 
 @pytest.mark.parametrize("format_", [E4M3, E5M2], ids=lambda f: f.name)
@@ -46,14 +43,6 @@ def test_the_worst_relative_error_by_exhaustion(format_: Format, bits: int) -> N
     values = np.linspace(1, 2, 100 * 2**bits, endpoint=False)
     errors = np.array([abs(format_.round(v) - v) / v for v in values])
     assert 0.98 * errors.max() < format_.worst_relative_error() <= 1.02 * errors.max()
-    rms = math.sqrt(float((errors**2).mean()))
-    assert format_.rms_relative_error() == pytest.approx(rms, rel=0.03)
-
-
-def test_even_the_typical_error_is_far_above_document_as() -> None:
-    assert E4M3.rms_relative_error() > 0.02
-    assert E5M2.rms_relative_error() > 0.04
-    assert BF16.rms_relative_error() < 0.002
 
 
 SUMS = {  # a thousand times 0.001, which should be 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
-
-from fp8study.analysis import tables
-from fp8study.analysis.frames import setting_label
+from fp8study.analysis.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
+from fp8study.analysis.pairing import setting_label, shorten_arms
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
 from tests.factories import make_document_a, make_record, make_results, store
@@ -15,28 +13,19 @@ from tests.table_factories import frame, store_pair
 
 
 def test_frame_is_typed_and_an_empty_one_has_the_same_columns(tmp_path: Path) -> None:
-    full, empty = frame(make_results(tmp_path)), tables.runs_frame([])
-    assert list(full) == list(empty) == list(tables.RUN_COLUMNS)
+    full, empty = frame(make_results(tmp_path)), runs_frame([])
+    assert list(full) == list(empty) == list(RUN_COLUMNS)
     assert full.dtypes.to_dict() == empty.dtypes.to_dict()
     assert str(full["num_gpus"].dtype) == "Int64"
     assert str(full["tokens_per_second_per_gpu"].dtype) == "float64"
 
 
-def test_wrong_types_in_a_record_become_missing(tmp_path: Path) -> None:
-    results = {"tokens_per_second_per_gpu": "fast", "memory_peak_gib": None}
-    store(tmp_path, "local", make_record(results=results, compile="yes"))
-    row = frame(tmp_path).iloc[0]
-    assert pd.isna(row["tokens_per_second_per_gpu"])
-    assert pd.isna(row["memory_peak_gib"])
-    assert pd.isna(row["compile"])
-
-
 def test_metrics_have_one_row_per_step(tmp_path: Path) -> None:
     make_document_a(tmp_path)
-    metrics = tables.metrics_frame(load_runs(tmp_path))
-    assert list(metrics) == list(tables.METRIC_COLUMNS)
+    metrics = metrics_frame(load_runs(tmp_path))
+    assert list(metrics) == list(METRIC_COLUMNS)
     assert (metrics.groupby("run_id").size() == 400).all()
-    assert list(tables.metrics_frame([])) == list(tables.METRIC_COLUMNS)
+    assert list(metrics_frame([])) == list(METRIC_COLUMNS)
 
 
 def test_names_of_arms_leave_out_what_tells_none_apart(tmp_path: Path) -> None:
@@ -47,13 +36,13 @@ def test_names_of_arms_leave_out_what_tells_none_apart(tmp_path: Path) -> None:
         fp8 = {"study": study, "precision": "fp8_rowwise"}
         store(tmp_path, "local", make_record(skip=["first", "lm_head"], **fp8))
     store(tmp_path, "local", make_record(study="mixed", precision="fp8_tensorwise"))
-    runs = tables.shorten_arms(frame(tmp_path)).set_index(["study", "precision"]).sort_index()
+    runs = shorten_arms(frame(tmp_path)).set_index(["study", "precision"]).sort_index()
     assert runs.loc[("same", "bf16"), "arm"] == "BF16"
     assert runs.loc[("same", "fp8_rowwise"), "arm"] == "FP8 rowwise"
     assert runs.loc[("same", "fp8_rowwise"), "kept_in_bf16"] == "first lm_head"
     assert runs.loc[("mixed", "fp8_rowwise"), "arm"] == "FP8 rowwise, skips first lm_head"
     assert runs["kept_in_bf16"].notna().sum() == 1
-    assert tables.shorten_arms(tables.runs_frame([])).empty
+    assert shorten_arms(runs_frame([])).empty
 
 
 def test_unknown_share_outside_the_optimizer_is_labelled_too(tmp_path: Path) -> None:

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fp8study.analysis import stats, tables
-from fp8study.analysis.gaps import effective_batch_table, ways_table
-from fp8study.analysis.power import smallest_detectable
+from fp8study.analysis import stats
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.losses import (
+    effective_batch_table,
+    gap_by_step,
+    loss_gap_table,
+    pass_table,
+    seed_spread,
+    ways_table,
+)
+from fp8study.analysis.speed import document_a_table, throughput_table
+from fp8study.analysis.stats import smallest_detectable
+from fp8study.core.records import load_runs, read_record, write_record
 from fp8study.report import effect_sentences, loss_sentences
 from fp8study.report.page import load_report
-from tests.factories import make_effective_batch, make_record, store
+from tests.factories import loss_curve, make_effective_batch, make_record, store
 from tests.table_factories import fp8_row, frame, store_pair, store_repeat
 
 
 def test_one_pair_has_no_interval(tmp_path: Path) -> None:
     store_pair(tmp_path, {"results": {"loss_last20_mean": 5.61}})
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert row["gap"] == pytest.approx(0.11)
     assert row["gap_pct"] == pytest.approx(2.0)
     assert row["interval"] == "one pair: no interval"
@@ -37,7 +48,7 @@ def test_three_pairs_have_an_interval_and_a_verdict(
             results = {"loss_last20_mean": loss}
             record = make_record(precision=precision, seed=seed, results=results)
             store(tmp_path, "local", record)
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert row["num_pairs"] == 3
     assert row["verdict"] == verdict
     assert row["gap_pct_low_95"] < row["gap_pct_low_90"] < row["gap_pct"]
@@ -53,10 +64,10 @@ def test_the_validation_loss_is_compared_where_it_was_measured(tmp_path: Path) -
             )
             store(tmp_path, "local", record)
     runs = frame(tmp_path)
-    row = tables.loss_gap_table(runs, loss="validation_loss").iloc[0]
+    row = loss_gap_table(runs, loss="validation_loss").iloc[0]
     assert (row["num_pairs"], row["num_lost"], row["gap_pct"]) == (2, 1, 0.0)
     assert row["loss"] == row["loss_bf16"] == pytest.approx(3.05)
-    assert tables.loss_gap_table(runs).iloc[0]["gap_pct"] == pytest.approx(10.0)
+    assert loss_gap_table(runs).iloc[0]["gap_pct"] == pytest.approx(10.0)
 
 
 def test_repeats_of_a_seed_count_once_and_the_newest_counts(tmp_path: Path) -> None:
@@ -64,11 +75,11 @@ def test_repeats_of_a_seed_count_once_and_the_newest_counts(tmp_path: Path) -> N
         store_repeat(tmp_path, "bf16", minute, bf16)
         store_repeat(tmp_path, "fp8_rowwise", minute, fp8)
     runs = frame(tmp_path)
-    row = tables.loss_gap_table(runs).iloc[0]
+    row = loss_gap_table(runs).iloc[0]
     assert (row["num_pairs"], row["num_lost"]) == (1, 0)
     assert (row["loss_bf16"], row["loss"]) == (4.0, 5.0)
     assert row["interval"] == "one pair: no interval"
-    for table in (tables.throughput_table(runs), tables.document_a_table(runs)):
+    for table in (throughput_table(runs), document_a_table(runs)):
         assert table["num_runs"].tolist() == [1, 1]
         assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
         assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
@@ -78,10 +89,10 @@ def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> N
     store_pair(tmp_path, {})
     again = {"run_id": "again", "ended_at": "2000-01-02T00:00:00+00:00"}
     store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="failed", **again))
-    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [1]
+    assert loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [1]
     again["run_id"] = "and-again"
     store(tmp_path, "local", make_record(precision="fp8_tensorwise", status="diverged", **again))
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (0, 1, "diverged")
 
 
@@ -98,7 +109,7 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
                     results={"loss_last20_mean": None if lost else loss},
                 ),
             )  # fmt: skip
-    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    (row,) = loss_gap_table(frame(tmp_path)).to_dict("records")
     assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
     assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
     text = loss_sentences.loss_summary(load_report(tmp_path))
@@ -114,7 +125,7 @@ def test_p_values_are_adjusted_over_the_healthy_arms_of_a_study(tmp_path: Path) 
             loss = 5.0 + seed + cost * (1 + 0.3 * (-1) ** seed)
             record = make_record(precision=precision, seed=seed, results={"loss_last20_mean": loss})
             store(tmp_path, "local", record)
-    table = tables.loss_gap_table(frame(tmp_path))
+    table = loss_gap_table(frame(tmp_path))
     assert table["p_holm"].tolist() == pytest.approx(stats.holm(table["p_value"].tolist()))
     gaps = 100 * costs["fp8_rowwise"] * pd.Series([1.3 / 5, 0.7 / 6, 1.3 / 7, 0.7 / 8])
     row = table[table["precision"] == "fp8_rowwise"].iloc[0]
@@ -133,7 +144,7 @@ def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:
     store(
         tmp_path, "local", make_record(precision="fp8_rowwise", results={"loss_last20_mean": 5.5})
     )
-    (row,) = tables.loss_gap_table(frame(tmp_path)).to_dict("records")
+    (row,) = loss_gap_table(frame(tmp_path)).to_dict("records")
     assert row["loss_bf16"] == 5.0
 
 
@@ -159,15 +170,15 @@ def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:
             results = {"loss_last20_mean": loss}
             record = make_record(precision=precision, seed=seed, versions=versions, results=results)
             store(tmp_path, "local", record)
-    assert tables.loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [2, 2]
-    assert tables.throughput_table(frame(tmp_path))["num_runs"].tolist() == [4, 2, 2]
+    assert loss_gap_table(frame(tmp_path))["num_pairs"].tolist() == [2, 2]
+    assert throughput_table(frame(tmp_path))["num_runs"].tolist() == [4, 2, 2]
 
 
 def test_a_divergence_that_bf16_shares_is_none_of_fp8s(tmp_path: Path) -> None:
     store_pair(tmp_path, {})
     for precision in ("bf16", "fp8_tensorwise"):
         store(tmp_path, "local", make_record(precision=precision, seed=1, status="diverged"))
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert (row["num_pairs"], row["num_lost"], row["num_diverged"]) == (1, 1, 0)
 
 
@@ -195,9 +206,58 @@ def test_the_margin_is_the_one_that_the_study_states(tmp_path: Path) -> None:
         for precision, loss in (("bf16", 100.0), ("fp8_rowwise", 100.0 + gap)):
             results = {"loss_last20_mean": loss}
             store(tmp_path, "local", make_record(seed=seed, precision=precision, results=results))
-    runs = frame(tmp_path)
-    narrow = tables.loss_gap_table(runs, {"another": 2.0}).iloc[0]
-    wide = tables.loss_gap_table(runs, {"quick": 2.0}).iloc[0]
+    narrow = loss_gap_table(frame(tmp_path)).iloc[0]
+    for path in tmp_path.rglob("run.json"):
+        record = dataclasses.replace(read_record(path), judgement={"margin_pct": 2.0})
+        write_record(record, path.parent)
+    wide = loss_gap_table(frame(tmp_path)).iloc[0]
     assert (narrow["margin_pct"], narrow["verdict"]) == (0.25, "different")
     assert (wide["margin_pct"], wide["verdict"]) == (2.0, "equivalent")
     assert wide["gap_pct_high_90"] == narrow["gap_pct_high_90"]
+
+
+def test_runs_that_state_several_margins_get_no_verdict(tmp_path: Path) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise"):
+            judgement = {"margin_pct": 0.25 if seed else 2.0, "speed_only": False}
+            record = make_record(seed=seed, precision=precision, judgement=judgement)
+            store(tmp_path, "local", record)
+    with pytest.warns(UserWarning, match=r"local/quick: its runs state margins of 0\.25 and 2 %"):
+        runs = frame(tmp_path)
+    row = loss_gap_table(runs).iloc[0]
+    assert (row["verdict"], row["judged"]) == ("undecided", "none: its runs state several margins")
+    assert row["gap_pct_low_95"] <= row["gap_pct"]  # the numbers stay
+    report = load_report(tmp_path)
+    assert [line for line in report.unreadable if "margins of 0.25 and 2 %" in line]
+
+
+def test_older_runs_are_judged_as_the_others_of_their_study(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(seed=0))
+    judgement = {"margin_pct": 2.0, "speed_only": False}
+    store(tmp_path, "local", make_record(seed=1, judgement=judgement))
+    store(tmp_path, "local", make_record(study="alone"))
+    assert frame(tmp_path).groupby("study")["margin_pct"].unique().map(list).to_dict() == {
+        "alone": [0.25], "quick": [2.0],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("speed_only", [True, False])
+def test_no_table_of_losses_follows_a_study_of_speed(speed_only: bool, tmp_path: Path) -> None:
+    judgement = {"margin_pct": 0.25, "speed_only": speed_only}
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise"):
+            data = {"num_train_tokens": 50 * 4096}  # so that 120 steps are passes
+            record = make_record(
+                seed=seed, precision=precision, judgement=judgement, data=data,
+                results={"steps_completed": 120},
+            )  # fmt: skip
+            store(tmp_path, "local", record, loss_curve(120, 5.0 + seed))
+    stored = load_runs(tmp_path)
+    runs, metrics = runs_frame(stored), metrics_frame(stored)
+    tables = [
+        gap_by_step(metrics, runs),
+        seed_spread(metrics, runs),
+        pass_table(metrics, runs),
+        loss_gap_table(runs),
+    ]
+    assert [table.empty for table in tables] == [speed_only] * 4

@@ -134,11 +134,11 @@ def test_an_error_without_a_systematic_part_never_crosses() -> None:
 def test_variance_falls_with_the_batch_unless_neighbours_agree(draw: np.random.Generator) -> None:
     outside = 0
     for _ in range(60):
-        found = noise.variance_of_means(inner(gradients(draw)), 4)
+        found = noise.inverse_law([inner(gradients(draw))], [4])
         outside += not found.low <= found.value <= found.high
     assert outside <= 9  # 3 expected
     rows = np.repeat(gradients(draw, N // 2), 2, axis=0)  # each sequence twice in a row
-    alike = noise.variance_of_means(inner(rows), 2)
+    alike = noise.inverse_law([inner(rows)], [2])
     assert alike.value > alike.high > 1
     assert alike.value == pytest.approx(2, rel=0.15)
 
@@ -150,7 +150,7 @@ def test_one_run_is_one_test_of_the_inverse_law(draw: np.random.Generator) -> No
     assert (thrice.value, thrice.low, thrice.high) == pytest.approx(
         (once.value, once.low, once.high)
     )
-    parts = [noise.variance_of_means(gram, b).value for b in (2, 4)]
+    parts = [noise.inverse_law([gram], [b]).value for b in (2, 4)]
     assert once.value == pytest.approx(np.mean(parts))
 
 
@@ -189,7 +189,7 @@ def test_what_is_no_gram_matrix_is_refused(rows: object, words: str) -> None:
 def test_impossible_questions_are_refused() -> None:
     gram = inner(gradients(np.random.default_rng(0)))
     with pytest.raises(UserError, match=r"^batch: 9 makes no two groups of 16"):
-        noise.variance_of_means(gram, 9)
+        noise.inverse_law([gram], [9])
     with pytest.raises(UserError, match=r"^batch: 0 is not positive"):
         noise.error_ratio(gram, gram, 0)
     with pytest.raises(UserError, match=r"^level: 1"):
@@ -201,7 +201,6 @@ def test_impossible_questions_are_refused() -> None:
 def test_the_answering_half_imports_no_torch() -> None:
     code = (
         "import sys, fp8study.report.noise_plots, fp8study.analysis.noise_tables; "
-        "import fp8study.analysis.formats; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.analysis import tables
-from fp8study.analysis.occupancy import occupancy_table
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.speed import occupancy_table
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 
@@ -24,7 +24,7 @@ def test_gpu_time_counts_by_gpu_and_not_between_calls(tmp_path: Path) -> None:
     _store(tmp_path, 1, 5, 15, num_gpus=2)
     _store(tmp_path, 2, 40, 50)
     stored = load_runs(tmp_path)
-    table = occupancy_table(tables.runs_frame(stored), tables.metrics_frame(stored))
+    table = occupancy_table(runs_frame(stored), metrics_frame(stored))
     row = table.iloc[0]
     assert (row["study"], row["num_runs"], row["num_gpus"]) == ("sweep", 3, 8)
     assert row["wall_minutes"] == pytest.approx(25 / 60)
@@ -34,7 +34,7 @@ def test_gpu_time_counts_by_gpu_and_not_between_calls(tmp_path: Path) -> None:
 def test_a_run_holds_its_gpus_from_the_claim_to_its_end(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 20, num_gpus=2)
     stored = load_runs(tmp_path)
-    runs, metrics = tables.runs_frame(stored), tables.metrics_frame(stored)
+    runs, metrics = runs_frame(stored), metrics_frame(stored)
     assert occupancy_table(runs, metrics)["of_held_pct"].isna().all()
     before = {"launch": 1.0, "imports": 3.0, "gpu_wait": 8.0}
     runs = runs.assign(**{f"startup_{part}_seconds": value for part, value in before.items()})
@@ -44,4 +44,4 @@ def test_a_run_holds_its_gpus_from_the_claim_to_its_end(tmp_path: Path) -> None:
 def test_runs_that_share_a_gpu_are_left_out(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 10, runs_per_gpu=2)
     stored = load_runs(tmp_path)
-    assert occupancy_table(tables.runs_frame(stored), tables.metrics_frame(stored)).empty
+    assert occupancy_table(runs_frame(stored), metrics_frame(stored)).empty

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis import tables
-from fp8study.analysis.passes import pass_table
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.losses import loss_gap_table, pass_table
 from fp8study.core.records import load_runs
 from fp8study.report import pass_layouts
 from tests.factories import make_record, store
@@ -44,7 +44,7 @@ def make_repeating(results: Path, seeds: int = 3, blocks: int = BLOCKS, **change
 
 def passes(results: Path) -> pd.DataFrame:
     stored = load_runs(results)
-    return pass_table(tables.metrics_frame(stored), tables.runs_frame(stored))
+    return pass_table(metrics_frame(stored), runs_frame(stored))
 
 
 def test_a_gap_that_comes_with_repetition_is_not_there_after_the_first_pass(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_gap_that_comes_with_repetition_is_not_there_after_the_first_pass(tmp_
     assert table["gap_pct"].tolist() == pytest.approx([0, 0, 1])
     assert table["verdict"].tolist() == ["equivalent", "equivalent", "different"]
     assert set(table["num_pairs"]) == {3}
-    gaps = tables.loss_gap_table(tables.runs_frame(load_runs(tmp_path)))
+    gaps = loss_gap_table(runs_frame(load_runs(tmp_path)))
     assert table["gap_pct"].iloc[-1] == pytest.approx(gaps["gap_pct"].iloc[0])
     said = pass_layouts.first_and_last(table)
     assert "after the first pass a gap of +0.00 % (1 arm: 1 equivalent)" in said

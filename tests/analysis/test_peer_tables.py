@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.analysis.peer_tables import PEER_COLUMNS, peer_table
+from fp8study.analysis.peers import PEER_COLUMNS, peer_table
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store

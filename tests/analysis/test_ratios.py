@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fp8study.analysis.ratios import LEVEL, ratio_of
+from fp8study.analysis.arms import LEVEL, ratio_of
 from fp8study.core.errors import UserError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis.relative import compare_relative
+from fp8study.analysis.compare import compare_relative
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.records import write_record

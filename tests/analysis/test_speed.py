@@ -9,14 +9,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis import tables
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
 from tests.factories import CPU, make_quick, make_record, make_smoke, store
 from tests.table_factories import fp8_row, frame, store_pair, store_repeat
 
 
 def test_speedup_is_over_the_paired_bf16_run(tmp_path: Path) -> None:
     make_quick(tmp_path, seeds=3)
-    table = tables.throughput_table(frame(tmp_path))
+    table = throughput_table(frame(tmp_path))
     fp8 = table[table["precision"] != "bf16"]
     assert len(fp8) == 6
     strained = (fp8["model"] == "llama-3.1-8b") & (fp8["num_gpus"] == 1)
@@ -30,7 +31,7 @@ def test_speed_is_the_median_over_seeds(tmp_path: Path) -> None:
     for seed, speed in enumerate((1.0, 2.0, 900.0)):
         results = {"tokens_per_second_per_gpu": speed}
         store(tmp_path, "local", make_record(seed=seed, results=results))
-    (row,) = tables.throughput_table(frame(tmp_path)).to_dict("records")
+    (row,) = throughput_table(frame(tmp_path)).to_dict("records")
     assert row["tokens_per_second_per_gpu"] == 2.0
 
 
@@ -53,10 +54,10 @@ def test_speed_is_the_median_over_seeds(tmp_path: Path) -> None:
 def test_no_partner_leaves_the_comparison_blank(difference: dict[str, Any], tmp_path: Path) -> None:
     store_pair(tmp_path, {}, difference)
     runs = frame(tmp_path)
-    row = fp8_row(tables.throughput_table(runs))
+    row = fp8_row(throughput_table(runs))
     assert pd.isna(row["speedup_pct"])
     assert row["note"] == "no BF16 partner"
-    assert tables.loss_gap_table(runs).empty
+    assert loss_gap_table(runs).empty
 
 
 def test_another_model_of_the_same_name_is_no_partner(tmp_path: Path) -> None:
@@ -64,9 +65,9 @@ def test_another_model_of_the_same_name_is_no_partner(tmp_path: Path) -> None:
     smaller = make_record(precision="fp8_tensorwise", run_id="fp8-smaller", seed=0)
     smaller.model["num_parameters"] = 1
     store(tmp_path, "local", smaller)
-    gaps = tables.loss_gap_table(frame(tmp_path))
+    gaps = loss_gap_table(frame(tmp_path))
     assert gaps["num_pairs"].tolist() == [1]
-    speed = tables.throughput_table(frame(tmp_path))
+    speed = throughput_table(frame(tmp_path))
     assert sorted(speed["note"]) == ["", "", "no BF16 partner"]
 
 
@@ -83,17 +84,17 @@ def test_what_exists_for_fp8_only_does_not_spoil_a_pair(
     fp8_only: dict[str, Any], tmp_path: Path
 ) -> None:
     store_pair(tmp_path, fp8_only)
-    assert fp8_row(tables.throughput_table(frame(tmp_path)))["speedup_pct"] == pytest.approx(20)
+    assert fp8_row(throughput_table(frame(tmp_path)))["speedup_pct"] == pytest.approx(20)
 
 
 def test_cpu_runs_get_no_speedup(tmp_path: Path) -> None:
     make_smoke(tmp_path)
-    table = tables.throughput_table(frame(tmp_path))
+    table = throughput_table(frame(tmp_path))
     assert len(table) == 6
     assert table["speedup_pct"].isna().all()
     assert table["note"].str.contains("CPU").all()
     store_pair(tmp_path, {"study": "document-a", "machine": CPU}, {"study": "document-a"})
-    by_document = tables.document_a_table(frame(tmp_path))
+    by_document = document_a_table(frame(tmp_path))
     on_cpu = by_document[by_document["device"] == "cpu"]
     assert on_cpu[["tokens_per_second_per_gpu", "speedup_pct"]].isna().all(axis=None)
 
@@ -108,15 +109,15 @@ def test_cpu_runs_get_no_speedup(tmp_path: Path) -> None:
 )
 def test_nearly_full_memory_gives_no_speedup(strain: dict[str, Any], tmp_path: Path) -> None:
     store_pair(tmp_path, {}, {"results": strain})
-    table = tables.throughput_table(frame(tmp_path))
-    assert table["note"].tolist() == [tables.MEMORY_FULL] * 2
+    table = throughput_table(frame(tmp_path))
+    assert table["note"].tolist() == [MEMORY_FULL] * 2
     assert pd.isna(fp8_row(table)["speedup_pct"])
 
 
 def test_full_memory_is_no_strain_where_the_allocator_had_nothing_to_do(tmp_path: Path) -> None:
     still = {"memory_peak_gib": 130.0, "num_alloc_retries": 0, "num_device_allocs": 0}
     store_pair(tmp_path, {"results": still}, {"results": still})
-    row = fp8_row(tables.throughput_table(frame(tmp_path)))
+    row = fp8_row(throughput_table(frame(tmp_path)))
     assert (row["note"], row["speedup_pct"]) == ("", pytest.approx(20))
 
 
@@ -124,7 +125,7 @@ def test_the_speed_of_a_seed_is_the_median_over_its_repeats(tmp_path: Path) -> N
     for repeat, (bf16, fp8) in enumerate(((5.0, 2.0), (4.0, 6.0), (3.0, 5.0))):
         store_repeat(tmp_path, "bf16", repeat, bf16, repeat=repeat)
         store_repeat(tmp_path, "fp8_rowwise", repeat, fp8, repeat=repeat)
-    table = tables.throughput_table(frame(tmp_path))
+    table = throughput_table(frame(tmp_path))
     assert table["num_runs"].tolist() == [3, 3]
     assert table["tokens_per_second_per_gpu"].tolist() == [4.0, 5.0]
     assert fp8_row(table)["speedup_pct"] == pytest.approx(25)
@@ -139,12 +140,12 @@ def test_a_repeat_that_the_allocator_held_up_voids_the_seed(tmp_path: Path) -> N
             record = json.loads(path.read_text())
             record["results"] |= measured
             path.write_text(json.dumps(record))
-    assert fp8_row(tables.throughput_table(frame(tmp_path)))["note"] == tables.MEMORY_FULL
+    assert fp8_row(throughput_table(frame(tmp_path)))["note"] == MEMORY_FULL
 
 
 def test_a_speed_ends_with_a_newer_divergence(tmp_path: Path) -> None:
     store_repeat(tmp_path, "bf16", 0, 4.0)
     store_repeat(tmp_path, "fp8_rowwise", 0, 5.0)
-    assert len(tables.throughput_table(frame(tmp_path))) == 2
+    assert len(throughput_table(frame(tmp_path))) == 2
     store_repeat(tmp_path, "fp8_rowwise", 1, 5.0, status="diverged")
-    assert tables.throughput_table(frame(tmp_path))["precision"].tolist() == ["bf16"]
+    assert throughput_table(frame(tmp_path))["precision"].tolist() == ["bf16"]

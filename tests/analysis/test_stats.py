@@ -1,5 +1,3 @@
-from typing import Literal
-
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
@@ -7,7 +5,6 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import ttost_paired
 
 from fp8study.analysis.stats import (
-    bootstrap_interval,
     holm,
     median_interval,
     one_way,
@@ -142,32 +139,6 @@ def test_holm_keeps_the_false_alarms_of_a_family_rare() -> None:
 def test_holm_refuses_what_is_no_probability(p_values: list[float]) -> None:
     with pytest.raises(UserError, match="p_values"):
         holm(p_values)
-
-
-@pytest.mark.parametrize("method", ["percentile", "BCa"])
-def test_bootstrap_covers_about_as_often_as_it_says(method: Literal["percentile", "BCa"]) -> None:
-    hits = 0
-    for values in np.random.default_rng(2).exponential(1.0, (60, 40)).tolist():
-        interval = bootstrap_interval(values, 0.9, method)
-        hits += interval.low <= 1.0 <= interval.high
-    assert 0.75 < hits / 60 < 0.98
-
-
-def test_bca_follows_the_skew_that_percentiles_miss() -> None:
-    values = np.random.default_rng(4).exponential(1.0, 20).tolist()
-    plain, corrected = (bootstrap_interval(values, 0.95, m) for m in ("percentile", "BCa"))
-    assert plain.low < corrected.low < corrected.high
-    assert plain.high < corrected.high
-    assert bootstrap_interval(values, 0.95) == corrected  # reproducible, and the default
-
-
-def test_bootstrap_of_few_or_equal_values() -> None:
-    with pytest.raises(UserError, match=r"^values: 15 are too few .* paired_t_interval"):
-        bootstrap_interval([1.0] * 15, 0.95)
-    equal = bootstrap_interval([1.0] * 16, 0.95)
-    assert (equal.low, equal.high) == (1.0, 1.0)
-    with pytest.raises(UserError, match="level"):
-        bootstrap_interval(differences(0, 1, 16), 95)
 
 
 def test_one_way_is_scipys() -> None:

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis import tables
-from fp8study.analysis.switches import switch_table
+from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.speed import switch_table
 from fp8study.core.config import RunConfig
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
@@ -14,8 +15,8 @@ def _store(results: Path, name: str, seed: int, rate: float, loss: float, **valu
     measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
                 "memory_peak_gib": rate / 1000}  # fmt: skip
     measured |= values.pop("more", {})
-    study = values.pop("study", "quick")
-    record = make_record(run_id=f"{name}-{seed}", seed=seed, results=measured, study=study)
+    told = {"judgement": values.pop("judgement", {}), "results": measured}
+    record = make_record(run_id=f"{name}-{seed}", seed=seed, **told)
     chosen = {k: v for k, v in record.config.items() if k not in values} | values
     record.config.clear()
     record.config.update(RunConfig(**{k: _plain(v) for k, v in chosen.items()}).to_dict())
@@ -27,7 +28,7 @@ def _plain(value: Any) -> Any:
 
 
 def table_of(results: Path) -> Any:
-    return switch_table(tables.runs_frame(load_runs(results)))
+    return switch_table(runs_frame(load_runs(results)))
 
 
 def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> None:
@@ -69,14 +70,15 @@ def test_shards_short_of_memory_leave_the_comparison_to_the_unsharded(tmp_path: 
 
 
 def test_losses_of_a_study_of_speed_say_nothing(tmp_path: Path) -> None:
+    speed = {"margin_pct": 0.25, "speed_only": True}
     for path in ("plain", "tuned"):
-        _store(tmp_path, path, 0, 10_000, 5.0, path=path, more={}, study="tuned-switches")
+        _store(tmp_path, path, 0, 10_000, 5.0, path=path, more={}, judgement=speed)
     row = table_of(tmp_path).iloc[0]
     assert row[["loss_gap_pct", "verdict"]].isna().all()
-    pair = {"study": "bench", "results": {"loss_last20_mean": 3.0}}
+    pair = {"study": "bench", "judgement": speed, "results": {"loss_last20_mean": 3.0}}
     store(tmp_path, "local", make_record(run_id="bf16", **pair))
     store(tmp_path, "local", make_record(run_id="fp8", precision="fp8_rowwise", **pair))
-    assert tables.loss_gap_table(tables.runs_frame(load_runs(tmp_path))).empty
+    assert loss_gap_table(runs_frame(load_runs(tmp_path))).empty
 
 
 def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis import tables
+from fp8study.analysis.frames import (
+    data_table,
+    failures_table,
+    metrics_frame,
+    provenance_table,
+    runs_frame,
+)
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.peers import published_table
+from fp8study.analysis.speed import document_a_table, throughput_table
 from fp8study.core.records import load_runs
 from fp8study.report import plots
 from tests.factories import make_broken, make_document_a, make_record, make_results, store
@@ -18,18 +27,18 @@ from tests.table_factories import frame, store_pair
 
 STALE = "stale optimizer (78.4 % of parameters not trained)"
 ALL_TABLES = [
-    tables.throughput_table,
-    tables.loss_gap_table,
-    tables.document_a_table,
-    tables.provenance_table,
-    tables.failures_table,
-    tables.data_table,
+    throughput_table,
+    loss_gap_table,
+    document_a_table,
+    provenance_table,
+    failures_table,
+    data_table,
 ]
 
 
 @pytest.mark.parametrize("table", ALL_TABLES)
 def test_no_runs_give_an_empty_table(table: Any) -> None:
-    assert table(tables.runs_frame([])).empty
+    assert table(runs_frame([])).empty
 
 
 @pytest.mark.parametrize("table", ALL_TABLES)
@@ -38,9 +47,7 @@ def test_failures_alone_do_not_break_a_table(table: Any, tmp_path: Path) -> None
     assert "speedup_pct" not in table(frame(tmp_path)).dropna(axis="columns", how="all")
 
 
-@pytest.mark.parametrize(
-    "table", [tables.throughput_table, tables.loss_gap_table, tables.document_a_table]
-)
+@pytest.mark.parametrize("table", [throughput_table, loss_gap_table, document_a_table])
 def test_every_table_names_the_stale_optimizer(table: Any, tmp_path: Path) -> None:
     make_document_a(tmp_path)
     rows = table(frame(tmp_path))
@@ -52,8 +59,8 @@ def test_every_table_names_the_stale_optimizer(table: Any, tmp_path: Path) -> No
 
 def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
     make_document_a(tmp_path)
-    runs, metrics = frame(tmp_path), tables.metrics_frame(load_runs(tmp_path))
-    speed = tables.throughput_table(runs)
+    runs, metrics = frame(tmp_path), metrics_frame(load_runs(tmp_path))
+    speed = throughput_table(runs)
     for figure in (plots.throughput_figure(speed), plots.memory_figure(speed)):
         words = [text.get_text() for text in figure.legends[0].get_texts()]
         assert sum(STALE in word for word in words) == 1
@@ -67,7 +74,7 @@ def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
 
 def test_document_a_arms(tmp_path: Path) -> None:
     make_document_a(tmp_path)
-    table = tables.document_a_table(frame(tmp_path))
+    table = document_a_table(frame(tmp_path))
     assert len(table) == 5
     outside = table["parameters_outside_optimizer_pct"]
     assert outside.tolist() == [0, 0, 78.4, 0, 0]
@@ -78,7 +85,7 @@ def test_lost_runs_are_counted(tmp_path: Path) -> None:
     store_pair(tmp_path, {})
     lost = make_record(precision="fp8_tensorwise", seed=1, status="diverged")
     store(tmp_path, "local", lost)
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert (row["num_pairs"], row["num_lost"]) == (1, 1)
 
 
@@ -88,21 +95,21 @@ def test_run_that_failed_before_it_saw_its_data_is_lost(tmp_path: Path) -> None:
     lost.data.clear()
     lost.model.clear()
     store(tmp_path, "local", lost)
-    row = tables.loss_gap_table(frame(tmp_path)).iloc[0]
+    row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert (row["num_pairs"], row["num_lost"]) == (1, 1)
 
 
 def test_reference_records_pair() -> None:
     stored = load_runs(Path(__file__).parents[2] / "results")
-    runs = tables.runs_frame(run for run in stored if run.machine_label == "h200x4")
-    gaps = tables.loss_gap_table(runs)
+    runs = runs_frame(run for run in stored if run.machine_label == "h200x4")
+    gaps = loss_gap_table(runs)
     sizes = runs["study"].value_counts()
     assert (sizes["quick"], sizes["document-a"], sizes["attribution"]) == (12, 15, 50)
     assert (sizes["instruments"], sizes["corner-arms"], sizes["precision-noise"]) == (12, 16, 4)
     assert set(gaps.loc[gaps["study"] == "attribution", "num_pairs"]) == {5}
     assert gaps.loc[gaps["study"] == "quick", "num_pairs"].tolist() == [1] * 6
     assert gaps.loc[gaps["study"] == "document-a", "num_pairs"].tolist() == [3] * 3
-    assert tables.document_a_table(runs)["num_runs"].tolist() == [3] * 5
+    assert document_a_table(runs)["num_runs"].tolist() == [3] * 5
 
 
 def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) 
         )
         store(tmp_path, "local", record, [9.0, 8.0, 7.0])
     stored = load_runs(tmp_path)
-    figure = plots.document_a_figure(tables.metrics_frame(stored), tables.runs_frame(stored))
+    figure = plots.document_a_figure(metrics_frame(stored), runs_frame(stored))
     words = [" ".join(text.get_text().split()) for text in figure.axes[0].texts]
     assert "BF16, FP32 masters: 5.25" in words
     assert "FP8 tensorwise, FP32 masters: diverged" in words
@@ -125,7 +132,7 @@ def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) 
 
 def test_failures_and_provenance_account_for_every_run(tmp_path: Path) -> None:
     runs = frame(make_results(tmp_path))
-    failures = tables.failures_table(runs)
+    failures = failures_table(runs)
     assert sorted(failures["status"]) == [
         "diverged",
         "failed",
@@ -133,12 +140,12 @@ def test_failures_and_provenance_account_for_every_run(tmp_path: Path) -> None:
         "interrupted",
         "out_of_memory",
     ]
-    assert tables.provenance_table(runs)["num_runs"].sum() == len(runs)
+    assert provenance_table(runs)["num_runs"].sum() == len(runs)
 
 
 def test_uncommitted_changes_are_named(tmp_path: Path) -> None:
     store(tmp_path, "local", make_record(git={"dirty": True}))
-    (commit,) = tables.provenance_table(frame(tmp_path))["commit"]
+    (commit,) = provenance_table(frame(tmp_path))["commit"]
     assert commit == "0123456789 + uncommitted changes"
 
 
@@ -151,6 +158,6 @@ def test_reporting_imports_no_torch() -> None:
 def test_published_leads_are_computed(tmp_path: Path) -> None:
     path = tmp_path / "published.csv"
     path.write_text("source,setting,gpus,bf16,fp8_tensorwise,fp8_rowwise\ns,x,1,100,125,\n")
-    (row,) = tables.published_table(path).to_dict("records")
+    (row,) = published_table(path).to_dict("records")
     assert row["fp8_tensorwise_pct"] == pytest.approx(25)
     assert pd.isna(row["fp8_rowwise_pct"])

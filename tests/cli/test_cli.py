@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core.records import write_record
+from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
+from fp8study.report.showing import instruments_text
 from tests.factories import make_record
 from tests.instrument_factories import instruments_of
 
@@ -147,6 +148,20 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
         assert words in done.stdout
     write_record(make_record(run_id="bare", results={}), checkout)
     assert "energy" not in fp8study(checkout, "show", "run.json").stdout  # absent, not zero
+
+
+def test_records_of_before_the_peaks_were_kept_are_shown_without_them() -> None:
+    """27 committed records, those of `quick` and `document-a`, have an MFU and no denominator."""
+    reference = Path(__file__).parents[2] / "results" / "reference"
+    older = [
+        record
+        for path in sorted(reference.glob("*/*/*/run.json"))
+        if "bf16_peak_tflops" not in (record := read_record(path)).results
+    ]
+    assert len(older) == 27
+    for record in older:
+        lines = instruments_text(record).splitlines()
+        assert any(line.endswith("% of the dense BF16 peak") for line in lines)
 
 
 @pytest.mark.parametrize("command", ["show", "audit"])

@@ -43,7 +43,7 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     ("field", "value"),
     [
         ("status", "fine"),
-        ("schema_version", 2),
+        ("schema_version", 3),
         ("run_id", 3),
         ("started_at", None),
         ("config", []),
@@ -119,8 +119,8 @@ def test_corrupt_record_is_reported_and_the_rest_used(tmp_path: Path) -> None:
 def test_record_of_another_schema_is_named_but_not_corrupt(tmp_path: Path) -> None:
     store(tmp_path, "local", make_record(run_id="good"))
     path = store(tmp_path, "local", make_record(run_id="newer")) / "run.json"
-    path.write_text('{"schema_version": 2, "name": "another layout"}')
-    with pytest.raises(NewerRecord, match=r"run\.json: schema_version: 2 is not 1"):
+    path.write_text('{"schema_version": 3, "name": "another layout"}')
+    with pytest.raises(NewerRecord, match=r"run\.json: schema_version: 3 is none of 1, 2"):
         read_record(path)
     with pytest.warns(UserWarning, match=r"newer/run\.json: schema_version") as caught:
         assert [run.record.run_id for run in load_runs(tmp_path)] == ["good"]
@@ -163,7 +163,7 @@ def test_set_aside_never_overwrites(tmp_path: Path) -> None:
 
 
 def test_minimal_record_is_valid() -> None:
-    assert RunRecord("id", "study", "failed", {}, "a", "b").schema_version == 1
+    assert RunRecord("id", "study", "failed", {}, "a", "b").schema_version == 2
 
 
 def test_numbers_stay_on_one_line_and_texts_as_they_are(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ from fp8study.core.records import RESULTS, STATUSES, write_record
 from fp8study.core.studies import (
     Study,
     estimated_minutes,
+    judgement_of,
     load_study,
-    speed_only_studies,
-    stated_margins,
     study_names,
 )
 from fp8study.data.corpus import KINDS
@@ -228,7 +227,7 @@ def test_a_newer_record_is_left_alone(checkout: Path) -> None:
     run.run_dir.mkdir(parents=True)
     write_record(make_record(status="completed"), run.run_dir)
     path = run.run_dir / "run.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
     assert study.pending() == []
     study.make_room()
     assert path.exists()
@@ -354,20 +353,24 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     assert all(replace(c, repeat=0) in configs for c in repeats)
 
 
-def test_margins_are_the_ones_that_the_files_state(checkout: Path) -> None:
-    write_study(checkout, "wide", margin_pct=2)
+def test_a_judgement_is_what_the_file_states(checkout: Path) -> None:
+    write_study(checkout, "wide", margin_pct=2, expectation="Equal.", speed_only=True)
+    assert judgement_of("wide") == {
+        "margin_pct": 2.0,
+        "speed_only": True,
+        "expectation": "Equal.",
+        "question": "Does it?",
+    }
     write_study(checkout, "silent")
-    assert stated_margins() == {"silent": 0.25, "wide": 2.0}
+    silent = judgement_of("silent")
+    assert (silent["margin_pct"], silent["speed_only"], silent["expectation"]) == (0.25, False, "")
+    assert judgement_of("adhoc") == {}
     write_study(checkout, "wrong", margin_pct=-2)
     with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
-        stated_margins()
+        judgement_of("wrong")
 
 
-def test_a_study_says_itself_that_its_losses_are_not_judged(checkout: Path) -> None:
-    write_study(checkout, "quick", speed_only=True)
-    write_study(checkout, "long", speed_only=False)
-    write_study(checkout, "silent")
-    assert speed_only_studies() == {"quick"}
+def test_the_plan_says_that_losses_are_not_judged(checkout: Path) -> None:
     text = plan_text(load(checkout, speed_only=True), Machine(gpus=(), num_cpus=2))
     assert "losses are not judged. Expected:" in text
     assert "%" not in text

@@ -12,14 +12,14 @@ import yaml
 
 from fp8study import cli
 from fp8study.analysis import instruments as instrument_tables
-from fp8study.analysis import tables
-from fp8study.analysis.gaps import effective_batch_table
-from fp8study.analysis.passes import pass_table
-from fp8study.analysis.peer_tables import peer_table
-from fp8study.analysis.switches import switch_table
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
+from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.peers import peer_table
+from fp8study.analysis.speed import MEMORY_FULL, document_a_table, switch_table, throughput_table
 from fp8study.core import config
 from fp8study.core.presets import PRESETS
-from fp8study.core.records import load_runs
+from fp8study.core.records import LOSS_MARGIN_PCT, load_runs
 from fp8study.core.studies import load_study, study_names
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ OVERHEAD_S = 15
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    return tables.shorten_arms(tables.runs_frame(stored))
+    return shorten_arms(runs_frame(stored))
 
 
 def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:
@@ -48,7 +48,7 @@ def per_cent(value: float, digits: int = 1) -> str:
 
 
 def speedups(runs: pd.DataFrame, model: str) -> list[str]:
-    speed = tables.throughput_table(runs)
+    speed = throughput_table(runs)
     rows = speed[(speed["study"] == "quick") & (speed["model"] == model)].dropna(
         subset="speedup_pct"
     )
@@ -75,7 +75,7 @@ def fault_texts(runs: pd.DataFrame) -> list[str]:
 
 def instrument_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the study instruments."""
-    speed = tables.throughput_table(runs[runs["study"] == "instruments"])
+    speed = throughput_table(runs[runs["study"] == "instruments"])
     big = speed[(speed["model"] == "llama-3.1-8b") & (speed["num_gpus"] == 4)]
     lead = {p: one(big, precision=f"fp8_{p}")["speedup_pct"] for p in ("tensorwise", "rowwise")}
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
@@ -94,8 +94,8 @@ def instrument_texts(runs: pd.DataFrame) -> list[str]:
 
 def quoted(runs: pd.DataFrame) -> list[str]:
     """What the README may quote, made from the records as it is written there."""
-    arms = tables.document_a_table(runs)
-    gaps = tables.loss_gap_table(runs)
+    arms = document_a_table(runs)
+    gaps = loss_gap_table(runs)
     gaps = gaps[gaps["study"] == "document-a"].assign(
         masters=lambda t: t["setting"].str.extract(r"(\w+) masters", expand=False)
     )
@@ -109,7 +109,8 @@ def quoted(runs: pd.DataFrame) -> list[str]:
     assert {row["num_pairs"] for row in healthy.values()} == {3}
     eager = {m: one(arms, masters=m, stale=False, precision="fp8_tensorwise") for m in healthy}
     quick = runs[runs["study"] == "quick"]
-    full = tables.throughput_table(quick).query("note == @tables.MEMORY_FULL")
+    quick_speed = throughput_table(quick)
+    full = quick_speed[quick_speed["note"] == MEMORY_FULL]
     assert full[["model", "num_gpus"]].drop_duplicates().values.tolist() == [["llama-3.1-8b", 1]]
     size = runs.loc[runs["model"] == "llama-3.2-1b", "num_parameters"].iloc[0]
     of_text = runs[runs["corpus"] != "synthetic"]
@@ -120,7 +121,7 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"FP8 ends at {loss['fp8_tensorwise', False]:.2f}",
         f"{healthy['BF16']['gap_pct']:.2f} % above BF16 with BF16 masters",
         f"{healthy['FP32']['gap_pct']:.2f} % above with FP32 masters",
-        f"±{tables.LOSS_MARGIN_PCT} %",
+        f"±{LOSS_MARGIN_PCT} %",
         *speedups(runs, "llama-3.1-8b"),
         *speedups(runs, "llama-3.2-1b"),
         f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 masters)",
@@ -159,21 +160,21 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
 
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the tuned path."""
-    speed = tables.throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    speed = throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
     speed = speed[~speed["setting"].str.contains("clipped")]
     assert speed["setting"].str.contains("tuned").all()
     assert set(speed["num_runs"]) == {3}
     fp8 = speed[speed["precision"] == "fp8_tensorwise"]
     fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
     small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
-    largest = tables.throughput_table(runs[runs["study"] == "best-batch"])
+    largest = throughput_table(runs[runs["study"] == "best-batch"])
     tensorwise, rowwise = (
         one(largest.dropna(subset="speedup_pct"), precision=f"fp8_{kind}", num_runs=1)
         for kind in ("tensorwise", "rowwise")
     )
     assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
     big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
-    shared = tables.throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
+    shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
     two = one(shared, path="tuned", precision="fp8_tensorwise", num_gpus=2)
     return [
         *(
@@ -245,9 +246,9 @@ def parity_texts(runs: pd.DataFrame) -> list[str]:
     """What the README says of the study loss-parity."""
     stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
     chosen = runs[runs["study"] == "loss-parity"]
-    passes = pass_table(tables.metrics_frame(stored), chosen)
+    passes = pass_table(metrics_frame(stored), chosen)
     first, last = (passes[passes["passes"] == end] for end in (1, passes["passes"].max()))
-    validation = tables.loss_gap_table(chosen, loss="validation_loss")
+    validation = loss_gap_table(chosen, loss="validation_loss")
     assert {len(part) for part in (first, last, validation)} == {5}
     assert set(first["verdict"]) == {"equivalent"}
     assert set(last["verdict"]) == {"different"}
@@ -286,15 +287,13 @@ def test_quoted_times_fit_the_records(study: str, runs: pd.DataFrame) -> None:
 
 
 def test_log_quotes_the_records(runs: pd.DataFrame) -> None:
-    speed = tables.throughput_table(runs)
+    speed = throughput_table(runs)
     quick = speed[speed["study"] == "quick"]["tokens_per_second_per_gpu"]
-    arms = tables.document_a_table(runs)
+    arms = document_a_table(runs)
     numbers = [f"{value:,.0f}" for value in [*quick, *arms["tokens_per_second_per_gpu"]]]
     numbers += [f"{value:.3f}" for value in arms["loss_last20_mean"]]
     numbers += [f"{value:.1f} GiB" for value in arms["memory_peak_gib"]]
-    numbers += [
-        f"{gap:+.4f}" for gap in tables.loss_gap_table(runs).query("study == 'document-a'")["gap"]
-    ]
+    numbers += [f"{gap:+.4f}" for gap in loss_gap_table(runs).query("study == 'document-a'")["gap"]]
     for number in numbers:
         assert number in LOG, number
 

@@ -229,7 +229,7 @@ def test_corrupt_record_is_named(tmp_path: Path) -> None:
 
 
 def test_every_unreadable_record_is_named_on_every_reading(tmp_path: Path) -> None:
-    texts = {"corrupt": "{", "newer": '{"schema_version": 2}', "aside": None}
+    texts = {"corrupt": "{", "newer": '{"schema_version": 3}', "aside": None}
     for name, text in texts.items():
         run_dir = store(tmp_path, "local", make_record(run_id=name))
         if text is None:

@@ -22,6 +22,7 @@ from fp8study.core.audit_rules import cautions, problems
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_metrics, read_record
+from fp8study.core.studies import judgement_of
 from fp8study.measure.profiling import TRACE_NAME
 from fp8study.run.launch import RunFailed, launch
 from tests.checkout import tiny_folder
@@ -196,7 +197,9 @@ def test_a_finished_run_keeps_its_results_whatever_fails_after_it(
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
     values = TINY | {"strategy": "none", "validation_sequences": 2, "profile": False}
-    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+    record = launch(make_config(values), tmp_path / "run", "best-batch", str, machine=CPU)
+    assert record.judgement == judgement_of("best-batch")
+    assert record.judgement["speed_only"] is True
     assert record.status == "completed"
     assert record.results["loss_last20_mean"] is not None
     assert record.results["tokens_per_second_per_gpu"] > 0

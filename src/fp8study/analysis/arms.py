@@ -1,15 +1,20 @@
-"""The arms in a folder of results: its runs, grouped by what they are.
+"""The arms in folders of results: their runs, rates and ratios, and what else tells two apart.
 
 Two runs are of one arm if their configurations agree but for what tells repeats apart: seed,
 repetition, and the names of the data, which are compared by their hash. That holds across folders,
-machines and versions, unlike the keys of `analysis.frames`, which keep comparisons inside one
-installation: here the installation may be the question.
+machines and versions, unlike ``arm_key`` of `fp8study.analysis.frames`, which adds where and with
+what a run was made: here the installation may be the question.
+
+Rates are compared on a log scale: a factor of 1.1 and one of 1/1.1 are the same step, and the
+interval of a ratio has no negative end. It speaks of the spread between the runs at hand; two
+sessions on one machine can differ by more, which only repeated sessions show.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +22,17 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import arm_label, runs_frame
-from fp8study.analysis.pairing import timing_is_void
+from fp8study.analysis.frames import key_of, runs_frame
+from fp8study.analysis.pairing import arm_label, timing_is_void
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import varying
 from fp8study.core.records import RunRecord, StoredRun, read_record
 
-#: Already in an arm's name, as `fp8study.analysis.frames.arm_label` writes it.
+#: Confidence level of the intervals of ratios.
+LEVEL = 0.95
+#: Already in an arm's name, as `fp8study.analysis.pairing.arm_label` writes it.
 _NAMED = ("model", "num_gpus", "precision")
 
 
@@ -35,11 +43,8 @@ class Arm:
     config: dict[str, Any]
     """From `arm_config`."""
     records: tuple[RunRecord, ...]
-
-    @cached_property
-    def runs(self) -> pd.DataFrame:
-        """The runs' rows of `fp8study.analysis.frames.runs_frame`."""
-        return runs_frame(StoredRun(record, Path(), "") for record in self.records)
+    runs: pd.DataFrame
+    """Their rows of `fp8study.analysis.frames.runs_frame`."""
 
     @cached_property
     def completed(self) -> pd.DataFrame:
@@ -90,11 +95,6 @@ def arm_config(
     return {k: v for k, v in full.items() if k not in {*varying("folder"), *ignored}}
 
 
-def arm_key(config: Mapping[str, Any]) -> str:
-    """Write a configuration from `arm_config` so that equal ones are equal texts."""
-    return json.dumps(config, sort_keys=True, default=str)
-
-
 def read_folder(folder: Path, name: str) -> list[RunRecord]:
     """Read every record at or below a folder, in the order of their paths.
 
@@ -125,23 +125,26 @@ def group_arms(records: Iterable[RunRecord], ignored: Iterable[str] = ()) -> dic
         ignored: As `arm_config`.
 
     Returns:
-        `arm_key` → arm, in the order in which they are met.
+        `key_of` an arm's configuration → arm, in the order in which they are met.
     """
-    ignored = tuple(ignored)
-    grouped: dict[str, dict[tuple[str, str], RunRecord]] = {}
-    configs: dict[str, dict[str, Any]] = {}
-    for record in records:
-        config = arm_config(record.config, ignored, record.machine.get("device"))
-        configs.setdefault(key := arm_key(config), config)
-        grouped.setdefault(key, {})[record.run_id, record.started_at] = record
-    return {key: Arm(configs[key], tuple(runs.values())) for key, runs in grouped.items()}
+    ignored, every = tuple(ignored), list(records)
+    rows = runs_frame(StoredRun(record, Path(), "") for record in every)
+    configs = [arm_config(record.config, ignored, record.machine.get("device")) for record in every]
+    places: dict[str, dict[tuple[str, str], int]] = {}
+    for place, (record, config) in enumerate(zip(every, configs, strict=True)):
+        places.setdefault(key_of(config), {})[record.run_id, record.started_at] = place
+    return {
+        key: Arm(configs[min(found.values())], tuple(every[n] for n in found.values()),
+                 rows.iloc[[*found.values()]])
+        for key, found in places.items()
+    }  # fmt: skip
 
 
 def arm_names(arms: Mapping[str, Arm]) -> dict[str, str]:
     """Name arms by model, GPUs and precision, and by whatever else tells equal names apart.
 
     Args:
-        arms: By `arm_key`, of all folders that are shown together.
+        arms: By `key_of` their configurations, of all folders that are shown together.
     """
     short = {key: _short_name(arm) for key, arm in arms.items()}
     names = {}
@@ -169,3 +172,137 @@ def differing(one: Arm, other: Arm) -> list[str]:
     """Name the fields in which two arms differ, with both values."""
     names = [name for name in one.config if one.config[name] != other.config.get(name)]
     return [f"{n}: {_plain(one.config[n])} v {_plain(other.config.get(n))}" for n in names]
+
+
+#: What a rate depends on besides the configuration.
+_FACTS: dict[str, Callable[[RunRecord], Any]] = {
+    "GPU": lambda r: r.machine.get("gpu_name"),
+    "GPUs in the machine": lambda r: r.machine.get("num_gpus_on_machine"),
+    "GPU link": lambda r: r.machine.get("gpu_link"),
+    "power limit, W": lambda r: r.machine.get("power_limit_watts"),
+    "CPU": lambda r: r.machine.get("cpu_name"),
+    "CPU cores": lambda r: r.machine.get("num_cpus"),
+    "driver": lambda r: r.machine.get("driver"),
+    "torch": lambda r: r.versions.get("torch"),
+    "torchao": lambda r: r.versions.get("torchao"),
+    "accelerate": lambda r: r.versions.get("accelerate"),
+    "transformers": lambda r: r.versions.get("transformers"),
+    "CUDA": lambda r: r.versions.get("cuda"),
+    "parameters": lambda r: r.model.get("num_parameters"),
+}
+
+
+def machine_differences(a: Iterable[RunRecord], b: Iterable[RunRecord]) -> list[str]:
+    """Name the facts of machine, software and model that A's and B's runs do not share.
+
+    Returns:
+        As ``driver 580 → 590``; a side that mixes several shows them all, and what no run of a
+        side knows is ``unknown``.
+    """
+    a, b = list(a), list(b)
+    found = []
+    for name, fact in _FACTS.items():
+        ours, theirs = _values(map(fact, a)), _values(map(fact, b))
+        if ours != theirs:
+            found.append(f"{name} {ours} → {theirs}")
+        elif " / " in ours:
+            found.append(f"{name} {ours} on both sides")
+    return found
+
+
+def _values(values: Iterable[Any]) -> str:
+    return " / ".join(sorted({"unknown" if value is None else str(value) for value in values}))
+
+
+def same_data(a: Iterable[RunRecord], b: Iterable[RunRecord]) -> bool:
+    """Whether all runs trained on one text under one tokenizer, so that losses compare."""
+    data = {(r.data.get("corpus_sha256"), r.data.get("tokenizer_sha256")) for r in (*a, *b)}
+    return len(data) == 1 and None not in next(iter(data))[:1]
+
+
+def arm_caveats(side: str, arm: Arm) -> list[str]:
+    """Say what limits an arm's figures: its end, its timings, its memory, its code.
+
+    Args:
+        side: What the folder is called, put before each.
+        arm: Of that folder.
+    """
+    found = []
+    ends = Counter(arm.runs["status"])
+    found += [f"{number} {status}" for status, number in ends.items() if status != "completed"]
+    if num_void := int(arm.is_void.sum()):
+        found.append(f"timings of {num_void} void (memory nearly full, or the allocator at work)")
+    retries = arm.completed["num_alloc_retries"].max()
+    if retries > 0:
+        found.append(f"allocator retried up to {retries:.0f} times")
+    if num_untimed := int(arm.completed["tokens_per_second_per_gpu"].isna().sum()):
+        found.append(f"{num_untimed} without timings")
+    if num_emulated := sum(_emulates_fp8(record) for record in arm.records):
+        found.append(f"FP8 emulated in {num_emulated}: the speed says nothing of FP8")
+    if num_dirty := sum(record.git.get("dirty") is True for record in arm.records):
+        found.append(f"{num_dirty} from uncommitted changes")
+    return [f"{side}: {words}" for words in found]
+
+
+def _emulates_fp8(record: RunRecord) -> bool:
+    told = record.config.get("fp8_emulate")
+    emulates = record.machine.get("device") == "cpu" if told is None else bool(told)
+    return emulates and record.config.get("precision") != "bf16"
+
+
+def side_line(side: str, folder: str, records: list[RunRecord]) -> str:
+    """Describe a folder in one line: runs, dates, hardware, commit."""
+    hardware = _values(r.machine.get("gpu_name") or r.machine.get("cpu_name") for r in records)
+    days = sorted({record.started_at[:10] for record in records})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    commits = _values(str(r.git.get("commit") or "unknown")[:10] for r in records)
+    number = f"{len(records)} run{'' if len(records) == 1 else 's'}"
+    return f"{side}: {folder}: {number}, {when}, {hardware}, commit {commits}"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio with what is known of its error."""
+
+    estimate: float
+    """Ratio of the geometric means, which lies inside the interval."""
+    interval: Interval | None
+    """None where a group has fewer than `MIN_PAIRS_FOR_INTERVAL` runs."""
+    counts: tuple[int, ...]
+    """Runs in each group, those above the line first."""
+
+    def interval_text(self) -> str:
+        """Write the interval, or say why there is none."""
+        if self.interval is not None:
+            return f"{self.interval.low:.3f} to {self.interval.high:.3f}"
+        fewest = min(self.counts)
+        return f"no interval: {fewest} run{'' if fewest == 1 else 's'}"
+
+
+def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
+    """Divide the product of the groups' means by that of others', with Welch's interval.
+
+    Args:
+        above: Groups of rates, all positive.
+        below: The groups to divide by. Two above and two below make a ratio of ratios.
+
+    Returns:
+        None if a group is empty.
+
+    Raises:
+        UserError: A rate is not positive.
+    """
+    groups = [*above, *below]
+    counts = tuple(len(group) for group in groups)
+    if not all(counts):
+        return None
+    if any(not value > 0 for group in groups for value in group):
+        raise UserError("rates: not all are positive; leave out runs without timings")
+    logs = [[math.log(value) for value in group] for group in groups]
+    weights = [1.0] * len(above) + [-1.0] * len(below)
+    means = [sum(values) / len(values) for values in logs]
+    estimate = math.exp(sum(w * mean for w, mean in zip(weights, means, strict=True)))
+    if min(counts) < MIN_PAIRS_FOR_INTERVAL:
+        return Ratio(estimate, None, counts)
+    log = welch_t_interval(logs, weights, LEVEL)
+    return Ratio(estimate, Interval(LEVEL, math.exp(log.low), math.exp(log.high)), counts)

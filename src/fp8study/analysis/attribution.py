@@ -12,18 +12,17 @@ parameter is in the optimizer, whenever it was made.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.pairing import DIVERGED, newest_per_seed
-from fp8study.analysis.power import smallest_detectable
-from fp8study.core.studies import LOSS_MARGIN_PCT
 
 
 class Cell(NamedTuple):
@@ -108,13 +107,12 @@ def _corners(masters: str) -> tuple[Cell, Cell, Cell, Cell]:
     return bf16, healthy, healthy._replace(fault="stale"), bf16._replace(fault="planted")
 
 
-def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None) -> pd.DataFrame:
+def effect_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Take the gap of a faulty run apart, paired by seed.
 
     Args:
-        runs: From `tables.runs_frame`. Where no run has a fault there is nothing to take
-            apart, and no row.
-        margins: As `fp8study.analysis.tables.loss_gap_table`.
+        runs: Rows of `runs_frame`. Where no run has a fault there is nothing to take apart, and
+            no row.
 
     Returns:
         The columns of `EFFECT_COLUMNS`; a part whose arms share no seed has no row. ``mean`` is
@@ -126,8 +124,7 @@ def effect_table(runs: pd.DataFrame, margins: Mapping[str, float] | None = None)
     """
     rows = []
     for key, group in _faulty_settings(runs):
-        margin = (margins or {}).get(str(group["study"].iloc[0]), LOSS_MARGIN_PCT)
-        rows += _setting_rows(key, group, margin)
+        rows += _setting_rows(key, group)
     table = pd.DataFrame(rows, columns=EFFECT_COLUMNS)
     on_gpu_first = (table["device"] != "cuda").argsort(kind="stable")
     return table.iloc[on_gpu_first.to_numpy()].reset_index(drop=True)
@@ -139,12 +136,13 @@ def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     completed = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
     usable = newest["seed"].notna() & (completed | (newest["status"] == "diverged"))
     for key, group in newest[usable].groupby("effect_key", sort=False):
-        if group["stale"].fillna(False).astype(bool).any():
+        if group["stale"].any():
             yield str(key), group
 
 
-def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str, object]]:
+def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
     losses, diverged = _losses(group[group["status"] == "completed"]), _diverged(group)
+    margin = float(group["margin_pct"].iloc[0])
     context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
     context["setting"] = re.sub(r", (BF16|FP32) masters", "", str(group["setting"].iloc[0]))
     if context["device"] == "cpu":
@@ -158,7 +156,7 @@ def _setting_rows(key: str, group: pd.DataFrame, margin: float) -> list[dict[str
             if any(cell in diverged for cell in (*part.plus, *part.minus)):
                 row["verdict"] = DIVERGED  # however close the seeds that are left
             rows.append(row)
-    tested = [row for row in rows if row["p_value"] is not None]
+    tested = [row for row in rows if not math.isnan(row["p_value"])]
     for row, adjusted in zip(tested, stats.holm([row["p_value"] for row in tested]), strict=True):
         row["p_holm"] = adjusted
     return rows
@@ -201,32 +199,23 @@ def _numbers(
     by_seed: Mapping[int, float],
     losses: Mapping[Cell, Mapping[int, float]],
     margin: float,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     reference = [losses[part.reference][seed] for seed in by_seed]
     pct = [100 * d / loss for d, loss in zip(by_seed.values(), reference, strict=True)]
-    numbers: dict[str, object] = {
+    found = stats.judged(pct, margin)
+    known = len(pct) >= stats.MIN_PAIRS_FOR_INTERVAL
+    low, high = found["low_95"], found["high_95"]
+    return {
         "num_pairs": len(by_seed),
         "loss_reference": statistics.fmean(reference),
         "mean": statistics.fmean(by_seed.values()),
         "mean_pct": statistics.fmean(pct),
-        "margin_pct": margin,
+        "low_pct": low,
+        "high_pct": high,
+        "interval": stats.interval_text(low, high) if known else "too few pairs",
         "share_pct": _share(part, by_seed, losses),
-    }
-    return numbers | _inference(pct, margin)
-
-
-def _inference(pct: Sequence[float], margin: float) -> dict[str, object]:
-    if len(pct) < stats.MIN_PAIRS_FOR_INTERVAL:
-        return {"p_value": None, "verdict": "undecided", "interval": "too few pairs"}
-    interval = stats.paired_t_interval(pct, 0.95)
-    low, high = (f"{end:+.2f}".replace("-", "\u2212") for end in (interval.low, interval.high))
-    return {
-        "low_pct": interval.low,
-        "high_pct": interval.high,
-        "interval": f"{low} to {high}".replace(" ", "\u00a0"),
-        "p_value": stats.paired_t_p_value(pct),
-        "verdict": stats.tost(pct, margin).verdict,
-        "detectable_pct": smallest_detectable(statistics.stdev(pct), len(pct)),
+        "margin_pct": margin,
+        **{name: found[name] for name in ("p_value", "verdict", "detectable_pct")},
     }
 
 
@@ -250,7 +239,7 @@ def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
     The arms are no full crossing, so the shares overlap and do not add up.
 
     Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
+        runs: Rows of `runs_frame`. Those that diverged have no loss and are left out.
 
     Returns:
         One row per setting with a fault and factor: ``factor``, ``num_runs``, ``between_pct``
@@ -260,6 +249,7 @@ def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, group in _faulty_settings(runs):
         context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
+        group = group[group["status"] == "completed"]
         for factor, column in FACTORS.items():
             levels = [g.tolist() for _, g in group.groupby(column)["loss_last20_mean"]]
             if len(levels) > 1 and len(group) > len(levels):

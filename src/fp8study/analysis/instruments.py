@@ -1,4 +1,4 @@
-"""The tables of what the instruments saw: utilisation, kernels, memory, energy, communication.
+"""What the instruments saw: utilisation, kernels, memory, energy, communication, warm-up.
 
 Each takes the frame of `instruments_frame`, one row per run, and gives one row per arm: medians
 over the arm's runs. What no run measured is missing, never zero.
@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.pairing import ordered
+from fp8study.analysis.pairing import medians_by, ordered
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.records import StoredRun
 
@@ -32,7 +32,7 @@ def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> p
 
     Args:
         stored_runs: What `fp8study.core.records.load_runs` returned.
-        runs: `fp8study.analysis.tables.runs_frame` of them.
+        runs: `runs_frame` of them.
 
     Returns:
         The columns of `runs`, and those of ``instruments`` and ``audit`` with their path as a
@@ -76,27 +76,23 @@ def numbers(frame: pd.DataFrame, name: str) -> pd.Series:
     return pd.to_numeric(frame[name], errors="coerce")
 
 
-def _by_arm(frame: pd.DataFrame, columns: dict[str, str], on_gpu: bool = True) -> pd.DataFrame:
-    """Return medians by arm of the given columns, under new names, in the report's order."""
-    chosen = frame[frame["device"] == "cuda"] if on_gpu else frame
+def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
+    """Return medians by arm on GPUs of columns under new names, in the report's order."""
+    chosen = frame[frame["device"] == "cuda"]
     values = pd.DataFrame({new: numbers(chosen, old) for new, old in columns.items()})
     values = values[values.notna().any(axis=1)]
     table = pd.concat([chosen.loc[values.index, ARM], values], axis=1)
     if table.empty:
         return pd.DataFrame(columns=[*ARM, "num_runs", *columns])
-    groups = table.groupby("arm_key", sort=False)
-    result = groups[[name for name in ARM if name != "arm_key"]].first()
-    result["num_runs"] = groups.size()
-    result[list(columns)] = groups[list(columns)].median()
-    return ordered(result.reset_index())
+    return ordered(medians_by(table, ["arm_key"], list(columns), ARM).reset_index())
 
 
-def _against_bf16(table: pd.DataFrame, column: str, seedless_key: pd.Series) -> pd.Series:
+def _against_bf16(table: pd.DataFrame, column: str) -> pd.Series:
     """Return by how much a healthy FP8 arm differs from the BF16 arm of its context, %."""
-    is_healthy = ~table["stale"].fillna(False).astype(bool)  # a stale run does less work
+    key, is_healthy = context(table), ~table["stale"].astype(bool)  # a stale run does less work
     is_bf16 = table["precision"] == "bf16"
-    base = table[is_bf16 & is_healthy].assign(_key=seedless_key).drop_duplicates("_key")
-    reference = seedless_key.map(base.set_index("_key")[column])
+    base = table[is_bf16 & is_healthy].assign(_key=key).drop_duplicates("_key")
+    reference = key.map(base.set_index("_key")[column])
     return (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
 
 
@@ -108,52 +104,39 @@ def context(table: pd.DataFrame) -> pd.Series:
 
 def utilisation_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Useful arithmetic against three denominators: two of a datasheet, one measured."""
-    return _by_arm(
-        frame,
-        {
-            "tflops_per_gpu": "tflops_per_gpu",
-            "bf16_peak_tflops": "bf16_peak_tflops",
-            "mfu_bf16_peak_pct": "mfu_bf16_peak_pct",
-            "mixed_peak_tflops": "mixed_peak_tflops",
-            "mfu_mixed_peak_pct": "mfu_mixed_peak_pct",
-            "achievable_tflops": "ceilings.run_tflops",
-            "mfu_achievable_pct": "mfu_achievable_pct",
-        },
-    )
+    names = ("tflops_per_gpu", "bf16_peak_tflops", "mfu_bf16_peak_pct", "mixed_peak_tflops",
+             "mfu_mixed_peak_pct", "achievable_tflops", "mfu_achievable_pct")  # fmt: skip
+    columns = dict(zip(names, names, strict=True))
+    return _by_arm(frame, columns | {"achievable_tflops": "ceilings.run_tflops"})
 
 
 def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Achievable peaks by model: medians over all runs that measured them, and the spread."""
-    names = {
-        "bf16_tflops": "ceilings.bf16_tflops",
-        "fp8_tensorwise_tflops": "ceilings.fp8_tensorwise_tflops",
-        "fp8_rowwise_tflops": "ceilings.fp8_rowwise_tflops",
-        "copy_tb_per_s": "ceilings.copy_tb_per_s",
-    }
+    """GEMM peaks by model: medians over all runs that measured them, and the spread."""
+    names = ["bf16_tflops", "fp8_tensorwise_tflops", "fp8_rowwise_tflops", "copy_tb_per_s"]
     keys = ["machine", "gpu_name", "model", "num_tokens"]
     columns = [*keys, "num_runs", *names, "spread_pct"]
-    values = pd.DataFrame({new: numbers(frame, old) for new, old in names.items()})
-    table = frame[["machine", "gpu_name", "model"]].assign(
-        num_tokens=numbers(frame, "ceilings.num_tokens"), **values
-    )
+    values = {name: numbers(frame, f"ceilings.{name}") for name in ["num_tokens", *names]}
+    table = frame[keys[:3]].assign(**values)
     table = table[table["bf16_tflops"].notna()]
     if table.empty:
         return pd.DataFrame(columns=columns)
-    groups = table.groupby(keys, sort=True)
-    result = groups[list(names)].median()
-    result["num_runs"] = groups.size()
-    bf16 = groups["bf16_tflops"]
+    result = medians_by(table, keys, names, keys).sort_index()
+    bf16 = table.groupby(keys)["bf16_tflops"]
     result["spread_pct"] = 100 * (bf16.max() - bf16.min()) / bf16.median()
     return result.reset_index()[columns]
 
 
+def _items(run: pd.Series, column: str) -> list[dict[str, Any]]:
+    """Return a run's list of mappings, empty where it measured none."""
+    return run[column] if isinstance(run.get(column), list) else []
+
+
 def product_rates(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per run: TFLOP/s of its products inside the profiled step, and achievable ones."""
+    """One row per run: TFLOP/s of its GEMMs inside the profiled step, and the achievable ones."""
     known = frame[numbers(frame, "ceilings.run_tflops").notna()]
     rows = []
     for _, run in known[known["device"] == "cuda"].iterrows():
-        products = run.get("step.gemm")
-        listed = products if isinstance(products, list) else []
+        listed = _items(run, "step.gemm")
         seconds = sum(product.get("time_ms", 0.0) for product in listed) / 1000
         if seconds > 0:
             rate = sum(product["tflop"] for product in listed) / seconds
@@ -190,18 +173,17 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def products_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The matrix products of a profiled step by dtypes, with the kernel that took longest."""
+    """The GEMMs of a profiled step by dtypes, with the kernel that took longest."""
     columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions"]
     rows = []
     for _, run in frame[frame["device"] == "cuda"].iterrows():
-        products = run.get("step.gemm")
-        for product in products if isinstance(products, list) else []:
-            kernels = product.get("kernels") or ["–"]
-            known = {"machine": run["machine"], "model": run["model"], "arm": run["arm"]}
-            rows.append(known | {"dtypes": short_dtypes(product["dtypes"]), "kernel": kernels[0]})
+        for product in _items(run, "step.gemm"):
+            kernel = (product.get("kernels") or ["–"])[0]
+            dtypes = short_dtypes(product["dtypes"])
+            rows.append((run["machine"], run["model"], dtypes, kernel, run["arm"]))
     if not rows:
         return pd.DataFrame(columns=columns)
-    groups = pd.DataFrame(rows).groupby(["machine", "model", "dtypes"], sort=True)
+    groups = pd.DataFrame(rows, columns=[*columns[:4], "arm"]).groupby(columns[:3], sort=True)
     result = groups.agg(
         kernel=("kernel", lambda names: names.mode().iloc[0]),
         num_runs=("kernel", "size"),
@@ -244,7 +226,7 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
     sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
     table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
-    change = _against_bf16(table, "joule_per_token", context(table))
+    change = _against_bf16(table, "joule_per_token")
     strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
     contexts = context(table)
     table["change_pct"] = change.where(~contexts.isin(set(contexts[strained])))
@@ -259,26 +241,21 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for _, run in frame.iterrows():
-        moved = run.get("step.communication")
-        if not isinstance(moved, list) or not moved:
+        moved = _items(run, "step.communication")
+        if not moved:
             continue
         row = {name: run[name] for name in ARM}
         for collective in ("all_gather", "reduce_scatter", "all_reduce"):
             parts = [part for part in moved if part["collective"] == collective]
-            total = sum(part["gib"] for part in parts)
-            row[f"{collective}_gib"] = total if parts else math.nan
-            row[f"{collective}_dtypes"] = ", ".join(
-                short_dtypes(part["dtype"])
-                if len(parts) == 1
-                else f"{short_dtypes(part['dtype'])} {part['gib']:.2g}"
-                for part in parts
-            )
+            sizes = [f" {part['gib']:.2g}" if len(parts) > 1 else "" for part in parts]
+            dtypes = [short_dtypes(part["dtype"]) for part in parts]
+            row[f"{collective}_gib"] = sum(part["gib"] for part in parts) if parts else math.nan
+            row[f"{collective}_dtypes"] = ", ".join(map("".join, zip(dtypes, sizes, strict=True)))
         rows.append(row)
     if not rows:
         return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib"])
     table = pd.DataFrame(rows).drop_duplicates("arm_key", keep="last")
-    change = _against_bf16(table, "all_gather_gib", context(table))
-    return ordered(table.assign(all_gather_change_pct=change))
+    return ordered(table.assign(all_gather_change_pct=_against_bf16(table, "all_gather_gib")))
 
 
 def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -317,12 +294,57 @@ def short_dtypes(text: str) -> str:
 
 def overhead_pairs(frame: pd.DataFrame) -> list[float]:
     """Return what each pair of blocks, with and without instruments, differed by, %."""
-    pct: list[float] = []
-    on_gpu = frame[frame["device"] == "cuda"]
-    if "overhead.plain_ms" not in on_gpu:
-        return pct
-    for _, run in on_gpu.iterrows():
-        plain, measured = run["overhead.plain_ms"], run["overhead.measured_ms"]
-        if isinstance(plain, list) and isinstance(measured, list):
-            pct += [100 * (m / p - 1) for m, p in zip(measured, plain, strict=True)]
-    return pct
+    blocks = [f"overhead.{kind}_ms" for kind in ("measured", "plain")]
+    if not {*blocks} <= {*frame}:
+        return []
+    runs = frame.loc[frame["device"] == "cuda", blocks].dropna().to_numpy()
+    pairs = (pair for measured, plain in runs for pair in zip(measured, plain, strict=True))
+    return [100 * (measured / plain - 1) for measured, plain in pairs]
+
+
+def cache_state(hits: float, misses: float) -> str:
+    """Say in what state a run found torch's compile cache."""
+    if math.isnan(hits) or hits + misses == 0:
+        return "not compiled"
+    return "cold" if hits == 0 else "warm" if misses == 0 else "partly warm"
+
+
+def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """After how many steps FP8's longer warm-up has paid for itself, by state of the cache.
+
+    Warm-up is everything up to the timed window beyond what the same steps usually take: start-up,
+    compilation, slow first steps. ``break_even_steps`` is the difference of two arms' warm-ups
+    over the difference of their steps; 0 where FP8 also starts sooner, infinite where its step is
+    no shorter. Arms whose allocator was in distress are left out.
+    """
+    columns = [*ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
+               "step_time_ms", "step_time_ms_bf16", "break_even_steps"]  # fmt: skip
+    calm = frame[
+        (frame["device"] == "cuda")
+        & ~frame["stale"]
+        & (numbers(frame, "memory.num_alloc_retries").fillna(0) == 0)
+        & (numbers(frame, "memory.num_device_allocs").fillna(0) == 0)
+        & frame["warm_up_seconds"].notna()
+    ]
+    if calm.empty:
+        return pd.DataFrame(columns=columns)
+    states = [
+        cache_state(float(hits), float(misses))
+        for hits, misses in zip(
+            calm["compile_cache_hits"], calm["compile_cache_misses"], strict=True
+        )
+    ]
+    calm = calm.assign(cache=states, _context=context(calm))
+    names = [name for name in ARM if name != "arm"]
+    table = medians_by(calm, ["_context", "arm", "cache"], ["warm_up_seconds"], names)
+    # A step is as long with a cold cache as with a warm one.
+    steps = calm.groupby(["_context", "arm"])["step_time_ms_median"].median()
+    table = table.reset_index().join(steps.rename("step_time_ms"), on=["_context", "arm"])
+    keys = ["_context", "cache"]
+    bf16 = table[table["precision"] == "bf16"].set_index(keys)
+    bf16 = bf16[["warm_up_seconds", "step_time_ms"]].add_suffix("_bf16")
+    pairs = table[table["precision"] != "bf16"].join(bf16, on=keys, how="inner")
+    later = (pairs["warm_up_seconds"] - pairs["warm_up_seconds_bf16"]).clip(lower=0)
+    gained_s = (pairs["step_time_ms_bf16"] - pairs["step_time_ms"]) / 1000
+    pairs["break_even_steps"] = (later / gained_s).where(gained_s > 0, math.inf)
+    return ordered(pairs[columns])

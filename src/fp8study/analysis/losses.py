@@ -1,114 +1,139 @@
-"""How far FP8's losses are from BF16's, paired by seed, and what may be concluded."""
+"""How far FP8's losses are from BF16's, paired by seed, and what may be concluded.
+
+At the end of training, along the way, where each pass over the corpus ends, and by effective batch.
+What a gap is to be held against is in `fp8study.analysis.floors`.
+
+Every table is made of rows of `fp8study.analysis.frames.runs_frame`. Gaps are FP8 − BF16, in % of
+the BF16 loss; runs of studies that only ask for speed have none.
+"""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping
-from typing import Literal
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.pairing import ARM, DIVERGED, diverged_alone, ordered, pairs_of
-from fp8study.analysis.power import smallest_detectable
-from fp8study.core.studies import LOSS_MARGIN_PCT
+from fp8study.analysis.pairing import (
+    ARM,
+    DIVERGED,
+    diverged_alone,
+    newest_per_seed,
+    ordered,
+    paired_losses,
+    pairs_of,
+)
+
+#: Logged steps in the running mean of a loss.
+SMOOTHING_STEPS = 20
 
 LOSS_GAP_COLUMNS = [
-    *ARM,
-    "num_pairs",
-    "num_lost",
-    "pairs",
-    "epochs",
-    "num_diverged",
-    "loss_bf16",
-    "loss",
-    "gap",
-    "gap_pct",
-    "gap_pct_low_90",
-    "gap_pct_high_90",
-    "gap_pct_low_95",
-    "gap_pct_high_95",
-    "interval",
-    "p_value",
-    "p_holm",
-    "detectable_pct",
-    "margin_pct",
-    "judged",
-    "verdict",
-]
+    *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss", "gap",
+    "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95", "gap_pct_high_95", "interval",
+    "p_value", "p_holm", "detectable_pct", "margin_pct", "judged", "verdict",
+]  # fmt: skip
+_PLACE = ["machine", "study", "model", "num_gpus", "setting"]
+GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
+SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
+_PASS_PLACE = [*_PLACE, "arm", "precision", "arm_key"]
+_JUDGED = ["low_95", "high_95", "margin_pct", "verdict"]
+PASS_COLUMNS = [*_PASS_PLACE, "passes", "step", "num_pairs", "gap_pct", *_JUDGED]
+#: Their product is the effective batch.
+_COUNTS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
+WAYS_COLUMNS = [
+    "machine", "study", "model", "precision", "effective_batch", "way", "other_way", "num_pairs",
+    "difference_pct", *_JUDGED,
+]  # fmt: skip
 
 
 def loss_gap_table(
     runs: pd.DataFrame,
-    margins: Mapping[str, float] | None = None,
     loss: Literal["loss_last20_mean", "validation_loss"] = "loss_last20_mean",
 ) -> pd.DataFrame:
     """Compare the final loss of every arm with BF16, paired by seed.
 
     Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
-        margins: Study → the margin that its file states, % of the BF16 loss; `LOSS_MARGIN_PCT`
-            for the others.
+        runs: Rows of `runs_frame`.
         loss: On what was trained on, the mean over the last 20 steps, or on what was not.
 
     Returns:
         The columns of `LOSS_GAP_COLUMNS`. Losses are in nats per token; ``gap`` is FP8 − BF16,
         ``gap_pct`` the mean of the gaps relative to BF16, ``epochs`` how often the corpus was
-        seen at most.
-        ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed,
-        diverged, no partner), and ``num_diverged`` those of them that diverged where BF16 did
-        not; ``pairs`` says the first two in words. With three pairs or more, the 90 and 95 %
-        paired-t intervals and the verdict of the equivalence test at ``margin_pct``; with fewer,
-        ``interval`` says so. ``p_value`` is of the paired t test of no difference, ``p_holm``
-        adjusted over the arms of a study that are not stale; ``detectable_pct`` is the smallest
-        true difference that the test finds four times in five. An arm that diverged alone is
-        called `DIVERGED` instead, however close its other seeds are, and has a row even if no seed
-        is left. ``judged`` is the verdict, with the seeds that diverged.
+        seen at most. ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without
+        one (failed, diverged, no partner), and ``num_diverged`` those of them that diverged where
+        BF16 did not; ``pairs`` says the first two in words. From three pairs on there are
+        intervals, p-values and the verdict at ``margin_pct`` of `stats.judged`; ``p_holm`` is
+        adjusted over the arms of a study that are not stale. An arm that diverged alone is called
+        `DIVERGED` instead, however close its other seeds are, and has a row even if no seed is
+        left. ``judged`` is the verdict, with the seeds that diverged, or why there is none.
     """
     runs = runs[~runs["speed_only"]]
     if loss == "validation_loss":
         runs = runs[runs["validation_sequences"].fillna(0) > 0]
     pairs, gone = pairs_of(runs, loss), diverged_alone(runs)
-    if pairs.empty and gone.empty:
-        return pd.DataFrame(columns=LOSS_GAP_COLUMNS)
     # What failed early does not know yet what it was to train on.
     unknown = runs["corpus_sha256"].isna() | runs["num_parameters"].isna()
     rows = []
     for key in dict.fromkeys([*pairs["arm_key"], *gone["arm_key"]]):
         group, lone = pairs[pairs["arm_key"] == key], gone[gone["arm_key"] == key]
         first = (group if len(group) else lone).iloc[0]
-        gap = group[loss] - group[f"{loss}_bf16"]
-        gap_pct = 100 * gap / group[f"{loss}_bf16"]
-        asked = first["asked_key"]
-        started = runs[(runs["arm_key"] == key) | (unknown & (runs["asked_key"] == asked))]
-        row = {name: first[name] for name in ARM}
-        margin = (margins or {}).get(row["study"], LOSS_MARGIN_PCT)
-        row |= {
-            "margin_pct": margin,
-            "num_pairs": len(group),
-            "num_lost": len(set(started["seed"].dropna()) - set(group["seed"])),
-            "num_diverged": len(lone),
-            "epochs": group["epochs"].max(),
-            "loss_bf16": group[f"{loss}_bf16"].mean(),
-            "loss": group[loss].mean(),
-            "gap": gap.mean(),
-            "gap_pct": gap_pct.mean(),
-        }
-        lost = row["num_lost"]
-        row["pairs"] = f"{len(group)} of {len(group) + lost}" if lost else str(len(group))
-        row |= _intervals(gap_pct.tolist(), margin)
-        judged = row["verdict"]
-        if len(lone):
-            row["verdict"] = DIVERGED
-            judged = f"diverged in {len(lone)} of {len(group) + len(lone)} seeds"
-        rows.append(row | {"judged": judged})
+        asked = unknown & (runs["asked_key"] == first["asked_key"])
+        seeds = set(runs.loc[(runs["arm_key"] == key) | asked, "seed"].dropna())
+        rows.append({name: first[name] for name in ARM} | _gap_row(group, loss, seeds, lone))
     table = pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS)
+    if table.empty:
+        return table
     return ordered(table.assign(p_holm=_adjusted(table)))
+
+
+def _gap_row(
+    group: pd.DataFrame, loss: str, seeds: set[int], diverged: pd.DataFrame
+) -> dict[str, object]:
+    """Return what one arm's row says: of its pairs, the seeds started and those that diverged."""
+    gap = group[loss] - group[f"{loss}_bf16"]
+    gap_pct = 100 * gap / group[f"{loss}_bf16"]
+    margin = float((group if len(group) else diverged)["margin_pct"].iloc[0])
+    found = stats.judged(gap_pct.tolist(), margin)
+    num_pairs, num_lost = len(group), len(seeds - set(group["seed"]))
+    texts = [
+        f"{level} %: {stats.interval_text(found[f'low_{level}'], found[f'high_{level}'])}"
+        for level in (90, 95)
+    ]
+    interval = "; ".join(text.replace(" ", "\u00a0") for text in texts)
+    if num_pairs < stats.MIN_PAIRS_FOR_INTERVAL:
+        said = {0: "no pair", 1: "one pair"}.get(num_pairs, f"{num_pairs} pairs")
+        interval = f"{said}: no interval"
+    judged = found["verdict"]
+    if len(diverged):
+        judged = f"diverged in {len(diverged)} of {num_pairs + len(diverged)} seeds"
+    elif math.isnan(margin):
+        judged = "none: its runs state several margins"
+    ends = {f"gap_pct_{end}": found[end] for end in ("low_90", "high_90", "low_95", "high_95")}
+    return ends | {
+        "num_pairs": num_pairs,
+        "num_lost": num_lost,
+        "pairs": f"{num_pairs} of {num_pairs + num_lost}" if num_lost else str(num_pairs),
+        "num_diverged": len(diverged),
+        "epochs": group["epochs"].max(),
+        "loss_bf16": group[f"{loss}_bf16"].mean(),
+        "loss": group[loss].mean(),
+        "gap": gap.mean(),
+        "gap_pct": gap_pct.mean(),
+        "interval": interval,
+        "p_value": found["p_value"],
+        "detectable_pct": found["detectable_pct"],
+        "margin_pct": margin,
+        "judged": judged,
+        "verdict": DIVERGED if len(diverged) else found["verdict"],
+    }
 
 
 def _adjusted(table: pd.DataFrame) -> pd.Series:
     """Adjust the p-values over the healthy arms that one study asks about in one place."""
-    healthy = table[table["p_value"].notna() & ~table["stale"].fillna(False).astype(bool)]
+    healthy = table[table["p_value"].notna() & ~table["stale"].astype(bool)]
     families = [
         pd.Series(stats.holm(family["p_value"].tolist()), index=family.index)
         for _, family in healthy.groupby(["machine", "study", "model"])
@@ -117,26 +142,175 @@ def _adjusted(table: pd.DataFrame) -> pd.Series:
     return adjusted.reindex(table.index)
 
 
-def _intervals(gap_pct: list[float], margin: float) -> dict[str, object]:
-    if len(gap_pct) < stats.MIN_PAIRS_FOR_INTERVAL:
-        count = {0: "no pair", 1: "one pair"}.get(len(gap_pct), f"{len(gap_pct)} pairs")
-        return {"interval": f"{count}: no interval", "verdict": "undecided"}
-    outcome = stats.tost(gap_pct, margin)
-    wide = stats.paired_t_interval(gap_pct, 0.95)
-    narrow = outcome.interval
+def _healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs on GPUs whose losses are asked about, both runs of which train all."""
+    pairs = paired_losses(runs[~runs["speed_only"] & (runs["device"] == "cuda")])
+    return pairs[~pairs["stale"]]
+
+
+def effective_batch_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the healthy loss gaps of the studies named ``effective-batch…``.
+
+    The columns of `LOSS_GAP_COLUMNS`, and ``effective_batch`` (sequences per optimizer step) and
+    the ``way`` that it was reached: GPUs, micro-batch, accumulation.
+    """
+    chosen = runs[runs["study"].str.startswith("effective-batch")]
+    gaps = loss_gap_table(chosen)
+    gaps = gaps[~gaps["stale"].astype(bool)].reset_index(drop=True)
+    by_arm = chosen.drop_duplicates("arm_key").set_index("arm_key")
+    return _with_ways(gaps, by_arm.reindex(gaps["arm_key"])).sort_values(
+        ["machine", "model", "arm", "effective_batch", "way"], kind="stable"
+    )
+
+
+def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compare the healthy gaps of every two ways to one effective batch, paired by seed.
+
+    ``difference_pct`` is the mean over seeds of the first way's gap less the second's. Only with
+    three seeds or more in both. The columns of `WAYS_COLUMNS`.
+    """
+    pairs = _healthy_pairs(runs[runs["study"].str.startswith("effective-batch")])
+    base = pairs["loss_last20_mean_bf16"]
+    pairs = _with_ways(pairs.assign(gap_pct=100 * (pairs["loss_last20_mean"] - base) / base), pairs)
+    rows = []
+    place = ["machine", "study", "model", "precision", "effective_batch"]
+    for key, group in pairs.groupby(place, sort=True):
+        wide = group.pivot_table(index="seed", columns="way", values="gap_pct")
+        for one, other in itertools.combinations(wide.columns, 2):
+            apart = (wide[one] - wide[other]).dropna().tolist()
+            if len(apart) >= stats.MIN_PAIRS_FOR_INTERVAL:
+                row = dict(zip(WAYS_COLUMNS, (*key, one, other), strict=False))
+                row |= {"num_pairs": len(apart), "difference_pct": sum(apart) / len(apart)}
+                rows.append(row | _judged(apart, group))
+    return pd.DataFrame(rows, columns=WAYS_COLUMNS)
+
+
+def _with_ways(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Add the effective batch and the way to it, from rows of runs in the same order."""
+    counts = runs[_COUNTS].astype(float).to_numpy()
+    names = ("GPUs", "micro-batch", "accumulation")
+    ways = [
+        " and ".join(name for name, n in zip(names, row, strict=True) if n > 1) or "one sequence"
+        for row in counts
+    ]
+    return table.assign(effective_batch=counts.prod(axis=1), way=ways)
+
+
+def _judged(gaps: Sequence[float], runs: pd.DataFrame) -> dict[str, Any]:
+    margin = float(runs["margin_pct"].iloc[0])
+    return {"margin_pct": margin} | stats.judged(gaps, margin)
+
+
+def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
+    """Yield every healthy pair on a GPU with its loss gap by step, smoothed."""
+    losses = _smoothed(metrics)
+    for _, pair in _healthy_pairs(runs).iterrows():
+        ours = losses.get((pair["machine"], pair["study"], pair["run_id"]))
+        theirs = losses.get((pair["machine"], pair["study"], pair["run_id_bf16"]))
+        if ours is not None and theirs is not None:
+            gap = (100 * (ours - theirs) / theirs).dropna()
+            if len(gap):
+                yield pair, gap
+
+
+def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Follow the loss gap of every healthy pair on a GPU through training.
+
+    Returns:
+        The columns of `GAP_STEP_COLUMNS`, one row per pair and step that both runs logged: gaps of
+        the means of the last `SMOOTHING_STEPS` logged steps.
+    """
+    frames = [
+        pd.DataFrame(
+            {"step": gap.index, "gap_pct": gap.to_numpy()}
+            | {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
+        )
+        for pair, gap in gap_curves(metrics, runs)
+    ]
+    return _stacked(frames, GAP_STEP_COLUMNS)
+
+
+def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return how far BF16 runs with different seeds are apart, step by step.
+
+    ``spread_pct`` is the standard deviation over seeds of the smoothed BF16 loss, in % of its
+    mean. Arms of one seed have no row. The columns of `SPREAD_COLUMNS`.
+    """
+    losses = _smoothed(metrics)
+    newest = newest_per_seed(runs[~runs["speed_only"]])
+    bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
+    frames = []
+    for _, group in bf16[(bf16["device"] == "cuda") & ~bf16["stale"]].groupby(
+        "arm_key", sort=False
+    ):
+        keys = zip(group["machine"], group["study"], group["run_id"], strict=True)
+        curves = [losses[key] for key in keys if key in losses]
+        if len(curves) >= 2:
+            table = pd.concat(curves, axis=1).dropna()
+            spread = 100 * table.std(axis=1, ddof=1) / table.mean(axis=1)
+            place = {name: group[name].iloc[0] for name in _PLACE} | {"num_seeds": len(curves)}
+            columns = {"step": spread.index, "spread_pct": spread.to_numpy()}
+            frames.append(pd.DataFrame(columns | place))
+    return _stacked(frames, SPREAD_COLUMNS)
+
+
+def _smoothed(metrics: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
+    """Return the running mean of each run's loss by step."""
+    by_run = metrics.set_index("step").groupby(["machine", "study", "run_id"], sort=False)["loss"]
     return {
-        "gap_pct_low_90": narrow.low,
-        "gap_pct_high_90": narrow.high,
-        "gap_pct_low_95": wide.low,
-        "gap_pct_high_95": wide.high,
-        "interval": f"{_interval_text(narrow)}; {_interval_text(wide)}",
-        "p_value": stats.paired_t_p_value(gap_pct),
-        "detectable_pct": smallest_detectable(statistics.stdev(gap_pct), len(gap_pct)),
-        "verdict": outcome.verdict,
+        (str(machine), str(study), str(run_id)): loss.rolling(SMOOTHING_STEPS).mean().dropna()
+        for (machine, study, run_id), loss in by_run
     }
 
 
-def _interval_text(interval: stats.Interval) -> str:
-    """Write an interval so that no line break falls into it."""
-    low, high = (f"{end:+.2f}".replace("-", "\u2212") for end in (interval.low, interval.high))
-    return f"{100 * interval.level:.0f} %: {low} to {high}".replace(" ", "\u00a0")
+def _stacked(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    if not frames:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(frames, ignore_index=True)[columns]
+
+
+def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Judge the healthy loss gap on GPUs where each pass over the corpus ends, and at the end.
+
+    In the first pass the loss of a step is on text that the model has never seen; later it is also
+    a matter of what the model remembers. A gap that begins with the second pass is another finding
+    than one that begins with the first.
+
+    Returns:
+        The columns of `PASS_COLUMNS`, of arms that trained for two passes or more and have three
+        pairs: ``passes`` over the corpus until ``step``, ``gap_pct`` the mean over seeds of the
+        smoothed gaps there, with the interval and the verdict of `stats.judged`.
+    """
+    arms: dict[str, list[tuple[pd.Series, pd.Series]]] = {}
+    for pair, gap in gap_curves(metrics, runs):
+        if _passes(pair, int(pair["steps_completed"])) >= 2:
+            arms.setdefault(pair["arm_key"], []).append((pair, gap))
+    rows = []
+    for pairs in arms.values():
+        first = pairs[0][0]
+        if len(pairs) < stats.MIN_PAIRS_FOR_INTERVAL:
+            continue
+        for passes, step in _pass_ends(first):
+            gaps = [float(gap.loc[:step].iloc[-1]) for _, gap in pairs if gap.index[0] <= step]
+            if gaps:
+                row = {name: first[name] for name in _PASS_PLACE} | {"passes": passes, "step": step}
+                row |= {"num_pairs": len(gaps), "gap_pct": sum(gaps) / len(gaps)}
+                rows.append(row | _judged(gaps, first.to_frame().T))
+    return pd.DataFrame(rows, columns=PASS_COLUMNS)
+
+
+def _passes(run: pd.Series, num_steps: int) -> float:
+    """Return how often the whole blocks of its corpus were trained on; NaN if it is not known."""
+    blocks = run["num_train_tokens"] // run["sequence_length"]
+    blocks -= 0 if pd.isna(run["validation_sequences"]) else run["validation_sequences"]
+    per_step = math.prod(run[name] for name in _COUNTS)
+    known = not pd.isna(blocks) and not pd.isna(per_step) and blocks > 0
+    return float(num_steps * per_step / blocks) if known else math.nan
+
+
+def _pass_ends(run: pd.Series) -> list[tuple[float, int]]:
+    """Return the last step that lies wholly in each pass, and the last of all."""
+    num_steps = int(run["steps_completed"])
+    last = _passes(run, num_steps)
+    whole = [(float(n), math.floor(n * num_steps / last + 1e-9)) for n in range(1, int(last) + 1)]
+    return [end for end in whole if end[1] < num_steps] + [(last, num_steps)]

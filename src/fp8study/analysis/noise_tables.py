@@ -100,37 +100,17 @@ def scale_table(section: Section) -> pd.DataFrame:
     rows = []
     for what, gram in _gradient_grams(section):
         row = what | {"num_samples": len(gram)}
-        row |= _spread("gradient_square", noise.jackknife(_mean_square, gram))
-        row |= _spread("noise_trace", noise.jackknife(_trace, gram))
+        square = noise.jackknife(lambda gram: noise.moments(gram).mean_square, gram)
+        trace = noise.jackknife(lambda gram: noise.moments(gram).trace, gram)
+        row |= _spread("gradient_square", square) | _spread("noise_trace", trace)
         row |= _spread("noise_scale", noise.noise_scale(gram))
         row["noise_scale_tokens"] = row["noise_scale"] * section["tokens_per_sample"]
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _mean_square(gram: noise.Array) -> float:
-    return noise.moments(gram).mean_square
-
-
-def _trace(gram: noise.Array) -> float:
-    return noise.moments(gram).trace
-
-
-def variance_table(section: Section) -> pd.DataFrame:
-    """One row per point, scope and batch: variance of means times the batch, over that of one."""
-    rows = []
-    for what, gram in _gradient_grams(section):
-        for batch in noise.geometric_batches(len(gram) // 2)[1:]:
-            found = noise.variance_of_means(gram, batch)
-            rows.append(what | {"batch": batch} | _spread("ratio_to_inverse_law", found))
-    return pd.DataFrame(rows)
-
-
 def inverse_law_table(section: Section) -> pd.DataFrame:
-    """One row per scope: the ratios of `variance_table` averaged over points and batches.
-
-    The interval is the band of 95 % of random orders, so one run is one test.
-    """
+    """One row per scope: `noise.inverse_law` over all points and batches of a run."""
     by_scope: dict[str, list[noise.Array]] = {}
     for what, gram in _gradient_grams(section):
         by_scope.setdefault(what["scope"], []).append(gram)

@@ -1,11 +1,30 @@
-"""Which runs belong together: arms, repeats of a seed, and FP8 runs with their BF16 partners."""
+"""Which runs belong together, and what they are called.
+
+Arms, repeats of a seed, FP8 runs with their BF16 partners. The keys that this goes by are made in
+`fp8study.analysis.frames`.
+
+A run that trains part of its model keeps the words "stale optimizer (x % of parameters not
+trained)" in its ``arm`` in every table, so that it never passes for an FP8 speed-up or loss gap.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pandas as pd
 
-from fp8study.core.records import RESULTS
+from fp8study.core.config import completed
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED
+from fp8study.core.recipes import RECIPES
+from fp8study.core.records import RESULTS, RunRecord
 
+#: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
+DEFAULT_SKIP = list(DEFAULTS["skip"])
+
+PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIPES.items()}
+#: What the report says of a switch that is true or false.
+_SAID = {True: "on", False: "off"}
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
@@ -23,18 +42,97 @@ ARM = [*_CONTEXT, "path", "precision", "arm", "stale", "arm_key"]
 _SKIPS = r", skips ([^,]*)"
 
 
+def arm_label(record: RunRecord) -> str:
+    """Name the precision of a run, and say so if part of its model was not trained."""
+    config = record.config
+    precision = str(config.get("precision", "unknown precision"))
+    parts = [PRECISION_LABELS.get(precision, precision)]
+    if precision != "bf16":
+        gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
+        if precision == "fp8_tensorwise" and gathers and config.get("fp8_all_gather") is False:
+            parts.append("BF16 all-gather")
+        skip = config.get("skip")
+        if skip is not None and list(skip) != DEFAULT_SKIP:
+            parts.append(f"skips {' '.join(skip) or 'nothing'}")
+    note = stale_note(record)
+    if note:
+        parts.append(note)
+    elif config.get("optimizer_binding") == "before_conversion":
+        parts.append("optimizer made before conversion")
+    return ", ".join(parts)
+
+
+def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
+    """Say in a few words what two compared runs have in common, besides model and GPUs.
+
+    Args:
+        config: Of either run.
+        says_clipping: Whether to name the norm that gradients are clipped at.
+    """
+    strategy = config.get("strategy")
+    parts = ["not sharded" if strategy == "none" else str(strategy).upper()] if strategy else []
+    if config.get("sequence_length"):
+        parts.append(f"{config['sequence_length']} tokens")
+    if config.get("micro_batch_size"):
+        parts.append(f"batch {config['micro_batch_size']}")
+    if (config.get("gradient_accumulation_steps") or 1) > 1:
+        parts.append(f"{config['gradient_accumulation_steps']} accumulation steps")
+    if config.get("compile") is not None:
+        parts.append("compiled" if config["compile"] else "eager")
+    if config.get("activation_checkpointing"):
+        parts.append("activation checkpointing")
+    if config.get("master_dtype"):
+        parts.append(f"{config['master_dtype'].upper()} masters")
+    if says_clipping and config.get("max_grad_norm") is not None:
+        parts.append(f"gradients clipped at {config['max_grad_norm']:g}")
+    if config.get("path") == "tuned":
+        parts.append("tuned")
+    return ", ".join(parts + unusual_switches(config))
+
+
+def stale_note(record: RunRecord) -> str | None:
+    """The words that go with every number of a run that trains only part of its model."""
+    share = record.model.get("parameters_outside_optimizer_pct")
+    planted = bool(record.config.get("untrained"))
+    if isinstance(share, int | float) and share > 0:
+        fault = "planted" if planted else "stale optimizer"
+        return f"{fault} ({share:.1f} % of parameters not trained)"
+    if share is None and planted:
+        return "planted (share of parameters not trained unknown)"
+    asked_for = record.config.get("optimizer_binding") == "before_conversion"
+    if share is None and asked_for and record.config.get("precision") != "bf16":
+        return "stale optimizer (share of parameters not trained unknown)"
+    return None
+
+
+def unusual_switches(config: dict[str, Any]) -> list[str]:
+    """Name, in words, the switches of a recorded run that its path would have set otherwise.
+
+    Args:
+        config: From a record. A switch that came later was not set; if the path sets it today, the
+            record is of an earlier form of the path.
+    """
+    switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
+    others = {name: value for name, value in config.items() if name not in PLAIN}
+    # Of a configuration that is refused today, nothing is known to be usual.
+    usual = completed(others | dict.fromkeys(name for name in PLAIN if name in FIELDS))
+    values = PLAIN | config
+    unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
+    unusual -= {name for name in PLAIN if usual.get(name) is None}
+    texts = [
+        switches[name].format(_SAID.get(value, str(value).replace("_", " ")))
+        for name, value in config.items()
+        if name in unusual
+    ]
+    return texts if unusual <= config.keys() else [*texts, "earlier form"]
+
+
 def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     """Leave out of the arms' names what tells no two of them apart.
 
     When a BF16 run made its optimizer says nothing: nothing is converted. Which layers stay out
-    of FP8 is said once per study, if all of its FP8 runs agree.
-
-    Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
-
-    Returns:
-        The same rows with shorter names in ``arm``, and with ``kept_in_bf16``: the layers that
-        were taken out of the name, missing elsewhere.
+    of FP8 is said once per study, if all of its FP8 runs agree: in ``kept_in_bf16``, a column
+    that is added and missing elsewhere.
     """
     arm = runs["arm"].astype(object)
     is_bf16 = runs["precision"] == "bf16"
@@ -50,9 +148,6 @@ def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest result of every seed of an arm: a repeat is no further seed.
 
     Of repeats it is the first that counts, whichever was done last.
-
-    Args:
-        runs: From `fp8study.analysis.tables.runs_frame`, or a selection of it.
     """
     results = runs[runs["status"].isin(RESULTS)].sort_values(
         ["repeat", "ended_at"],
@@ -69,18 +164,14 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
 
     Each seed of an arm counts once, see `newest_per_seed`.
 
-    Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
-        value: A column that both must have.
-
     Returns:
-        The FP8 rows that have a partner, with the partner's name, value, peak memory and
-        allocator retries in columns that end in ``_bf16``.
+        The FP8 rows that have a partner, stale ones too, with the partner's run_id, value, peak
+        memory and allocator events in columns that end in ``_bf16``.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
     baseline = (
-        usable[(usable["precision"] == "bf16") & ~usable["stale"].fillna(False)]
+        usable[(usable["precision"] == "bf16") & ~usable["stale"]]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
         .set_index("pair_key")[["run_id", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
@@ -90,15 +181,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return every FP8 run that has a BF16 partner, stale ones too, one row per pair.
-
-    Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
-
-    Returns:
-        The columns of `fp8study.analysis.tables.runs_frame`, and of the partner ``run_id_bf16``,
-        ``loss_last20_mean_bf16``, ``memory_peak_gib_bf16`` and ``num_alloc_retries_bf16``.
-    """
+    """Return `pairs_of` by the final training loss, ``loss_last20_mean``."""
     return pairs_of(runs, "loss_last20_mean")
 
 
@@ -106,8 +189,7 @@ def diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the FP8 runs that diverged where the BF16 run of the same seed did not."""
     newest = newest_per_seed(runs)
     sound = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
-    healthy = ~newest["stale"].fillna(False).astype(bool)
-    baseline = newest.loc[sound & healthy & (newest["precision"] == "bf16"), "pair_key"]
+    baseline = newest.loc[sound & ~newest["stale"] & (newest["precision"] == "bf16"), "pair_key"]
     gone = newest[(newest["status"] == "diverged") & (newest["precision"] != "bf16")]
     return gone[gone["pair_key"].isin(set(baseline))]
 
@@ -119,7 +201,7 @@ def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
     older records, which do not count the second, those that nearly filled the GPU's memory.
 
     Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
+        runs: Rows of `runs_frame`.
         suffix: End of the names of the columns to look at.
     """
     limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
@@ -128,12 +210,29 @@ def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
     return unknown | (retries > 0) | (allocs > 0)
 
 
+def medians_by(
+    table: pd.DataFrame, keys: list[str], columns: Sequence[str], names: Sequence[str] = ARM
+) -> pd.DataFrame:
+    """Return one row per group: its `names` from its first row, ``num_runs``, and medians.
+
+    Args:
+        table: One row per run.
+        keys: What makes a group; the result's index.
+        columns: What the median is taken of, missing values left out.
+        names: What all rows of a group share.
+    """
+    groups = table.groupby(keys, sort=False)
+    result = groups[[name for name in names if name not in keys]].first()
+    result["num_runs"] = groups.size()
+    return result.join(groups[list(columns)].median()) if columns else result
+
+
 def ordered(table: pd.DataFrame) -> pd.DataFrame:
     """Sort by context, BF16 first and stale arms last, and drop nothing.
 
     The studies of document A's failure come last: nobody would use their setting.
     """
-    rank = (table["precision"] != "bf16").astype(int) + 2 * table["stale"].fillna(False).astype(int)
+    rank = (table["precision"] != "bf16").astype(int) + 2 * table["stale"].astype(int)
     last = table["study"].fillna("").str.startswith(FAILURE_STUDIES)
     by = ["machine", "_last", "study", "model", "setting", "num_gpus", "_rank", "arm"]
     ordered = table.assign(_rank=rank, _last=last).sort_values(by, kind="stable")

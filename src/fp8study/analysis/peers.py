@@ -8,21 +8,37 @@ Figures that others published are no records and never get here.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fp8study.analysis.arms import Arm, group_arms
-from fp8study.analysis.ratios import Ratio, ratio_of
+import pandas as pd
+
+from fp8study.analysis.arms import Arm, Ratio, group_arms, ratio_of
+from fp8study.analysis.pairing import arm_label, setting_label
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.recipes import RECIPES
-from fp8study.core.records import STATUSES, RunRecord
+from fp8study.core.record_shape import check_shape
+from fp8study.core.records import STATUSES, RunRecord, StoredRun
 
-_TEXTS = ("name", "version", "command", "model", "precision", "started_at")
 _COUNTS = ("sequence_length", "micro_batch_size", "num_gpus")
-_MEASURED = ("tokens_per_second_per_gpu", "memory_peak_gib")
+_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(
+        ("name", "version", "command", "model", "precision", "started_at", "status"), "text!"
+    ),
+    **dict.fromkeys(_COUNTS, "count!"),
+    "machine": {},
+    "versions": {},
+    "tokens_per_second_per_gpu": ["number!"],
+    "memory_peak_gib": ["number!"],
+    "log_files": ["text!"],
+    "windows_tokens_per_second": [["number!"]],
+}
 
 
 @dataclass(frozen=True)
@@ -67,53 +83,32 @@ class PeerRecord:
         return [statistics.harmonic_mean(w) for w in windows] or self.tokens_per_second_per_gpu
 
     def __post_init__(self) -> None:
-        for name in _TEXTS:
-            self._need(name, isinstance(getattr(self, name), str), "no text")
-        for name in _COUNTS:
-            value = getattr(self, name)
-            is_count = isinstance(value, int) and not isinstance(value, bool)
-            self._need(name, is_count and value > 0, "no positive whole number")
-        for name in ("machine", "versions"):
-            self._need(name, isinstance(getattr(self, name), dict), "no mapping")
-        for name in _MEASURED:
-            sound = _are_rates(getattr(self, name))
-            self._need(name, sound, "no list of positive numbers, one a repeat")
-        logs = self.log_files
-        named = isinstance(logs, list) and all(isinstance(log, str) for log in logs)
-        self._need("log_files", named, "no list of file names")
-        self._need("status", self.status in STATUSES, f"none of {', '.join(STATUSES)}")
-        known = tuple(RECIPES)
-        self._need(
-            "precision",
-            self.precision in known,
-            f"no precision of ours{nearest(self.precision, known)}",
-        )
-        counts = len(self.tokens_per_second_per_gpu), len(self.memory_peak_gib)
-        if counts[0] != counts[1]:
+        for name, shape in _SHAPE.items():
+            check_shape(getattr(self, name), shape, name)
+        num_repeats = len(self.tokens_per_second_per_gpu)
+        for name, values in {
+            **{name: [getattr(self, name)] for name in _COUNTS},
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "memory_peak_gib": self.memory_peak_gib,
+            "windows_tokens_per_second": [*itertools.chain(*self.windows_tokens_per_second)],
+        }.items():
+            if not all(0 < value < math.inf for value in values):
+                raise UserError(f"{name}: not positive; mend the record")
+        for name, found in (
+            ("memory_peak_gib", self.memory_peak_gib),
+            ("windows_tokens_per_second", self.windows_tokens_per_second or [[1]] * num_repeats),
+        ):
+            if len(found) != num_repeats or [] in found:
+                raise UserError(f"{name}: {len(found)} values for {num_repeats} repeats")
+        if self.precision not in RECIPES:
             raise UserError(
-                f"memory_peak_gib: {counts[1]} values for {counts[0]} repeats; give one a repeat"
+                f"precision: {self.precision!r} is no precision of ours"
+                f"{nearest(self.precision, RECIPES)}"
             )
-        windows = self.windows_tokens_per_second
-        sound = isinstance(windows, list) and all(_are_rates(w) and w for w in windows)
-        self._need("windows_tokens_per_second", sound, "no list of lists of positive numbers")
-        if windows and len(windows) != counts[0]:
-            raise UserError(
-                f"windows_tokens_per_second: {len(windows)} lists for {counts[0]} repeats; give "
-                "one a repeat, or none"
-            )
-        if self.status == "completed" and not counts[0]:
+        if self.status not in STATUSES:
+            raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
+        if self.status == "completed" and not num_repeats:
             raise UserError("tokens_per_second_per_gpu: empty; a completed peer has repeats")
-
-    def _need(self, name: str, sound: bool, what: str) -> None:
-        if not sound:
-            raise UserError(f"{name}: {getattr(self, name)!r} is {what}; mend the record")
-
-
-def _are_rates(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf")
-        for v in values
-    )
 
 
 def read_peer(path: Path) -> PeerRecord:
@@ -198,3 +193,84 @@ def _same_work(arm: Arm, peer: PeerRecord) -> bool:
         and not bool((arm.runs["stale"] | arm.runs["planted"]).any())
         and ours.get("gpu_name") == peer.machine.get("gpu_name")
     )
+
+
+_PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
+PEER_COLUMNS = [
+    *_PLACE, "max_grad_norm", "arm", "peer", "num_runs", "num_peer_runs",
+    "tokens_per_second_per_gpu", "range", "peer_tokens_per_second_per_gpu", "peer_range", "ratio",
+    "ratio_interval", "reserved_gib", "peer_reserved_gib",
+]  # fmt: skip
+
+
+def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
+    """Hold our arms against the trainers whose records lie beside theirs.
+
+    Args:
+        stored: From `fp8study.core.records.load_runs`.
+
+    Returns:
+        The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians
+        and ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's
+        interval in words, and medians of what each side's allocator had reserved, GiB. Arms that
+        clip gradients (at ``max_grad_norm``) say so in their name and share the others' setting.
+
+    Raises:
+        UserError: A peer's record is broken.
+    """
+    rows = []
+    for folder in sorted({run.run_dir.parent for run in stored}):
+        there = [run for run in stored if run.run_dir.parent == folder]
+        pairs, _ = compare_with_peers([run.record for run in there], read_peers(folder))
+        rows += [
+            {"machine": there[0].machine_label, "study": there[0].record.study} | _peer_row(pair)
+            for pair in pairs
+        ]
+    table = pd.DataFrame(rows, columns=PEER_COLUMNS)
+    order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
+    return table.sort_values(order, kind="stable", na_position="first")
+
+
+def _peer_row(pair: PeerComparison) -> dict[str, object]:
+    peer, config, ratio = pair.peer, pair.arm.config, pair.speed_ratio
+    norm = config.get("max_grad_norm")
+    return {
+        **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
+        "setting": setting_label(pair.arm.records[0].config, says_clipping=False),
+        "max_grad_norm": norm,
+        "arm": arm_label(pair.arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
+        "peer": f"{peer.name} {peer.version}",
+        "num_runs": len(pair.arm.rates),
+        "num_peer_runs": len(peer.rates),
+        "tokens_per_second_per_gpu": _median(pair.arm.rates),
+        "range": _range(pair.arm.rates),
+        "peer_tokens_per_second_per_gpu": _median(peer.rates),
+        "peer_range": _range(peer.rates),
+        "ratio": ratio.estimate if ratio else None,
+        "ratio_interval": ratio.interval_text() if ratio else None,
+        "reserved_gib": pair.reserved_gib,
+        "peer_reserved_gib": _median(peer.memory_peak_gib),
+    }
+
+
+def _range(values: Sequence[float]) -> str | None:
+    return f"{min(values):,.0f} to {max(values):,.0f}" if values else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def published_table(path: Path) -> pd.DataFrame:
+    """Figures that others published, tokens/s per GPU, with each recipe's lead over BF16.
+
+    Args:
+        path: ``published.csv``: source, setting, gpus, and one column per precision.
+
+    Returns:
+        The file with ``fp8_tensorwise_pct`` and ``fp8_rowwise_pct``, % over BF16, added.
+    """
+    table = pd.read_csv(path)
+    for recipe in ("fp8_tensorwise", "fp8_rowwise"):
+        table[f"{recipe}_pct"] = 100 * (table[recipe] / table["bf16"] - 1)
+    return table

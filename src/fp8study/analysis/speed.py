@@ -1,51 +1,56 @@
-"""Speed and memory of every arm, and FP8's lead over BF16."""
+"""Speed and memory of every arm: FP8's lead over BF16, what each switch gives, and at what use.
+
+All tables are made of rows of `fp8study.analysis.frames.runs_frame`. Timings that the allocator may
+have made are compared with nothing; those of CPUs, where FP8 is emulated, say nothing of it.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pandas as pd
 
+from fp8study.analysis import stats
+from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.pairing import (
     ALLOCATOR_EVENTS,
     ARM,
+    medians_by,
     newest_per_seed,
     ordered,
     pairs_of,
+    shorten_arms,
     timing_is_void,
 )
-from fp8study.core.records import RESULTS
+from fp8study.core.records import RESULTS, StoredRun
 from fp8study.core.startup import PARTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
 
+_RATE, _MEMORY, _LOSS = "tokens_per_second_per_gpu", "memory_peak_gib", "loss_last20_mean"
 _MEASURED = [
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu_bf16_peak_pct",
-    "bf16_peak_tflops",
-    "step_time_ms_median",
-    "memory_peak_gib",
-    "startup_seconds",
-    *(f"startup_{part}_seconds" for part in PARTS),
-    "first_step_seconds",
-    "compile_seconds",
-]
-
-THROUGHPUT_COLUMNS = [
-    *ARM,
-    "num_runs",
-    *_MEASURED,
-    "speedup_pct",
-    "memory_change_pct",
-    "note",
-]
+    _RATE, "tflops_per_gpu", "mfu_bf16_peak_pct", "bf16_peak_tflops", "step_time_ms_median",
+    _MEMORY, "startup_seconds", *(f"startup_{part}_seconds" for part in PARTS),
+    "first_step_seconds", "compile_seconds",
+]  # fmt: skip
+THROUGHPUT_COLUMNS = [*ARM, "num_runs", *_MEASURED, "speedup_pct", "memory_change_pct", "note"]
+SWITCH_COLUMNS = [
+    "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
+    _RATE, f"{_RATE}_plain", "gain_pct", _MEMORY, "memory_change_pct", "num_pairs", "loss_gap_pct",
+    "low_95", "high_95", "verdict",
+]  # fmt: skip
+OCCUPANCY_COLUMNS = [
+    "machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct", "of_held_pct",
+]  # fmt: skip
+#: What a run does before it takes its GPUs.
+_BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Speed and memory by arm: the median over seeds, of each the median over its repeats.
-
-    Args:
-        runs: From `fp8study.analysis.tables.runs_frame`.
 
     Returns:
         The columns of `THROUGHPUT_COLUMNS`. ``num_runs`` counts repeats too. ``speedup_pct`` is
@@ -57,23 +62,15 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     timed = _medians_of_repeats(runs)
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
-    groups = timed.groupby("arm_key", sort=False)
-    table = groups[[name for name in ARM if name != "arm_key"]].first()
-    table["num_runs"] = groups["num_repeats"].sum()
-    table[_MEASURED] = groups[_MEASURED].median()
-    pairs = pairs_of(timed, "tokens_per_second_per_gpu")
+    table = medians_by(timed, ["arm_key"], _MEASURED)
+    table["num_runs"] = timed.groupby("arm_key", sort=False)["num_repeats"].sum()
+    pairs = pairs_of(timed, _RATE)
     pairs = pairs[pairs["device"] != "cpu"]
-    speed = pairs["tokens_per_second_per_gpu"] / pairs["tokens_per_second_per_gpu_bf16"]
-    memory = pairs["memory_peak_gib"] / pairs["memory_peak_gib_bf16"]
     full = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
-    pairs = pairs.assign(
-        # A run that waits for the allocator makes its partner look fast.
-        speedup_pct=(100 * (speed - 1)).where(~full),
-        memory_change_pct=100 * (memory - 1),
-    )
-    by_arm = pairs.groupby("arm_key")
-    table["speedup_pct"] = by_arm["speedup_pct"].median()
-    table["memory_change_pct"] = by_arm["memory_change_pct"].median()
+    speed, memory = (100 * (pairs[n] / pairs[f"{n}_bf16"] - 1) for n in (_RATE, _MEMORY))
+    # A run that waits for the allocator makes its partner look fast.
+    table["speedup_pct"] = speed.where(~full).groupby(pairs["arm_key"]).median()
+    table["memory_change_pct"] = memory.groupby(pairs["arm_key"]).median()
     strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timing_is_void(timed), "arm_key"])
     paired = set(pairs["arm_key"])
     table["note"] = [
@@ -93,24 +90,231 @@ def _medians_of_repeats(runs: pd.DataFrame) -> pd.DataFrame:
     newest = results.sort_values("ended_at", kind="stable").drop_duplicates(
         [*seed, "repeat"], keep="last"
     )
-    is_timed = newest["tokens_per_second_per_gpu"].notna() & (newest["status"] == "completed")
-    each = newest[is_timed]
-    repeats = each.groupby(seed, sort=False)
-    measured = repeats[_MEASURED].median().join(repeats[events].max())
-    measured["num_repeats"] = repeats.size()
-    first = newest_per_seed(each)
-    kept = first.drop(columns=[*_MEASURED, *events])
+    each = newest[newest[_RATE].notna() & (newest["status"] == "completed")]
+    measured = medians_by(each, seed, _MEASURED, names=()).rename(
+        columns={"num_runs": "num_repeats"}
+    )
+    measured = measured.join(each.groupby(seed)[events].max())
+    kept = newest_per_seed(each).drop(columns=[*_MEASURED, *events])
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 
 def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
     if row["device"] == "cpu":
         return "CPU, FP8 emulated"
-    notes = []
-    if row["stale"]:
-        notes.append("does less work per step")
-    if full:
-        notes.append(MEMORY_FULL)
-    if row["precision"] != "bf16" and not paired:
-        notes.append("no BF16 partner")
-    return "; ".join(notes)
+    notes = {
+        "does less work per step": row["stale"],
+        MEMORY_FULL: full,
+        "no BF16 partner": row["precision"] != "bf16" and not paired,
+    }
+    return "; ".join(note for note, holds in notes.items() if holds)
+
+
+def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFrame:
+    """The arms of document A's single-GPU failure, with what their optimizers did not train.
+
+    Args:
+        runs: Rows of `runs_frame`.
+        study: Beginning of the names of the studies to show.
+
+    Returns:
+        One row per machine and arm of those studies; empty if there is none.
+    """
+    chosen = newest_per_seed(runs[runs["study"].str.startswith(study)])
+    columns = ["parameters_outside_optimizer_pct", "loss_start", _LOSS]
+    names = ["machine", "device", "study", "model", "master_dtype", "precision", "arm", "stale"]
+    chosen = chosen[(chosen["status"] == "completed") & chosen[_LOSS].notna()]
+    table = medians_by(chosen, ["arm_key"], [], names)
+    table["masters"] = table["master_dtype"].str.upper()
+    table[columns] = chosen.groupby("arm_key", sort=False)[columns].mean()
+    speed = throughput_table(chosen).set_index("arm_key")
+    for name in (_RATE, _MEMORY, "speedup_pct", "memory_change_pct"):
+        table[name] = pd.to_numeric(speed[name].reindex(table.index), errors="coerce")
+    # A CPU's tokens per second with emulated FP8 say nothing; leave nothing to be quoted.
+    table.loc[table["device"] == "cpu", _RATE] = math.nan
+    rank = (table["precision"] != "bf16").astype(int) + table["stale"].astype(int)
+    by = ["machine", "study", "model", "master_dtype", "_rank", "arm"]
+    return table.assign(_rank=rank).sort_values(by).drop(columns="_rank").reset_index()
+
+
+def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compare every arm on GPUs with the plain path's of the same precision.
+
+    On one GPU the strategy counts as a switch too, since there is nothing to share: the plain
+    path is then FSDP2, as the documents have it, where that was run and had memory enough.
+
+    Returns:
+        The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
+        Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is missing
+        where a run was short of memory. Losses are means of the last 20 steps, paired by seed, and
+        missing where a study only asks for speed; for the verdict see `stats.judged`.
+    """
+    usable = runs[(runs["status"] == "completed") & (runs["device"] == "cuda") & ~runs["stale"]]
+    rows = []
+    for _, group in usable.groupby("switch_key", sort=False):
+        plain = _plain(group[group["path"] == "plain"])
+        if plain["arm_key"].nunique() == 1:
+            others = group[group["arm_key"] != plain["arm_key"].iloc[0]]
+            rows += [_switch_row(arm, plain) for _, arm in others.groupby("arm_key", sort=False)]
+    table = pd.DataFrame(rows, columns=SWITCH_COLUMNS)
+    return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
+
+
+def _plain(arms: pd.DataFrame) -> pd.DataFrame:
+    """Choose among the plain path's arms, which differ in their strategy alone."""
+    sharded, others = arms[arms["strategy"] == "fsdp2"], arms[arms["strategy"] != "fsdp2"]
+    short = sharded.empty or (timing_is_void(sharded).any() and len(others))
+    return others if short else sharded
+
+
+def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
+    row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
+    ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
+    void = timing_is_void(arm).any() or timing_is_void(plain).any()
+    usual = plain["setting"].iloc[0]
+    own = [part for part in row["setting"].split(", ") if part not in usual.split(", ")]
+    row |= {
+        "setting": ", ".join(own),
+        "setting_plain": usual,
+        "num_runs": len(arm),
+        _RATE: ours[_RATE],
+        f"{_RATE}_plain": theirs[_RATE],
+        "gain_pct": math.nan if void else 100 * (ours[_RATE] / theirs[_RATE] - 1),
+        _MEMORY: ours[_MEMORY],
+        "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
+    }
+    if arm["speed_only"].any():
+        return row
+    losses = [newest_per_seed(part).set_index("seed")[_LOSS] for part in (arm, plain)]
+    pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")
+    gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1)).dropna().tolist()
+    row |= {"num_pairs": len(gaps), "loss_gap_pct": sum(gaps) / len(gaps) if gaps else None}
+    return row | stats.judged(gaps, float(arm["margin_pct"].iloc[0]))
+
+
+def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the share of each study's GPU time that went into training steps.
+
+    Args:
+        runs: Rows of `runs_frame`. Runs on a CPU are left out, and studies with runs that shared
+            a GPU, whose steps overlap.
+        metrics: Rows of `metrics_frame`.
+
+    Returns:
+        The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall-clock time is
+        that during which at least one run was going on, so that the time between two sessions
+        does not count. GPU time is that times the GPUs of the machine; ``of_held_pct`` is over the
+        time that the runs held their GPUs, and missing where a record does not know when they took
+        them. Steps count with their logged times, less the compilation in the first.
+    """
+    gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
+    logged = metrics.groupby(["machine", "study", "run_id"])["step_time_ms"].sum() / 1000
+    rows = []
+    for (machine, study), group in gpu.groupby(["machine", "study"], sort=False):
+        wall = _covered_seconds(group["started_at"], group["ended_at"])
+        if (group["runs_per_gpu"].fillna(1) > 1).any() or not wall:
+            continue
+        keys = pd.MultiIndex.from_frame(group[["machine", "study", "run_id"]])
+        seconds = logged.reindex(keys).fillna(0).to_numpy() - group["compile_seconds"].fillna(0)
+        num_gpus = int(group["num_gpus_on_machine"].max())
+        counts = group["num_gpus"].astype(float)
+        used = float((seconds * counts).sum())
+        held = float((_held_seconds(group) * counts).sum(skipna=False))
+        shares = (100 * used / (wall * num_gpus), 100 * used / held)
+        rows.append((machine, study, len(group), num_gpus, wall / 60, *shares))
+    return pd.DataFrame(rows, columns=OCCUPANCY_COLUMNS)
+
+
+def _held_seconds(runs: pd.DataFrame) -> pd.Series:
+    lasted = pd.to_datetime(runs["ended_at"]) - pd.to_datetime(runs["started_at"])
+    return lasted.dt.total_seconds() - runs[_BEFORE].sum(axis=1, skipna=False)
+
+
+def _covered_seconds(starts: pd.Series, ends: pd.Series) -> float:
+    """Return how long at least one of the intervals was going on."""
+    spans = sorted(zip(pd.to_datetime(starts), pd.to_datetime(ends), strict=True))
+    covered, until = 0.0, spans[0][0]
+    for start, end in spans:
+        covered += max(0.0, (end - max(start, until)).total_seconds())
+        until = max(until, end)
+    return covered
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Some measures that answer one question."""
+
+    title: str
+    measures: dict[str, tuple[str, str]]
+    """Column of `runs_frame` → its heading, with the unit, and how a value is written."""
+    is_timing: bool
+    """Whether the allocator can void it."""
+
+
+THEMES = (
+    Theme(
+        "Throughput",
+        {"tokens_per_second_per_gpu": ("tokens/s per GPU", "{:,.0f}"),
+         "tflops_per_gpu": ("TFLOP/s per GPU", "{:.0f}")},
+        is_timing=True,
+    ),
+    Theme("Peak memory", {"memory_peak_gib": ("GiB per GPU", "{:.1f}")}, is_timing=False),
+    Theme(
+        "Start-up",
+        {"startup_seconds": ("s before the first step", "{:.1f}"),
+         "first_step_seconds": ("s first step", "{:.1f}"),
+         "warm_up_seconds": ("s until the steps are steady", "{:.1f}")},
+        is_timing=False,
+    ),
+    Theme("Energy", {"energy_joule_per_token": ("J per token", "{:.4f}")}, is_timing=True),
+)  # fmt: skip
+
+VOID = "void: memory nearly full"
+_IDENTITY = ["machine", "study", "model", "num_gpus", "arm", "setting", "precision", "stale"]
+
+
+def measured_runs(stored: Sequence[StoredRun]) -> pd.DataFrame:
+    """Return the rows of the runs that a benchmark may count.
+
+    Completed ones that had their GPUs for themselves and trained all of their model, on GPUs,
+    outside ``results/local``.
+    """
+    runs = shorten_arms(runs_frame(stored))
+    mine = (runs["machine"] != "local") & (runs["status"] == "completed")
+    alone = runs["runs_per_gpu"].fillna(1) == 1
+    whole = ~runs["stale"] & ~runs["planted"]
+    return runs[mine & whole & alone & (runs["device"] == "cuda")]
+
+
+def theme_table(runs: pd.DataFrame, theme: Theme) -> pd.DataFrame:
+    """Give one row to each arm that has a measure of a theme.
+
+    Args:
+        runs: From `measured_runs`, of one machine.
+        theme: Of `THEMES`.
+
+    Returns:
+        study, model, GPUs, setting, precision, runs, and a text for each measure: the median,
+        and behind it the range where there are several runs. Void timings are not in them.
+    """
+    there = runs[runs[list(theme.measures)].notna().any(axis=1)]
+    full = timing_is_void(there) if theme.is_timing else pd.Series(False, index=there.index)
+    rows = []
+    for key, group in there.groupby("arm_key", sort=False):
+        kept = group[~full[group.index]]
+        row = {name: group[name].iloc[0] for name in _IDENTITY} | {"arm_key": key}
+        row["runs"] = len(kept) or len(group)
+        for name, (heading, form) in theme.measures.items():
+            row[heading] = _median_and_range(kept[name].dropna(), form) if len(kept) else VOID
+        rows.append(row)
+    headings = [heading for heading, _ in theme.measures.values()]
+    table = ordered(pd.DataFrame(rows, columns=[*_IDENTITY, "arm_key", "runs", *headings]))
+    table = table.drop(columns="precision").rename(columns={"num_gpus": "GPUs", "arm": "precision"})
+    return table[["study", "model", "GPUs", "setting", "precision", "runs", *headings]]
+
+
+def _median_and_range(values: pd.Series, form: str) -> str:
+    if values.empty:
+        return ""
+    middle, low, high = (form.format(v) for v in (values.median(), values.min(), values.max()))
+    return middle if len(values) == 1 else f"{middle} ({low} to {high})"

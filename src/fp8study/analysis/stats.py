@@ -2,26 +2,30 @@
 
 With three to ten seeds a bootstrap interval is far too narrow; Student's t on the paired
 differences is not. And "no significant difference" is not "the same": sameness is tested
-against a margin that is stated first (two one-sided tests, TOST). What such an experiment could
-have seen is in `fp8study.analysis.power`.
+against a margin that is stated first (two one-sided tests, TOST). "No difference found" means
+little unless a difference worth finding would have been found (power): normal differences of
+known spread are assumed there, so that an answer from a few pairs is rough.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from fp8study.core.errors import UserError
 
 #: From here on an interval is given; below, the spread is not known well enough to be useful.
 MIN_PAIRS_FOR_INTERVAL = 3
-#: From here on a bootstrap interval covers about as often as it says.
-MIN_VALUES_FOR_BOOTSTRAP = 16
+#: Below this the outermost values do not cover 95 %.
+MIN_FOR_MEDIAN_INTERVAL = 6
+#: How often a difference of the size in question should be found.
+POWER = 0.8
 
 Verdict = Literal["equivalent", "different", "undecided"]
 
@@ -130,22 +134,37 @@ def tost(differences: Sequence[float], margin: float, alpha: float = 0.05) -> Eq
     return Equivalence(verdict, p_value, margin, interval)
 
 
-def judged(differences: Sequence[float], margin: float) -> dict[str, float | Verdict]:
+def judged(differences: Sequence[float], margin: float) -> dict[str, Any]:
     """Return what a table says of paired differences beside their mean.
 
     Args:
         differences: One difference per pair (seed).
-        margin: As `tost`.
+        margin: As `tost`; NaN where none is agreed on, which makes the verdict ``undecided``.
 
     Returns:
-        ``low_95`` and ``high_95``, the ends of the paired-t interval, and the ``verdict`` of
-        `tost`; with fewer than `MIN_PAIRS_FOR_INTERVAL` pairs NaN and ``undecided``.
+        ``low_90``, ``high_90``, ``low_95`` and ``high_95``, the ends of the paired-t intervals,
+        the ``verdict`` of `tost`, the ``p_value`` of the paired t test, and ``detectable_pct``,
+        the `smallest_detectable` difference. With fewer than `MIN_PAIRS_FOR_INTERVAL` pairs the
+        numbers are missing and the verdict is ``undecided``.
     """
     if len(differences) < MIN_PAIRS_FOR_INTERVAL:
-        return {"low_95": math.nan, "high_95": math.nan, "verdict": "undecided"}
-    interval = paired_t_interval(differences, 0.95)
-    verdict = tost(differences, margin).verdict
-    return {"low_95": interval.low, "high_95": interval.high, "verdict": verdict}
+        missing = ("low_90", "high_90", "low_95", "high_95", "p_value", "detectable_pct")
+        return dict.fromkeys(missing, math.nan) | {"verdict": "undecided"}
+    narrow, wide = (paired_t_interval(differences, level) for level in (0.90, 0.95))
+    return {
+        "low_90": narrow.low,
+        "high_90": narrow.high,
+        "low_95": wide.low,
+        "high_95": wide.high,
+        "p_value": paired_t_p_value(differences),
+        "detectable_pct": smallest_detectable(statistics.stdev(differences), len(differences)),
+        "verdict": "undecided" if math.isnan(margin) else tost(differences, margin).verdict,
+    }
+
+
+def interval_text(low: float, high: float) -> str:
+    """Write an interval of signed per cents so that no line break falls into it."""
+    return f"{low:+.2f} to {high:+.2f}".replace("-", "\u2212").replace(" ", "\u00a0")
 
 
 def paired_t_p_value(differences: Sequence[float]) -> float:
@@ -186,40 +205,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum(stepped, 1.0)
     return [float(p) for p in adjusted]
-
-
-def bootstrap_interval(
-    values: Sequence[float], level: float, method: Literal["percentile", "BCa"] = "BCa"
-) -> Interval:
-    """Bootstrap interval of a mean, for many values of unknown distribution.
-
-    Args:
-        values: At least `MIN_VALUES_FOR_BOOTSTRAP`: with fewer it is far too narrow.
-        level: Confidence level, between 0 and 1.
-        method: Plain percentiles, or bias-corrected and accelerated (Efron, Journal of the
-            American Statistical Association 82, 1987).
-
-    Raises:
-        UserError: Too few values, one that is not finite, or a wrong level.
-    """
-    if len(values) < MIN_VALUES_FOR_BOOTSTRAP:
-        raise UserError(
-            f"values: {len(values)} are too few for a bootstrap; give "
-            f"{MIN_VALUES_FOR_BOOTSTRAP} or more, or use paired_t_interval"
-        )
-    mean, error, _ = _moments(values)
-    if not 0 < level < 1:
-        raise UserError(f"level: {level!r} is not between 0 and 1")
-    if error == 0:
-        return Interval(level, mean, mean)
-    drawn = stats.bootstrap(
-        (np.asarray(values, dtype=float),),
-        np.mean,
-        confidence_level=level,
-        method=method,
-        random_state=np.random.default_rng(0),  # the same interval at every rendering
-    ).confidence_interval
-    return Interval(level, float(drawn.low), float(drawn.high))
 
 
 @dataclass(frozen=True)
@@ -277,10 +262,6 @@ def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
     return float(values.mean()), error, values.size - 1
 
 
-#: Below this the outermost values do not cover 95 %.
-MIN_FOR_MEDIAN_INTERVAL = 6
-
-
 def median_interval(values: Sequence[float], level: float) -> Interval:
     """Return an interval of the median from order statistics, whatever the distribution.
 
@@ -299,3 +280,63 @@ def median_interval(values: Sequence[float], level: float) -> Interval:
     if len(ordered) == 0 or rank < 1:
         raise UserError(f"values: {len(ordered)} are too few for a {100 * level:.0f} % interval")
     return Interval(level, ordered[rank - 1], ordered[-rank])
+
+
+def paired_t_power(difference: float, spread: float, num_pairs: int, alpha: float = 0.05) -> float:
+    """Return how often a two-sided paired t test finds a true difference.
+
+    Args:
+        difference: The true mean difference.
+        spread: Standard deviation of the paired differences, positive, in the same unit.
+        num_pairs: Two or more.
+        alpha: Size of the test.
+
+    Raises:
+        UserError: One is out of range.
+    """
+    _check(spread, num_pairs, alpha)
+    freedom = num_pairs - 1
+    shift = abs(difference) / spread * math.sqrt(num_pairs)
+    critical = stats.t.ppf(1 - alpha / 2, freedom)
+    above = float(stats.nct.sf(critical, freedom, shift))
+    below = float(stats.nct.cdf(-critical, freedom, shift))
+    # scipy gives NaN for tails too far out for it: nearly all lies above, nothing below.
+    return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
+
+
+def smallest_detectable(
+    spread: float, num_pairs: int, power: float = POWER, alpha: float = 0.05
+) -> float:
+    """Return the smallest true difference that the paired t test finds with the given power.
+
+    Args:
+        spread: As `paired_t_power`; zero gives zero.
+        num_pairs: Two or more.
+        power: Between `alpha` and 1.
+        alpha: Size of the test.
+
+    Raises:
+        UserError: As `paired_t_power`, or a power out of range.
+    """
+    if spread == 0:
+        return 0.0
+    _check(spread, num_pairs, alpha)
+    if not alpha < power < 1:
+        raise UserError(f"power: {power!r} is not between alpha and 1; try {POWER}")
+
+    def shortfall(difference: float) -> float:
+        return paired_t_power(difference, 1.0, num_pairs, alpha) - power
+
+    high = 1.0
+    while shortfall(high) < 0:
+        high *= 2
+    return spread * float(optimize.brentq(shortfall, 1e-9, high, xtol=1e-9))
+
+
+def _check(spread: float, num_pairs: int, alpha: float) -> None:
+    if not 0 < spread < math.inf:
+        raise UserError(f"spread: {spread!r} is not positive and finite")
+    if num_pairs < 2:
+        raise UserError(f"num_pairs: {num_pairs} is too few; a spread needs two or more")
+    if not 0 < alpha < 0.5:
+        raise UserError(f"alpha: {alpha!r} is outside (0, 0.5); try 0.05")

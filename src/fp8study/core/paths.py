@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -35,3 +36,10 @@ def report_dir() -> Path:
 def run_notebook() -> Path:
     """Return the notebook that trains one run."""
     return project_root() / "notebooks" / "run.ipynb"
+
+
+def cache_dir() -> Path:
+    """Return ``$FP8STUDY_CACHE``, or ``fp8study`` below the user's cache folder."""
+    chosen = os.environ.get("FP8STUDY_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(chosen) if chosen else Path(base) / "fp8study"

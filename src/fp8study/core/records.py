@@ -22,13 +22,22 @@ import math
 import os
 import re
 import warnings
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content
 
-SCHEMA_VERSION = 1
+#: 2 added `RunRecord.judgement`; both are read.
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+
+#: Largest relative loss difference that counts as none, % of the BF16 loss, unless a study says
+#: otherwise: DeepSeek-V3's published bound.
+LOSS_MARGIN_PCT = 0.25
 
 #: A run that ended in one of these has given its answer; it is not run again.
 RESULTS = ("completed", "diverged", "out_of_memory")
@@ -81,18 +90,16 @@ class RunRecord:
     """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
     parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype."""
     results: dict[str, Any] = field(default_factory=dict)
-    """steps_completed, startup_seconds, first_step_seconds, compile_seconds, num_timed_steps,
-    step_time_ms_median, step_time_ms_p10, step_time_ms_p90, tokens_per_second_per_gpu,
-    tflops_per_gpu, mfu_bf16_peak_pct and mfu_mixed_peak_pct with their denominators
-    bf16_peak_tflops and mixed_peak_tflops (null where the peak is unknown), mfu_achievable_pct,
-    warm_up_seconds, compile_cache_hits, compile_cache_misses, memory_peak_gib,
-    num_alloc_retries, num_device_allocs, loss_start, loss_last20_mean, validation_loss (where
-    sequences were kept for it). Rates are over the timed window, warm-up left out; a run that
-    shared its GPU or paused has none."""
+    """Those of `record_shape.COLUMNS` that were measured, and validation_losses: a step and a loss
+    for each point at which validation text was scored. Rates are over the timed window, warm-up
+    left out; a run that shared its GPU or paused has none."""
+    judgement: dict[str, Any] = field(default_factory=dict)
+    """What the study's file said when the run was made: margin_pct (% of the BF16 loss),
+    speed_only, expectation, question. Empty for runs outside a study and in older records."""
     audit: dict[str, Any] = field(default_factory=dict)
     """What `fp8study.measure.audit` saw around the first optimizer step; empty in older records."""
     instruments: dict[str, Any] = field(default_factory=dict)
-    """memory (`memory.summarise_memory`), energy (`energy.summarise_energy`),
+    """startup, memory (`memory.summarise_memory`), energy (`energy.summarise_energy`),
     step (one profiled step, `fp8study.measure.trace.read_trace`), ceilings
     (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`).
     What could not be measured is absent; empty in older records."""
@@ -104,20 +111,23 @@ class RunRecord:
     """Version of this layout."""
 
     def __post_init__(self) -> None:
-        if self.schema_version != SCHEMA_VERSION:
-            raise NewerRecord(
-                f"schema_version: {self.schema_version!r} is not {SCHEMA_VERSION}; "
-                "read it with the version of fp8study that wrote it"
-            )
+        _check_version(self.schema_version)
         if self.status not in STATUSES:
             raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
         for name in ("run_id", "study", "started_at", "ended_at"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        sections = ("config", "versions", "machine", "git", "data", "model", "results", "audit")
-        for name in (*sections, "instruments", "noise"):
-            if not isinstance(getattr(self, name), dict):
+        for name, shape in SHAPE.items():
+            if isinstance(shape, dict) and not isinstance(getattr(self, name), dict):
                 raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
+
+
+def _check_version(version: object) -> None:
+    if version not in READABLE_VERSIONS:
+        raise NewerRecord(
+            f"schema_version: {version!r} is none of {', '.join(map(str, READABLE_VERSIONS))}; "
+            "read it with the version of fp8study that wrote it"
+        )
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -150,38 +160,44 @@ def _finite(value: Any) -> Any:
 
 def write_record(record: RunRecord, run_dir: Path) -> None:
     """Write ``run.json`` atomically."""
-    write_json(run_dir / "run.json", dataclasses.asdict(record))
+    write_json(run_dir / "run.json", vars(record))
 
 
 def read_record(path: Path) -> RunRecord:
     """Read one ``run.json``.
 
     Raises:
-        NewerRecord: Its ``schema_version`` is another than ours.
-        UserError: The file is not JSON, misses a field or breaks the schema.
+        NewerRecord: Its ``schema_version`` is of a layout that came later.
+        UserError: The file is not JSON, misses a field or holds a value of the wrong kind.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it holds no mapping")
-        version = content.get("schema_version", SCHEMA_VERSION)
-        if isinstance(version, int) and version != SCHEMA_VERSION:
-            # Before the fields, which another layout may lack.
-            raise NewerRecord(
-                f"{path}: schema_version: {version} is not {SCHEMA_VERSION}; "
-                "read it with the version of fp8study that wrote it"
-            )
+        version = content.setdefault("schema_version", 1)
+        if isinstance(version, int):
+            _check_version(version)  # before the fields, which another layout may lack
         fields = dataclasses.fields(RunRecord)
         known = {f.name for f in fields}
         required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         if missing := [name for name in required if name not in content]:
             raise ValueError(f"without {', '.join(missing)}")
-        return RunRecord(**{key: value for key, value in content.items() if key in known})
-    except NewerRecord:
-        raise
-    except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
+        record = RunRecord(**{key: value for key, value in content.items() if key in known})
+        check_content(vars(record))
+        return record
+    except NewerRecord as error:
+        raise NewerRecord(f"{path}: {error}") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        UserError,
+    ) as error:
         raise UserError(
-            f"{path}: not a run record ({error}); move it away, and do that run again"
+            f"{path}: not a run record ({one_line(error)}); move it away, and do that run again"
         ) from error
 
 
@@ -193,20 +209,34 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     step_time_ms, tokens_per_second_per_gpu, tokens_seen (all ranks), timed
     (true inside the timed window). A half-written last line, as a killed run leaves it, is
     left out. Records that are kept for good may have theirs packed, as ``metrics.jsonl.gz``.
+
+    Raises:
+        UserError: The file cannot be read, or a line holds something else.
     """
     path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
-    if path.exists():
-        text = path.read_text(encoding="utf-8")
-    elif packed.exists():
-        text = gzip.decompress(packed.read_bytes()).decode("utf-8")
-    else:
-        return []
-    rows = []
-    for line in text.splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    try:
+        if path.exists():
+            content = path.read_bytes()
+        elif packed.exists():
+            path = packed
+            content = gzip.decompress(path.read_bytes())
+        else:
+            return []
+        return _metric_lines(content.decode("utf-8").splitlines())
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError, UserError) as error:
+        raise UserError(
+            f"{path}: no metrics of a run ({one_line(error)}); move the run away, and do it again"
+        ) from error
+
+
+def _metric_lines(lines: list[str]) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")  # at once: twice as fast as line by line
+    except json.JSONDecodeError:
+        rows = json.loads(f"[{','.join(lines[:-1])}]")
+    if not all(type(row) is dict for row in rows):
+        raise UserError("a line is no mapping")
+    check_columns(rows)
     return rows
 
 
@@ -218,6 +248,8 @@ class StoredRun:
     run_dir: Path
     machine_label: str
     """``local``, or the folder's name below ``results/reference``."""
+    metrics: Mapping[str, list[Any]] = field(default_factory=dict)
+    """The columns of `fp8study.core.record_shape.METRICS`, one value per logged step."""
 
 
 def set_aside(path: Path, reason: str) -> Path:
@@ -233,8 +265,8 @@ def set_aside(path: Path, reason: str) -> Path:
 def load_runs(results_dir: Path) -> list[StoredRun]:
     """Read every record below `results_dir`, in a stable order.
 
-    A ``run.json`` that is corrupt, or of another schema, is named in a warning, left out and the
-    rest still used; so is a folder that may not be read. Nothing is written or renamed.
+    A record that is damaged, or of another schema, is named in a warning, left out and the rest
+    still used; so is a folder that may not be read. Nothing is written or renamed.
 
     Args:
         results_dir: The folder that holds ``reference/`` and ``local/``.
@@ -251,7 +283,9 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
                 )
         for path in sorted(root.glob("*/*/run.json")):
             try:
-                found.append(StoredRun(read_record(path), path.parent, label))
+                record, lines = read_record(path), read_metrics(path.parent)
+                metrics = {name: [line.get(name) for line in lines] for name in METRICS}
+                found.append(StoredRun(record, path.parent, label, metrics))
             except UserError as error:
                 warnings.warn(f"left out: {error}", stacklevel=2)
     return found

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from fp8study.core.config import ResolvedConfig, check_names, completed, make_co
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.field_types import read_value, read_yaml
 from fp8study.core.paths import results_dir, studies_dir
-from fp8study.core.records import RESULTS, NewerRecord, read_record, set_aside
-
-#: Largest relative loss difference that counts as none, % of the BF16 loss, unless a study says
-#: otherwise: DeepSeek-V3's published bound.
-LOSS_MARGIN_PCT = 0.25
+from fp8study.core.records import (
+    LOSS_MARGIN_PCT,
+    RESULTS,
+    NewerRecord,
+    read_record,
+    set_aside,
+)
 
 #: What a study's file may hold; a list's items are of the type in brackets.
 _KEYS: dict[str, Any] = {
@@ -156,30 +157,25 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     )
 
 
-def stated_margins() -> dict[str, float]:
-    """Return the margin of each study of this checkout, % of the BF16 loss.
+def judgement_of(study: str) -> dict[str, Any]:
+    """Return how a study's runs are to be judged, for their records.
+
+    Args:
+        study: Its name; one without a file here, as ``adhoc``, has no judgement.
 
     Raises:
-        UserError: A study's file is invalid.
+        UserError: The file is invalid.
     """
-    paths = sorted(studies_dir().glob("*.yaml"))
-    return {path.stem: _read(path).get("margin_pct", LOSS_MARGIN_PCT) for path in paths}
-
-
-def speed_only_studies() -> frozenset[str]:
-    """Return the studies of this checkout whose losses are not judged.
-
-    Raises:
-        UserError: A study's file is invalid.
-    """
-    paths = studies_dir().glob("*.yaml")
-    return frozenset(path.stem for path in paths if _is_speed_only(path, path.stat().st_mtime_ns))
-
-
-@cache
-def _is_speed_only(path: Path, changed_ns: int) -> bool:
-    """Ask a file once for each time that it was changed: every table of runs wants to know."""
-    return bool(_read(path).get("speed_only"))
+    path = studies_dir() / f"{study}.yaml"
+    if not path.is_file():
+        return {}
+    content = _read(path)
+    return {
+        "margin_pct": content.get("margin_pct", LOSS_MARGIN_PCT),
+        "speed_only": bool(content.get("speed_only")),
+        "expectation": (content.get("expectation") or "").strip(),
+        "question": content["question"].strip(),
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

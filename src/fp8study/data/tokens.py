@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hub import is_reachable
 from fp8study.core.locks import locked
+from fp8study.core.paths import cache_dir
 from fp8study.core.presets import HUB_IDS, PRESETS
 from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
 
@@ -64,13 +64,6 @@ class PreparedData:
     def tokens(self) -> npt.NDArray[np.uint32]:
         """Return all tokens, documents separated by the end token: uint32[num_train_tokens]."""
         return np.load(Path(self.folder) / "tokens.npy", mmap_mode="r")
-
-
-def cache_dir() -> Path:
-    """Return ``$FP8STUDY_CACHE``, or ``fp8study`` below the user's cache folder."""
-    chosen = os.environ.get("FP8STUDY_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(chosen) if chosen else Path(base) / "fp8study"
 
 
 def prepare(

@@ -9,9 +9,9 @@ import pandas as pd
 from tabulate import tabulate
 
 from fp8study.analysis.arms import arm_names
-from fp8study.analysis.benchmarks import THEMES, VOID, measured_runs, theme_table
-from fp8study.analysis.frames import setting_label
+from fp8study.analysis.pairing import setting_label
 from fp8study.analysis.peers import PeerComparison, PeerRecord, compare_with_peers, read_peers
+from fp8study.analysis.speed import THEMES, VOID, measured_runs, theme_table
 from fp8study.core.records import RunRecord, StoredRun, load_runs
 from fp8study.report.words import count, escape
 

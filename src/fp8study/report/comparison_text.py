@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from fp8study.analysis.compare import Comparison
-from fp8study.analysis.ratios import Ratio
-from fp8study.analysis.relative import RelativeComparison
+from fp8study.analysis.arms import Ratio
+from fp8study.analysis.compare import Comparison, RelativeComparison
 from fp8study.report.words import signed
 
 #: Stands for what is not known.

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fp8study.analysis.ladder import AGAIN, FAULT, SEED
+from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.report.plotstyle import (
     GREY,
     add_legend,
@@ -34,7 +34,7 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
     """Draw how far apart two runs end, one rung for each thing that may tell them apart.
 
     Args:
-        table: From `fp8study.analysis.ladder.ladder_table`.
+        table: From `fp8study.analysis.floors.ladder_table`.
         empty: What to say if there is none.
     """
     if table.empty:
@@ -83,7 +83,7 @@ def gap_step_figure(
     Args:
         gaps: From `gaps.gap_by_step`. Settings without a spread are left out: there a gap
             has nothing to be compared with.
-        spread: From `fp8study.analysis.gaps.seed_spread`.
+        spread: From `fp8study.analysis.losses.seed_spread`.
         empty: What to say if nothing is left.
     """
     place = ["machine", "study", "model", "num_gpus", "setting"]
@@ -135,7 +135,7 @@ def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -
     """Draw the healthy loss gap against the effective batch, by the way that it was reached.
 
     Args:
-        table: From `fp8study.analysis.gaps.effective_batch_table`.
+        table: From `fp8study.analysis.losses.effective_batch_table`.
         empty: What to say if there is none.
     """
     table = table[table["device"] == "cuda"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis import attribution as effects
-from fp8study.analysis import ladder
+from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.analysis.pairing import DIVERGED
 from fp8study.report.words import count, escape, how_to_get, signed
 
@@ -132,7 +132,7 @@ def speed_apart(throughput: pd.DataFrame) -> str:
     """Say how much of a stale run's speed and memory is work that it skips.
 
     Args:
-        throughput: From `fp8study.analysis.tables.throughput_table`.
+        throughput: From `fp8study.analysis.speed.throughput_table`.
     """
     keys = ["machine", "study", "model", "setting", "num_gpus"]
     rows = throughput[(throughput["device"] == "cuda") & (throughput["precision"] != "bf16")]
@@ -171,7 +171,7 @@ def noise(table: pd.DataFrame) -> str:
     """Say how the rungs of the ladder compare, by their medians.
 
     Args:
-        table: From `fp8study.analysis.ladder.ladder_table`.
+        table: From `fp8study.analysis.floors.ladder_table`.
     """
     if table.empty:
         return f"**Noise: no arm was run twice on a GPU yet:** {how_to_get('loss-parity')}."
@@ -186,7 +186,7 @@ def noise(table: pd.DataFrame) -> str:
             f"- **{escape(str(model))}, {escape(str(study))} on {escape(str(machine))}:** {rungs}."
             f"{_below(medians)}"
         )
-    again = (table["rung"] == ladder.AGAIN).any()
+    again = (table["rung"] == AGAIN).any()
     missing = (
         "" if again else f"\n\nNo run was done again with its seed: {how_to_get('loss-parity')}."
     )
@@ -195,10 +195,10 @@ def noise(table: pd.DataFrame) -> str:
 
 def _below(medians: pd.Series) -> str:
     """Say which precisions lie below the seed's rung, if that rung is known."""
-    if ladder.SEED not in medians:
+    if SEED not in medians:
         return ""
-    recipes = medians.drop([ladder.SEED, ladder.AGAIN, ladder.FAULT], errors="ignore")
-    below = int((recipes < medians[ladder.SEED]).sum())
+    recipes = medians.drop([SEED, AGAIN, FAULT], errors="ignore")
+    below = int((recipes < medians[SEED]).sum())
     if not len(recipes):
         return ""
     return (
@@ -211,8 +211,8 @@ def gap_along(gaps: pd.DataFrame, spread: pd.DataFrame) -> str:
     """Say when the healthy gap was largest, and how it compares with the spread of seeds there.
 
     Args:
-        gaps: From `fp8study.analysis.gaps.gap_by_step`.
-        spread: From `fp8study.analysis.gaps.seed_spread`.
+        gaps: From `fp8study.analysis.losses.gap_by_step`.
+        spread: From `fp8study.analysis.losses.seed_spread`.
     """
     place = ["machine", "study", "model", "num_gpus", "setting"]
     bands = spread.groupby([*place, "step"], sort=False)["spread_pct"].mean()
@@ -240,14 +240,14 @@ def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
     """Say whether the healthy gap depends on the effective batch or the way to it.
 
     Args:
-        table: From `fp8study.analysis.gaps.effective_batch_table`.
-        ways: From `fp8study.analysis.gaps.ways_table`.
+        table: From `fp8study.analysis.losses.effective_batch_table`.
+        ways: From `fp8study.analysis.losses.ways_table`.
     """
     table = table[table["device"] == "cuda"]
     if table.empty:
         return f"**Effective batch: no records yet:** {how_to_get('effective-batch')}."
     verdicts = table["verdict"].value_counts()
-    margins = " or ".join(f"±{m:g} %" for m in sorted(set(table["margin_pct"].astype(float))))
+    margins = " or ".join(f"±{m:g} %" for m in sorted(table["margin_pct"].dropna().unique()))
     said = ", ".join(f"{verdicts.get(v, 0)} {v}" for v in ("equivalent", "different", "undecided"))
     if gone := verdicts.get(DIVERGED, 0):
         said += f", {gone} diverged"

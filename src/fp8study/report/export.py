@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from fp8study.analysis import gaps, noise_tables, tables
 from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis import noise_tables
 from fp8study.analysis.attribution import effect_table
-from fp8study.analysis.break_even import break_even_table
-from fp8study.analysis.ladder import ladder_table
-from fp8study.analysis.occupancy import occupancy_table
-from fp8study.analysis.passes import pass_table
-from fp8study.analysis.peer_tables import peer_table
-from fp8study.analysis.switches import switch_table
+from fp8study.analysis.floors import ladder_table, validation_curve
+from fp8study.analysis.instruments import break_even_table
+from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
+from fp8study.analysis.peers import peer_table
+from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun
 from fp8study.report.page import Report, report_of
@@ -27,13 +26,14 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "throughput": lambda report: report.throughput,
     "loss-gaps": lambda report: report.loss_gaps,
     "validation-gaps": lambda report: report.validation_gaps,
-    "passes": lambda report: pass_table(report.metrics, report.runs, report.margins),
-    "document-a": lambda report: tables.document_a_table(report.document_a),
-    "corner-arms": lambda report: tables.document_a_table(report.runs, "corner-arms"),
-    "effects": lambda report: effect_table(report.runs, report.margins),
-    "effective-batch": lambda report: gaps.effective_batch_table(report.runs, report.margins),
-    "effective-batch-ways": lambda report: gaps.ways_table(report.runs, report.margins),
+    "passes": lambda report: pass_table(report.metrics, report.runs),
+    "document-a": lambda report: document_a_table(report.document_a),
+    "corner-arms": lambda report: document_a_table(report.runs, "corner-arms"),
+    "effects": lambda report: effect_table(report.runs),
+    "effective-batch": lambda report: effective_batch_table(report.runs),
+    "effective-batch-ways": lambda report: ways_table(report.runs),
     "noise-ladder": lambda report: ladder_table(report.runs),
+    "validation-curve": lambda report: validation_curve(report.stored, report.runs),
     "noise-scale": lambda report: noise_tables.over_runs(noise_tables.scale_table, report.stored),
     "noise-crossing": lambda report: noise_tables.over_runs(
         noise_tables.crossing_table, report.stored
@@ -45,7 +45,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "energy": lambda report: instrument_tables.energy_table(report.instruments),
     "communication": lambda report: instrument_tables.communication_table(report.instruments),
     "break-even": lambda report: break_even_table(report.instruments),
-    "switches": lambda report: switch_table(report.runs, report.margins),
+    "switches": lambda report: switch_table(report.runs),
     "peers": lambda report: peer_table(report.stored),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
 }

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fp8study.analysis import instruments as tables
 from fp8study.analysis import stats
-from fp8study.analysis.break_even import break_even_table
+from fp8study.analysis.instruments import break_even_table
 from fp8study.report.words import count, how_to_get
 
 _STUDY = "instruments"

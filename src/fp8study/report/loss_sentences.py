@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis import tables
+from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report.page import Report
 from fp8study.report.words import count, escape, how_to_get, signed
 
@@ -56,7 +56,7 @@ def validation_summary(report: Report) -> str:
         for _, row in gaps.iterrows()
         if row["arm_key"] in training.index
         and training.loc[row["arm_key"], "verdict"] == "different"
-        and row["verdict"] not in ("different", tables.DIVERGED)
+        and row["verdict"] not in ("different", DIVERGED)
         and row["epochs"] > 1  # in a first pass there is nothing to remember
     ]
     if apart:
@@ -74,7 +74,7 @@ def validation_summary(report: Report) -> str:
 
 def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
     text = f"**Loss {where}.**"
-    gone = gaps["verdict"] == tables.DIVERGED
+    gone = gaps["verdict"] == DIVERGED
     if gone.any():
         text += f" {_diverged_sentence(gaps[gone])}"
     gaps = gaps[~gone]
@@ -109,7 +109,7 @@ def _tested_sentence(gaps: pd.DataFrame) -> str:
         f"against zero finds true differences {_detectable(gaps['detectable_pct'])} four times in "
         "five; to be called different takes more."
     )
-    if gaps["study"].str.startswith(tables.FAILURE_STUDIES).all():
+    if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += (
             " All of these are from studies of document A's failure, at a learning rate far below "
             "a usual one: they say nothing of a run that anyone would start."
@@ -130,7 +130,7 @@ def _detectable(pct: pd.Series) -> str:
 
 
 def _margins(gaps: pd.DataFrame) -> str:
-    margins = sorted({float(margin) for margin in gaps["margin_pct"]})
+    margins = sorted(gaps["margin_pct"].astype(float).dropna().unique())
     return " or ".join(f"±{margin:g} %" for margin in margins)
 
 

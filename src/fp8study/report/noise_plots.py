@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fp8study.analysis.frames import PRECISION_LABELS
+from fp8study.analysis.pairing import PRECISION_LABELS
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels, set_title
 
 _PRODUCTS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "weight gradient"}

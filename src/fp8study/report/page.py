@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import html
 import os
 import warnings
@@ -14,12 +15,15 @@ from pathlib import Path
 import pandas as pd
 from IPython.display import HTML
 
-from fp8study.analysis import tables
+from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.instruments import instruments_frame
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.speed import throughput_table
+from fp8study.core.cache import kept
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import GPU_PEAKS
 from fp8study.core.records import StoredRun, load_runs
-from fp8study.core.studies import stated_margins
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -217,23 +221,21 @@ class Report:
     """Everything that a page shows is taken from here."""
 
     runs: pd.DataFrame
-    """From `fp8study.analysis.tables.runs_frame`, with short names of arms."""
+    """From `fp8study.analysis.frames.runs_frame`, with short names of arms."""
     metrics: pd.DataFrame
-    """From `fp8study.analysis.tables.metrics_frame`."""
+    """From `fp8study.analysis.frames.metrics_frame`."""
     throughput: pd.DataFrame
-    """From `fp8study.analysis.tables.throughput_table`."""
+    """From `fp8study.analysis.speed.throughput_table`."""
     loss_gaps: pd.DataFrame
-    """From `fp8study.analysis.tables.loss_gap_table`."""
+    """From `fp8study.analysis.losses.loss_gap_table`."""
     validation_gaps: pd.DataFrame
     """The same for the validation loss."""
     instruments: pd.DataFrame
     """From `fp8study.analysis.instruments.instruments_frame`."""
     stored: Sequence[StoredRun]
     """The records themselves, for what no frame holds."""
-    margins: Mapping[str, float]
-    """Study → the margin that its file states, % of the BF16 loss."""
     unreadable: tuple[str, ...]
-    """One line for each record that could not be read, set aside ones included."""
+    """One line for each record that could not be read or judged, set aside ones included."""
 
     @property
     def gpu_runs(self) -> pd.DataFrame:
@@ -289,24 +291,26 @@ def load_report(results_dir: Path | None = None) -> Report:
     Args:
         results_dir: Holds ``local/`` and ``reference/``; none: `find_results`.
     """
-    folder = results_dir or find_results()
-    stats = ((path, path.stat()) for path in folder.rglob("*"))
+    folder = (results_dir or find_results()).resolve()
+    files = [*folder.rglob("run*.json"), *folder.rglob("metrics.jsonl*")]
+    stats = ((path, path.stat()) for path in files)
     return _load(folder, frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
 
 
 @functools.lru_cache(maxsize=1)
 def _load(folder: Path, state: frozenset[tuple[Path, int, int]]) -> Report:
-    """Load the report of a folder whose files are in this `state`."""
+    """Load the report of a folder whose files are in this `state`; other processes keep theirs."""
+    name = f"report-{hashlib.sha256(str(folder).encode()).hexdigest()[:12]}"
+    return kept(name, (path for path, *_ in state), lambda: _read_report(folder))
+
+
+def _read_report(folder: Path) -> Report:
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        stored = load_runs(folder)
-    return report_of(
-        stored,
-        unreadable=(
-            *(str(item.message) for item in caught),
-            *(f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))),
-        ),
-    )
+        warnings.simplefilter("always", UserWarning)
+        report = report_of(load_runs(folder))
+    told = [str(item.message) for item in caught if item.category is UserWarning]
+    aside = [f"set aside: {p}" for p in sorted(folder.glob("local/*/*/run.corrupt*.json"))]
+    return dataclasses.replace(report, unreadable=(*told, *aside))
 
 
 def report_of(stored: Sequence[StoredRun], unreadable: tuple[str, ...] = ()) -> Report:
@@ -316,17 +320,15 @@ def report_of(stored: Sequence[StoredRun], unreadable: tuple[str, ...] = ()) -> 
         stored: From `fp8study.core.records.load_runs`, or a selection of it.
         unreadable: One line for each record that could not be read.
     """
-    runs = tables.shorten_arms(tables.runs_frame(stored))
-    margins = stated_margins()
+    runs = shorten_arms(runs_frame(stored))
     return Report(
         runs=runs,
-        metrics=tables.metrics_frame(stored),
-        throughput=tables.throughput_table(runs),
-        loss_gaps=tables.loss_gap_table(runs, margins),
-        validation_gaps=tables.loss_gap_table(runs, margins, "validation_loss"),
+        metrics=metrics_frame(stored),
+        throughput=throughput_table(runs),
+        loss_gaps=loss_gap_table(runs),
+        validation_gaps=loss_gap_table(runs, "validation_loss"),
         instruments=instruments_frame(stored, runs),
         stored=stored,
-        margins=margins,
         unreadable=unreadable,
     )
 
@@ -335,7 +337,7 @@ def show(table: pd.DataFrame, layout: Layout, empty: str) -> HTML:
     """Format a table for a page.
 
     Args:
-        table: Numbers, from `fp8study.analysis.tables`.
+        table: Numbers, from a function of `fp8study.analysis`.
         layout: Its columns, and what its rows are grouped by.
         empty: The sentence to show if there are no rows.
     """

@@ -15,7 +15,7 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     """Put an arm's passes beside each other, as text.
 
     Args:
-        table: From `fp8study.analysis.passes.pass_table`.
+        table: From `fp8study.analysis.losses.pass_table`.
 
     Returns:
         A row per arm: where and what it is, its pairs, its ``passes``, and a column for the end of
@@ -52,7 +52,7 @@ def first_and_last(table: pd.DataFrame) -> str:
     """Say what the gaps were after one pass, and what they are at the end.
 
     Args:
-        table: From `fp8study.analysis.passes.pass_table`.
+        table: From `fp8study.analysis.losses.pass_table`.
     """
     if table.empty:
         return (

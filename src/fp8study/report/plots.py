@@ -1,4 +1,4 @@
-"""The figures of the report, from the frames of `analysis.frames` and `analysis.tables`.
+"""The figures of the report, from the frames of `analysis.frames` and tables of them.
 
 Each function returns a matplotlib `Figure` for a page about 800 pixels wide. Colour names the
 precision; a second mark (line style, hatching, hollow points) repeats what matters, above all a
@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fp8study.analysis.frames import PRECISION_LABELS
-from fp8study.analysis.pairing import newest_per_seed
+from fp8study.analysis.pairing import PRECISION_LABELS, newest_per_seed
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.report.plotstyle import (
     GREY,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis import tables
-from fp8study.analysis.frames import MIXED, PRECISION_LABELS
+from fp8study.analysis.frames import MIXED
+from fp8study.analysis.pairing import PRECISION_LABELS
+from fp8study.analysis.speed import MEMORY_FULL, document_a_table
 from fp8study.report.page import Report
 from fp8study.report.words import count, escape, how_to_get, no_gpu_records, signed
 
@@ -171,7 +172,7 @@ def kept_in_bf16(report: Report, study: str = "") -> str:
 
 def document_a(report: Report) -> str:
     """Say what became of document A's single-GPU failure."""
-    table = tables.document_a_table(report.document_a)
+    table = document_a_table(report.document_a)
     if table.empty:
         return f"**Document A's failure: no records yet:** {how_to_get('document-a')}."
     parts = ["All arms ran on a CPU, with FP8 emulated."] if _on_cpu(table) else []
@@ -245,7 +246,7 @@ def limits(report: Report) -> str:
             f"- {single} of {count(len(gaps), 'loss comparison')} "
             f"{'has' if single == 1 else 'have'} fewer than three seeds and so no interval."
         )
-    full = int(_healthy(report)["note"].str.contains(tables.MEMORY_FULL).sum())
+    full = int(_healthy(report)["note"].str.contains(MEMORY_FULL).sum())
     if full:
         lines.append(
             f"- {count(full, 'speed comparison')} {'is' if full == 1 else 'are'} left out: an arm "

@@ -74,9 +74,12 @@ _ENERGY = {
 
 
 def _lines(what: str, values: dict[str, Any], known: dict[str, str]) -> list[str]:
-    there = [
-        text.format(values[key], **values)
-        for key, text in known.items()
-        if values.get(key) is not None
-    ]
-    return [f"  {what:<9} {text}" for text in there]
+    lines = []
+    for key, text in known.items():
+        if values.get(key) is not None:
+            short, _, rest = text.partition(", {")
+            denominator = rest.partition(":")[0]
+            if denominator and values.get(denominator) is None:  # older records leave it out
+                text = short
+            lines.append(f"  {what:<9} {text.format(values[key], **values)}")
+    return lines

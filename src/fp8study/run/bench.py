@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fp8study.analysis.arms import arm_config, arm_key, group_arms, read_folder
-from fp8study.analysis.relative import RelativeComparison, compare_relative
+from fp8study.analysis.arms import arm_config, group_arms, read_folder
+from fp8study.analysis.compare import RelativeComparison, compare_relative
+from fp8study.analysis.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.paths import results_dir
 from fp8study.core.records import read_record
@@ -73,7 +74,7 @@ def run_bench(
 def _check_shares_arms(baseline: Path, study: Study) -> None:
     """Refuse a baseline that could be compared with nothing, before anything is measured."""
     theirs = group_arms(read_folder(baseline, "BASELINE"))
-    if not any(arm_key(arm_config(run.config.to_dict())) in theirs for run in study.runs):
+    if not any(key_of(arm_config(run.config.to_dict())) in theirs for run in study.runs):
         raise UserError(
             f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be run; "
             "give the folder of an earlier make bench, or none"

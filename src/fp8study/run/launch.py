@@ -24,6 +24,7 @@ from fp8study.core.errors import UserError, one_line
 from fp8study.core.locks import locked
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
+from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
 from fp8study.run.gpu_lease import CLAIM, claimed
@@ -90,6 +91,7 @@ def launch(
     if note := unsupported_gpu():
         show(note)
         prepared.warnings.append(note)
+    judgement = judgement_of(study)
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
@@ -124,6 +126,7 @@ def launch(
             "started_at": started_at,
             "git": git_state(Path(__file__).parent),
             "data": _data_facts(prepared),
+            "judgement": judgement,
         }
         follow = _Follower(show, run_dir)
         try:

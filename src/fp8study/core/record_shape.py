@@ -1,0 +1,220 @@
+"""What a record holds, by section and kind of value, and whether it does.
+
+A record is checked as it is read: one that is damaged is set aside and named, whatever is wrong
+with it, and everything that is made of records may rely on what stands here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fp8study.core.errors import UserError
+from fp8study.core.startup import PARTS
+
+TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
+
+
+def kinds(*, text: str = "", number: str = "", count: str = "", flag: str = "") -> dict[str, str]:
+    """Return name → kind from lists of names."""
+    by_kind = {TEXT: text, NUMBER: number, COUNT: count, FLAG: flag}
+    return {name: kind for kind, names in by_kind.items() for name in names.split()}
+
+
+#: Section → the fields that become columns of `fp8study.analysis.frames.runs_frame`.
+COLUMNS: dict[str, dict[str, str]] = {
+    "config": kinds(
+        text="model precision strategy lr_schedule master_dtype optimizer_binding corpus",
+        number="learning_rate",
+        count="num_gpus sequence_length micro_batch_size gradient_accumulation_steps num_steps "
+        "num_warmup_steps seed repeat runs_per_gpu validation_sequences",
+        flag="compile activation_checkpointing fp8_all_gather",
+    ),
+    "machine": kinds(
+        text="device gpu_name cpu_name driver", number="gpu_memory_gib", count="num_gpus_on_machine"
+    ),
+    "data": kinds(
+        text="corpus_sha256", number="epochs", count="vocab_size num_train_tokens num_tokens_seen"
+    ),
+    "model": kinds(
+        text="parameter_dtype",
+        number="flops_per_token parameters_outside_optimizer_pct",
+        count="num_parameters num_linear num_linear_fp8",
+    ),
+    "results": kinds(
+        count="steps_completed num_timed_steps",
+        number="startup_seconds first_step_seconds compile_seconds step_time_ms_median "
+        "step_time_ms_p10 step_time_ms_p90 tokens_per_second_per_gpu tflops_per_gpu "
+        "bf16_peak_tflops mfu_bf16_peak_pct mixed_peak_tflops mfu_mixed_peak_pct "
+        "mfu_achievable_pct memory_peak_gib num_alloc_retries num_device_allocs "
+        "energy_joule_per_token warm_up_seconds compile_cache_hits compile_cache_misses "
+        "loss_start loss_last20_mean validation_loss",
+    ),
+    "judgement": kinds(number="margin_pct", flag="speed_only"),
+}
+METRICS = kinds(
+    count="step tokens_seen",
+    number="loss learning_rate step_time_ms tokens_per_second_per_gpu tflops_per_gpu",
+    flag="timed",
+)
+_GRAMS = {"*": [[NUMBER]]}
+_BY_PARAMETER = ("error_square", "error_dot_reference", "error_batch_square")
+#: What each section holds where it holds it: a kind, a list of one item's shape, or a mapping of
+#: names (``*``: of all names) to shapes. Null is missing, and neither may be where ``!`` follows.
+SHAPE: dict[str, Any] = COLUMNS | {
+    "config": COLUMNS["config"]
+    | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm")
+    | {"skip": ["text!"], "untrained": ["text!"]},
+    "versions": {"*": TEXT},
+    "git": kinds(text="commit", flag="dirty"),
+    "data": COLUMNS["data"] | kinds(text="corpus tokenizer tokenizer_sha256"),
+    "model": COLUMNS["model"] | kinds(count="vocab_size"),
+    "results": COLUMNS["results"]
+    | {"validation_losses": [{"step": "count!", "loss": NUMBER}]},
+    "judgement": COLUMNS["judgement"] | kinds(text="expectation question"),
+    "audit": {
+        **dict.fromkeys(
+            ("num_linear", "num_linear_fp8", "num_unexplained", "num_trainable", "num_frozen",
+             "num_in_optimizer_twice", "num_outside_optimizer"), "count!",
+        ),
+        **{name: ["text!"] for name in (
+            "unexplained", "outside_optimizer", "frozen", "master_dtypes", "gradient_dtypes",
+            "optimizer_state_dtypes", "matmul_dtypes",
+        )},
+        "skipped": {"*": "count!"},
+        "communication_dtypes": {"*": ["text!"]},
+        **kinds(number="stalled_pct fp8_gemm_flops_pct fp8_gemm_flops_pct_expected"),
+    },
+    "instruments": {
+        "startup": {f"{part}_seconds": NUMBER for part in PARTS},
+        "memory": kinds(
+            number="parameters_gib optimizer_gib gradients_gib steady_allocated_gib "
+            "steady_reserved_gib num_alloc_retries num_device_allocs"
+        ),
+        "energy": {"joule_per_token": NUMBER, "throttled_pct": {"*": NUMBER}},
+        "ceilings": kinds(number="bf16_tflops run_tflops num_tokens"),
+        "overhead": {"plain_ms": ["number!"], "measured_ms": ["number!"]},
+        "step": {
+            "gemm": [{"dtypes": "text!", "tflop": "number!", "num": "count!", "time_ms": NUMBER,
+                      "kernels": ["text!"]}],
+            "communication": [{"collective": "text!", "dtype": "text!", "gib": "number!",
+                               "num": "count!"}],
+            "by_kind_ms": {"*": NUMBER},
+            **kinds(number="step_ms exposed_communication_ms idle_ms"),
+        },
+    },
+    "noise": {
+        "tokens_per_sample": COUNT,
+        "emulated": FLAG,
+        "points": [{
+            "step": "count!",
+            "losses": {"*": [NUMBER]},
+            "gradient_grams": _GRAMS,
+            "comparisons": [{
+                "precision": "text!", "reference": "text!", "error_grams": _GRAMS,
+                **{name: [NUMBER] for name in _BY_PARAMETER},
+            }],
+            "parameters": {
+                "names": ["text!"], "is_fp8": ["flag!"], "num_elements": ["count!"],
+                "square": {"*": [NUMBER]}, "batch_square": [NUMBER],
+            },
+            "products": {"layers": ["text!"], "statistics": ["text!"]},
+        }],
+    },
+    "warnings": ["text!"],
+}  # fmt: skip
+
+
+#: Without these a completed run can be compared with nothing, and not even be named.
+_NEEDED = {"model": "text!", "precision": "text!", "num_gpus": "count!"}
+
+
+def check_content(record: Mapping[str, Any]) -> None:
+    """Refuse values that no table could be made of.
+
+    Args:
+        record: Name of a section or field → what it holds.
+
+    Raises:
+        UserError: It names the value's place.
+        ValueError: A time that is none.
+    """
+    for name, shape in SHAPE.items():
+        if record[name] or name in ("config", "warnings"):
+            check_shape(record[name], shape, name)
+    for name in ("started_at", "ended_at"):
+        moment = datetime.datetime.fromisoformat(record[name])
+        if moment.tzinfo is None:
+            raise UserError(f"{name}: {record[name]!r} has no time zone")
+    check_shape(record["status_detail"], TEXT, "status_detail")
+    if record["status"] == "completed":
+        check_shape(record["config"], _NEEDED, "config")
+    overhead = record["instruments"].get("overhead") or {}
+    if len(overhead.get("plain_ms", ())) != len(overhead.get("measured_ms", ())):
+        raise UserError("instruments.overhead: plain_ms and measured_ms differ in length")
+    for point in record["noise"].get("points", []):
+        _check_lengths(point)
+
+
+def _check_lengths(point: Mapping[str, Any]) -> None:
+    """Refuse a point of a noise measurement whose lists do not belong to one set of layers."""
+    parameters, products = point["parameters"], point["products"]
+    lists = [parameters["is_fp8"], parameters["num_elements"], *parameters["square"].values()]
+    lists += [c[name] for c in point["comparisons"] for name in _BY_PARAMETER if name in c]
+    if any(len(values) != len(parameters["names"]) for values in lists):
+        raise UserError("noise.points: not one value for each parameter")
+    by_product = [values for each in products["values"].values() for values in each.values()]
+    size = len(products["layers"]) * len(products["statistics"])
+    if any(not isinstance(v, list) or len(list(_flat(v))) != size for v in by_product):
+        raise UserError("noise.points: not one value for each layer and statistic")
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list) else [value]
+
+
+def check_shape(value: Any, shape: Any, place: str) -> None:
+    """Hold a value against a shape, as `SHAPE` has them.
+
+    Raises:
+        UserError: It names the place where they differ.
+    """
+    if isinstance(shape, str):
+        kind, needed = shape.removesuffix("!"), shape.endswith("!")
+        if not (_is_kind(value, kind) or (value is None and not needed)):
+            raise UserError(f"{place}: {value!r} is no {kind}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise UserError(f"{place}: {value!r} is no list")
+        for number, item in enumerate(value):
+            check_shape(item, shape[0], f"{place}[{number}]")
+    elif not isinstance(value, dict):
+        raise UserError(f"{place}: {value!r} is no mapping")
+    else:
+        items = dict.fromkeys(value, shape["*"]) if "*" in shape else shape
+        for name, item in items.items():
+            if name in value or (isinstance(item, str) and item.endswith("!")):
+                check_shape(value.get(name), item, f"{place}.{name}")
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    if kind in (TEXT, FLAG):
+        return isinstance(value, str if kind == TEXT else bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (kind == NUMBER or (math.isfinite(value) and value == int(value)))
+
+
+def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse metrics that are no numbers, or flags, where `METRICS` has them.
+
+    Raises:
+        UserError: It names the column.
+    """
+    for name, kind in METRICS.items():
+        # Whole columns by their types: 90,000 single values would take seconds.
+        allowed = {FLAG: (bool,), NUMBER: (int, float), COUNT: (int,)}[kind]
+        if not {type(row.get(name)) for row in rows} <= {*allowed, type(None)}:
+            raise UserError(f"{name}: a value is no {kind}")

@@ -1,0 +1,83 @@
+"""What a precision is held against: reruns, other kernels, other seeds; and unseen text by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis.floors import AGAIN, KERNELS, SEED, ladder_table, validation_curve
+from fp8study.analysis.frames import runs_frame
+from fp8study.core.records import load_runs
+from tests.factories import make_record, store
+
+STEPS = (30, 60)
+
+
+def _store(results: Path, seed: int, last: float, **changes: Any) -> None:
+    """Store a run whose loss on unseen text falls from 6 to `last`, as does that on its own."""
+    scored = [{"step": step, "loss": loss} for step, loss in zip(STEPS, (6.0, last), strict=True)]
+    config = {name: changes.pop(name) for name in ("attention",) if name in changes}
+    record = make_record(
+        study="new-text",
+        seed=seed,
+        results={"loss_last20_mean": last, "validation_losses": scored},
+        run_id=f"{seed}-{len([*results.rglob('run.json')])}",
+        judgement={"margin_pct": 0.25, "speed_only": False},
+        **changes,
+    )
+    record.config.update(config)
+    store(results, "local", record)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> pd.DataFrame:
+    for seed in range(3):
+        base = 5.0 + 0.1 * seed
+        _store(tmp_path, seed, base)
+        _store(tmp_path, seed, base * 1.01, precision="fp8_tensorwise")
+        _store(tmp_path, seed, base * (1.001 + 0.0001 * seed), attention="flash")
+        _store(tmp_path, seed, base * 0.999, compile=False)
+        _store(tmp_path, seed, base * 1.01 * 1.002, precision="fp8_tensorwise", repeat=1)
+    stored = load_runs(tmp_path)
+    return validation_curve(stored, runs_frame(stored))
+
+
+def test_gaps_are_followed_on_text_that_no_run_saw(table: pd.DataFrame) -> None:
+    fp8 = table[table["rung"] == "FP8 tensorwise"].set_index("step")
+    assert list(fp8.index) == list(STEPS)
+    assert fp8["gap_pct"].to_dict() == pytest.approx({30: 0.0, 60: 1.0})
+    assert (fp8["num_pairs"] == 3).all()
+    assert fp8["verdict"].to_dict() == {30: "equivalent", 60: "different"}
+
+
+def test_the_floor_is_told_by_what_differs(table: pd.DataFrame) -> None:
+    last = table[table["step"] == 60]
+    kernels = last[last["rung"] == KERNELS]
+    assert sorted(kernels["gap_pct"]) == pytest.approx([-0.1, 0.11])
+    assert set(kernels["precision"]) == {"bf16"}
+    flash = kernels[kernels["setting"].str.contains("flash attention")].iloc[0]
+    assert flash["low_95"] < 0.11 < flash["high_95"]
+    (again,) = last[last["rung"] == AGAIN].to_dict("records")
+    assert (again["precision"], again["num_pairs"]) == ("fp8_tensorwise", 3)
+    assert again["gap_pct"] == pytest.approx(0.2)
+
+
+def test_runs_that_scored_once_or_never_have_no_curve(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        store(tmp_path, "local", make_record(precision=precision))
+    stored = load_runs(tmp_path)
+    assert validation_curve(stored, runs_frame(stored)).empty
+
+
+def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:
+    for seed in range(2):
+        _store(tmp_path, seed, 5.0)
+        _store(tmp_path, seed, 5.05, precision="fp8_tensorwise")
+        _store(tmp_path, seed, 5.005, attention="flash")
+    ladder = ladder_table(runs_frame(load_runs(tmp_path))).groupby("rung")["difference_pct"]
+    assert ladder.mean()[KERNELS] == pytest.approx(0.1)
+    assert ladder.mean()["FP8 tensorwise"] == pytest.approx(1.0)
+    assert ladder.size()[SEED] == 2  # of each kernel

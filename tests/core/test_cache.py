@@ -1,0 +1,52 @@
+"""What is kept is made again when a file that it was made of has changed, and only then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fp8study.core.cache import kept
+from fp8study.core.paths import cache_dir
+
+
+@pytest.fixture
+def calls() -> list[int]:
+    return []
+
+
+def test_it_is_made_once_until_a_file_changes(tmp_path: Path, calls: list[int]) -> None:
+    source = tmp_path / "run.json"
+    source.write_text("one")
+
+    def make() -> str:
+        calls.append(1)
+        return source.read_text()
+
+    assert [kept("test", [source], make) for _ in range(3)] == ["one"] * 3
+    assert len(calls) == 1
+    source.write_text("two")  # of the same size
+    os.utime(source, ns=(0, 1))
+    assert kept("test", [source], make) == "two"
+    more = tmp_path / "more.json"
+    more.touch()
+    kept("test", [source, more], make)
+    kept("test", [source, more], make)
+    assert len(calls) == 3
+
+
+def test_a_file_that_cannot_be_used_is_replaced(calls: list[int]) -> None:
+    for content in (b"", b"no pickle", bytes(range(256))):
+        (cache_dir() / "broken.pickle").write_bytes(content)
+        assert kept("broken", [], lambda: calls.append(1) or "made") == "made"
+    assert kept("broken", [], lambda: "again") == "made"
+    assert len(calls) == 3
+
+
+def test_a_closed_folder_costs_time_and_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FP8STUDY_CACHE", str(tmp_path / "file" / "below"))
+    assert kept("test", [], lambda: 3) == 3

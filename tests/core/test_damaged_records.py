@@ -1,0 +1,115 @@
+"""One damaged record is set aside and named, whatever is wrong with it; the rest is used."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.errors import UserError
+from fp8study.core.records import load_runs, read_metrics, read_record
+from fp8study.report.export import tables_of
+from tests.factories import loss_curve, make_record, store
+
+Damage = Callable[[Path], None]
+
+
+def field(path: str, value: Any) -> Damage:
+    """Put a value where a dotted path says."""
+
+    def damage(run_dir: Path) -> None:
+        file = run_dir / "run.json"
+        content = json.loads(file.read_text())
+        *parents, last = path.split(".")
+        place = content
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = value
+        file.write_text(json.dumps(content))
+
+    return damage
+
+
+def metrics(content: bytes) -> Damage:
+    return lambda run_dir: (run_dir / "metrics.jsonl").write_bytes(content) and None
+
+
+DAMAGES: dict[str, Damage] = {
+    "warnings null": field("warnings", None),
+    "warnings a text": field("warnings", "one"),
+    "a warning that is a number": field("warnings", [1]),
+    "instruments a text": field("instruments", "none"),
+    "a section of instruments a text": field("instruments.memory", "none"),
+    "start-up a list": field("instruments.startup", [1, 2]),
+    "a GEMM without dtypes": field("instruments.step", {"gemm": [{"tflop": 1.0, "num": 1}]}),
+    "GEMMs that are numbers": field("instruments.step", {"gemm": [1, 2]}),
+    "a collective of unknown size": field(
+        "instruments.step", {"communication": [{"collective": "all_gather", "dtype": "x"}]}
+    ),
+    "blocks of unequal number": field("instruments.overhead", {"plain_ms": [1.0]}),
+    "an audit of one field": field("audit", {"num_linear": 3}),
+    "no model": field("config.model", None),
+    "a precision that is a number": field("config.precision", 8),
+    "no GPUs": field("config.num_gpus", None),
+    "steps in words": field("config.num_steps", "many"),
+    "a flag in words": field("config.compile", "yes"),
+    "patterns that are one text": field("config.skip", "lm_head"),
+    "a speed in words": field("results.tokens_per_second_per_gpu", "fast"),
+    "an infinite count": field("results.steps_completed", float("inf")),
+    "a loss that is a list": field("results.loss_last20_mean", [5.0]),
+    "scores that are numbers": field("results.validation_losses", [5.0, 4.0]),
+    "a GPU that is a number": field("machine.gpu_name", 200),
+    "versions that are numbers": field("versions.torch", 2.11),
+    "a margin in words": field("judgement.margin_pct", "small"),
+    "noise without points": field("noise", {"points": 3}),
+    "a start that is no time": field("started_at", "yesterday"),
+    "an end without a zone": field("ended_at", "2000-01-01T00:00:00"),
+    "binary metrics": metrics(bytes(range(256))),
+    "metrics that are no UTF-8": metrics(b'{"step": 1, "loss": "\xff"}\n'),
+    "numbers for lines of metrics": metrics(b"1\n2\n3\n"),
+    "a step in words": metrics(b'{"step": "one", "loss": 1.0}\n'),
+    "a hole in the metrics": metrics(b'{"step": 1}\n{"st\n{"step": 3}\n'),
+}
+
+
+def _store(results: Path, run_id: str, **changes: Any) -> Path:
+    record = make_record(run_id=run_id, **changes)
+    return store(results, "local", record, loss_curve(60, 5.0))
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
+    run_dir = _store(tmp_path, "bad")
+    read_record(run_dir / "run.json")  # sound so far
+    DAMAGES[name](run_dir)
+    with pytest.warns(UserWarning, match=r"left out: .*bad/") as caught:
+        assert load_runs(tmp_path) == []
+    assert len(caught) == 1
+
+
+def test_all_tables_are_those_of_the_sound_records(tmp_path: Path) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise"):
+            _store(tmp_path, f"{precision}-{seed}", seed=seed, precision=precision)
+    sound = tables_of(load_runs(tmp_path))
+    for number, damage in enumerate(DAMAGES.values()):
+        damage(_store(tmp_path, f"bad-{number}", seed=number))
+    with pytest.warns(UserWarning, match="left out"):
+        found = tables_of(load_runs(tmp_path))
+    assert found.keys() == sound.keys()
+    assert len(found) > 1
+    for name, table in sound.items():
+        assert table.equals(found[name]), name
+
+
+def test_half_a_last_line_is_no_damage_and_a_torn_archive_is(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st')
+    assert read_metrics(tmp_path) == [{"step": 1}]
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(b'{"step": 1}\n' * 9)[:-9])
+    with pytest.raises(UserError, match=r"metrics\.jsonl\.gz: no metrics of a run"):
+        read_metrics(tmp_path)

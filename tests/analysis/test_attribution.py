@@ -17,16 +17,18 @@ from fp8study.analysis.floors import AGAIN, FAULT, SEED, ladder_table
 from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.losses import effective_batch_table, gap_by_step, seed_spread, ways_table
 from fp8study.analysis.pairing import DIVERGED, paired_losses
-from fp8study.analysis.speed import throughput_table
+from fp8study.analysis.speed import document_a_table
 from fp8study.core.records import load_runs
-from fp8study.report.effect_plots import effective_batch_figure, gap_step_figure, ladder_figure
-from fp8study.report.effect_sentences import (
+from fp8study.report.cause_plots import effective_batch_figure, gap_step_figure, ladder_figure
+from fp8study.report.cause_sentences import (
     attribution,
     effective_batch,
     gap_along,
     noise,
-    speed_apart,
+    skipped_work,
 )
+from fp8study.report.plotstyle import line_styles
+from fp8study.report.rows import rungs as rungs_of
 from tests.factories import (
     CPU,
     make_attribution,
@@ -136,7 +138,7 @@ def test_partial_records_leave_rows_out_and_say_so(tmp_path: Path) -> None:
     text = attribution(parts)
     assert "is missing" in text
     assert "STUDY=attribution" in text
-    assert "the stale optimizer (BF16 masters)" in text
+    assert "the stale optimizer (BF16 master weights)" in text
 
 
 @pytest.mark.parametrize(
@@ -181,12 +183,12 @@ def test_one_pair_gives_a_difference_and_no_interval(tmp_path: Path) -> None:
     assert set(parts["num_pairs"]) == {1}
     assert parts[["low_pct", "p_holm", "detectable_pct"]].isna().all(axis=None)
     assert set(parts["verdict"]) == {"undecided"}
-    assert "1 pair: no interval" in attribution(parts)
+    assert "undecided" not in attribution(parts)
 
 
 @pytest.mark.parametrize(
     ("healthy", "words"),
-    [(6.004, "nearly all of it"), (7.5, "is most"), (9.0, "is the lesser")],
+    [(6.004, "is nearly all of it"), (7.5, "is most of it"), (9.0, "is the lesser part of it")],
 )
 def test_words_follow_the_shares(healthy: float, words: str, tmp_path: Path) -> None:
     fp8: dict[str, Any] = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
@@ -195,6 +197,7 @@ def test_words_follow_the_shares(healthy: float, words: str, tmp_path: Path) -> 
         store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
     text = attribution(table(tmp_path))
     assert words in text
+    assert "of which" not in text  # a part is never larger than its whole
 
 
 def test_a_stale_run_that_does_not_fail_is_not_called_a_failure(tmp_path: Path) -> None:
@@ -230,10 +233,9 @@ def test_speed_is_taken_apart_by_the_healthy_run(tmp_path: Path) -> None:
         if "optimizer_binding" in changes:
             record.model["parameters_outside_optimizer_pct"] = 86.7
         store(tmp_path, "local", record)
-    text = speed_apart(throughput_table(frame(tmp_path)))
-    assert "stale +30.0 % tokens/s and \u221225.0 % peak memory" in text
+    text = skipped_work(document_a_table(frame(tmp_path), "corner-arms"))
+    assert "stale optimizer shows +30.0 % tokens/s and \u221225.0 % peak memory" in text
     assert "with every parameter trained +10.0 % tokens/s and +0.0 % peak memory" in text
-    assert "+20.0 points of the speed and \u221225.0 points of the memory" in text
 
 
 def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
@@ -250,19 +252,25 @@ def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
     assert (again == 0).sum() == 1  # the second and the third are equal to the last digit
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ladder_figure(rungs).savefig(tmp_path / "ladder.png")
-    assert "the same run again" in noise(rungs)
-    assert "No run was done again" not in noise(rungs)
+        figure = ladder_figure(rungs)
+        figure.savefig(tmp_path / "ladder.png")
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["equal to the last digit"]
+    assert not ladder_figure(rungs[rungs["difference_pct"] > 0]).legends
+    medians = rungs_of(rungs).set_index("rung")["median_pct"]
+    assert medians[SEED] == rungs.loc[rungs["rung"] == SEED, "difference_pct"].median()
+    assert noise(rungs_of(rungs)) == "Precision moved the loss less than the seed did (1 setting)."
+    louder = rungs_of(rungs)
+    louder.loc[louder["rung"] == "FP8 rowwise", "median_pct"] = 99.0
+    assert "more than the seed did in attribution on h200x8: FP8 rowwise." in noise(louder)
     runs = frame(tmp_path)
     assert ladder_table(runs.assign(speed_only=True)).empty  # asks for speed alone
-    assert "2 of 2 precisions lie below the seed's rung" in noise(rungs)
 
 
 def test_without_two_runs_of_one_arm_there_is_no_ladder(tmp_path: Path) -> None:
     make_document_a(tmp_path)
     make_smoke(tmp_path)
     assert ladder_table(frame(tmp_path)).empty
-    assert "STUDY=loss-parity" in noise(ladder_table(frame(tmp_path)))
+    assert "STUDY=loss-parity" in noise(rungs_of(ladder_table(frame(tmp_path))))
 
 
 def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
@@ -283,7 +291,9 @@ def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
     known = (100 * ends["loss_last20_mean"].std() / ends["loss_last20_mean"].mean()).tolist()
     assert sorted(spread.loc[spread["step"] == 40, "spread_pct"]) == pytest.approx(sorted(known))
     gap_step_figure(along, spread).savefig(tmp_path / "gap.png")
-    assert "inside one standard deviation of the seeds" in gap_along(along, spread)
+    assert "inside one standard deviation of the seeds in 4 of 4 arms." in gap_along(along, spread)
+    narrow = gap_along(along, spread.assign(spread_pct=0.0))
+    assert "outside in FP8" in narrow and "(attribution on h200x8, step " in narrow
     assert "STUDY=loss-parity" in gap_along(along, spread.iloc[:0])
 
 
@@ -328,11 +338,12 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
     ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
-    assert "at ±0.5 %: 7 equivalent, 0 different, 1 undecided" in text
+    assert "On h200x8: 7 settings, at ±0.5 %: 7 equivalent, 0 different, 0 undecided" in text
+    assert "On local: 1 setting, at ±0.5 %: 0 equivalent, 0 different, 1 undecided" in text
     assert "learns at an effective batch of 1 too" in text
-    assert "Of 6 comparisons of two ways to one effective batch, paired by seed, 6 are" in text
+    assert "Of 6 pairs of ways to one effective batch, 6 are equivalent." in text
     failing = batches.assign(gap_pct=40.0)
-    assert "FP8 fails to learn in 8 settings" in effective_batch(failing, ways_apart)
+    assert "FP8 fails to learn in 7 settings" in effective_batch(failing, ways_apart)
 
 
 def test_a_way_that_differs_is_not_called_equivalent(tmp_path: Path) -> None:
@@ -367,8 +378,8 @@ def test_answers_come_without_torch() -> None:
 
     code = (
         "import sys, fp8study.analysis.attribution, fp8study.analysis.floors, "
-        "fp8study.analysis.losses, fp8study.report.effect_plots, fp8study.report.effect_sentences, "
-        "fp8study.report.effect_layouts; sys.exit('torch' in sys.modules)"
+        "fp8study.analysis.losses, fp8study.report.cause_plots, fp8study.report.cause_sentences, "
+        "fp8study.report.layouts; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -400,4 +411,20 @@ def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:
     parts = table(tmp_path)
     assert parts["machine"].tolist() == ["box", "local"]
     assert parts["setting"].str.contains("FP8 emulated").tolist() == [False, True]
-    assert "in the study attribution on box" in attribution(parts)
+    assert "attribution on box" in attribution(parts)
+
+
+def test_no_two_arms_are_drawn_alike() -> None:
+    """Figure 4 of the page on failure once had two of these five in one style."""
+    names = [
+        "",
+        ", skips nothing",
+        ", skips a b",
+        ", optimizer made before conversion",
+        ", x",
+        ", y",
+    ]
+    arms = pd.DataFrame({"arm": [f"FP8 tensorwise{name}" for name in names] * 2})
+    arms["arm"] = [f"{arm}{'!' * (i >= len(names))}" for i, arm in enumerate(arms["arm"])]
+    styles = line_styles(arms.assign(precision="fp8_tensorwise", stale=False))
+    assert len(styles) == len({str(style) for style in styles.values()}) == 12

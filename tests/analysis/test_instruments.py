@@ -12,9 +12,9 @@ from fp8study.analysis import instruments as tables
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.instruments import break_even_table, cache_state
 from fp8study.core.records import load_runs
-from fp8study.report import instrument_layouts as layouts
 from fp8study.report import instrument_plots as plots
 from fp8study.report import instrument_sentences as sentences
+from fp8study.report import layouts, rows
 from tests.factories import make_quick, make_record, store
 from tests.instrument_factories import audit_of, instruments_of, make_instruments, store_measured
 
@@ -64,9 +64,9 @@ def test_the_fp8_all_gather_is_compared_with_bf16s(measured: pd.DataFrame) -> No
     assert tensorwise["all_gather_dtypes"] == "uint8 4, BF16 2"
     assert row(table, "fp8_rowwise")["all_gather_change_pct"] == 0
     assert row(table, "bf16")["reduce_scatter_dtypes"] == "FP32"
-    text = sentences.gathered(measured)
-    assert "fall by 40 %" in text
-    assert "reduce-scattered in FP32 in every arm. No gradient is reduced in FP8." in text
+    text = sentences.gathered(table)
+    assert "changes the bytes by \u221240 %" in text
+    assert "reduce-scattered in FP32, never in FP8." in text
 
 
 def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
     table = tables.energy_table(frame(tmp_path))
     assert row(table, "fp8_tensorwise")["change_pct"] == pytest.approx(-20)
     assert row(table, "fp8_tensorwise")["power_cap_pct"] == 0
-    assert "less energy per token in 4 and more in 0 of 4" in sentences.energy(frame(tmp_path))
+    assert "less energy per token than BF16 in 4 and more in 0 of 4" in sentences.energy(table)
     store_measured(tmp_path, "fp8_tensorwise", 2, run_id="stale", outside_pct=78.4)
     store_measured(tmp_path, "bf16", 2)
     stale = row(tables.energy_table(frame(tmp_path)), "fp8_tensorwise", 2)
@@ -93,8 +93,7 @@ def test_break_even_is_the_extra_warm_up_over_the_gain_of_a_step(measured: pd.Da
     assert row(table, "fp8_tensorwise")["break_even_steps"] == pytest.approx(300)
     assert row(table, "fp8_tensorwise")["cache"] == "cold"
     assert row(table, "fp8_rowwise")["break_even_steps"] == math.inf
-    assert sentences.with_steps(table)["steps"].tolist().count("never") == 2
-    text = sentences.break_even(measured)
+    text = sentences.break_even(table)
     assert "In 2 of 4 comparisons FP8's step is no shorter" in text
     assert "after 300 steps" in text
 
@@ -135,30 +134,32 @@ def test_ceilings_are_medians_with_their_spread(measured: pd.DataFrame) -> None:
 def test_products_faster_than_achievable_are_said_so(tmp_path: Path) -> None:
     slow = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 15.0, "time_ms": 20.0}]}  # 750 TFLOP/s
     store_measured(tmp_path, "bf16", instruments=instruments_of("bf16", step=slow))
-    text = sentences.reach(frame(tmp_path))
-    assert "at 100 % of their achievable rate" in text
+    text = sentences.reach(rows.utilisation(frame(tmp_path)))
+    assert "at 100 % of their peak" in text
     assert "too low" not in text
     fast = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 33.0, "time_ms": 20.0}]}  # of 1100
     measured = instruments_of("fp8_tensorwise", step=fast)
     store_measured(tmp_path, "fp8_tensorwise", instruments=measured)
-    text = sentences.reach(frame(tmp_path))
-    assert "at 100 to 150 % of their achievable rate (2 runs)" in text
-    assert "In 1 of them by more than 5 %: the achievable rate is too low there" in text
+    text = sentences.reach(rows.utilisation(frame(tmp_path)))
+    assert "at 100 % to 150 % of their peak" in text
+    assert "Above 100 % the peak was measured too low" in text
 
 
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     text = sentences.proof(frame(tmp_path))
-    assert "In 4 profiled FP8 runs, 80.0 % of the matrix products' FLOPs were done in FP8" in text
-    assert "In 2 profiled BF16 runs there was no FP8 product." in text
-    assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit. No problem was found."
+    assert "In 4 of 4 profiled FP8 runs, FP8 did the share of the GEMM FLOPs" in text
+    assert "FP8 GEMMs in none of 2 profiled BF16 runs." in text
+    shown = rows.shares(tables.kernels_table(frame(tmp_path))).set_index("arm")["share"]
+    assert shown["FP8 rowwise"] == "80.0"
+    assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit: no problem was found."
     step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
     store_measured(
         tmp_path, "fp8_rowwise", 2, run_id="silent", audit=audit_of("fp8_rowwise", silent=True),
         instruments=instruments_of("fp8_rowwise", 2, step=step),
     )  # fmt: skip
-    assert "**1 FP8 run did no product in FP8.**" in sentences.proof(frame(tmp_path))
-    assert "1 not on purpose: `silent`" in sentences.audits(frame(tmp_path))
+    assert "**1 FP8 run did no GEMM in FP8.**" in sentences.proof(frame(tmp_path))
+    assert "1 failed, 1 of them not on purpose: `silent`" in sentences.audits(frame(tmp_path))
 
 
 def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
@@ -170,9 +171,9 @@ def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
     store_measured(tmp_path, "fp8_tensorwise", audit=audit, instruments=emulated)
     text = sentences.proof(frame(tmp_path))
     assert "1 profiled FP8 run cannot be judged: FP8 was emulated" in text
-    assert "did no product" not in text
+    assert "did no GEMM" not in text
     store_measured(tmp_path, "fp8_rowwise")
-    assert "In 1 profiled FP8 run, 80.0 %" in sentences.proof(frame(tmp_path))
+    assert "In 1 of 1 profiled FP8 run, FP8 did" in sentences.proof(frame(tmp_path))
 
 
 def test_the_split_at_the_peak_does_not_suppose_that_gradients_are_there(
@@ -215,17 +216,20 @@ def test_the_table_of_a_steps_time_leaves_no_kind_out(measured: pd.DataFrame) ->
 
 
 def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame) -> None:
-    text = sentences.overhead(measured)
-    assert "48 pairs" in text  # one of the eight in each run was half as long again
-    assert "median difference is +0.10 %" in text
-    assert "less than 1 %" in text
+    (row,) = rows.overhead(measured).to_dict("records")
+    assert row["num_pairs"] == 48  # one of the eight in each run was half as long again
+    assert row["median_pct"] == pytest.approx(0.1)
+    assert "less than 1 %" in sentences.overhead(pd.DataFrame([row]))
 
 
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
     empty = frame(tmp_path)
-    for say in (sentences.proof, sentences.audits, sentences.gathered, sentences.energy,
-                sentences.overhead, sentences.break_even, sentences.reach):  # fmt: skip
-        assert "make reproduce STUDY=instruments" in say(empty)
+    for say, make in (
+        (sentences.proof, None), (sentences.audits, None), (sentences.reach, rows.utilisation),
+        (sentences.gathered, tables.communication_table), (sentences.energy, tables.energy_table),
+        (sentences.overhead, rows.overhead), (sentences.break_even, break_even_table),
+    ):  # fmt: skip
+        assert "make reproduce STUDY=instruments" in say(make(empty) if make else empty)
     for make in (
         tables.utilisation_table,
         tables.ceilings_table,

@@ -21,7 +21,7 @@ from fp8study.analysis.losses import (
 from fp8study.analysis.speed import document_a_table, throughput_table
 from fp8study.analysis.stats import smallest_detectable
 from fp8study.core.records import load_runs, read_record, write_record
-from fp8study.report import effect_sentences, loss_sentences
+from fp8study.report import cause_sentences, loss_sentences
 from fp8study.report.page import load_report
 from tests.factories import loss_curve, make_effective_batch, make_record, store
 from tests.table_factories import fp8_row, frame, store_pair, store_repeat
@@ -112,7 +112,7 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     (row,) = loss_gap_table(frame(tmp_path)).to_dict("records")
     assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
     assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
-    text = loss_sentences.loss_summary(load_report(tmp_path))
+    text = loss_sentences.training(load_report(tmp_path))
     assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
     assert "equivalent, " not in text
     assert "nan" not in text
@@ -156,11 +156,11 @@ def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None
                 record = make_record(precision=precision, seed=seed, study=study, results=results)
                 store(tmp_path, "local", record)
 
-    words = "All of these are from studies of document A's failure"
+    words = "All are from studies of document A's failure"
     store_study("attribution")
-    assert words in loss_sentences.loss_summary(load_report(tmp_path))
+    assert words in loss_sentences.training(load_report(tmp_path))
     store_study("loss-parity")
-    assert words not in loss_sentences.loss_summary(load_report(tmp_path))
+    assert words not in loss_sentences.training(load_report(tmp_path))
 
 
 def test_seeds_of_two_versions_of_torchao_are_two_arms(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
             status="diverged", results={"loss_last20_mean": None},
         ),
     )  # fmt: skip
-    text = effect_sentences.effective_batch(
+    text = cause_sentences.effective_batch(
         effective_batch_table(frame(tmp_path)), ways_table(frame(tmp_path))
     )
     assert "1 diverged" in text

@@ -135,10 +135,9 @@ def test_figures_draw_what_there_is_and_say_if_there_is_nothing(section: dict[st
     assert np.allclose(sampling.get_ydata(), drawn)
     assert len(noise_plots.layer_figure(tables.parameter_table(section)).axes) == 2
     products = tables.product_table(section)
-    assert len(noise_plots.product_figure(products, step=0).axes) == 1
-    for draw in (noise_plots.budget_figure, noise_plots.layer_figure, noise_plots.product_figure):
+    assert len(noise_plots.gemm_figure(products).axes) == 1
+    for draw in (noise_plots.budget_figure, noise_plots.layer_figure, noise_plots.gemm_figure):
         assert "No noise" in draw(table.head(0)).texts[0].get_text()
-    assert "No noise" in noise_plots.product_figure(products, step=7).texts[0].get_text()
 
 
 def test_the_figure_marks_where_the_errors_are_equal(section: dict[str, Any]) -> None:

@@ -126,8 +126,8 @@ def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) 
     stored = load_runs(tmp_path)
     figure = plots.document_a_figure(metrics_frame(stored), runs_frame(stored))
     words = [" ".join(text.get_text().split()) for text in figure.axes[0].texts]
-    assert "BF16, FP32 masters: 5.25" in words
-    assert "FP8 tensorwise, FP32 masters: diverged" in words
+    assert "BF16, FP32 master weights: 5.25" in words
+    assert "FP8 tensorwise, FP32 master weights: diverged" in words
 
 
 def test_failures_and_provenance_account_for_every_run(tmp_path: Path) -> None:

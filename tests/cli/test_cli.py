@@ -141,7 +141,7 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
     for words in (
         "% of the dense BF16 peak, 989 TFLOP/s",
         "25.0 % of the mixed peak, 1500 TFLOP/s",
-        "of what is achievable here, 1100 TFLOP/s",
+        "of the GEMM peak measured here, 1100 TFLOP/s",
         "23.00 GiB steady peak", "0.0120 J per token", "4.000 GiB  all_gather of uint8",
         "20.0 ms  gemm fp8",
     ):  # fmt: skip

@@ -120,3 +120,16 @@ def test_a_failing_child_fails_the_notebook_after_showing_its_last_lines(checkou
     executed = nbformat.read(checkout / "out.ipynb", as_version=4)
     summary = next(cell for cell in executed.cells if cell.get("id") == "table")
     assert "failed" in str(summary.outputs)  # the kernel survived to say so
+
+
+@pytest.mark.slow
+def test_a_run_that_measured_noise_shows_it(checkout: Path) -> None:
+    noise = ["-p", "noise_at_steps", "2", "-p", "noise_samples", "4"]
+    done = run_python(checkout, "-m", "papermill", SOURCE, "out.ipynb", *SHORT, *noise)
+    assert done.returncode == 0, done.stderr
+    (record,) = records(checkout)
+    assert [point["step"] for point in record["noise"]["points"]] == [2]
+    executed = nbformat.read(checkout / "out.ipynb", as_version=4)
+    outputs = {cell.get("id"): str(cell.get("outputs", [])) for cell in executed.cells}
+    assert "noise_scale" in outputs["scale"]
+    assert "crossing_batch" in outputs["crossing"]

@@ -10,8 +10,8 @@ import pytest
 
 from fp8study.analysis import noise_tables as tables
 from fp8study.core.records import StoredRun, load_runs
-from fp8study.report import noise_layouts as layouts
 from fp8study.report import noise_sentences as sentences
+from fp8study.report import rows as layouts
 from tests.factories import make_record, store
 from tests.noise_factories import make_noise, make_noise_section
 
@@ -27,7 +27,7 @@ def test_a_small_error_is_called_far_from_the_noise(tmp_path: Path) -> None:
     assert "; 2 points of training, 1 recipe, 2 seeds)" in text
     assert "precision matters *least* at batch 1" in text
     assert "emulated" not in text
-    assert "% at 1; " in sentences.by_batch(stored(tmp_path))
+    assert "at batch 1 FP8 makes" in sentences.error_at_one(stored(tmp_path))
 
 
 def crossings(*ends: tuple[float, float, float], share_low: float = 0.1) -> pd.DataFrame:
@@ -48,14 +48,14 @@ INF = math.inf
     [
         (
             crossings((80, 60, 90), (200, 150, 300)),
-            ["80 to 200 sequences (median 140; 95 % intervals from 60 to 300)", "nowhere near",
+            ["80 to 200 sequences (95 % CIs from 60 to 300)", "nowhere near",
              "matters *least* at batch 1"],
             ["never equal", "larger at a batch"],
         ),
         (crossings((9, 5, 12)), ["of 9 sequences", "are both below"], ["nowhere near"]),
         (
             crossings((9, 1.5, INF)),
-            ["from 2 to no upper end", "cannot be told apart"],
+            ["from 2 to ∞", "cannot be told apart"],
             ["both below", "least"],
         ),
         (crossings((1.5, 1, 1.9)), ["That is where document A puts the transition."], ["least"]),
@@ -81,7 +81,7 @@ def test_the_verdict_follows_the_crossings(
 ) -> None:
     monkeypatch.setattr(sentences, "fp8_rows", lambda _: table)
     text = sentences.answer([])
-    assert "20 % of its sampling noise (95 % intervals from 15 to 25 %; 1 point" in text
+    assert "20 % of its sampling noise (95 % CIs from 15 % to 25 %; 1 point" in text
     for part in words:
         assert part in text
     for part in silent:
@@ -92,9 +92,7 @@ def test_errors_add_as_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     table = pd.DataFrame({"batch": [1, 2], "ratio": [0.75, 0.9]})
     table = table.assign(precision="fp8_rowwise", scope="all", measured=True)
     monkeypatch.setattr(tables, "over_runs", lambda *_: table)
-    text = sentences.by_batch([])
-    assert "as measured: 75 % at 1; 90 % at 2. " in text
-    assert "whole error 25.0 % larger than BF16's" in text  # 3-4-5
+    assert "whole error 25.0 % larger than BF16's" in sentences.error_at_one([])  # 3-4-5
 
 
 def test_an_error_as_large_as_the_noise_is_not(tmp_path: Path) -> None:
@@ -137,22 +135,19 @@ def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None
     assert [run.record.status for run in stored(tmp_path)] == ["diverged"]
 
 
-def test_scale_and_variance_are_read_off_the_tables(tmp_path: Path) -> None:
+def test_the_variance_is_read_off_the_table(tmp_path: Path) -> None:
     make_noise(tmp_path)
-    text = sentences.scale(stored(tmp_path))
-    assert "sequences after 0 steps; " in text
-    assert text.endswith("sequences after 50 steps.")
     # Both runs are made of the same numbers, which lie in the band.
     text = sentences.variance_law(stored(tmp_path))
-    assert "2 of 2 lie where 95 % of random orders do. So it falls as 1/N" in text
+    assert text == "Variance falls as 1/N, within chance (2 runs)."
 
 
 @pytest.mark.parametrize(
     ("ratios", "words"),
     [
-        ([0.8, 1.0, 1.0, 1.0], "rest lie below; chance alone leaves that many outside in 19 of"),
-        ([0.8, 1.3, 1.3, 1.0], "lie on either side, and they are more than chance leaves outside"),
-        ([1.3, 1.3, 1.3, 1.0], "lie above (neighbours resemble each other), and they are more"),
+        ([0.8, 1.0, 1.0, 1.0], "as 1/N, within chance (4 runs)"),
+        ([0.8, 1.3, 1.3, 1.0], "unlike 1/N in 3 of 4 runs"),
+        ([1.3, 1.3, 1.3, 1.0], "more slowly than 1/N in 3 of 4 runs"),
     ],
 )
 def test_a_run_outside_of_the_band_is_judged_by_chance(
@@ -163,13 +158,12 @@ def test_a_run_outside_of_the_band_is_judged_by_chance(
     monkeypatch.setattr(tables, "over_runs", lambda *_: table.assign(**{low: 0.9, high: 1.1}))
     text = sentences.variance_law([])
     assert words in text
-    assert f"{sum(0.9 <= r <= 1.1 for r in ratios)} of 4 lie where" in text
 
 
 def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path: Path) -> None:
     make_noise(tmp_path)
     crossing = tables.over_runs(tables.crossing_table, stored(tmp_path))
-    shown = layouts.crossings(sentences.with_labels(crossing))
+    shown = layouts.crossings(layouts.with_labels(crossing))
     assert shown[["step", "what", "num_seeds"]].values.tolist() == [
         [0, "FP8 rowwise", 2], [50, "FP8 rowwise", 2],
     ]  # fmt: skip
@@ -179,20 +173,20 @@ def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path:
         f"{end:,.0f}" if end >= 10 else f"{end:.1f}"
         for end in (whole["crossing_batch_low"].min(), whole["crossing_batch_high"].max())
     )
-    products = layouts.products(
-        sentences.with_labels(
-            sentences.last_point(tables.over_runs(tables.product_table, stored(tmp_path)))
+    products = layouts.gemm_errors(
+        layouts.with_labels(
+            layouts.last_point(tables.over_runs(tables.product_table, stored(tmp_path)))
         )
     )
     row = products.iloc[0]
-    assert (row["step"], row["product"], row["error_pct"]) == (50, "forward", pytest.approx(10))
+    assert (row["step"], row["gemm"], row["relative_pct"]) == (50, "forward", pytest.approx(10))
     assert (row["underflow_pct"], row["saturated_pct"]) == (pytest.approx(25), 0)
 
 
 def test_each_seed_is_shown_with_its_own_interval(tmp_path: Path) -> None:
     make_noise(tmp_path)
     runs = stored(tmp_path)
-    crossing = sentences.with_labels(tables.over_runs(tables.crossing_table, runs))
+    crossing = layouts.with_labels(tables.over_runs(tables.crossing_table, runs))
     rows = layouts.by_seed(crossing, tables.over_runs(tables.scale_table, runs))
     assert rows[["step", "seed"]].values.tolist() == [[0, 0], [0, 1], [50, 0], [50, 1]]
     assert set(rows["what"]) == {"FP8 rowwise"}  # it trained in a recipe not measured
@@ -210,7 +204,7 @@ def test_the_gradient_is_judged_by_both_references(tmp_path: Path) -> None:
     make_noise(tmp_path)
     found = tables.over_runs(tables.gradient_table, stored(tmp_path))
     found.loc[found["reference"] == "fp32", "relative_error"] = 0.125
-    shown = layouts.gradients(sentences.with_labels(found))
+    shown = layouts.gradients(layouts.with_labels(found))
     assert shown["what"].to_list() == ["FP8 rowwise"] * 2
     assert (shown["fp32_pct"] == 12.5).all()
     assert (shown["num_seeds"] == 2).all()
@@ -224,8 +218,7 @@ def test_formats_need_no_run() -> None:
 def test_nothing_measured_says_what_to_run() -> None:
     for say in (
         sentences.answer,
-        sentences.by_batch,
-        sentences.scale,
+        sentences.error_at_one,
         sentences.variance_law,
         sentences.limits,
     ):
@@ -234,7 +227,7 @@ def test_nothing_measured_says_what_to_run() -> None:
 
 def test_a_comparison_names_its_reference_unless_it_is_bf16() -> None:
     table = pd.DataFrame({"precision": ["bf16", "fp8_rowwise"], "reference": ["fp32", "bf16"]})
-    assert sentences.with_labels(table)["what"].to_list() == ["BF16 v FP32", "FP8 rowwise"]
+    assert layouts.with_labels(table)["what"].to_list() == ["BF16 v FP32", "FP8 rowwise"]
 
 
 @pytest.mark.parametrize(("tokens", "beyond"), [(2048, True), (8192, False), (math.inf, False)])

@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from fp8study.analysis.arms import Ratio
 from fp8study.analysis.compare import Comparison, RelativeComparison
-from fp8study.report.words import signed
+from fp8study.report.words import number as write
 
 #: Stands for what is not known.
 NONE = "–"
@@ -27,13 +27,13 @@ def comparison_text(comparison: Comparison) -> str:
             estimate(row.speed_ratio),
             interval(row.speed_ratio),
             number(row.memory_ratio, "{:.3f}"),
-            NONE if row.loss_difference is None else signed(row.loss_difference, 4),
+            NONE if row.loss_difference is None else write(row.loss_difference, "+.4f"),
             marks,
         ]
         for row, marks in zip(rows, numbers, strict=True)
     ]
     headers = [
-        "arm", "runs A|B", "tok/s/GPU A", "tok/s/GPU B", "B/A", "95 % interval", "memory B/A",
+        "arm", "runs A|B", "tok/s/GPU A", "tok/s/GPU B", "B/A", "95 % CI", "memory B/A",
         "loss B−A", "notes",
     ]  # fmt: skip
     parts = [*comparison.sides, "", plain_table(table, headers, texts=(0, 5, 8)), *listed]
@@ -42,7 +42,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def relative_text(comparison: RelativeComparison) -> str:
-    """Return a table of the arms over their reference arms, in a call and in its baseline."""
+    """Return a table of the arms over their reference arms, in a session and in its baseline."""
     rows = comparison.rows
     shared, numbers, listed = share_notes([row.notes for row in rows])
     table = [
@@ -62,8 +62,8 @@ def relative_text(comparison: RelativeComparison) -> str:
         for row, marks in zip(rows, numbers, strict=True)
     ]
     headers = [
-        "arm", "runs", "tok/s/GPU", "÷ reference", "95 % interval", "in the baseline", "change",
-        "95 % interval of it", "memory ÷ ref.", "in the baseline ", "notes",
+        "arm", "runs", "tok/s/GPU", "÷ reference", "95 % CI", "in the baseline", "change",
+        "95 % CI of it", "memory ÷ ref.", "in the baseline ", "notes",
     ]  # fmt: skip
     parts = [*comparison.sides, f"reference arms: {comparison.reference}", ""]
     parts += [plain_table(table, headers, texts=(0, 4, 7, 10)), *listed]
@@ -74,7 +74,7 @@ def relative_text(comparison: RelativeComparison) -> str:
     if len(comparison.sides) > 1:
         parts.append(
             "change: the ratio here over the baseline's. Its interval holds the spread between "
-            "the runs of a call; two calls can differ by more."
+            "the runs of a session; two sessions can differ by more."
         )
     return "\n".join(parts)
 

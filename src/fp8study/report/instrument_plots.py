@@ -6,12 +6,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels, set_title
+from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
+from fp8study.report.words import count
 
 #: Column → label and colour, from the bottom of the bar up.
 _TIME = {
-    "gemm_fp8": ("FP8 products", colour("fp8_tensorwise")),
-    "gemm_bf16": ("BF16 products", colour("bf16")),
+    "gemm_fp8": ("FP8 GEMMs", colour("fp8_tensorwise")),
+    "gemm_bf16": ("BF16 GEMMs", colour("bf16")),
     "attention": ("attention", "#56B4E9"),
     "fused": ("casts, scales, norms", "#E69F00"),
     "loss": ("loss", "#F0E442"),
@@ -53,22 +54,23 @@ def _stacked(
     """One panel per model and number of GPUs, one bar per arm, `line` as a mark across it."""
     if table.empty:
         return message_figure(empty)
-    groups = list(table.groupby(["machine", "study", "model", "num_gpus"], sort=False))
-    figure, axes = panels(len(groups), height=2.6)
-    for axis, ((machine, study, model, num_gpus), group) in zip(axes, groups, strict=True):
-        for place, (_, row) in enumerate(group.iterrows()):
-            bottom = 0.0
-            for column, (_, shade) in parts.items():
-                height = float(row[column]) if pd.notna(row[column]) else 0.0
-                axis.bar(place, height, 0.7, bottom, facecolor=shade, edgecolor="white", lw=0.5)
-                bottom += height
-            axis.plot([place - 0.42, place + 0.42], [row[line]] * 2, color="black", lw=1.4)
+    figure, drawn = panels(
+        table,
+        ["machine", "study", "model", "num_gpus"],
+        lambda machine, study, model, n: f"{model}, {count(n, 'GPU')}: {study} on {machine}",
+        ("", label),
+    )
+    for axis, _, group in drawn:
         names = [str(arm).replace(" ", "\n", 1) for arm in group["arm"]]
+        bottom = pd.Series(0.0, index=group.index)
+        for column, (_, shade) in parts.items():
+            height = group[column].astype(float).fillna(0)
+            axis.bar(range(len(group)), height, 0.7, bottom, fc=shade, ec="white", lw=0.5)
+            bottom += height
+        for place, mark in enumerate(group[line]):
+            axis.plot([place - 0.42, place + 0.42], [mark] * 2, color="black", lw=1.4)
         axis.set_xticks(range(len(group)), names)
         axis.set_ylim(bottom=0)
         axis.grid(False, axis="x")
-        plural = "" if num_gpus == 1 else "s"
-        set_title(axis, f"{model}, {num_gpus} GPU{plural}: {study} on {machine}")
-        axis.set_ylabel(label)
     add_legend(figure, [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in parts.values()])
     return figure

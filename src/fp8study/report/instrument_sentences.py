@@ -1,4 +1,4 @@
-"""What the instruments saw, in words that follow the numbers."""
+"""What the instruments saw, in words; each speaks of the rows of the table below it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import math
 import pandas as pd
 
 from fp8study.analysis import instruments as tables
-from fp8study.analysis import stats
-from fp8study.analysis.instruments import break_even_table
-from fp8study.report.words import count, how_to_get
+from fp8study.report.words import count, how_to_get, per_machine, span
 
-_STUDY = "instruments"
-
-#: A change of the energy per token by less is taken for none.
+#: A change of the energy per token by less is taken for none, %.
 SAME_PCT = 1.0
+#: How far the share of FP8 GEMMs may be from what the converted layers should give, points.
+TOLERANCE = 0.5
 
 
 def _missing(what: str) -> str:
-    return f"**{what}: no records yet:** {how_to_get(_STUDY)}."
-
-
-def _span(values: pd.Series, digits: int) -> str:
-    low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
-    return low if low == high else f"{low} to {high}"
+    return f"**{what}: no records yet:** {how_to_get('instruments')}."
 
 
 def proof(frame: pd.DataFrame) -> str:
@@ -32,154 +25,153 @@ def proof(frame: pd.DataFrame) -> str:
     Args:
         frame: From `fp8study.analysis.instruments.instruments_frame`.
     """
-    on_gpu = frame[frame["device"] == "cuda"]
-    table = tables.kernels_table(on_gpu)
-    if table.empty:
-        return _missing("Proof that FP8 ran")
-    seen = on_gpu[tables.numbers(on_gpu, "step.fp8_gemm_flops_pct").notna()]
-    fp8, bf16 = seen[seen["precision"] != "bf16"], seen[seen["precision"] == "bf16"]
-    expected = tables.numbers(fp8, "audit.fp8_gemm_flops_pct_expected")
-    unjudged, fp8 = fp8[expected.isna()], fp8[expected.notna()]
+    seen = tables.numbers(frame, "step.fp8_gemm_flops_pct").notna()
+    seen &= frame["device"] == "cuda"
+    return per_machine(frame[seen], _proof) if seen.any() else _missing("Proof that FP8 ran")
+
+
+def _proof(rows: pd.DataFrame) -> str:
+    share = tables.numbers(rows, "step.fp8_gemm_flops_pct")
+    expected = tables.numbers(rows, "audit.fp8_gemm_flops_pct_expected")
+    fp8, judged = rows["precision"] != "bf16", expected.notna()
     parts = []
-    if len(unjudged):
+    if unknown := int((fp8 & ~judged).sum()):
         parts.append(
-            f"{count(len(unjudged), 'profiled FP8 run')} cannot be judged: FP8 was emulated, or "
-            "the record is too old to say what to expect."
+            f"{count(unknown, 'profiled FP8 run')} cannot be judged: FP8 was emulated, or the "
+            "record is too old to say what to expect."
         )
-    if len(fp8):
-        share = fp8["step.fp8_gemm_flops_pct"].astype(float)
-        off = (share - expected[expected.notna()]).abs()
-        silent = int((share == 0).sum())
-        if silent:
-            parts.append(f"**{count(silent, 'FP8 run')} did no product in FP8.**")
+    if silent := int((fp8 & judged & (share == 0)).sum()):
+        parts.append(f"**{count(silent, 'FP8 run')} did no GEMM in FP8.**")
+    if known := int((fp8 & judged).sum()):
+        right = int((fp8 & judged & ((share - expected).abs() <= TOLERANCE)).sum())
         parts.append(
-            f"In {count(len(fp8), 'profiled FP8 run')}, {_span(share, 1)} % of the matrix "
-            f"products' FLOPs were done in FP8, within {max(0.1, off.max()):.1f} points of what "
-            "the converted layers should give."
+            f"In {right} of {count(known, 'profiled FP8 run')}, FP8 did the share of the GEMM "
+            "FLOPs that the converted layers should give."
         )
-    if len(bf16):
-        wrong = int((bf16["step.fp8_gemm_flops_pct"] > 0).sum())
-        which = "no FP8 product" if not wrong else f"FP8 products in {wrong} of them"
-        parts.append(f"In {count(len(bf16), 'profiled BF16 run')} there was {which}.")
+    if bf16 := int((~fp8).sum()):
+        wrong = int((~fp8 & (share > 0)).sum())
+        parts.append(f"FP8 GEMMs in {wrong or 'none'} of {count(bf16, 'profiled BF16 run')}.")
     return " ".join(parts)
 
 
 def audits(frame: pd.DataFrame) -> str:
     """Say how many audits found something, and what."""
-    if "audit.num_trainable" not in frame or frame["audit.num_trainable"].dropna().empty:
+    if tables.numbers(frame, "audit.num_trainable").dropna().empty:
         return _missing("Audits")
     audited = frame[frame["audit.num_trainable"].notna()]
     bad = audited[audited["audit.problems"].fillna("") != ""]
-    text = f"{count(len(audited), 'run')} carried an audit. "
-    if bad.empty:
-        return text + "No problem was found."
     asked = bad["stale"].fillna(False).astype(bool)
-    text += f"{count(len(bad), 'run')} failed it"
+    text = f"{count(len(audited), 'run')} carried an audit: "
+    if bad.empty:
+        return text + "no problem was found."
     if asked.all():
-        return text + ", all of them runs that were asked to: document A's stale optimizer."
+        return text + f"only the {count(len(bad), 'deliberately stale run')} failed."
     names = ", ".join(f"`{name}`" for name in bad.loc[~asked, "run_id"])
-    return text + f", of which {int((~asked).sum())} not on purpose: {names}."
+    return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
 
 
-def reach(frame: pd.DataFrame) -> str:
-    """Hold the achievable rate against that of the same products inside the profiled step."""
-    table = tables.product_rates(frame)
-    if table.empty:
-        return _missing("Achievable rates")
-    pct = 100 * table["profiled_tflops"] / table["achievable_tflops"]
-    text = (
-        f"In the profiled step the products themselves ran at {_span(pct, 0)} % of their "
-        f"achievable rate ({count(len(pct), 'run')})."
-    )
-    above = int((pct > 105).sum())
-    if above:
+def reach(table: pd.DataFrame) -> str:
+    """Say how near the GEMMs of a step come to their GEMM peak, and when that peak is too low.
+
+    Args:
+        table: From `fp8study.report.rows.utilisation`.
+    """
+    known = table.dropna(subset="gemm_pct")
+    return per_machine(known, _reach) if len(known) else _missing("GEMM peaks")
+
+
+def _reach(rows: pd.DataFrame) -> str:
+    text = f"Inside a step the GEMMs run at {span(rows['gemm_pct'], '.0f', ' %')} of their peak."
+    if (rows["gemm_pct"] > 105).any():
         text += (
-            f" In {above} of them by more than 5 %: the achievable rate is too low there, and the "
-            "share of it that the run reached too high. Records made before products were timed "
+            " Above 100 % the peak was measured too low: records made before GEMMs were timed "
             "from a full queue hold the launches of small ones."
         )
     return text
 
 
-def gathered(frame: pd.DataFrame) -> str:
-    """Say what the FP8 all-gather saves, and in what the gradients travel."""
-    table = tables.communication_table(frame[frame["device"] == "cuda"])
-    if table.empty:
-        return _missing("Communication")
-    in_fp8 = table[table["all_gather_dtypes"].str.contains("uint8|float8")]
+def gathered(table: pd.DataFrame) -> str:
+    """Say what the FP8 all-gather saves, and in what the gradients travel.
+
+    Args:
+        table: From `fp8study.analysis.instruments.communication_table`.
+    """
+    return per_machine(table, _gathered) if len(table) else _missing("Communication")
+
+
+def _gathered(rows: pd.DataFrame) -> str:
+    in_fp8 = rows[rows["all_gather_dtypes"].str.contains("uint8|float8")]
+    change = in_fp8["all_gather_change_pct"].dropna()
+    dtypes = sorted({d for d in rows["reduce_scatter_dtypes"].dropna() if d})
     parts = []
-    if len(in_fp8) and in_fp8["all_gather_change_pct"].notna().any():
-        change = -in_fp8["all_gather_change_pct"].dropna()
+    if len(change):
         parts.append(
-            f"With FP8 all-gather the gathered bytes fall by {_span(change, 0)} %. Layers that "
-            "stay out of FP8, the embedding and the loss head first of all, still travel in BF16; "
-            "FSDP2 packs FP8 weights as bytes, so NCCL calls them uint8."
+            f"FP8 all-gather changes the bytes by {span(change, '+.0f', ' %')}. Layers out "
+            "of FP8 still travel in BF16; FSDP2 packs FP8 weights as bytes, so NCCL says uint8."
         )
-    dtypes = sorted({d for d in table["reduce_scatter_dtypes"].dropna() if d})
     if dtypes:
-        where = "in every arm" if len(dtypes) == 1 else "depending on the arm"
-        verdict = (
-            " No gradient is reduced in FP8." if not any("float8" in d for d in dtypes) else ""
-        )
-        parts.append(f"Gradients are reduce-scattered in {' or '.join(dtypes)} {where}.{verdict}")
+        none = "" if any("float8" in d for d in dtypes) else ", never in FP8"
+        parts.append(f"Gradients are reduce-scattered in {' or '.join(dtypes)}{none}.")
     return " ".join(parts)
 
 
-def energy(frame: pd.DataFrame) -> str:
-    """Say what a token costs in energy."""
-    table = tables.energy_table(frame)
-    change = table["change_pct"].dropna() if len(table) else pd.Series(dtype=float)
+def energy(table: pd.DataFrame) -> str:
+    """Say what a token costs in energy.
+
+    Args:
+        table: From `fp8study.analysis.instruments.energy_table`.
+    """
+    known = table["change_pct"].notna() if len(table) else pd.Series(dtype=bool)
+    return per_machine(table, _energy) if known.any() else _missing("Energy")
+
+
+def _energy(rows: pd.DataFrame) -> str:
+    change = rows["change_pct"].dropna()
     if change.empty:
-        return _missing("Energy")
+        return ""
     less, more = int((change < -SAME_PCT).sum()), int((change > SAME_PCT).sum())
-    bf16 = table[(table["precision"] == "bf16") & ~table["stale"].fillna(False).astype(bool)]
-    capped = int((bf16["power_cap_pct"] > 50).sum())
     text = (
-        f"Against BF16, FP8 took less energy per token in {less} and more in {more} of "
-        f"{count(len(change), 'comparison')} ({change.min():+.0f} % to {change.max():+.0f} %; "
-        f"changes of up to {SAME_PCT:g} % count as neither)."
-    ).replace("-", "\u2212")
-    if capped:
+        f"FP8 takes less energy per token than BF16 in {less} and more in {more} of "
+        f"{count(len(change), 'comparison')} ({span(change, '+.1f', ' %')}; changes of up to "
+        f"{SAME_PCT:g} % count as neither)."
+    )
+    bf16 = rows[(rows["precision"] == "bf16") & ~rows["stale"].fillna(False).astype(bool)]
+    if capped := int((bf16["power_cap_pct"] > 50).sum()):
         text += (
             f" {capped} of {count(len(bf16), 'BF16 arm')} ran at the power limit for more than "
-            "half of the samples, so the datasheet's peak was out of reach for them."
+            "half of the time: the datasheet's peak was out of reach."
         )
     return text
 
 
-def overhead(frame: pd.DataFrame) -> str:
-    """Say what measuring costs."""
-    pairs = tables.overhead_pairs(frame)
-    if len(pairs) < stats.MIN_FOR_MEDIAN_INTERVAL:
-        return _missing("What measuring costs")
-    interval = stats.median_interval(pairs, 0.95)
-    middle = pd.Series(pairs).median()
-    below = "less than 1 %" if interval.high < 1 else "not shown to be less than 1 %"
-    return (
-        f"Blocks of steps with and without the instruments, in turns ({len(pairs)} pairs of "
-        f"blocks): the median difference is {middle:+.2f} % of a step (95 % interval "
-        f"{interval.low:+.2f} to {interval.high:+.2f} %), so measuring costs {below}."
-    ).replace("-", "\u2212")
+def overhead(table: pd.DataFrame) -> str:
+    """Say what measuring costs.
 
-
-def break_even(frame: pd.DataFrame) -> str:
-    """Say after how many steps FP8's warm-up is paid for."""
-    table = break_even_table(frame)
+    Args:
+        table: From `fp8study.report.rows.overhead`.
+    """
     if table.empty:
-        return _missing("Break-even")
-    never = table["break_even_steps"] == math.inf
-    paid = table[~never]
-    text = f"In {int(never.sum())} of {count(len(table), 'comparison')} FP8's step is no shorter."
-    if len(paid):
-        steps = _span(paid["break_even_steps"], 0)
-        text += f" Elsewhere its longer warm-up is paid for after {steps} steps."
-    return text
+        return _missing("What measuring costs")
+    return per_machine(table, lambda rows: (
+        "Measuring costs less than 1 % of a step."
+        if (rows["high_pct"] < 1).all()
+        else "Measuring is not shown to cost less than 1 % of a step."
+    ))  # fmt: skip
 
 
-def with_steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the break-even as text to the table: infinite means never."""
-    steps = [
-        "never" if value == math.inf else f"{value:,.0f} steps"
-        for value in table.get("break_even_steps", [])
-    ]
-    return table.assign(steps=steps)
+def break_even(table: pd.DataFrame) -> str:
+    """Say after how many steps FP8's warm-up is paid for.
+
+    Args:
+        table: From `fp8study.analysis.break_even.break_even_table`.
+    """
+    return per_machine(table, _break_even) if len(table) else _missing("Break-even")
+
+
+def _break_even(rows: pd.DataFrame) -> str:
+    never = rows["break_even_steps"] == math.inf
+    text = f"In {int(never.sum())} of {count(len(rows), 'comparison')} FP8's step is no shorter"
+    paid = rows.loc[~never, "break_even_steps"]
+    if paid.empty:
+        return f"{text}."
+    return f"{text}; elsewhere its longer warm-up is paid for after {span(paid, ',.0f')} steps."

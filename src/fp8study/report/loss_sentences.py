@@ -1,4 +1,4 @@
-"""What the loss gaps allow one to say, in words; as `fp8study.report.sentences`."""
+"""What the paired losses allow one to say."""
 
 from __future__ import annotations
 
@@ -6,151 +6,144 @@ import pandas as pd
 
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report.page import Report
-from fp8study.report.words import count, escape, how_to_get, signed
+from fp8study.report.words import by_machine, count, escape, how_to_get, place, span
 
 
-def loss_summary(report: Report) -> str:
-    """Say what the paired losses allow one to say."""
-    gaps = report.loss_gaps
-    gaps = gaps[~gaps["stale"].fillna(False).astype(bool)]
-    gpu, cpu = gaps[gaps["device"] == "cuda"], gaps[gaps["device"] == "cpu"]
+def training(report: Report) -> str:
+    """Say what the training losses show, machine by machine."""
+    gaps = _healthy(report.loss_gaps)
     if gaps.empty:
         return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get('quick')}."
-    parts = [_loss_sentence(gpu, "on GPUs") if len(gpu) else "**Loss:** no pair on GPUs yet."]
-    parts[0] += _repeated_sentence(gpu[gpu["verdict"] == "different"])
-    if len(cpu):
-        parts.append(_loss_sentence(cpu, "on CPUs with emulated FP8"))
+    parts = [] if (gaps["device"] == "cuda").any() else ["**Loss:** no pair on GPUs yet."]
+    for machine, rows in by_machine(gaps):
+        for device, known in rows.groupby("device", sort=False):
+            where = machine if device == "cuda" else f"{machine}, a CPU that emulates FP8"
+            parts.append(f"**Training loss on {where}.** {_verdicts(known)}{_repeated(known)}")
     return "\n\n".join(parts)
 
 
-def _repeated_sentence(different: pd.DataFrame) -> str:
-    """Say so if every difference is of a run that saw its text again."""
-    passes = different["epochs"]
-    if different.empty or not (passes >= 2).all():
-        return ""
-    return (
-        f" Every one that is different trained on its text {_plain_range(passes)} times over, "
-        "where a training loss is also a matter of what the model remembers: see "
-        "[text seen again](quality.qmd#sec-passes)."
-    )
-
-
-def _plain_range(values: pd.Series) -> str:
-    low, high = f"{values.min():.1f}", f"{values.max():.1f}"
-    return low if low == high else f"{low} to {high}"
-
-
-def validation_summary(report: Report) -> str:
-    """Say what the paired validation losses allow one to say, and where training ones disagree."""
-    gaps = report.validation_gaps
-    gaps = gaps[~gaps["stale"].fillna(False).astype(bool) & (gaps["device"] == "cuda")]
+def validation(report: Report) -> str:
+    """Say what the losses on text kept out show, and where training losses disagree."""
+    gaps = _healthy(report.validation_gaps)
+    gaps = gaps[gaps["device"] == "cuda"]
     if gaps.empty:
         return (
             "**Validation loss: no answer yet.** No pair on a GPU kept text out of its training: "
             f"{how_to_get('loss-parity')}."
         )
-    text = _loss_sentence(gaps, "on text kept out of training, scored in BF16")
-    training = report.loss_gaps.set_index("arm_key")
-    apart = [
-        (row, training.loc[row["arm_key"]])
-        for _, row in gaps.iterrows()
-        if row["arm_key"] in training.index
-        and training.loc[row["arm_key"], "verdict"] == "different"
-        and row["verdict"] not in ("different", DIVERGED)
-        and row["epochs"] > 1  # in a first pass there is nothing to remember
-    ]
-    if apart:
-        here = pd.Series([float(row["gap_pct"]) for row, _ in apart])
-        there = pd.Series([float(other["gap_pct"]) for _, other in apart])
-        passes = pd.Series([float(row["epochs"]) for row, _ in apart])
-        text += (
-            f" In {count(len(apart), 'comparison')} the training loss is different "
-            f"({_range(there)}) and this one is not ({_range(here)}), after "
-            f"{_plain_range(passes)} passes over the corpus: on text "
-            "seen before FP8 is behind, and on text never seen no loss was found."
-        )
-    return text
-
-
-def _loss_sentence(gaps: pd.DataFrame, where: str) -> str:
-    text = f"**Loss {where}.**"
-    gone = gaps["verdict"] == DIVERGED
-    if gone.any():
-        text += f" {_diverged_sentence(gaps[gone])}"
-    gaps = gaps[~gone]
-    tested = gaps["gap_pct_low_90"].notna()
-    if tested.any():
-        text += f" {_tested_sentence(gaps[tested])}"
-    if not tested.all():
-        text += f" {_untested_sentence(gaps[~tested], bool(tested.any()))}"
-    return text
-
-
-def _diverged_sentence(gaps: pd.DataFrame) -> str:
-    arms = "; ".join(
-        f"{row['model']}, {row['arm']}: {row['judged'].removeprefix('diverged in ')}"
-        for row in gaps.to_dict("records")
+    known = report.loss_gaps.set_index("arm_key")
+    return "\n\n".join(
+        f"**Loss on text kept out of training, {machine}.** {_verdicts(rows)}{_apart(rows, known)}"
+        for machine, rows in by_machine(gaps)
     )
+
+
+def passes(table: pd.DataFrame) -> str:
+    """Say what the gaps were after one pass, and what they are at the end.
+
+    Args:
+        table: From `fp8study.analysis.passes.pass_table`.
+    """
+    if table.empty:
+        return (
+            "No arm with three pairs on a GPU trained for two passes over its corpus: "
+            f"{how_to_get('loss-parity')}."
+        )
+    lines = []
+    for _, rows in table.groupby(["machine", "study", "model"], sort=False):
+        last = rows[rows["passes"] == rows.groupby("arm_key")["passes"].transform("max")]
+        lines.append(
+            f"- **{escape(rows['model'].iloc[0])}** ({place(rows.iloc[0])}): after the first pass "
+            f"{_judged(rows[rows['passes'] == 1])}; after {span(last['passes'], '.1f')} passes "
+            f"{_judged(last)}."
+        )
+    return "\n".join(lines)
+
+
+def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
+    return gaps[~gaps["stale"].fillna(False).astype(bool)]
+
+
+def _judged(rows: pd.DataFrame) -> str:
+    verdicts = rows["verdict"].value_counts()
+    said = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+    return f"{span(rows['gap_pct'], '+.2f', ' %')} ({count(len(rows), 'arm')}: {said})"
+
+
+def _verdicts(gaps: pd.DataFrame) -> str:
+    """Say what came of the comparisons of one machine."""
+    gone = gaps["verdict"] == DIVERGED
+    tested = gaps["gap_pct_low_90"].notna() & ~gone
+    parts = [_diverged(gaps[gone])] if gone.any() else []
+    if tested.any():
+        parts.append(_tested(gaps[tested]))
+    if untested := int((~gone & ~tested).sum()):
+        parts.append(
+            f"{count(untested, 'comparison')} with fewer than three seeds "
+            f"{'has' if untested == 1 else 'have'} no interval and no verdict."
+        )
+    return " ".join(parts)
+
+
+def _diverged(gaps: pd.DataFrame) -> str:
+    arms = "; ".join(f"{row['model']}, {row['arm']}: {row['judged']}" for _, row in gaps.iterrows())
     return (
         f"**In {count(len(gaps), 'comparison')} FP8 diverged in a seed in which BF16 did not** "
-        f"({escape(arms)}); what the other seeds say is no verdict on it."
+        f"({escape(arms)})."
     )
 
 
-def _tested_sentence(gaps: pd.DataFrame) -> str:
+def _tested(gaps: pd.DataFrame) -> str:
     counts = gaps["verdict"].value_counts()
     better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
-    side = f" (FP8 is better in {better})" if better else ""
+    margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
+    found = gaps["detectable_pct"].astype(float)
     text = (
-        f"Of {count(len(gaps), 'comparison')} with three seeds or more, at a margin of "
-        f"{_margins(gaps)}: {counts.get('equivalent', 0)} equivalent, "
-        f"{counts.get('different', 0)} different{side}, {counts.get('undecided', 0)} undecided "
-        f"(mean gaps {_span(gaps)}; +: FP8 is worse). A paired t test "
-        f"against zero finds true differences {_detectable(gaps['detectable_pct'])} four times in "
-        "five; to be called different takes more."
+        f"Of {count(len(gaps), 'paired difference')} with three seeds or more, at {margins}: "
+        f"{counts.get('equivalent', 0)} equivalent, {counts.get('different', 0)} different"
+        f"{f' (FP8 is better in {better})' if better else ''}, {counts.get('undecided', 0)} "
+        f"undecided (means {span(gaps['gap_pct'], '+.2f', ' %')}; +: FP8 is worse). True gaps from "
+        f"{found.min():.2f} % (quietest setting) to {found.max():.2f} % (noisiest) would be "
+        "detected with 80 % power."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += (
-            " All of these are from studies of document A's failure, at a learning rate far below "
-            "a usual one: they say nothing of a run that anyone would start."
+            " All are from studies of document A's failure, at a learning rate far below a usual "
+            "one."
         )
     within = gaps[gaps["verdict"] == "equivalent"]
-    sure = (within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)
-    if sure.any():
+    sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
+    if sure:
         text += (
-            f" Equivalent is not equal: in {int(sure.sum())} of them the 95 % interval leaves out "
-            "zero, so there is a difference, smaller than the margin."
+            f" Equivalent is not equal: in {sure} of them the 95 % CI leaves out zero, a "
+            "difference smaller than the margin."
         )
     return text
 
 
-def _detectable(pct: pd.Series) -> str:
-    low, high = f"{pct.min():.2f}", f"{pct.max():.2f}"
-    return f"of {low} %" if low == high else f"of {low} % to {high} %, by the spread of the seeds,"
-
-
-def _margins(gaps: pd.DataFrame) -> str:
-    margins = sorted(gaps["margin_pct"].astype(float).dropna().unique())
-    return " or ".join(f"±{margin:g} %" for margin in margins)
-
-
-def _untested_sentence(gaps: pd.DataFrame, others: bool) -> str:
-    worst = gaps.iloc[int(gaps["gap_pct"].astype(float).abs().to_numpy().argmax())]
-    unit = "process" if worst["device"] == "cpu" else "GPU"
-    several = "" if worst["num_gpus"] == 1 else "es" if unit == "process" else "s"
+def _repeated(gaps: pd.DataFrame) -> str:
+    """Say so if every difference is of a run that saw its text again."""
+    passed = gaps.loc[gaps["verdict"] == "different", "epochs"]
+    if passed.empty or not (passed >= 2).all():
+        return ""
     return (
-        f"{'The other ' if others else ''}{count(len(gaps), 'comparison')} "
-        f"{'has' if len(gaps) == 1 else 'have'} fewer than three seeds and so no interval: gaps of "
-        f"{_span(gaps)} (+: FP8 is worse), the largest with {escape(str(worst['model']))}, "
-        f"{escape(str(worst['arm']))}, on {worst['num_gpus']} {unit}{several}. They show neither "
-        "that FP8 and BF16 are the same, nor that they differ."
+        f" Every different one trained on its text {span(passed, '.1f')} times over: see "
+        "[text seen again](quality.qmd#sec-passes)."
     )
 
 
-def _span(gaps: pd.DataFrame) -> str:
-    return _range(gaps["gap_pct"].astype(float))
-
-
-def _range(pct: pd.Series) -> str:
-    low, high = signed(pct.min(), 2), signed(pct.max(), 2)
-    return f"{low} %" if low == high else f"{low} % to {high} %"
+def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
+    """Say where only the training loss tells FP8 from BF16, on text seen before."""
+    # In a first pass there is nothing to remember.
+    unseen = gaps[~gaps["verdict"].isin(["different", DIVERGED]) & (gaps["epochs"] > 1)]
+    seen = training.reindex(unseen["arm_key"])
+    apart = (seen["verdict"] == "different").to_numpy()
+    if not apart.any():
+        return ""
+    return (
+        f" In {count(int(apart.sum()), 'comparison')} the training loss is different "
+        f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
+        f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
+        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind on "
+        "text seen before, and no loss was found on text never seen."
+    )

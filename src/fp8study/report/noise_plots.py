@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fp8study.analysis.pairing import PRECISION_LABELS
-from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels, set_title
+from fp8study.report.plotstyle import (
+    BAND,
+    GREY,
+    add_legend,
+    colour,
+    message_figure,
+    panels,
+)
+from fp8study.report.rows import GEMMS
+from fp8study.report.words import recipe
 
-_PRODUCTS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "weight gradient"}
+_EQUAL = "#F6E3A1"
+_SCOPES = {"all": "all parameters", "fp8_layers": "weights of FP8 layers"}
 
 
 def budget_figure(
@@ -37,42 +46,35 @@ def budget_figure(
     """
     if table.empty:
         return message_figure(empty)
-    groups = list(table.groupby(["step", "scope"], sort=True))
-    figure, axes = panels(len(groups), height=2.6)
-    for axis, ((step, scope), group) in zip(axes, groups, strict=True):
-        first = group[["precision", "reference"]].drop_duplicates().iloc[0]
-        same = (group["precision"] == first["precision"]) & (
-            group["reference"] == first["reference"]
-        )
-        _line(axis, group[same], "sampling_error", "black")  # the same beside every comparison
+    figure, drawn = panels(
+        table.sort_values(["step", "scope"], kind="stable"), ["step", "scope"],
+        lambda step, scope: f"after {step} steps, {_SCOPES[str(scope)]}",
+        ("effective batch, sequences", "error / true gradient"),
+    )  # fmt: skip
+    names = table[["precision", "reference"]].drop_duplicates().to_numpy().tolist()
+    for axis, (step, scope), group in drawn:
+        one = (group[["precision", "reference"]] == names[0]).all(axis=1)
+        _line(axis, group[one], "sampling_error", "black")  # the same beside every comparison
         for precision, rows in group.groupby("precision", sort=False):
             _line(axis, rows, "precision_error", colour(str(precision)))
-        axis.set(xscale="log", yscale="log", xlabel="effective batch, sequences")
+        axis.set(xscale="log", yscale="log")
         if crossings is not None:
-            _mark_crossings(axis, crossings, step, scope, float(table["batch"].max()))
-        axis.set_ylabel("error / true gradient")
-        set_title(axis, f"after {step} steps, {_SCOPES[str(scope)]}")
-    names = table[["precision", "reference"]].drop_duplicates().itertuples(index=False)
+            here = (crossings["step"] == step) & (crossings["scope"] == scope)
+            found = crossings.loc[here & (crossings["precision"] != "bf16"), "crossing_batch"]
+            _mark_crossings(axis, found, float(table["batch"].max()))
     handles: list[Artist] = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
     handles += [
-        Line2D([], [], color=colour(p), label=f"{_label(p)} against {_label(r)}") for p, r in names
+        Line2D([], [], color=colour(p), label=f"{recipe(p)} against {recipe(r)}") for p, r in names
     ]
     if crossings is not None:
         handles.append(Patch(color=_EQUAL, label="FP8 and sampling error are equal, over seeds"))
-        handles.append(Patch(color=_CLAIMED, label="document A's transition"))
+        handles.append(Patch(color=BAND, label="document A's transition"))
     add_legend(figure, handles)
     return figure
 
 
-_EQUAL, _CLAIMED = "#F6E3A1", "#DDDDDD"
-
-
-def _mark_crossings(
-    axis: Axes, crossings: pd.DataFrame, step: object, scope: object, largest: float
-) -> None:
-    axis.axvspan(1, 2, color=_CLAIMED, linewidth=0, zorder=0)
-    here = (crossings["step"] == step) & (crossings["scope"] == scope)
-    found = crossings[here & (crossings["precision"] != "bf16")]["crossing_batch"]
+def _mark_crossings(axis: Axes, found: pd.Series, largest: float) -> None:
+    axis.axvspan(1, 2, color=BAND, linewidth=0, zorder=0)
     low, high = found.min(), min(found.max(), largest)
     if 0 < low < largest:
         axis.axvspan(low, high, color=_EQUAL, linewidth=0, zorder=0)
@@ -80,13 +82,6 @@ def _mark_crossings(
             high, 0.96, f" {low:.0f} to {found.max():.0f}", transform=axis.get_xaxis_transform(),
             va="top", fontsize=9,
         )  # fmt: skip
-
-
-_SCOPES = {"all": "all parameters", "fp8_layers": "weights of FP8 layers"}
-
-
-def _label(precision: str) -> str:
-    return PRECISION_LABELS.get(precision, precision.upper())
 
 
 def _line(axis: Axes, rows: pd.DataFrame, column: str, shade: str) -> None:
@@ -110,48 +105,34 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
     """
     if not table.empty:
         table = table[table["is_fp8"] & (table["reference"] == "bf16") & (table["layer"] >= 0)]
-    if table.empty:
-        return message_figure(empty)
-    return _by_layer(table, list(table.groupby("step")), "after {} steps", "gradient SQNR, dB")
+    return _by_layer(table, "step", "after {} steps".format, "gradient SQNR, dB", empty)
 
 
-def product_figure(
-    table: pd.DataFrame, step: int | None = None, empty: str = "No noise was measured"
-) -> Figure:
-    """Draw the SQNR of single FP8 products by layer, dB, a panel for each of the three products.
+def gemm_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> Figure:
+    """Draw the SQNR of single FP8 GEMMs by layer, dB, a panel for each of a layer's three.
 
     Args:
-        table: From `fp8study.analysis.noise_tables.product_table`.
-        step: The point; by default the last.
+        table: From `fp8study.analysis.noise_tables.product_table`, of one point.
         empty: What to say if there is nothing to draw.
     """
-    if not table.empty:
-        table = table[table["step"] == (table["step"].max() if step is None else step)]
-    if table.empty:
-        return message_figure(empty)
-    groups = [(_PRODUCTS[str(p)], rows) for p, rows in table.groupby("product", sort=False)]
-    return _by_layer(table, groups, "{}", "product SQNR, dB")
+    return _by_layer(table, "product", lambda name: GEMMS[name], "GEMM SQNR, dB", empty)
 
 
 def _by_layer(
-    table: pd.DataFrame, groups: Sequence[tuple[object, pd.DataFrame]], title: str, label: str
+    table: pd.DataFrame, key: str, title: Callable[..., str], ylabel: str, empty: str
 ) -> Figure:
-    figure, axes = panels(len(groups), height=2.6)
+    if table.empty:
+        return message_figure(empty)
+    figure, drawn = panels(table, [key], title, ("decoder layer", ylabel))
     precisions = [str(p) for p in table["precision"].unique()]
-    for axis, (what, group) in zip(axes, groups, strict=True):
-        for number, precision in enumerate(precisions):
+    for axis, _, group in drawn:
+        for place, precision in enumerate(precisions):
             rows = group[(group["precision"] == precision) & np.isfinite(group["sqnr_db"])]
-            shift = 0.15 * (number - (len(precisions) - 1) / 2)
-            axis.scatter(
-                rows["layer"] + shift, rows["sqnr_db"], s=7, alpha=0.5, linewidths=0,
-                color=colour(precision),
-            )  # fmt: skip
+            shift, shade = 0.15 * (place - (len(precisions) - 1) / 2), colour(precision)
+            axis.scatter(rows["layer"] + shift, rows["sqnr_db"], s=7, alpha=0.5, lw=0, color=shade)
             median = rows.groupby("layer")["sqnr_db"].median()
-            axis.plot(median.index, median, color=colour(precision), linewidth=1.4)
-        set_title(axis, title.format(what))
-        axis.set_xlabel("decoder layer")
+            axis.plot(median.index, median, color=shade, linewidth=1.4)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.set_ylabel(label)
         axis.axhline(0, color=GREY, linewidth=0.6)
-    add_legend(figure, [Patch(color=colour(p), label=_label(p)) for p in precisions])
+    add_legend(figure, [Patch(color=colour(p), label=recipe(p)) for p in precisions])
     return figure

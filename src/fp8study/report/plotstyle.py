@@ -1,4 +1,4 @@
-"""What all figures share: colours, fonts, panels, legends.
+"""What all figures share: colours, line styles, panels with their titles, legends.
 
 One colour belongs to one precision in every figure (Okabe and Ito's palette, safe for
 colour-blind readers). Figures never touch pyplot's state, so that they can be made in any order
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,16 +17,21 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fp8study.report.words import count, in_words, number
+
 PALETTE = {
     "bf16": "#0072B2",
     "fp8_tensorwise": "#D55E00",
     "fp8_rowwise": "#009E73",
     "fp8_rowwise_gw_hp": "#CC79A7",
 }
-OTHER_COLOUR = "#555555"
 GREY = "#777777"
-WIDTH_INCHES = 8.0
-
+BAND = "#dddddd"
+DASHED = (0, (5, 3))
+#: What a panel of arms is about.
+SETTING = ["machine", "study", "model", "num_gpus", "setting"]
+_WIDTH_INCHES = 8.0
+_DOTS = ((3.5, 2), (1, 1), (5, 1.5, 1, 1.5), (7, 2), (5, 1.5, 1, 1.5, 1, 1.5), (9, 1.5))
 _STYLE: dict[str, Any] = {
     "axes.grid": True,
     "grid.color": "#e3e3e3",
@@ -42,40 +47,86 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
 }
 
+Panels = tuple[Figure, list[tuple[Axes, Any, pd.DataFrame]]]
+
 
 def colour(precision: str) -> str:
     """Return the colour that stands for a precision in every figure."""
-    return PALETTE.get(precision, OTHER_COLOUR)
+    return PALETTE.get(precision, "#555555")
+
+
+def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return how each arm's line is drawn; no two arms are drawn alike.
+
+    BF16 is wide and solid, so that an FP8 curve on top of it leaves it visible. The arms of one
+    precision share its colour and differ in their dashes.
+
+    Args:
+        table: With the columns ``arm``, ``precision`` and ``stale``.
+    """
+    styles: dict[str, dict[str, Any]] = {}
+    for arm, precision, _ in list_arms(table):
+        same = sum(style["color"] == colour(precision) for style in styles.values())
+        dots = _DOTS[same % len(_DOTS)]
+        dashes = tuple(length * (1 + same // len(_DOTS)) for length in dots)
+        is_bf16 = precision == "bf16" and not same
+        styles[arm] = {"color": colour(precision), "linewidth": 3.4 if is_bf16 else 1.8}
+        styles[arm]["linestyle"] = "-" if is_bf16 else (0, dashes)
+    return styles
 
 
 def message_figure(message: str) -> Figure:
     """Say in place of a figure why there is none."""
-    figure = Figure(figsize=(WIDTH_INCHES, 1.2), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.2), layout="constrained")
     # Notebooks do not show a figure without axes.
     figure.add_subplot().set_axis_off()
     figure.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, color=GREY, wrap=True)
     return figure
 
 
-def panels(count: int, height: float, columns: int = 2) -> tuple[Figure, list[Axes]]:
-    """Make a grid of `count` panels, each `height` inches high."""
-    columns = min(columns, count)
-    rows = math.ceil(count / columns)
+def panels(
+    table: pd.DataFrame,
+    keys: Sequence[str],
+    title: Callable[..., str],
+    labels: tuple[str, str],
+    height: float = 2.6,
+    columns: int = 2,
+) -> Panels:
+    """Make one panel for each group of a table.
+
+    Args:
+        table: Has rows.
+        keys: Columns that a panel's rows share.
+        title: Makes the title from the values of `keys`; its lines are kept.
+        labels: Of the horizontal and the vertical axis.
+        height: Of a panel, inches.
+        columns: Panels beside each other, at most.
+
+    Returns:
+        The figure, and for each panel its axes, its key and its rows.
+    """
+    groups = list(table.groupby(list(keys), sort=False))
+    columns = min(columns, len(groups))
+    rows = math.ceil(len(groups) / columns)
     with sns.axes_style("ticks", _STYLE), sns.plotting_context("paper", rc=_STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height * rows + 0.7), layout="constrained")
+        figure = Figure(figsize=(_WIDTH_INCHES, height * rows + 0.7), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
-    for spare in axes[count:]:
+    for spare in axes[len(groups) :]:
         spare.set_axis_off()
-    for axis in axes:
+    for axis, (key, _) in zip(axes, groups, strict=False):
         sns.despine(ax=axis)
         axis.tick_params(length=0, labelsize=10)
-    return figure, axes[:count]
+        lines = [textwrap.fill(line, 48) for line in in_words(title(*key)).split("\n")]
+        axis.set_title("\n".join(lines), loc="left", fontsize=9.5)
+        axis.set(xlabel=labels[0], ylabel=labels[1])
+    return figure, [(axis, *group) for axis, group in zip(axes, groups, strict=False)]
 
 
-def set_title(axis: Axes, text: str) -> None:
-    lines = [textwrap.fill(line, 54) for line in text.split("\n")]
-    axis.set_title("\n".join(lines), loc="left", fontsize=9.5)
+def setting_title(machine: str, study: str, model: str, num_gpus: int, setting: str) -> str:
+    """Name what the arms of a panel have in common; the keys are those of `SETTING`."""
+    unit = "process" if "emulated" in str(setting) else "GPU"
+    return f"{model}, {count(num_gpus, unit)}: {study} on {machine}\n{setting}"
 
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
@@ -85,6 +136,11 @@ def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
     figure.legend(
         handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=10
     )
+
+
+def signed_ticks(value: float, _: object) -> str:
+    """Write a tick with its sign."""
+    return number(value, "+g") if value else "0"
 
 
 def list_arms(table: pd.DataFrame) -> list[tuple[str, str, bool]]:

@@ -7,10 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import fp8study
 from fp8study.core.errors import UserError
-from fp8study.core.paths import report_dir, results_dir
+from fp8study.core.paths import report_dir, results_dir, studies_dir
+from fp8study.report.page import RESULTS_VARIABLE
 from fp8study.report.site import render_site
 
 
@@ -29,7 +32,7 @@ def render_report(only_if_changed: bool = False) -> Path:
         raise UserError(f"report: there is no '{project}/_quarto.yml'; run in a checkout")
     index = project / "_site" / "index.html"
     stamp = project / ".rendered"
-    inputs = _fingerprint(project)
+    inputs = fingerprint()
     if only_if_changed and index.exists() and stamp.exists() and stamp.read_text() == inputs:
         return index
     quarto = shutil.which("quarto")
@@ -48,14 +51,26 @@ def _render_with_quarto(quarto: str, project: Path) -> None:
         raise UserError(f"report: quarto render failed with status {done.returncode}; see above")
 
 
-def _fingerprint(project: Path) -> str:
-    """Return a hash over everything that the rendered pages depend on."""
-    files = [p for p in project.iterdir() if p.is_file() and not p.name.startswith(".")]
-    files += results_dir().glob("*/*/*/run.json")
-    files += results_dir().glob("*/*/*/*/run.json")
-    files += Path(__file__).parent.rglob("*.py")
+def fingerprint() -> str:
+    """Return a hash over everything that the rendered pages depend on: `inputs`, by content."""
     digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(str(path).encode())
-        digest.update(path.read_bytes())
+    for path in sorted(inputs()):
+        content = path.read_bytes()
+        digest.update(f"{path}:{len(content)}:".encode())
+        digest.update(content)
     return digest.hexdigest()
+
+
+def inputs() -> Iterator[Path]:
+    """Yield every file that decides what the pages show.
+
+    The pages with their settings, the studies, every record with its metrics and peers (one's own
+    too), and the package: its code, and the renderer's style and template.
+    """
+    yield from (p for p in report_dir().iterdir() if p.is_file() and not p.name.startswith("."))
+    yield from studies_dir().glob("*.yaml")
+    results = Path(os.environ.get(RESULTS_VARIABLE) or results_dir())
+    for name in ("*.json", "metrics.jsonl*"):
+        yield from results.rglob(name)
+    package = Path(fp8study.__file__).parent
+    yield from (p for p in package.rglob("*") if p.is_file() and p.suffix != ".pyc")

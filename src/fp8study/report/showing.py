@@ -9,7 +9,7 @@ from fp8study.core.records import RunRecord
 
 
 def instruments_text(record: RunRecord) -> str:
-    """Return what a run measured: time, utilisation, memory, energy, products, communication.
+    """Return what a run measured: time, utilisation, memory, energy, GEMMs, communication.
 
     Args:
         record: Of any run; what it does not hold is left out.
@@ -24,7 +24,7 @@ def instruments_text(record: RunRecord) -> str:
     step = found.get("step", {})
     for row in step.get("gemm", []):
         took = f" in {row['time_ms']:.1f} ms" if "time_ms" in row else ""
-        lines.append(f"  products  {row['num']} of {row['dtypes']}: {row['tflop']:.3g} TFLOP{took}")
+        lines.append(f"  GEMMs     {row['num']} of {row['dtypes']}: {row['tflop']:.3g} TFLOP{took}")
     kinds = step.get("by_kind_ms", {})
     lines += [f"  kernels   {ms:8.1f} ms  {kind.replace('_', ' ')}" for kind, ms in kinds.items()]
     lines += [
@@ -53,7 +53,7 @@ _USE = {
     "tflops_per_gpu": "{:.1f} TFLOP/s per GPU",
     "mfu_bf16_peak_pct": "{:.1f} % of the dense BF16 peak, {bf16_peak_tflops:.0f} TFLOP/s",
     "mfu_mixed_peak_pct": "{:.1f} % of the mixed peak, {mixed_peak_tflops:.0f} TFLOP/s",
-    "mfu_achievable_pct": "{:.1f} % of what is achievable here, {run_tflops:.0f} TFLOP/s",
+    "mfu_achievable_pct": "{:.1f} % of the GEMM peak measured here, {run_tflops:.0f} TFLOP/s",
 }
 _MEMORY = {
     "parameters_gib": "{:.2f} GiB parameters",

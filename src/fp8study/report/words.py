@@ -1,13 +1,18 @@
-"""Small words that every sentence of the report is built from."""
+"""How the report writes a number, a range, a text of a record, and what is not there yet."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 
-def escape(text: str) -> str:
+import pandas as pd
+
+from fp8study.analysis.pairing import PRECISION_LABELS
+
+
+def escape(text: object) -> str:
     """Make a text from a record safe inside Markdown."""
-    for mark in "\\`*_[]<>$|":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())
+    return " ".join(re.sub(r"([\\`*_\[\]<>$|])", r"\\\1", str(text)).split())
 
 
 def how_to_get(study: str) -> str:
@@ -22,10 +27,56 @@ def no_gpu_records(study: str = "quick") -> str:
 
 def count(number: int, noun: str) -> str:
     """Put a number before its noun, in the plural where it is not one."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
 
 
-def signed(value: float, digits: int) -> str:
-    """Write a number with its sign, as mathematics does."""
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "+" if float(text) == 0 else "\u2212")
+def recipe(precision: object) -> str:
+    """Write a precision, or FP32, as the report calls it."""
+    return PRECISION_LABELS.get(str(precision), str(precision).upper())
+
+
+def number(value: float, spec: str) -> str:
+    """Write a number by a format, as mathematics does: a true minus, and no negative zero."""
+    text = format(value, spec)
+    if text.startswith("-") and not re.search("[1-9]", text):
+        text = text.replace("-", "+" if "+" in spec else "")
+    return text.replace("-", "\u2212").replace("inf", "∞")
+
+
+def span(values: Iterable[float], spec: str, unit: str = "") -> str:
+    """Write the smallest and the largest value, or the one that they are written as."""
+    known = pd.Series(values, dtype=float)
+    low, high = (number(float(end), spec) + unit for end in (known.min(), known.max()))
+    return low if low == high else f"{low} to {high}"
+
+
+def in_words(text: str) -> str:
+    """Write out what a setting abbreviates: ``BF16 masters`` are master weights."""
+    return re.sub(r"\bmasters\b", "master weights", text)
+
+
+def place(row: pd.Series) -> str:
+    """Name the study and the machine of a row."""
+    return f"{escape(row['study'])} on {escape(row['machine'])}"
+
+
+def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Split a table by machine, the reader's own first: what two machines did is never pooled.
+
+    Returns:
+        The machine with its GPUs, safe inside Markdown, and its rows.
+    """
+    parts = []
+    for machine in sorted(table["machine"].unique(), key=lambda name: (name != "local", name)):
+        rows = table[table["machine"] == machine]
+        gpus = ", ".join(map(str, rows["gpu_name"].dropna().unique()))
+        parts.append((escape(f"{machine} ({gpus})" if gpus else machine), rows))
+    return parts
+
+
+def per_machine(table: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> str:
+    """Say a sentence of each machine's rows alone, and of which machine where there are several."""
+    said = [(machine, say(rows)) for machine, rows in by_machine(table)]
+    named = [f"**{machine}.** {text}" if len(said) > 1 else text for machine, text in said if text]
+    return "\n\n".join(named)

@@ -1,0 +1,262 @@
+"""What made document A's FP8 run fail, in words: the fault, the noise, the batch."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fp8study.analysis import attribution as effects
+from fp8study.analysis.floors import AGAIN, FAULT, SEED
+from fp8study.analysis.pairing import DIVERGED
+from fp8study.analysis.speed import document_a_table
+from fp8study.report.page import Report
+from fp8study.report.words import count, escape, how_to_get, in_words, number, place, span
+
+#: A share of a gap that counts as nearly all of it, given the noise of single runs, %.
+NEARLY_ALL_PCT = 90
+#: A gap beyond which FP8 did not learn, %; document A's is about 50 % and more.
+FAILED_PCT = 10
+
+
+def document_a(report: Report) -> str:
+    """Say what became of document A's single-GPU failure."""
+    table = document_a_table(report.document_a)
+    if table.empty:
+        return f"**Document A's failure: no records yet:** {how_to_get('document-a')}."
+    on_cpu = (table["device"] == "cpu").all()
+    parts = ["All arms ran on a CPU, with FP8 emulated."] if on_cpu else []
+    for master, arms in table.groupby("master_dtype", sort=True):
+        is_stale, is_bf16 = arms["stale"].astype(bool), arms["precision"] == "bf16"
+        bf16, fp8 = _loss(arms[is_bf16 & ~is_stale]), _loss(arms[~is_bf16 & ~is_stale])
+        if bf16 is not None and fp8 is not None:
+            parts.append(
+                f"With {str(master).upper()} master weights and every parameter in the optimizer, "
+                f"BF16 ends at a loss of {bf16:.3f} and FP8 at {fp8:.3f}."
+            )
+        if is_stale.any():
+            parts.append(_stale(arms[is_stale], fp8, bf16))
+    runs = span(table["num_runs"], ".0f")
+    return " ".join([*parts, f"(Means of the last 20 steps; n = {runs} per arm.)"])
+
+
+def _loss(arms: pd.DataFrame) -> float | None:
+    return float(arms["loss_last20_mean"].mean()) if len(arms) else None
+
+
+def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
+    share, stale = arms["parameters_outside_optimizer_pct"].max(), _loss(arms)
+    amount = "an unknown share" if pd.isna(share) else f"{share:.1f} %"
+    text = (
+        f"With the optimizer made before the conversion, as in document A, {amount} of the "
+        f"parameters are outside the optimizer and FP8 ends at {stale:.3f}."
+    )
+    if fp8 is None or bf16 is None or stale is None:
+        return f"{text} An arm to compare it with is missing."
+    if stale - bf16 < 0.02 * bf16:
+        return f"{text} That is no higher than BF16's: the failure did not appear here."
+    closed = 100 * (stale - fp8) / (stale - bf16)
+    if closed >= NEARLY_ALL_PCT:
+        return f"{text} So the stale optimizer made the failure, not FP8's precision."
+    most = "made most of the failure, but not all" if closed >= 50 else "does not explain it"
+    return f"{text} So the stale optimizer {most}."
+
+
+def main_setting(table: pd.DataFrame) -> str | None:
+    """Return the ``effect_key`` of the setting to speak of: a GPU's, with most parts and pairs.
+
+    Args:
+        table: From `fp8study.analysis.attribution.effect_table`.
+    """
+    if table.empty:
+        return None
+    places = table.groupby("effect_key", sort=False).agg(
+        gpu=("device", lambda devices: (devices == "cuda").all()),
+        parts=("part", "size"),
+        pairs=("num_pairs", "max"),
+    )
+    return str(places.sort_values(["gpu", "parts", "pairs"], kind="stable").index[-1])
+
+
+def attribution(table: pd.DataFrame) -> str:
+    """Say what document A's gap is made of, and what is not known of it yet.
+
+    Args:
+        table: From `fp8study.analysis.attribution.effect_table`.
+    """
+    key = main_setting(table)
+    if key is None:
+        return f"**No run with a fault yet:** {how_to_get('attribution')}."
+    rows = table[table["effect_key"] == key]
+    first = rows.iloc[0]
+    where = f"{escape(first['model'])}, {place(first)} ({escape(in_words(first['setting']))})"
+    text = [f"In {where}:", _whole(rows), _planted(rows)]
+    if missing := effects.absent_parts(table, key):
+        names = in_words(", ".join(missing))
+        text.append(f"Not measured there: {names}; {how_to_get('attribution')}.")
+    return "\n\n".join(part for part in text if part)
+
+
+def _row(rows: pd.DataFrame, part: str, masters: str = "BF16") -> pd.Series | None:
+    chosen = rows[(rows["part"] == part) & (rows["masters"] == masters)]
+    return chosen.iloc[0] if len(chosen) else None
+
+
+def _whole(rows: pd.DataFrame) -> str:
+    whole, stale = (_row(rows, part) for part in (effects.WHOLE_GAP, effects.STALE))
+    if whole is None or stale is None:
+        return "The stale run, or the arm that would take its gap apart, is missing."
+    if whole["mean"] <= 0 or pd.isna(stale["share_pct"]):
+        return "**The gap.** The stale FP8 run ends no higher than BF16: the failure is not there."
+    share = float(stale["share_pct"])
+    most = "most" if share >= 50 else "the lesser part"
+    text = (
+        f"**The gap.** The stale FP8 run ends {whole['mean_pct']:.2f} % above BF16 (n = "
+        f"{whole['num_pairs']}). The stale optimizer is "
+        f"{'nearly all' if share >= NEARLY_ALL_PCT else most} of it ({share:.1f} %)"
+    )
+    fp8 = _row(rows, effects.TENSORWISE)
+    if fp8 is not None and pd.notna(fp8["share_pct"]):
+        text += f", FP8 itself {fp8['share_pct']:.1f} %"
+    return f"{text}."
+
+
+def _planted(rows: pd.DataFrame) -> str:
+    parts = []
+    for masters in ("BF16", "FP32"):
+        fault, twin = (_row(rows, part, masters) for part in (effects.PLANTED, effects.TWIN))
+        if fault is None:
+            continue
+        text = (
+            f"With {masters} master weights, a BF16 run that leaves the same weights out of its "
+            f"optimizer ends {number(float(fault['mean_pct']), '+.2f')} % from BF16."
+        )
+        if twin is not None:
+            text += (
+                f" The stale FP8 run differs from it by "
+                f"{number(float(twin['mean_pct']), '+.2f')} %: {twin['verdict']}."
+            )
+            if twin["verdict"] == "equivalent" and fault["verdict"] == "different":
+                text += " So the fault makes the failure, whatever the precision."
+        parts.append(text)
+    return f"**The fault without FP8.** {' '.join(parts)}" if parts else ""
+
+
+def skipped_work(table: pd.DataFrame) -> str:
+    """Say how much faster and smaller a stale run looks than a healthy one.
+
+    Args:
+        table: Of the corner arms, from `document_a_table`.
+    """
+    fp8 = table[(table["precision"] != "bf16") & table["speedup_pct"].notna()]
+    lines = []
+    for machine, rows in fp8.groupby("machine", sort=False):
+        stale = rows["stale"].astype(bool)
+        if stale.any() and not stale.all():
+            lines.append(
+                f"Against BF16 on {escape(machine)}, FP8 with a stale optimizer shows "
+                f"{_leads(rows[stale])}; with every parameter trained {_leads(rows[~stale])}."
+            )
+    if lines:
+        return " ".join(lines)
+    return f"No stale run has a healthy FP8 run beside it yet: {how_to_get('corner-arms')}."
+
+
+def _leads(rows: pd.DataFrame) -> str:
+    return (
+        f"{span(rows['speedup_pct'], '+.1f', ' %')} tokens/s and "
+        f"{span(rows['memory_change_pct'], '+.1f', ' %')} peak memory"
+    )
+
+
+def noise(rungs: pd.DataFrame) -> str:
+    """Say whether a precision moved the loss less than the seed did.
+
+    Args:
+        rungs: From `fp8study.report.rows.rungs`.
+    """
+    if rungs.empty:
+        return f"**Noise: no arm was run twice on a GPU yet:** {how_to_get('loss-parity')}."
+    lines = []
+    for _, group in rungs.groupby(["machine", "study", "model"], sort=False):
+        medians = group.set_index("rung")["median_pct"]
+        others = [SEED, AGAIN, FAULT]
+        recipes = medians.drop(others, errors="ignore")
+        if SEED in medians and len(recipes):
+            above = recipes.index[recipes >= medians[SEED]]
+            lines.append((group, ", ".join(above)))
+    beyond = [f"{place(g.iloc[0])}: {escape(names)}" for g, names in lines if names]
+    if not lines:
+        text = ""
+    elif not beyond:
+        text = f"Precision moved the loss less than the seed did ({count(len(lines), 'setting')})."
+    else:
+        text = f"Precision moved the loss more than the seed did in {'; '.join(beyond)}."
+    if not (rungs["rung"] == AGAIN).any():
+        text += f" No run was done again with its seed: {how_to_get('loss-parity')}."
+    return text.strip()
+
+
+def gap_along(gaps: pd.DataFrame, spread: pd.DataFrame) -> str:
+    """Say where the mean gap of an arm leaves the spread of the seeds at its largest.
+
+    Args:
+        gaps: From `fp8study.analysis.gaps.gap_by_step`.
+        spread: From `fp8study.analysis.gaps.seed_spread`.
+    """
+    where = ["machine", "study", "model", "num_gpus", "setting"]
+    bands = spread.groupby([*where, "step"], sort=False)["spread_pct"].mean()
+    outside, known = [], 0
+    for (*at, arm), rows in gaps.groupby([*where, "arm"], sort=False):
+        means = rows.groupby("step")["gap_pct"].mean()
+        position = int(means.abs().to_numpy().argmax())
+        largest, gap = means.index[position], float(means.iloc[position])
+        band = bands.get((*at, largest))
+        if band is None:
+            continue
+        known += 1
+        if abs(gap) > band:
+            outside.append(f"{escape(arm)} ({place(rows.iloc[0])}, step {largest})")
+    if not known:
+        return f"No FP8 pair has BF16 seeds to compare its curve with: {how_to_get('loss-parity')}."
+    inside = f"{known - len(outside)} of {count(known, 'arm')}"
+    text = f"At its largest, the mean gap is inside one standard deviation of the seeds in {inside}"
+    return f"{text}; outside in {'; '.join(outside)}." if outside else f"{text}."
+
+
+def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
+    """Say whether the healthy gap depends on the effective batch or the way to it.
+
+    Args:
+        table: From `fp8study.analysis.gaps.effective_batch_table`.
+        ways: From `fp8study.analysis.gaps.ways_table`.
+    """
+    table = table[table["device"] == "cuda"]
+    if table.empty:
+        return f"**Effective batch: no records yet:** {how_to_get('effective-batch')}."
+    parts = []
+    for machine, rows in table.groupby("machine", sort=False):
+        known = ways[ways["machine"] == machine] if len(ways) else ways
+        parts.append(f"On {escape(machine)}: {_batches(rows, known)}")
+    return "\n\n".join(parts)
+
+
+def _batches(table: pd.DataFrame, ways: pd.DataFrame) -> str:
+    verdicts = table["verdict"].value_counts()
+    margins = " or ".join(f"±{m:g} %" for m in sorted(set(table["margin_pct"].astype(float))))
+    said = ", ".join(f"{verdicts.get(v, 0)} {v}" for v in ("equivalent", "different", "undecided"))
+    if gone := verdicts.get(DIVERGED, 0):
+        said += f", {gone} diverged"
+    gaps = table["gap_pct"].astype(float)
+    text = f"{count(len(table), 'setting')}, at {margins}: {said}"
+    text += f" (means {span(gaps, '+.2f', ' %')}; +: FP8 is worse)." if gaps.notna().any() else "."
+    failed = int(((gaps > FAILED_PCT) | (table["verdict"] == DIVERGED)).sum())
+    if failed:
+        text += f" FP8 fails to learn in {count(failed, 'setting')}."
+    elif (table["effective_batch"] == 1).any():
+        text += " With a healthy optimizer FP8 learns at an effective batch of 1 too."
+    if len(ways):
+        agree = int((ways["verdict"] == "equivalent").sum())
+        text += (
+            f" Of {count(len(ways), 'pair')} of ways to one effective batch, {agree} "
+            f"{'is' if agree == 1 else 'are'} equivalent."
+        )
+    return text

@@ -1,0 +1,251 @@
+"""The rows of tables that only the pages show: questions, warnings, passes, medians over seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from fp8study.analysis import instruments, stats
+from fp8study.core.hardware import GPU_PEAKS
+from fp8study.core.records import StoredRun
+from fp8study.report import layouts
+from fp8study.report.table import Layout
+from fp8study.report.words import number, recipe, span
+
+#: The checks of the pipeline itself, which ask nothing about FP8.
+_CHECKS = ("adhoc", "smoke", "bench-cpu")
+_POINT = ["machine", "study", "model", "step"]
+_END = "end"
+GEMMS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "weight gradient"}
+
+
+def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
+    """Say what each study with runs asks, the reader's own first; the records know."""
+    asked: dict[tuple[str, str], list[str]] = {}
+    for run in stored:
+        if run.record.study not in _CHECKS:
+            question = run.record.judgement.get("question") or ""
+            asked.setdefault((run.machine_label, run.record.study), []).append(question)
+    rows = [
+        {"machine": machine, "study": study, "num_runs": len(said), "question": said[-1]}
+        for (machine, study), said in sorted(asked.items())
+    ]
+    rows.sort(key=lambda row: (row["machine"] != "local", row["machine"]))
+    return pd.DataFrame(rows)
+
+
+def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
+    """List what the runs of a machine warn of, and how many of which studies do."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in stored:
+        for text in run.record.warnings:
+            found.setdefault((run.machine_label, text), []).append(run.record.study)
+    order = sorted(found, key=lambda key: (key[0] != "local", key[0], -len(found[key])))
+    return pd.DataFrame(
+        {
+            "machine": machine,
+            "warning": text,
+            "num_runs": len(found[machine, text]),
+            "studies": ", ".join(dict.fromkeys(found[machine, text])),
+        }
+        for machine, text in order
+    )
+
+
+def peaks() -> pd.DataFrame:
+    """The GPUs whose peak is known, in order of look-up."""
+    return pd.DataFrame([dataclasses.asdict(peak) for peak in GPU_PEAKS])
+
+
+def shares(kernels: pd.DataFrame) -> pd.DataFrame:
+    """How much of the GEMMs was FP8, per study and precision; from `kernels_table`."""
+    columns = {"share": "fp8_gemm_flops_pct", "expected": "fp8_expected_pct"}
+    columns |= {"time": "fp8_gemm_time_pct"}
+    rows = []
+    for (machine, study, precision), group in kernels.groupby(
+        ["machine", "study", "precision"], sort=False
+    ):
+        row = {"machine": machine, "study": study, "num_runs": group["num_runs"].sum()}
+        row["arm"] = recipe(precision)
+        for name, column in columns.items():
+            known = group[column].dropna().astype(float)
+            row[name] = span(known, ".1f") if len(known) else None
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def utilisation(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add ``gemm_pct``: how fast the GEMMs ran inside the profiled step, % of their GEMM peak."""
+    table, rates = instruments.utilisation_table(frame), instruments.product_rates(frame)
+    pct = 100 * rates["profiled_tflops"] / rates["achievable_tflops"]
+    return table.assign(gemm_pct=table["arm_key"].map(pct.groupby(rates["arm_key"]).median()))
+
+
+def overhead(frame: pd.DataFrame) -> pd.DataFrame:
+    """What blocks of steps with instruments took more than those without, by machine, %."""
+    rows = []
+    for (machine, gpu), runs in frame.groupby(["machine", "gpu_name"]):
+        pairs = instruments.overhead_pairs(runs)
+        if len(pairs) >= stats.MIN_FOR_MEDIAN_INTERVAL:
+            ends = stats.median_interval(pairs, 0.95)
+            row = {"machine": machine, "gpu_name": gpu, "num_pairs": len(pairs)}
+            row |= {"interval": f"{number(ends.low, '+.2f')} to {number(ends.high, '+.2f')}"}
+            rows.append(row | {"median_pct": statistics.median(pairs), "high_pct": ends.high})
+    return pd.DataFrame(rows)
+
+
+def rungs(ladder: pd.DataFrame) -> pd.DataFrame:
+    """Medians of the noise ladder's rungs, the lowest first."""
+    if ladder.empty:
+        return ladder
+    by = ladder.groupby(["machine", "study", "model", "rung"], sort=False)["difference_pct"]
+    table = by.agg(num_pairs="size", median_pct="median").reset_index()
+    return table.sort_values(["machine", "study", "model", "median_pct"], kind="stable")
+
+
+def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
+    """Put the ends of an arm's passes, and of its run, beside each other.
+
+    Args:
+        table: From `fp8study.analysis.passes.pass_table`.
+
+    Returns:
+        A row per arm with a column for each end: the mean paired difference and half of its
+        95 % interval, in %; and the layout with these columns.
+    """
+    arm = ["machine", "study", "model", "num_gpus", "setting", "arm", "arm_key"]
+    cells = table.assign(
+        end=[f"pass {p:.0f}" if p == int(p) else _END for p in table["passes"]],
+        cell=[
+            f"{number(gap, '+.2f')} ±\u00a0{(high - low) / 2:.2f}"
+            for gap, low, high in table[["gap_pct", "low_95", "high_95"]].to_numpy()
+        ],
+    ).sort_values("passes", kind="stable")
+    wide = cells.pivot_table(index=arm, columns="end", values="cell", aggfunc="first")
+    ends = sorted(dict.fromkeys(cells["end"]), key=lambda end: end == _END)  # the end comes last
+    columns = dict(layouts.PASSES.columns) | {end: (end, "") for end in ends}
+    rows = table.groupby(arm)[["num_pairs", "passes"]].max().join(wide).reset_index()
+    return rows, Layout(columns, layouts.PASSES.group)
+
+
+def with_labels(table: pd.DataFrame) -> pd.DataFrame:
+    """Add ``what``: a recipe or a comparison in words; FP8 is compared with BF16 unless said."""
+    if table.empty:
+        return table
+    names = table["precision"].map(recipe).astype(object)
+    if "reference" in table:
+        names = names + table["reference"].map(lambda r: "" if r == "bf16" else f" v {r.upper()}")
+    return table.assign(what=names.map(str))
+
+
+def last_point(table: pd.DataFrame) -> pd.DataFrame:
+    """Keep each run's last point, and the FP8 recipes."""
+    if table.empty:
+        return table
+    last = table.groupby("run_id")["step"].transform("max")
+    return table[(table["step"] == last) & (table["precision"] != "bf16")]
+
+
+def crossings(table: pd.DataFrame) -> pd.DataFrame:
+    """Precision error against sampling error: medians over seeds, and the hull of their CIs."""
+    return _medians(
+        table, ["what"],
+        {"ratio_pct": ("ratio_at_1", 100), "crossing_batch": ("crossing_batch", 1),
+         "systematic_pct": ("systematic_share", 100)},
+        {"ratio_range": ("ratio_at_1", 100), "crossing_range": ("crossing_batch", 1)},
+    )  # fmt: skip
+
+
+def scales(table: pd.DataFrame) -> pd.DataFrame:
+    """The noise scale: medians over seeds, and the hull of their CIs."""
+    values = {name: (name, 1) for name in ("noise_scale", "noise_scale_tokens")}
+    return _medians(table, [], values, {"noise_scale_range": ("noise_scale", 1)})
+
+
+def gradients(table: pd.DataFrame) -> pd.DataFrame:
+    """The error of one sequence's gradient: medians over seeds."""
+    if table.empty:
+        return table
+    run = ["machine", "study", "run_id", "step", "precision", "scope"]
+    fp32 = table[table["reference"] == "fp32"].set_index(run)["relative_error"].rename("fp32_error")
+    neighbour = table["precision"].eq("bf16") | table["reference"].eq("bf16")
+    values = {"relative_pct": "relative_error", "middle_pct": "median_error",
+              "worst_pct": "worst_error", "fp32_pct": "fp32_error"}  # fmt: skip
+    as_they_are = {name: (name, 1) for name in ("cosine", "sqnr_db", "loss_change")}
+    percent = {name: (column, 100) for name, column in values.items()}
+    return _medians(table[neighbour].join(fp32, on=run), ["what"], as_they_are | percent)
+
+
+def gemm_errors(table: pd.DataFrame) -> pd.DataFrame:
+    """The error of single GEMMs: medians over layers and seeds; the worse operand's shares."""
+    if table.empty:
+        return table
+    worse = {
+        kind: table[[name for name in table.columns if kind in str(name)]].max(axis=1)
+        for kind in ("underflow", "saturat")
+    }
+    found = table.assign(gemm=table["product"].map(GEMMS), scope="all", **worse)
+    values = {"relative_pct": ("error", 100), "sqnr_db": ("sqnr_db", 1),
+              "underflow_pct": ("underflow", 100), "saturated_pct": ("saturat", 100)}  # fmt: skip
+    return _medians(found, ["what", "gemm"], values)
+
+
+def by_seed(crossing: pd.DataFrame, scale: pd.DataFrame) -> pd.DataFrame:
+    """One row a run and point: its noise scale, and the errors of the recipe it trained in.
+
+    A run that trained in another precision is shown with the first FP8 recipe.
+    """
+    if crossing.empty:
+        return crossing
+    keys = ["run_id", "step"]
+    fp8 = crossing[(crossing["scope"] == "all") & (crossing["precision"] != "bf16")]
+    fp8 = fp8.assign(other=fp8["precision"] != fp8["trained"])
+    fp8 = fp8.sort_values([*keys, "other"], kind="stable").drop_duplicates(keys)
+    columns = ["noise_scale", "noise_scale_low", "noise_scale_high"]
+    found = fp8.merge(scale[scale["scope"] == "all"][[*keys, *columns]], on=keys)
+    for name, column, unit in (("noise_scale", "noise_scale", 1), ("ratio", "ratio_at_1", 100),
+                               ("crossing", "crossing_batch", 1)):  # fmt: skip
+        ends = found[[f"{column}_low", f"{column}_high"]] * unit
+        found[f"{name}_range"] = [_hull(row) for row in ends.to_numpy().tolist()]
+    found["ratio_pct"] = 100 * found["ratio_at_1"]
+    return found.sort_values(["step", "seed"], kind="stable")
+
+
+def _medians(
+    table: pd.DataFrame,
+    keys: list[str],
+    values: Mapping[str, tuple[str, float]],
+    ranges: Mapping[str, tuple[str, float]] | None = None,
+) -> pd.DataFrame:
+    """Take medians over seeds at each point, over all parameters.
+
+    Args:
+        table: With the columns of `noise_tables.over_runs`.
+        keys: What tells the rows of a point apart.
+        values: New column → the column that it is the median of, and a factor.
+        ranges: New column → the column whose intervals it is the hull of, and a factor.
+    """
+    if table.empty:
+        return table
+    rows = []
+    for key, group in table[table["scope"] == "all"].groupby([*_POINT, *keys], sort=False):
+        row = dict(zip([*_POINT, *keys], key, strict=True))
+        row["num_seeds"] = group["seed"].nunique()
+        row |= {new: unit * group[old].median() for new, (old, unit) in values.items()}
+        for new, (old, unit) in (ranges or {}).items():
+            row[new] = _hull([unit * group[f"{old}_low"].min(), unit * group[f"{old}_high"].max()])
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _hull(ends: Sequence[float]) -> str:
+    """Write the ends of an interval so that a table does not break it over two lines."""
+    return "\u00a0to\u00a0".join(
+        "∞" if math.isinf(end) else f"{end:,.0f}" if end >= 10 else f"{end:.1f}" if end >= 1
+        else f"{end:.2f}"
+        for end in ends
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""How a table is declared, and written as HTML or Markdown."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+from IPython.display import HTML
+from tabulate import tabulate
+
+from fp8study.report.words import escape, in_words, number
+
+#: What to write for a value that no record holds.
+MISSING = "–"
+#: The format of a count that is worth a column only if some row has any.
+IF_ANY = "if any"
+#: A word of more characters may be broken: the name of a layer would push a table off the page.
+_LONGEST_WORD = 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table is shown."""
+
+    columns: Mapping[str, tuple[str, str]]
+    """Column → its heading and its format; without a format it is text. A column that is empty
+    throughout is left out."""
+    group: str = ""
+    """Template of the line over rows that share it, from the names of columns: what two rows have
+    in common is said once, and the numbers keep their place on the screen."""
+
+
+def show(table: pd.DataFrame, layout: Layout, empty: str) -> HTML:
+    """Write a table for a page; the line over a group of rows is their header.
+
+    Args:
+        table: Numbers, from `fp8study.analysis`.
+        layout: Its columns, and what its rows are grouped by.
+        empty: The sentence to show if there are no rows.
+    """
+    if table.empty:
+        return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
+    columns = _filled(table, layout)
+    head = "".join(_html_cell(heading, spec, "th") for heading, spec in columns.values())
+    bodies = []
+    for group, rows in _groups(table, layout):
+        lines = [
+            "".join(map(_html_cell, row, [spec for _, spec in columns.values()]))
+            for row in _texts(rows, columns)
+        ]
+        if group:
+            style = "text-align: left; white-space: normal; font-weight: 600;"
+            title = f'<th scope="rowgroup" colspan="{len(columns)}" style="{style}">'
+            lines.insert(0, f"{title}{html.escape(group)}</th>")
+        bodies.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
+    return _html(f"<thead><tr>{head}</tr></thead>", *bodies)
+
+
+def markdown(table: pd.DataFrame, layout: Layout) -> str:
+    """Write a table for a file; nothing of a record is taken for markup."""
+    columns = _filled(table, layout)
+    parts = []
+    for group, rows in _groups(table, layout):
+        grid = tabulate(
+            [[escape(text) for text in row] for row in _texts(rows, columns)],
+            headers=[heading for heading, _ in columns.values()],
+            tablefmt="pipe",
+            disable_numparse=True,
+            colalign=["right" if spec else "left" for _, spec in columns.values()],
+        )
+        parts.append(f"**{escape(group)}**\n\n{grid}" if group else grid)
+    return "\n\n".join(parts) + "\n"
+
+
+def _filled(table: pd.DataFrame, layout: Layout) -> dict[str, tuple[str, str]]:
+    return {
+        name: (heading, spec)
+        for name, (heading, spec) in layout.columns.items()
+        if any(_cell(value, spec) != MISSING for value in table[name])
+    }
+
+
+def _groups(table: pd.DataFrame, layout: Layout) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield runs of rows under their line; a group that comes again has its line again."""
+    titles = [
+        in_words(layout.group.format(**{str(k): _cell(v, "") for k, v in row.items()}))
+        for row in table.to_dict("records")
+    ]
+    lines = pd.Series(titles, index=table.index, dtype="object")
+    for _, rows in table.groupby((lines != lines.shift()).cumsum(), sort=False):
+        yield lines[rows.index[0]], rows
+
+
+def _texts(rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> Iterator[list[str]]:
+    for row in rows[list(columns)].to_dict("records"):
+        yield [_cell(row[name], spec) for name, (_, spec) in columns.items()]
+
+
+def _cell(value: object, spec: str) -> str:
+    if value is None or value is pd.NA or value != value or value == "":
+        return MISSING
+    if not spec:
+        return in_words(str(value))
+    if spec == IF_ANY:
+        return number(value, ".0f") if value else MISSING  # type: ignore[arg-type]
+    return number(value, spec)  # type: ignore[arg-type]
+
+
+def _html(*parts: str) -> HTML:
+    # The class is pandas' own: renderers know how to treat it.
+    body = "\n".join(parts)
+    return HTML(f'<table class="dataframe">\n{body}\n</table>')
+
+
+def _html_cell(text: str, spec: str, tag: str = "td") -> str:
+    style = f"text-align: {'right' if spec else 'left'};"
+    if any(len(word) > _LONGEST_WORD for word in text.split()):
+        style += " overflow-wrap: anywhere; min-width: 9em;"
+    scope = ' scope="col"' if tag == "th" else ""
+    return f'<{tag}{scope} style="{style}">{html.escape(text)}</{tag}>'

@@ -8,6 +8,9 @@ WHEELHOUSE ?=
 VENV ?=
 # Two at a time: a laptop has the cores for it, and runs of two processes still pass.
 PYTEST_ARGS ?= -n 2 --dist loadfile
+# Rooms without torch, and what a change of the pages or the dependencies breaks first.
+QUICK_TESTS = tests/core tests/data tests/analysis tests/run tests/cli \
+	tests/project/test_architecture.py tests/project/test_docs.py tests/project/test_environment.py
 
 # PYTHON=3.12 means python3.12, and the wheels of Python 3.12 to `make wheelhouse`.
 INTERPRETER := $(if $(filter 3.%,$(PYTHON)),python$(PYTHON),$(PYTHON))
@@ -23,7 +26,7 @@ ASKED := $(filter command%,$(origin PYTHON) $(origin WHEELHOUSE) $(origin VENV))
 AGAIN := $(if $(ASKED),again,$(if $(CHOSEN),,again))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan reproduce bench report test lint fields format pins wheelhouse clean again
+.PHONY: help setup plan reproduce bench report test check quick lint fields format pins wheelhouse clean again
 
 help: ## print this list
 	@echo "fp8study: should I pre-train in FP8, on my GPUs, for my model?"
@@ -60,16 +63,22 @@ bench: $(STAMP) ## measure this machine's throughput as ratios, and compare with
 	@$(RUN) -m fp8study.cli bench $(OVERRIDES) $(if $(BASELINE),--baseline "$(BASELINE)")
 
 report: $(STAMP) ## render the report and BENCHMARKS.md from the records (no GPU)
-	@$(RUN) -m fp8study.cli benchmarks
 	@$(RUN) -m fp8study.cli report
 
 test: $(STAMP) ## run the tests; those that need a GPU skip without one
 	@$(RUN) -m pytest -q $(PYTEST_ARGS)
 
-lint: $(STAMP) ## check style, format and types (ruff, mypy)
+lint: $(STAMP) ## check style, format, types and the direction of imports
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
+	@$(RUN) -c 'from importlinter.cli import lint_imports_command as lint; lint()' --no-cache
+
+check: $(STAMP) ## lint and the quick tests, while you work
+	@$(MAKE) --no-print-directory -j2 lint quick
+
+quick: $(STAMP)
+	@$(RUN) -m pytest -q $(PYTEST_ARGS) -m 'not slow' $(QUICK_TESTS)
 
 fields: $(STAMP) ## write the notebooks' parameters and docs/configuration.md from the fields
 	@$(RUN) scripts/write_fields.py

@@ -1,122 +1,87 @@
-"""The command line of fp8study; ``fp8study --help`` lists the commands."""
+"""The command line of fp8study; ``fp8study --help`` lists the commands.
+
+Any mistake of the user is one line on stderr and status 2. What a command needs is imported inside
+it, so that none waits for torch or for plotting that it does not use.
+"""
 
 from __future__ import annotations
 
-import errno
-import sys
-from collections.abc import Callable
-from functools import wraps
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 import typer
-import yaml
 
+from fp8study import __version__
+from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.field_types import read_yaml
-from fp8study.core.paths import studies_dir
+from fp8study.core.paths import results_dir, studies_dir
+from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import Study, load_study, study_names
 from fp8study.run.defaults import config_for, study_for
 from fp8study.run.machine import Machine, this_machine
+from fp8study.run.terminal import OneLineErrors, parse_assignments, say, using_model
 
 app = typer.Typer(
+    cls=OneLineErrors,
     help="Should I pre-train in FP8, on my GPUs, for my model?",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 StudyName = Annotated[
     str | None, typer.Argument(help="A file of pipelines/studies; by default smoke, or quick on "
                                "a machine with GPUs.")
 ]  # fmt: skip
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="field=value, set in every run; repeatable.")
+    list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
 ]
+RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-#: What could not be done when the system refuses, and what helps.
-_REMEDIES = {
-    errno.ENOSPC: ("write", "free some space"),
-    errno.EDQUOT: ("write", "free some space"),
-    errno.EROFS: ("write", "make its folder writable"),
-    errno.EACCES: ("open", "give yourself access to it and its folder"),
-}
+def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine, dict[str, Any]]:
+    machine, values = this_machine(), parse_assignments(overrides)
+    return load_study(name or study_for(machine), values), machine, values
 
 
-def _one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Show a mistake of the user as one line, and leave with status 2."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return command(*args, **kwargs)
-        except UserError as error:
-            print(f"fp8study: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except OSError as error:
-            if error.errno not in _REMEDIES:
-                raise
-            print(
-                f"fp8study: cannot {_REMEDIES[error.errno][0]} '{error.filename or 'a file'}' "
-                f"({error.strerror}); {_REMEDIES[error.errno][1]}, then start again: nothing is "
-                "lost",
-                file=sys.stderr,
-            )
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            print(
-                "fp8study: stopped; finished runs are kept, start again to go on", file=sys.stderr
-            )
-            raise typer.Exit(130) from None
-
-    return guarded
-
-
-def _parse(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for assignment in assignments or []:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
-        try:
-            values[name.strip()] = read_yaml(text)
-        except yaml.YAMLError:
-            raise UserError(
-                f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
-                "brackets"
-            ) from None
-    return values
-
-
-def _record_path(run: Path) -> Path:
-    """Return the record of a run, which may be named by its folder."""
+def _read_run(run: Path) -> RunRecord:
+    """Read the record of a run, which may be named by its folder."""
     path = run if run.suffix == ".json" else run / "run.json"
     if not path.is_file():
         raise UserError(
             f"run_dir: '{run}' holds no record; give the folder of a run that has ended, as "
             "results/local/<study>/<run_id>"
         )
-    return path
+    return read_record(path)
 
 
-def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine, dict[str, Any]]:
-    machine, values = this_machine(), _parse(overrides)
-    return load_study(name or study_for(machine), values), machine, values
+def _warnings_text(record: RunRecord) -> str:
+    return "".join(f"\n  warning   {warning}" for warning in record.warnings)
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"fp8study {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()
-@_one_line_errors
-def studies() -> None:
-    """List the studies with their questions."""
-    names = study_names()
-    if not names:
-        raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
-    for name in names:
-        study = load_study(name)
-        print(f"{name:<14}{len(study.runs):>4} runs  {study.question}")
+def doctor(as_json: AsJson = False) -> None:
+    """Check this machine and say what to do about each problem; fails if a run would."""
+    from fp8study.run.doctor import PROBLEM, examine, report_json, report_text
+
+    findings = examine(this_machine())
+    print(report_json(findings)) if as_json else say(report_text(findings))
+    if any(finding.state == PROBLEM for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -128,17 +93,75 @@ def fields() -> None:
 
 
 @app.command()
-@_one_line_errors
-def plan(study: StudyName = None, set_: Overrides = None) -> None:
+def flops(
+    set_: Overrides = None,
+    measure: Annotated[
+        bool, typer.Option(help="Time the model's GEMMs on this GPU instead of counting.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count the arithmetic of one token, and how much of it FP8 can take over."""
+    from fp8study.core.presets import check_model_name
+
+    config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set")
+    with using_model(config.model):
+        check_model_name(config.model)
+    if measure and not this_machine().gpus:
+        raise UserError(
+            "--measure: no NVIDIA GPU is visible here, and a CPU's GEMMs say nothing of one; "
+            "run it on the GPU in question"
+        )
+    with using_model(config.model):
+        if measure:
+            content, text = _measured_gemms(config)
+        else:
+            from fp8study.measure.flops import count_flops, flops_text
+
+            table = count_flops(config)
+            content, text = table.to_dict(), flops_text(table)
+    print(json.dumps(content, indent=1)) if as_json else say(text)
+
+
+def _measured_gemms(config: RunConfig) -> tuple[dict[str, Any], str]:
+    import torch
+
+    from fp8study.measure.gemm_peaks import ceilings_text, linear_shapes, measure_ceilings
+    from fp8study.model.build import build_model
+
+    model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
+    num_tokens = config.micro_batch_size * config.sequence_length
+    shapes = linear_shapes(model, config)
+    found = measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
+    return found, ceilings_text(found)
+
+
+@app.command()
+def plan(
+    study: StudyName = None,
+    set_: Overrides = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the studies instead.")] = False,
+) -> None:
     """Show a study's runs, what they cost here, and which are done."""
-    from fp8study.run.pipeline import plan_text
+    if list_:
+        _list_studies()
+        return
+    from fp8study.run.plan import plan_text
 
     loaded, machine, _ = _load(study, set_)
     print(plan_text(loaded, machine))
 
 
+def _list_studies() -> None:
+    names = study_names()
+    if not names:
+        raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
+    width = max(map(len, names))
+    for name in names:
+        study = load_study(name)
+        say(f"{name:<{width}}  {len(study.runs):>3} runs: {study.question}")
+
+
 @app.command()
-@_one_line_errors
 def reproduce(
     study: StudyName = None,
     set_: Overrides = None,
@@ -159,7 +182,6 @@ def reproduce(
 
 
 @app.command()
-@_one_line_errors
 def run(
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
@@ -167,69 +189,51 @@ def run(
     """Train one run without a notebook; fields that are not set are this machine's defaults."""
     import time
 
-    from fp8study.core.paths import results_dir
-    from fp8study.run.launch import RunFailed, launch
+    from fp8study.run.launch import RunFailed, check_possible, launch
 
     machine = this_machine()
-    config = config_for(machine, _parse(set_))
+    config = config_for(machine, parse_assignments(set_))
+    with using_model(config.model):
+        check_possible(config, machine)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"
     run_dir = out or results_dir() / "local" / "adhoc" / name
     try:
         record = launch(config, run_dir, show=lambda line: print(f"\r{line}", end="", flush=True))
     except RunFailed as error:
-        raise UserError(str(error)) from None
-    print(f"\n{record.status}: {run_dir}/run.json")
+        reason = str(error).splitlines()[-1]
+        raise UserError(f"{reason}; all that it printed is in {run_dir}/train.log") from None
+    print()
+    say(f"{record.status}: {run_dir}/run.json{_warnings_text(record)}")
 
 
 @app.command()
-@_one_line_errors
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Check this machine and say what to do about each problem; fails if a run would."""
-    from fp8study.run.doctor import PROBLEM, examine, report_json, report_text
-
-    findings = examine(this_machine())
-    print(report_json(findings) if as_json else report_text(findings))
-    if any(finding.state == PROBLEM for finding in findings):
-        raise typer.Exit(1)
-
-
-@app.command()
-@_one_line_errors
-def audit(
-    run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
-) -> None:
+def audit(run_dir: RunDir) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
     from fp8study.core.audit_rules import audit_text, problems, without_hidden_products
-    from fp8study.core.records import read_record
 
-    record = read_record(_record_path(run_dir))
+    record = _read_run(run_dir)
     if not record.audit:
-        raise UserError(
-            f"audit: '{run_dir}' holds none (status {record.status}); it ended before its first "
-            "step, or was made by an earlier version: run it again"
-        )
-    audit = without_hidden_products(record.audit, record.config)
-    print(f"{record.run_id} ({record.status})\n{audit_text(audit)}")
-    if problems(audit):
+        if record.results.get("steps_completed"):
+            reason = "the record is older than the audit: make the run again to have one"
+        else:
+            reason = f"the run ended before its first step (status {record.status}): run it again"
+        raise UserError(f"audit: '{run_dir}' holds none; {reason}")
+    found = without_hidden_products(record.audit, record.config)
+    say(f"{record.run_id} ({record.status}){_warnings_text(record)}\n{audit_text(found)}")
+    if problems(found):
         raise typer.Exit(1)
 
 
 @app.command()
-@_one_line_errors
-def show(
-    run_dir: Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")],
-) -> None:
-    """Show what a run's instruments measured."""
-    from fp8study.core.records import read_record
+def show(run_dir: RunDir) -> None:
+    """Show what a run's instruments measured: time, memory, energy, GEMMs, communication."""
     from fp8study.report.showing import instruments_text
 
-    print(instruments_text(read_record(_record_path(run_dir))))
+    record = _read_run(run_dir)
+    say(f"{instruments_text(record)}{_warnings_text(record)}")
 
 
 @app.command()
-@_one_line_errors
 def compare(
     a: Annotated[Path, typer.Argument(help="A folder of results, or a run's folder.")],
     b: Annotated[Path, typer.Argument(help="The one to be judged.")],
@@ -240,31 +244,27 @@ def compare(
         list[str] | None,
         typer.Option(help="field=value of the arms that the others are divided by; repeatable."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show two folders of results side by side, arm by arm, as ratios B/A.
 
     With --reference, the arms of each folder are first divided by that folder's reference arm.
     """
-    import dataclasses
-    import json
-
     from fp8study.analysis.compare import compare_folders, compare_relative
     from fp8study.report.comparison_text import comparison_text, relative_text
 
     if reference and ignore:
         raise UserError("--ignore: cannot be had with --reference; leave one of them out")
     if reference:
-        relative = compare_relative(a, b, _parse(reference, "--reference"))
-        content, text = dataclasses.asdict(relative), relative_text(relative)
+        relative = compare_relative(a, b, parse_assignments(reference, "--reference"))
+        content, text = asdict(relative), relative_text(relative)
     else:
         found = compare_folders(a, b, ignore or [])
-        content, text = dataclasses.asdict(found), comparison_text(found)
-    print(json.dumps(content, indent=1) if as_json else text)
+        content, text = asdict(found), comparison_text(found)
+    print(json.dumps(content, indent=1)) if as_json else say(text)
 
 
 @app.command()
-@_one_line_errors
 def bench(
     set_: Overrides = None,
     baseline: Annotated[
@@ -278,85 +278,37 @@ def bench(
 
     if baseline is not None:
         read_folder(baseline, "--baseline")  # before an hour of runs
-    found = run_bench(this_machine(), _parse(set_), baseline)
-    print(f"\n{relative_text(found)}")
+    found = run_bench(this_machine(), parse_assignments(set_), baseline)
+    say(f"\n{relative_text(found)}")
     if len(found.sides) == 1:
-        print("No baseline of such hardware is committed: keep a copy of this folder as one.")
+        say("No baseline of such hardware is committed: keep a copy of this folder as one.")
 
 
 @app.command()
-@_one_line_errors
-def ceilings(
-    model: Annotated[str, typer.Option(help="A preset, a Hugging Face id or a folder.")],
-    sequence_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    micro_batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Measure on this GPU what a model's matrix products reach by themselves."""
-    import json
-
-    from fp8study.core.config import make_config
-    from fp8study.core.presets import check_model_name
-
-    check_model_name(model)
-    config = make_config(
-        {"model": model, "sequence_length": sequence_length, "micro_batch_size": micro_batch_size}
-    )
-    machine = this_machine()
-    if not machine.gpus:
-        raise UserError(
-            "ceilings: no NVIDIA GPU is visible here, and a CPU's products say nothing of one; "
-            "run it on the GPU in question"
-        )
-    import torch
-
-    from fp8study.measure.gemm_peaks import ceilings_text, linear_shapes, measure_ceilings
-    from fp8study.model.build import build_model
-
-    shapes = linear_shapes(build_model(model, torch.bfloat16, torch.device("meta"), 0), config)
-    num_tokens = config.micro_batch_size * config.sequence_length
-    found = measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
-    print(json.dumps(found, indent=1) if as_json else ceilings_text(found))
-
-
-@app.command()
-@_one_line_errors
-def flops(
-    model: Annotated[str, typer.Option(help="A preset, a Hugging Face id or a folder.")],
-    sequence_length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 4096,
-    precision: Annotated[str, typer.Option(help="bf16 or an FP8 recipe.")] = "fp8",
-    skip: Annotated[str, typer.Option(help="Layers kept out of FP8, comma-separated.")] = "lm_head",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Count the arithmetic of one token, and how much of it FP8 can take over."""
-    import json
-
-    from fp8study.core.config import make_config
-    from fp8study.measure.flops import count_flops, flops_text
-
-    table = count_flops(
-        make_config(
-            {
-                "model": model,
-                "sequence_length": sequence_length,
-                "precision": precision,
-                "skip": skip,
-            }
-        )
-    )
-    print(json.dumps(table.to_dict(), indent=1) if as_json else flops_text(table))
-
-
-@app.command()
-@_one_line_errors
-def tables(
-    folder: Annotated[Path, typer.Argument(help="Where to write them.")],
-    machine: Annotated[
-        str | None, typer.Option(help="Only records of this machine, such as h200x4 or local.")
+def report(
+    force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
+    tables: Annotated[
+        Path | None, typer.Option(help="Write the tables there as CSV files, and no pages.")
     ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="With --tables: only this machine's records, as h200x4.")
+    ] = None,
+    benchmarks: Annotated[
+        bool, typer.Option("--benchmarks", help="Write BENCHMARKS.md, and no pages.")
+    ] = False,
 ) -> None:
-    """Write the report's tables as CSV files."""
-    from fp8study.core.paths import results_dir
+    """Render the report and BENCHMARKS.md; with Quarto where it is installed, else by ourselves."""
+    if machine is not None and tables is None:
+        raise UserError(f"--machine: '{machine}' only chooses what --tables writes; add --tables")
+    if tables is not None:
+        _write_tables(tables, machine)
+    if benchmarks or (tables is None and (results_dir() / "reference").is_dir()):
+        _write_benchmarks()
+    if tables is None and not benchmarks:
+        _render(only_if_changed=not force)
+
+
+def _write_tables(folder: Path, machine: str | None) -> None:
     from fp8study.core.records import load_runs
     from fp8study.report.export import write_tables
 
@@ -370,20 +322,7 @@ def tables(
     print("\n".join(str(path) for path in write_tables(chosen, folder)))
 
 
-@app.command()
-@_one_line_errors
-def report(
-    force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
-) -> None:
-    """Render the report: with Quarto where it is installed, else with our own renderer."""
-    _render(only_if_changed=not force)
-
-
-@app.command()
-@_one_line_errors
-def benchmarks() -> None:
-    """Write results/reference/BENCHMARKS.md from the committed records."""
-    from fp8study.core.paths import results_dir
+def _write_benchmarks() -> None:
     from fp8study.report.benchmark_page import benchmarks_path, benchmarks_text
 
     path = benchmarks_path(results_dir())

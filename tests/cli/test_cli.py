@@ -1,36 +1,50 @@
-import os
-import shutil
-import subprocess
-import sys
+import contextlib
+import dataclasses
+import io
+import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fp8study import __version__
+from fp8study.cli import app
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
+from fp8study.run.terminal import fit
+from tests.checkout import ROOT, run_python
 from tests.factories import make_record
 from tests.instrument_factories import instruments_of
 
-CHECKOUT = Path(__file__).parents[2]
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout without results, so that nothing here touches real ones."""
-    root = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(CHECKOUT / "pipelines", root / "pipelines")
-    return root
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout without results, so that nothing here touches real ones; we are in it."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
 
 
-def fp8study(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fp8study.cli", *arguments],
-        cwd=checkout,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-    )
+def fp8study(*arguments: str) -> Done:
+    """Run a command in this process; what torch takes to load is then paid once."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            app(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -51,14 +65,21 @@ def fp8study(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
         (["report"], ["report", "_quarto.yml", "checkout"]),
+        (["report", "--machine", "h200x4"], ["--machine", "add --tables"]),
+        (["nope"], ["'nope'", "--help"]),
+        (["plan", "--foo"], ["--foo", "--help"]),
+        (["compare", "pipelines"], ["Missing argument", "--help"]),
+        (["flops", "--set", "model=" + "x" * 5000], ["model"]),
+        (["flops", "--measure"], ["--measure", "no NVIDIA GPU is visible"]),
+        (["flops", "--set", "modl=x"], ["--set: unknown parameter 'modl'", "'model'"]),
         (["compare", "pipelines", "nowhere"], ["A", "'pipelines'", "run.json", "give a folder"]),
     ],
-    ids=lambda value: value[-1],
+    ids=lambda value: value[-1][:20],
 )
 def test_mistake_is_one_line_on_stderr_and_status_2(
     arguments: list[str], words: list[str], checkout: Path
 ) -> None:
-    done = fp8study(checkout, *arguments)
+    done = fp8study(*arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -67,65 +88,140 @@ def test_mistake_is_one_line_on_stderr_and_status_2(
     assert not (checkout / "results" / "local" / "adhoc").exists()
 
 
-def test_plan_prints_every_run_and_starts_nothing(checkout: Path) -> None:
-    done = fp8study(checkout, "plan", "smoke", "--set", "num_steps=21")
+@pytest.mark.usefixtures("checkout")
+def test_without_a_command_there_is_help_and_a_version() -> None:
+    assert fp8study("--version").stdout == f"fp8study {__version__}\n"
+    done = run_python(ROOT, "-m", "fp8study.cli")
+    assert done.returncode == 0
+    assert "reproduce" in done.stdout
+    assert "ceilings" not in done.stdout  # an old name
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["studies"], ["plan", "--list"]),
+        (
+            ["flops", "--model", "tiny-llama", "--sequence-length=128", "--json"],
+            ["flops", "--set", "model=tiny-llama", "--set", "sequence_length=128", "--json"],
+        ),
+        (["ceilings", "--model", "tiny-llama"], ["flops", "--measure"]),
+        (["tables", "out"], ["report", "--tables", "out"]),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.usefixtures("checkout")
+def test_old_names_do_the_same_and_warn(old: list[str], new: list[str]) -> None:
+    ours, theirs = fp8study(*new), fp8study(*old)
+    assert (theirs.returncode, theirs.stdout) == (ours.returncode, ours.stdout)
+    assert " is now '" in theirs.stderr
+    assert " is now '" not in ours.stderr
+
+
+@pytest.mark.usefixtures("checkout")
+def test_fields_of_flops_are_named_as_everywhere() -> None:
+    chosen = ["model=tiny-llama", "sequence_length=256", "precision=bf16"]
+    done = fp8study("flops", "--json", *(word for c in chosen for word in ("--set", c)))
+    table = json.loads(done.stdout)
+    assert [f"{k}={table[k]}" for k in ("model", "sequence_length", "precision")] == chosen
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize("command", [["flops"], ["plan", "smoke"]])
+def test_no_model_folder_ends_in_a_traceback(checkout: Path, name: str, command: list[str]) -> None:
+    content = {"model_type": name, "hidden_size": -3, "vocab_size": 512}
+    (checkout / "config.json").write_text(json.dumps(content))
+    done = fp8study(*command, "--set", f"model={checkout}")
+    assert done.returncode in (0, 2)
+    assert done.returncode == 0 or done.stderr.startswith("fp8study: model: '")
+    assert done.returncode == 0 or done.stderr.count("\n") == 1
+
+
+def test_a_config_that_transformers_refuses_names_the_model(checkout: Path) -> None:
+    (checkout / "config.json").write_text('{"model_type": "llama", "hidden_size": -3}')
+    done = fp8study("plan", "smoke", "--set", f"model={checkout}")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"fp8study: model: '{checkout}' ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("checkout")
+def test_plan_prints_every_run_and_starts_nothing() -> None:
+    done = fp8study("plan", "smoke", "--set", "num_steps=21")
     assert (done.returncode, done.stderr) == (0, "")
-    question, where, margin, *runs = done.stdout.splitlines()
-    assert question.startswith("Study smoke: ")
-    assert "6 runs, 0 done, 6 to do" in where
-    assert margin.startswith("Losses are judged at ±0.25 % of BF16's.")
-    assert len(runs) == 6
-    assert all(line.startswith("  to do ") and " 21 steps " in line for line in runs)
-    assert not (checkout / "results").exists()
+    text = " ".join(done.stdout.split())
+    assert text.startswith("Study smoke: ")
+    assert "6 runs, 0 done, 6 to do" in text
+    assert "Losses are judged at ±0.25 % of BF16's." in text
+    assert "Synthetic text is easier than real text" in text
+    assert "num_steps=21" in text
+    assert "corpus=synthetic" in text
+    runs = [line.split() for line in done.stdout.splitlines() if line.startswith("  to do ")]
+    assert {len({row[2] for row in runs}), len({tuple(row[3:]) for row in runs})} == {6}
+    assert not Path("results").exists()
 
 
-def test_plan_without_a_name_is_the_smoke_study_on_a_machine_without_gpu(checkout: Path) -> None:
-    assert fp8study(checkout, "plan").stdout.startswith("Study smoke: ")
+@pytest.mark.parametrize("study", ["bench", "tuned-switches", "corner-arms", "smoke"])
+@pytest.mark.usefixtures("checkout")
+def test_a_plan_tells_its_runs_apart_within_80_columns(study: str) -> None:
+    text = fp8study("plan", study).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    entries = re.split(r"^  (?:to do|cannot) +", text, flags=re.MULTILINE)[1:]
+    shown = [" ".join(entry.split()[1:]) for entry in entries][: len(load_study(study).runs)]
+    assert len(set(shown)) == len(shown) == len(load_study(study).runs)
 
 
-def test_plan_tells_done_runs_from_those_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(CHECKOUT / "pipelines", tmp_path / "pipelines")
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("checkout")
+def test_plan_without_a_name_is_the_smoke_study_on_a_machine_without_gpu() -> None:
+    assert fp8study("plan").stdout.startswith("Study smoke: ")
+
+
+@pytest.mark.usefixtures("checkout")
+def test_plan_tells_done_runs_from_those_to_do() -> None:
     run = load_study("smoke").runs[2]
     run.run_dir.mkdir(parents=True)
     write_record(make_record(config=run.config.to_dict()), run.run_dir)
-    done = fp8study(tmp_path, "plan", "smoke")
+    done = fp8study("plan", "smoke")
     assert "6 runs, 1 done, 5 to do" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("  done ")]
-    assert line.endswith(run.run_id)
+    assert line.split()[1] == run.run_id.rpartition("-")[2]
 
 
-def test_studies_are_listed_with_their_questions(checkout: Path) -> None:
-    done = fp8study(checkout, "studies")
+@pytest.mark.usefixtures("checkout")
+def test_studies_are_listed_with_their_questions() -> None:
+    done = fp8study("plan", "--list")
     assert done.returncode == 0
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == sorted(path.stem for path in (checkout / "pipelines/studies").glob("*.yaml"))
-    assert all(line.endswith("?") for line in done.stdout.splitlines())
+    names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert names == sorted(path.stem for path in (ROOT / "pipelines/studies").glob("*.yaml"))
+    assert done.stdout.count("?") >= len(names)
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_launcher_and_command_line_import_no_torch(checkout: Path) -> None:
-    code = (
-        "import sys, fp8study.cli, fp8study.run.launch, fp8study.run.pipeline; print(*sys.modules)"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
-    assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
-
-
-def test_comparing_prints_a_table_and_imports_no_torch(checkout: Path) -> None:
+def test_launcher_and_comparing_import_no_torch(checkout: Path) -> None:
     for side in "ab":
         (checkout / side).mkdir()
         write_record(make_record(), checkout / side)
-    code = "import sys; from fp8study.cli import app\n" + (
-        "try: app(['compare', 'a', 'b'])\nfinally: print(*sys.modules)"
+    code = (
+        "import sys, fp8study.run.launch, fp8study.run.pipeline; from fp8study.cli import app\n"
+        + ("try: app(['compare', 'a', 'b'])\nfinally: print(*sys.modules)")
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    done = run_python(checkout, "-c", code)
     assert "llama-3.2-1b × 1, BF16" in done.stdout
     assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
-    assert '"estimate": 1.0' in fp8study(checkout, "compare", "a", "b", "--json").stdout
+    assert '"estimate": 1.0' in fp8study("compare", "a", "b", "--json").stdout
+
+
+def test_comparisons_fit_80_columns(checkout: Path) -> None:
+    for side in "ab":
+        for number, precision in enumerate(["bf16", "fp8_tensorwise"] * 3):
+            folder = checkout / side / str(number)
+            folder.mkdir(parents=True)
+            config = make_record().config | {"precision": precision, "repeat": number // 2}
+            write_record(make_record(config=config), folder)
+    for more in ([], ["--reference", "precision=bf16"]):
+        done = fp8study("compare", "a", "b", *more)
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> None:
@@ -136,7 +232,7 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
                  "mixed_peak_tflops": 1500.0, "mfu_achievable_pct": 40.0},
     )  # fmt: skip
     write_record(record, checkout)
-    done = fp8study(checkout, "show", ".")
+    done = fp8study("show", ".")
     assert done.returncode == 0
     for words in (
         "% of the dense BF16 peak, 989 TFLOP/s",
@@ -147,37 +243,58 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
     ):  # fmt: skip
         assert words in done.stdout
     write_record(make_record(run_id="bare", results={}), checkout)
-    assert "energy" not in fp8study(checkout, "show", "run.json").stdout  # absent, not zero
+    assert "energy" not in fp8study("show", "run.json").stdout  # absent, not zero
 
 
-def test_records_of_before_the_peaks_were_kept_are_shown_without_them() -> None:
-    """27 committed records, those of `quick` and `document-a`, have an MFU and no denominator."""
-    reference = Path(__file__).parents[2] / "results" / "reference"
-    older = [
-        record
-        for path in sorted(reference.glob("*/*/*/run.json"))
-        if "bf16_peak_tflops" not in (record := read_record(path)).results
-    ]
-    assert len(older) == 27
-    for record in older:
-        lines = instruments_text(record).splitlines()
-        assert any(line.endswith("% of the dense BF16 peak") for line in lines)
+@pytest.mark.parametrize("study", ["quick", "document-a"])
+def test_records_older_than_the_instruments_are_shown(study: str) -> None:
+    paths = sorted((ROOT / "results/reference/h200x4" / study).glob("*/run.json"))
+    assert len(paths) > 11
+    for path in paths:
+        record = read_record(path)
+        assert "tokens/s per GPU" in instruments_text(record)
+        assert "of the dense BF16 peak" in instruments_text(record)
 
 
+@pytest.mark.parametrize("command", ["audit", "show"])
+def test_warnings_of_a_run_are_shown(checkout: Path, command: str) -> None:
+    audit = read_record(next((ROOT / "results/reference/h200x4/step-trims").glob("*/run.json")))
+    warning = "56 % of the weights are in layers that are no nn.Linear"
+    write_record(dataclasses.replace(audit, warnings=[warning]), checkout)
+    done = fp8study(command, ".")
+    assert f"  warning   {warning}" in done.stdout
+    assert done.returncode == 0
+
+
+def test_an_audit_that_is_not_there_says_why(checkout: Path) -> None:
+    write_record(make_record(audit={}), checkout)
+    assert "the record is older than the audit" in fp8study("audit", ".").stderr
+    write_record(make_record(audit={}, status="failed", results={"steps_completed": 0}), checkout)
+    assert "ended before its first step (status failed)" in fp8study("audit", ".").stderr
+
+
+@pytest.mark.usefixtures("checkout")
 @pytest.mark.parametrize("command", ["show", "audit"])
-def test_a_folder_without_a_record_is_named(checkout: Path, command: str) -> None:
-    done = fp8study(checkout, command, "nowhere")
+def test_a_folder_without_a_record_is_named(command: str) -> None:
+    done = fp8study(command, "nowhere")
     assert done.returncode == 2
     assert "'nowhere' holds no record; give the folder of a run" in done.stderr
 
 
-def test_ceilings_want_a_gpu(checkout: Path) -> None:
-    done = fp8study(checkout, "ceilings", "--model", "llama-3.1-8b")
-    assert done.returncode == 2
-    assert "no NVIDIA GPU is visible" in done.stderr
-
-
-def test_outside_a_checkout_the_list_of_studies_says_so(tmp_path: Path) -> None:
-    done = fp8study(tmp_path, "studies")
+def test_outside_a_checkout_the_list_of_studies_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fp8study("plan", "--list")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("fp8study: studies: there are none in ")
+
+
+def test_wrapped_lines_stand_below_what_their_label_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert fit("  warning   the allocator ran out of memory") == (
+        "  warning   the allocator ran\n            out of memory"
+    )
+    assert fit("/a/path/that/is/longer/than/the/terminal") == (
+        "/a/path/that/is/longer/than/the/terminal"
+    )

@@ -1,39 +1,41 @@
-"""The README promises numbers, commands and files: each must exist as it says."""
+"""Every result that the README and docs/results.md quote is computed from the records."""
 
 import re
-import shlex
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
-from fp8study import cli
 from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, switch_table, throughput_table
-from fp8study.core import config
-from fp8study.core.presets import PRESETS
-from fp8study.core.records import LOSS_MARGIN_PCT, load_runs
-from fp8study.core.studies import load_study, study_names
+from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun, load_runs
+from fp8study.core.studies import load_study
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINDINGS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 MACHINE = "h200x4"
 #: Seconds that a study takes beyond its first run's start and its last run's end.
 OVERHEAD_S = 15
 
 
+@cache
+def stored() -> list[StoredRun]:
+    """The committed records, read once."""
+    return [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+
+
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    return shorten_arms(runs_frame(stored))
+    return shorten_arms(runs_frame(stored()))
 
 
 def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:
@@ -47,11 +49,10 @@ def per_cent(value: float, digits: int = 1) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") + " %"
 
 
-def speedups(runs: pd.DataFrame, model: str) -> list[str]:
-    speed = throughput_table(runs)
-    rows = speed[(speed["study"] == "quick") & (speed["model"] == model)].dropna(
-        subset="speedup_pct"
-    )
+def speedups(runs: pd.DataFrame, model: str, study: str = "quick") -> list[str]:
+    """The leads of tensorwise FP8 on the plain path, by GPUs."""
+    speed = throughput_table(runs[runs["precision"].isin(["bf16", "fp8_tensorwise"])])
+    rows = speed[(speed["study"] == study) & (speed["model"] == model)].dropna(subset="speedup_pct")
     ordered = rows.sort_values("num_gpus")
     return [
         f"{per_cent(pct)} on {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
@@ -60,7 +61,7 @@ def speedups(runs: pd.DataFrame, model: str) -> list[str]:
 
 
 def fault_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the fault planted in BF16, and of FP8 itself."""
+    """What is said of the fault planted in BF16, and of FP8 itself."""
     chosen = runs[(runs["study"] == "attribution") & (runs["master_dtype"] == "bf16")]
     end = chosen.pivot_table(index="seed", columns="arm", values="loss_last20_mean")
     above = {str(arm): (100 * (end[arm] / end["BF16"] - 1)).mean() for arm in end}
@@ -74,25 +75,25 @@ def fault_texts(runs: pd.DataFrame) -> list[str]:
 
 
 def instrument_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the study instruments."""
+    """What is said of the study instruments."""
     speed = throughput_table(runs[runs["study"] == "instruments"])
     big = speed[(speed["model"] == "llama-3.1-8b") & (speed["num_gpus"] == 4)]
     lead = {p: one(big, precision=f"fp8_{p}")["speedup_pct"] for p in ("tensorwise", "rowwise")}
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    frame = instrument_tables.instruments_frame(stored, runs)
+    frame = instrument_tables.instruments_frame(stored(), runs)
     moved = instrument_tables.communication_table(
         frame[(frame["model"] == "llama-3.1-8b") & (frame["study"] == "instruments")]
     )
     gathered = one(moved, precision="fp8_tensorwise")
     assert gathered["reduce_scatter_dtypes"] == "FP32"
     return [
-        f"in another call {per_cent(lead['tensorwise'])} on 4 GPUs",
+        f"in another session {per_cent(lead['tensorwise'])} on 4 GPUs",
         f"Rowwise {per_cent(lead['rowwise'])} on 4 GPUs",
         f"{per_cent(gathered['all_gather_change_pct'])} for 8B",
     ]
 
 
-def quoted(runs: pd.DataFrame) -> list[str]:
+@pytest.fixture(scope="module")
+def quotable(runs: pd.DataFrame) -> list[str]:
     """What the README may quote, made from the records as it is written there."""
     arms = document_a_table(runs)
     gaps = loss_gap_table(runs)
@@ -119,13 +120,14 @@ def quoted(runs: pd.DataFrame) -> list[str]:
         f"{stale['parameters_outside_optimizer_pct']:.1f} % of the parameters are outside",
         f"(loss {loss['fp8_tensorwise', True]:.2f} against {loss['bf16', False]:.2f})",
         f"FP8 ends at {loss['fp8_tensorwise', False]:.2f}",
-        f"{healthy['BF16']['gap_pct']:.2f} % above BF16 with BF16 masters",
-        f"{healthy['FP32']['gap_pct']:.2f} % above with FP32 masters",
+        f"{healthy['BF16']['gap_pct']:.2f} % above BF16 with BF16 master weights",
+        f"{healthy['FP32']['gap_pct']:.2f} % above with FP32 master weights",
         f"±{LOSS_MARGIN_PCT} %",
         *speedups(runs, "llama-3.1-8b"),
-        *speedups(runs, "llama-3.2-1b"),
-        f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 masters)",
-        f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 masters)",
+        ", ".join(speedups(runs, "llama-3.2-1b")),
+        f"in another session {', '.join(speedups(runs, 'llama-3.2-1b', 'instruments'))}",
+        f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 master weights)",
+        f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 master weights)",
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
         *fault_texts(runs),
         *batch_texts(runs),
@@ -149,17 +151,21 @@ def quoted(runs: pd.DataFrame) -> list[str]:
 
 
 def batch_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the effective batch."""
+    """What is said of the effective batch."""
     table = effective_batch_table(runs)
     tested = table[table["num_pairs"] == 5]
     assert set(tested["verdict"]) == {"equivalent"}
     assert set(tested["effective_batch"]) == {1, 2, 4, 8}
     mean = tested.groupby("effective_batch")["gap_pct"].mean()
-    return [f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8"]
+    assert len(tested) == 9
+    return [
+        f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8",
+        f"at most {tested['gap_pct'].max():+.2f} %",
+    ]
 
 
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the tuned path."""
+    """What is said of the tuned path."""
     speed = throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
     speed = speed[~speed["setting"].str.contains("clipped")]
     assert speed["setting"].str.contains("tuned").all()
@@ -175,7 +181,11 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
     big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
     shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
-    two = one(shared, path="tuned", precision="fp8_tensorwise", num_gpus=2)
+    shared = shared[(shared["path"] == "tuned") & (shared["num_gpus"] == 2)]
+    two = one(shared, precision="fp8_tensorwise")
+    rate = {
+        p: one(shared, precision=p)["tokens_per_second_per_gpu"] for p in set(shared["precision"])
+    }
     return [
         *(
             f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
@@ -188,13 +198,14 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
         f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
         f"{per_cent(two['speedup_pct'])} on 2 GPUs",
+        f"{rate['fp8_tensorwise']:,.0f} against {rate['bf16']:,.0f} tokens/s, give "
+        f"{per_cent(100 * (rate['fp8_tensorwise'] / rate['bf16'] - 1))}",
     ]
 
 
 def peer_texts() -> list[str]:
-    """What the README says of torchtitan beside the tuned path, which clips gradients or not."""
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    table = peer_table(stored)
+    """What is said of torchtitan beside the tuned path, which clips gradients or not."""
+    table = peer_table(stored())
     assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
     assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
     table["clips"] = table["max_grad_norm"].notna()
@@ -217,9 +228,8 @@ def peer_texts() -> list[str]:
 
 
 def memory_text() -> str:
-    """What the README says of the memory that the tuned path reserves for the 8B."""
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    peers = peer_table(stored).query("model == 'llama-3.1-8b'")
+    """What is said of the memory that the tuned path reserves for the 8B."""
+    peers = peer_table(stored()).query("model == 'llama-3.1-8b'")
     less = peers["peer_reserved_gib"] - peers["reserved_gib"]
     assert len(less) == 8
     assert min(less) > 0
@@ -231,7 +241,7 @@ def memory_text() -> str:
 
 
 def path_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the tuned path's losses."""
+    """What is said of the tuned path's losses."""
     texts = []
     for study in ("tuned-loss", "tuned-loss-fsdp"):
         table = switch_table(runs[runs["study"] == study])
@@ -243,10 +253,9 @@ def path_texts(runs: pd.DataFrame) -> list[str]:
 
 
 def parity_texts(runs: pd.DataFrame) -> list[str]:
-    """What the README says of the study loss-parity."""
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
+    """What is said of the study loss-parity."""
     chosen = runs[runs["study"] == "loss-parity"]
-    passes = pass_table(metrics_frame(stored), chosen)
+    passes = pass_table(metrics_frame(stored()), chosen)
     first, last = (passes[passes["passes"] == end] for end in (1, passes["passes"].max()))
     validation = loss_gap_table(chosen, loss="validation_loss")
     assert {len(part) for part in (first, last, validation)} == {5}
@@ -261,19 +270,20 @@ def parity_texts(runs: pd.DataFrame) -> list[str]:
     return [*spans, f"seen {last['passes'].iloc[0]:.1f} times", f"({steps} steps)"]
 
 
-def test_every_quoted_number_is_in_the_records(runs: pd.DataFrame) -> None:
-    text = " ".join(README.split())
-    for words in quoted(runs):
+def test_every_finding_is_in_the_records(quotable: list[str]) -> None:
+    text = " ".join(f"{README} {FINDINGS}".split())
+    for words in quotable:
         assert words in text, words
 
 
-def test_no_other_result_is_quoted(runs: pd.DataFrame) -> None:
-    """The caption and the findings hold no percentage or loss but the computed ones."""
-    start, end = README.index("*A 1.2B"), README.index("## Two commands")
+def test_no_other_result_is_quoted(quotable: list[str]) -> None:
+    """The README and the page of findings hold no percentage or loss but the computed ones."""
     number = r"[−+±]?\d+\.\d+(?:\.\d+)?"
-    known = set(re.findall(number, " ".join(quoted(runs))))
-    found = set(re.findall(number, README[start:end]))
-    assert found <= known, found - known
+    known = set(re.findall(number, " ".join(quotable)))
+    start, end = README.index("*A 1.2B"), README.index("## Two commands")
+    for text in (README[start:end], FINDINGS):
+        found = set(re.findall(number, text))
+        assert found <= known, found - known
 
 
 @pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])
@@ -281,7 +291,7 @@ def test_quoted_times_fit_the_records(study: str, runs: pd.DataFrame) -> None:
     chosen = runs[runs["study"] == study]
     first = datetime.fromisoformat(chosen["started_at"].min())
     last = datetime.fromisoformat(chosen["ended_at"].max())
-    (row,) = re.findall(rf"STUDY={study}` +\| +(\d+) \| +(\d+) s, measured", README)
+    (row,) = re.findall(rf"STUDY={study}` +\| +(\d+) \| +(\d+) s, measured", FINDINGS)
     assert int(row[0]) == len(chosen) == len(load_study(study).runs)
     assert 0 <= int(row[1]) - (last - first).total_seconds() <= OVERHEAD_S
 
@@ -296,78 +306,3 @@ def test_log_quotes_the_records(runs: pd.DataFrame) -> None:
     numbers += [f"{gap:+.4f}" for gap in loss_gap_table(runs).query("study == 'document-a'")["gap"]]
     for number in numbers:
         assert number in LOG, number
-
-
-def commands() -> list[list[str]]:
-    """Every command in the README's indented blocks, comments left out, lines joined."""
-    joined = README.replace("\\\n", " ")
-    text = "\n".join(re.findall(r"^ {4}(.*)$", joined, flags=re.MULTILINE))
-    inline = re.findall(r"`((?:make|fp8study) [^`]*)`", README)
-    parts = [part for line in text.splitlines() for part in line.split("&&")] + inline
-    words = [shlex.split(part, comments=True) for part in parts]
-    return [w for w in words if w and w[0] in ("make", "fp8study", "$(cat")]
-
-
-def test_named_make_targets_and_variables_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    used = [w for w in commands() if w[0] == "make"]
-    assert len(used) > 5
-    for _, *arguments in used:
-        for argument in arguments:
-            name, is_variable, value = argument.partition("=")
-            if is_variable:
-                assert re.search(rf"^{name} \?=", makefile, flags=re.MULTILINE), argument
-            else:
-                assert re.search(rf"^{name}:", makefile, flags=re.MULTILINE), argument
-            if name == "STUDY":
-                assert value in [*study_names(), "qwen"], argument
-
-
-def test_named_commands_and_fields_exist() -> None:
-    known = {command.callback.__name__ for command in cli.app.registered_commands}
-    used = [w for w in commands() if w[0] == "fp8study"]
-    assert used
-    for _, command, *_ in used:
-        assert command in known
-    fields = [w.split("=")[0] for words in used for w in words if "=" in w]
-    fields += [
-        w.split("=")[0] for text in re.findall(r"SET='([^']*)'", README) for w in text.split()
-    ]
-    (papermill,) = [w for w in commands() if w[0] == "$(cat"]
-    fields += [papermill[i + 1] for i, word in enumerate(papermill) if word == "-p"]
-    assert len(fields) > 6
-    assert set(fields) <= set(config.FIELD_NAMES)
-    assert papermill[papermill.index("-p") + 2] in PRESETS
-
-
-def test_named_files_exist() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", README)
-    quoted_paths = re.findall(
-        r"`((?:src|scripts|results/reference|pipelines|docs)/[^`<]*)`", README
-    )
-    assert len(links) > 5
-    assert len(quoted_paths) > 2
-    for path in [*links, *quoted_paths, "notebooks/run.ipynb"]:
-        assert (ROOT / path).exists(), path
-
-
-def test_example_study_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL)
-    folder = tmp_path / "pipelines" / "studies"
-    folder.mkdir(parents=True)
-    (folder / "qwen.yaml").write_text(example)
-    monkeypatch.chdir(tmp_path)
-    assert len(load_study("qwen").runs) == 9
-
-
-def test_picture_is_small_and_there() -> None:
-    assert (ROOT / "docs" / "document-a.png").stat().st_size < 200_000
-
-
-def test_citation_agrees_with_the_package() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'version = "{citation["version"]}"' in pyproject
-    assert f'license = "{citation["license"]}"' in pyproject
-    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"[{citation['version']}] – {citation['date-released']}" in changes

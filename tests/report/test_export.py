@@ -42,20 +42,24 @@ def test_no_committed_table_is_left_over() -> None:
 
 def test_one_machine_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_results(tmp_path / "results")
-    monkeypatch.setattr("fp8study.core.paths.results_dir", lambda: tmp_path / "results")
-    found = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t"), "--machine", "h200x8"])
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(
+        cli.app, ["report", "--tables", str(tmp_path / "t"), "--machine", "h200x8"]
+    )
     assert found.exit_code == 0, found.output
     table = pd.read_csv(tmp_path / "t" / "loss-gaps.csv")
     assert set(table["machine"]) == {"h200x8"}
     assert "arm_key" not in table
-    wrong = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t"), "--machine", "h2"])
+    wrong = CliRunner().invoke(
+        cli.app, ["report", "--tables", str(tmp_path / "t"), "--machine", "h2"]
+    )
     assert wrong.exit_code == 2
     assert "machine: no record of 'h2'" in wrong.output
 
 
 def test_without_records_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fp8study.core.paths.results_dir", lambda: tmp_path)
-    found = CliRunner().invoke(cli.app, ["tables", str(tmp_path / "t")])
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(cli.app, ["report", "--tables", str(tmp_path / "t")])
     assert found.exit_code == 2
     assert "there are no records" in found.output
 

@@ -82,11 +82,18 @@ def test_a_disk_without_room_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_command_says_the_same_in_words_and_in_json() -> None:
-    words = run_python(ROOT, "-m", "fp8study.cli", "doctor")
     done = run_python(ROOT, "-m", "fp8study.cli", "doctor", "--json")
-    findings = json.loads(done.stdout)
-    problems = [f for f in findings if f["state"] == "problem"]
-    assert words.returncode == done.returncode == (1 if problems else 0)
-    assert [f["name"] for f in findings][:3] == ["python", "torch", "torchao"]
-    assert all(f["remedy"] for f in findings if f["state"] != "ok")
-    assert all(f["found"].split()[0] in words.stdout for f in findings)
+    findings = [doctor.Finding(**found) for found in json.loads(done.stdout)]
+    problems = [f for f in findings if f.state == "problem"]
+    assert done.returncode == (1 if problems else 0)
+    assert [f.name for f in findings][:3] == ["python", "torch", "torchao"]
+    assert all(f.remedy for f in findings if f.state != "ok")
+    words = doctor.report_text(findings)
+    assert all(f.found in words and f.remedy in words for f in findings)
+
+
+def test_an_amd_gpu_is_not_taken_for_a_machine_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "unsupported_gpu", lambda: "AMD GPUs are not supported")
+    (finding,) = doctor._gpus(Machine((), 8))
+    assert (finding.state, finding.found) == (doctor.WARNING, "AMD GPUs are not supported")
+    assert finding.remedy

@@ -217,7 +217,7 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
-    "gpu_name", [None, "", "Tesla V100-SXM2-16GB", "NVIDIA L40", "NVIDIA H20", "NVIDIA H800"]
+    "gpu_name", [None, "", "NVIDIA Z999", "NVIDIA H2", "NVIDIA RTX A1000", "NVIDIA XH100"]
 )
 def test_no_peak_is_guessed(gpu_name: str | None) -> None:
     assert bf16_peak_tflops(gpu_name) is None
@@ -254,7 +254,6 @@ def test_fp8_peak_is_twice_the_bf16_peak(peak: Any) -> None:
     assert peak.source
     if peak.fp8_tflops is not None:
         assert peak.fp8_tflops / peak.bf16_tflops == pytest.approx(2.0, rel=0.02)
-    assert (peak.fp8_tflops is None) == (peak.name_part == "A100")
 
 
 @pytest.mark.parametrize(

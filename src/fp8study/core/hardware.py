@@ -11,7 +11,7 @@ class GpuPeak:
     """Dense matrix peaks of one GPU; figures with 2:4 sparsity are twice as high."""
 
     name_part: str
-    """Matched, in order, inside the name that the driver reports."""
+    """Matched, in order, as whole words of the name that the driver reports."""
     bf16_tflops: float
     fp8_tflops: float | None
     """None: the GPU has no FP8 matrix units."""
@@ -50,7 +50,7 @@ def find_peak(gpu_name: str | None) -> GpuPeak | None:
     if not gpu_name or _LESSER.search(gpu_name):
         return None
     for peak in GPU_PEAKS:
-        if peak.name_part.lower() in gpu_name.lower():
+        if re.search(rf"\b{re.escape(peak.name_part)}\b", gpu_name, re.IGNORECASE):
             return peak
     return None
 

@@ -20,7 +20,6 @@ def comparison_text(comparison: Comparison) -> str:
     shared, numbers, listed = share_notes([row.notes for row in rows])
     table = [
         [
-            row.arm,
             f"{row.num_runs_a} | {row.num_runs_b}",
             number(row.tokens_per_second_per_gpu_a, "{:,.0f}"),
             number(row.tokens_per_second_per_gpu_b, "{:,.0f}"),
@@ -33,49 +32,59 @@ def comparison_text(comparison: Comparison) -> str:
         for row, marks in zip(rows, numbers, strict=True)
     ]
     headers = [
-        "arm", "runs A|B", "tok/s/GPU A", "tok/s/GPU B", "B/A", "95 % CI", "memory B/A",
-        "loss B−A", "notes",
+        "runs\nA|B", "tok/s/GPU\nA", "\nB", "\nB/A", "\n95 % CI", "memory\nB/A", "loss\nB−A",
+        "\nnotes",
     ]  # fmt: skip
-    parts = [*comparison.sides, "", plain_table(table, headers, texts=(0, 5, 8)), *listed]
+    arms = [row.arm for row in rows]
+    parts = [*comparison.sides, "", plain_table(arms, table, headers, texts=(4, 7)), *listed]
     parts += [f"every arm: {note}" for note in shared]
     return "\n".join([*parts, *comparison.without_partner])
 
 
 def relative_text(comparison: RelativeComparison) -> str:
-    """Return a table of the arms over their reference arms, in a session and in its baseline."""
+    """Return the arms over their reference arms, then these ratios' change from a baseline."""
     rows = comparison.rows
     shared, numbers, listed = share_notes([row.notes for row in rows])
-    table = [
+    here = [
         [
-            row.arm,
             str(row.num_runs),
             number(row.tokens_per_second_per_gpu, "{:,.0f}"),
             estimate(row.speed),
             interval(row.speed),
-            estimate(row.speed_baseline),
-            estimate(row.change),
-            interval(row.change),
             number(row.memory, "{:.3f}"),
-            number(row.memory_baseline, "{:.3f}"),
             marks,
         ]
         for row, marks in zip(rows, numbers, strict=True)
     ]
     headers = [
-        "arm", "runs", "tok/s/GPU", "÷ reference", "95 % CI", "in the baseline", "change",
-        "95 % CI of it", "memory ÷ ref.", "in the baseline ", "notes",
+        "\nruns", "\ntok/s/GPU", "÷ refer-\nence", "\n95 % CI", "memory ÷\nreference",
+        "\nnotes",
     ]  # fmt: skip
+    arms = [row.arm for row in rows]
     parts = [*comparison.sides, f"reference arms: {comparison.reference}", ""]
-    parts += [plain_table(table, headers, texts=(0, 4, 7, 10)), *listed]
+    parts += [plain_table(arms, here, headers, texts=(3, 5)), *listed]
     parts += [f"every arm: {note}" for note in shared]
     parts += comparison.without_reference
+    if len(comparison.sides) > 1:
+        change = [
+            [
+                estimate(row.speed_baseline),
+                estimate(row.change),
+                interval(row.change),
+                number(row.memory_baseline, "{:.3f}"),
+            ]
+            for row in rows
+        ]
+        headers = ["÷ reference in\nthe baseline", "\nchange", "\n95 % CI",
+                   "memory ÷ reference\nin the baseline"]  # fmt: skip
+        parts += [
+            "",
+            plain_table(arms, change, headers, texts=(2,)),
+            "change: the ratio here over the baseline's. Its interval holds the spread between "
+            "the runs of a session; two sessions can differ by more.",
+        ]
     if comparison.device == "cpu":
         parts.append("No GPU: FP8 is emulated, so that no ratio here says anything of FP8's speed.")
-    if len(comparison.sides) > 1:
-        parts.append(
-            "change: the ratio here over the baseline's. Its interval holds the spread between "
-            "the runs of a session; two sessions can differ by more."
-        )
     return "\n".join(parts)
 
 
@@ -98,16 +107,28 @@ def share_notes(
     return shared, numbers, [f"[{position}] {note}" for note, position in known.items()]
 
 
-def plain_table(rows: list[list[str]], headers: list[str], texts: Sequence[int]) -> str:
-    """Lay out a table of texts, its columns to the right but for `texts`; empty ones go."""
+def plain_table(
+    arms: Sequence[str], rows: list[list[str]], headers: list[str], texts: Sequence[int]
+) -> str:
+    """Lay out a table with each arm's name on a line above its row; empty columns go.
+
+    Args:
+        arms: A name for each row; too long for a column.
+        rows: Texts.
+        headers: One for each column, of two lines.
+        texts: Columns that stand to the left; the others are numbers.
+    """
     kept = [i for i in range(len(headers)) if any(row[i] not in ("", NONE) for row in rows)]
-    return tabulate(
+    lines = tabulate(
         [[row[i] for i in kept] for row in rows],
         [headers[i] for i in kept],
         tablefmt="simple",
         disable_numparse=True,
         colalign=["left" if i in texts else "right" for i in kept],
-    )
+    ).splitlines()
+    head, body = lines[: -len(rows)], lines[-len(rows) :]
+    named = [line for arm, row in zip(arms, body, strict=True) for line in (arm, f"  {row}")]
+    return "\n".join([*(f"  {line}" for line in head), *named])
 
 
 def number(value: float | None, form: str) -> str:

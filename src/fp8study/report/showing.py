@@ -51,9 +51,15 @@ _TIME = {
 }
 _USE = {
     "tflops_per_gpu": "{:.1f} TFLOP/s per GPU",
-    "mfu_bf16_peak_pct": "{:.1f} % of the dense BF16 peak, {bf16_peak_tflops:.0f} TFLOP/s",
-    "mfu_mixed_peak_pct": "{:.1f} % of the mixed peak, {mixed_peak_tflops:.0f} TFLOP/s",
-    "mfu_achievable_pct": "{:.1f} % of the GEMM peak measured here, {run_tflops:.0f} TFLOP/s",
+    "mfu_bf16_peak_pct": "{:.1f} % of the dense BF16 peak",
+    "mfu_mixed_peak_pct": "{:.1f} % of the mixed peak",
+    "mfu_achievable_pct": "{:.1f} % of the GEMM peak measured here",
+}
+#: What a share is of; the first records lack it.
+_WHOLE = {
+    "mfu_bf16_peak_pct": "bf16_peak_tflops",
+    "mfu_mixed_peak_pct": "mixed_peak_tflops",
+    "mfu_achievable_pct": "run_tflops",
 }
 _MEMORY = {
     "parameters_gib": "{:.2f} GiB parameters",
@@ -77,9 +83,7 @@ def _lines(what: str, values: dict[str, Any], known: dict[str, str]) -> list[str
     lines = []
     for key, text in known.items():
         if values.get(key) is not None:
-            short, _, rest = text.partition(", {")
-            denominator = rest.partition(":")[0]
-            if denominator and values.get(denominator) is None:  # older records leave it out
-                text = short
-            lines.append(f"  {what:<9} {text.format(values[key], **values)}")
+            whole = values.get(_WHOLE.get(key, ""))
+            of = "" if whole is None else f", {whole:.0f} TFLOP/s"
+            lines.append(f"  {what:<9} {text.format(values[key])}{of}")
     return lines

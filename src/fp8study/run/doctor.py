@@ -19,6 +19,7 @@ from packaging.version import Version
 from fp8study.core.hardware import FP8_CAPABILITY, find_peak
 from fp8study.core.hub import is_reachable
 from fp8study.core.paths import results_dir
+from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib
 
 #: Held against pyproject.toml by a test.
@@ -100,6 +101,8 @@ def _cuda(machine: Machine) -> Finding:
 
 
 def _gpus(machine: Machine) -> list[Finding]:
+    if not machine.gpus and (note := unsupported_gpu()):
+        return [Finding("gpu", WARNING, note, "run where there is an NVIDIA GPU")]
     if not machine.gpus:
         remedy = "none needed; timings of emulated FP8 mean nothing"
         return [Finding("gpu", WARNING, f"none; {machine.num_cpus} CPU cores", remedy)]
@@ -165,11 +168,13 @@ def _hub() -> Finding:
 
 
 def report_text(findings: list[Finding]) -> str:
-    """Return the findings for reading, one line each, its remedy behind it."""
-    return "\n".join(
-        f"  {f.state:<9}{f.name:<14}{f.found}" + (f"  → {f.remedy}" if f.remedy else "")
-        for f in findings
-    )
+    """Return the findings for reading, one line each, its remedy on the next."""
+    lines = []
+    for f in findings:
+        lines.append(f"  {f.state:<9}{f.name:<14}{f.found}")
+        if f.remedy:
+            lines.append(f"{'':25}→ {f.remedy}")
+    return "\n".join(lines)
 
 
 def report_json(findings: list[Finding]) -> str:

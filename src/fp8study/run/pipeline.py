@@ -14,60 +14,17 @@ from typing import Any
 from fp8study.core.errors import UserError
 from fp8study.core.locks import locked
 from fp8study.core.paths import project_root, results_dir
-from fp8study.core.presets import check_model, model_vocab_size
+from fp8study.core.presets import model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record, write_json
-from fp8study.core.studies import PlannedRun, Study, estimated_minutes
+from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
-from fp8study.data.corpus import check_corpus_name
-from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.leash import end
 from fp8study.run.machine import Machine
+from fp8study.run.plan import impossible_runs, num_slots, plan_text
 from fp8study.run.postmortem import stoppable, telling_line
 
 #: With less than this, runs fail for want of space, whatever else they say.
 _LEAST_FREE_BYTES = 64 * 2**10
-
-
-def plan_text(study: Study, machine: Machine) -> str:
-    """Return what a study would do here: its question, runs, GPUs and rough time."""
-    impossible = _impossible(study, machine)
-    pending = [run for run in study.pending() if run not in impossible]
-    slots = _num_slots(machine)
-    where = (
-        f"{len(machine.gpus)} × {machine.gpus[0].name}"
-        if machine.gpus
-        else (f"{machine.num_cpus} CPU cores, FP8 emulated")
-    )
-    lines = [
-        f"Study {study.name}: {study.question}",
-        f"On {where}. {len(study.runs)} runs, "
-        f"{len(study.runs) - len(pending) - len(impossible)} done, "
-        f"{len(pending)} to do, about {estimated_minutes(study, pending, slots):.0f} min.",
-        f"{_judgement(study)}. Expected: {study.expectation or 'nothing was written down'}",
-    ]
-    for run in study.runs:
-        c = run.config
-        state = "to do" if run in pending else "cannot" if run in impossible else "done"
-        lines.append(
-            f"  {state:<7}{c.model:<14} {c.precision:<18} {c.num_gpus} × {c.strategy:<6} "
-            f"seq {c.sequence_length:<6} batch {c.micro_batch_size} × "
-            f"{c.gradient_accumulation_steps}  {c.num_steps} steps  seed {c.seed}  {run.run_id}"
-        )
-    if note := unsupported_gpu():
-        lines.append(f"  {note}")
-    for reason in dict.fromkeys(impossible.values()):
-        lines.append(f"  cannot be run here: {reason}")
-    return "\n".join(lines)
-
-
-def _judgement(study: Study) -> str:
-    if study.speed_only:
-        return "Speed alone is asked for: losses are not judged"
-    return f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
-
-
-def _num_slots(machine: Machine) -> int:
-    return len(machine.gpus) or machine.num_cpus
 
 
 def run_study(
@@ -92,7 +49,7 @@ def run_study(
     Raises:
         UserError: No run is possible here, or another pipeline is at work in this checkout.
     """
-    impossible = _impossible(study, machine)
+    impossible = impossible_runs(study, machine)
     if len(impossible) == len(study.runs):
         raise UserError(next(iter(impossible.values())))
     busy = (
@@ -111,23 +68,6 @@ def run_study(
             study.write_configs()
             _snakemake(study, machine, overrides, pending, lock, one_at_a_time)
     return [(run, _record(run)) for run in possible]
-
-
-def _impossible(study: Study, machine: Machine) -> dict[PlannedRun, str]:
-    """Return the runs that this machine cannot do, each with the reason.
-
-    Raises:
-        UserError: A run is wrong whatever the machine.
-    """
-    reasons = {}
-    for run in study.runs:
-        check_model(run.config)
-        check_corpus_name(run.config.corpus)
-        try:
-            machine.check(run.config)
-        except UserError as error:
-            reasons[run] = str(error)
-    return reasons
 
 
 def _prepare_data(pending: list[PlannedRun]) -> None:
@@ -165,7 +105,7 @@ def _snakemake(
     for run in pending:
         (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
     shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
-    num_shares = _num_slots(machine) * shares_per_gpu
+    num_shares = num_slots(machine) * shares_per_gpu
     if machine.gpus:
         num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
     shares = {
@@ -177,7 +117,7 @@ def _snakemake(
     command = [
         sys.executable, "-m", "fp8study.run.leash", "snakemake",
         "--snakefile", "pipelines/Snakefile",
-        "--cores", str(max(_num_slots(machine), machine.num_cpus)),
+        "--cores", str(max(num_slots(machine), machine.num_cpus)),
         "--resources", f"gpu_shares={num_shares}",
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed

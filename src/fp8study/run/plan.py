@@ -1,0 +1,124 @@
+"""What a study would do on this machine: its runs, what they share, and what cannot be done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.fields import PLAIN
+from fp8study.core.paths import project_root
+from fp8study.core.presets import check_model
+from fp8study.core.studies import PlannedRun, Study, estimated_minutes
+from fp8study.data.corpus import check_corpus_name
+from fp8study.run.gpus import unsupported_gpu
+from fp8study.run.machine import Machine
+from fp8study.run.terminal import fit, using_model
+
+#: Always told, whatever they are; any other field is where it differs from its default.
+_MAIN = (
+    "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
+    "num_steps", "corpus",
+)  # fmt: skip
+#: Their value follows from other fields unless someone chooses it.
+_DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
+#: A value that says by itself what it is.
+_PLAIN_VALUES = ("model", "precision", "strategy")
+
+
+def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
+    """Return the runs that this machine cannot do, each with the reason.
+
+    Raises:
+        UserError: A run is wrong whatever the machine.
+    """
+    reasons = {}
+    for run in study.runs:
+        check_corpus_name(run.config.corpus)
+        with using_model(run.config.model):
+            check_model(run.config)
+        try:
+            machine.check(run.config)
+        except UserError as error:
+            reasons[run] = str(error)
+    return reasons
+
+
+def num_slots(machine: Machine) -> int:
+    """Return among how many places runs are shared out: GPUs, or CPU cores."""
+    return len(machine.gpus) or machine.num_cpus
+
+
+def plan_text(study: Study, machine: Machine) -> str:
+    """Return what a study would do here: its question, its runs, their GPUs and rough time."""
+    impossible = impossible_runs(study, machine)
+    pending = [run for run in study.pending() if run not in impossible]
+    num_done = len(study.runs) - len(pending) - len(impossible)
+    minutes = estimated_minutes(study, pending, num_slots(machine))
+    where = (
+        f"{len(machine.gpus)} × {machine.gpus[0].name}"
+        if machine.gpus
+        else f"{machine.num_cpus} CPU cores, FP8 emulated"
+    )
+    chosen = [_chosen(run.config) for run in study.runs]
+    shared, varied = _fields(chosen)
+    lines = [
+        f"Study {study.name}: {study.question}",
+        f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do, "
+        f"about {minutes:.0f} min.",
+        f"{_judgement(study)}. Expected: {study.expectation or 'nothing was written down'}",
+        f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
+    ]
+    if not study.speed_only and any(run.config.corpus == "synthetic" for run in study.runs):
+        lines.append(
+            "Synthetic text is easier than real text: name a corpus to judge losses for it."
+        )
+    rows = [[_cell(name, values) for name in varied] for values in chosen]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for run, row in zip(study.runs, rows, strict=True):
+        state = "to do" if run in pending else "cannot" if run in impossible else "done"
+        cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append(f"  {state:<7} {run.config.digest()}  {cells}".rstrip())
+    if note := unsupported_gpu():
+        lines.append(f"  {note}")
+    for reason in dict.fromkeys(impossible.values()):
+        lines.append(f"  cannot be run here: {reason}")
+    folder = study.runs[0].run_dir.parent.relative_to(project_root())
+    lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
+    return fit("\n".join(lines))
+
+
+def _judgement(study: Study) -> str:
+    if study.speed_only:
+        return "Speed alone is asked for: losses are not judged"
+    return f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
+
+
+def _fields(chosen: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the fields to tell once for all runs, and those to tell for each."""
+    default = vars(RunConfig().resolved())
+    differing = [name for name in default if len({repr(c.get(name)) for c in chosen}) > 1]
+    shared = [
+        name
+        for name in default
+        if name not in differing
+        and (name in _MAIN or chosen[0].get(name, default[name]) != default[name])
+    ]
+    return shared, differing
+
+
+def _chosen(config: RunConfig) -> dict[str, Any]:
+    """Return the fields whose values do not follow from the others'."""
+    own = {name: value for name, value in vars(config).items() if name not in _DERIVED}
+    follows = vars(RunConfig(**own).resolved())
+    decided = vars(config.resolved()).items()
+    return own | {n: v for n, v in decided if n in _DERIVED and v != follows[n]}
+
+
+def _cell(name: str, chosen: dict[str, Any]) -> str:
+    if name not in chosen:
+        return ""
+    value = chosen[name]
+    if isinstance(value, tuple):
+        value = ", ".join(map(str, value)) or "none"
+    return str(value) if name in _PLAIN_VALUES else f"{name}={value}"

@@ -1,0 +1,161 @@
+"""What all commands share: one-line errors, old names, assignments, text that fits the terminal."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+import yaml
+from typer.core import TyperGroup
+
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.field_types import read_yaml
+
+#: What could not be done when the system refuses, and what helps.
+_REMEDIES = {
+    errno.ENOSPC: ("write", "free some space"),
+    errno.EDQUOT: ("write", "free some space"),
+    errno.EROFS: ("write", "make its folder writable"),
+    errno.EACCES: ("open", "give yourself access to it and its folder"),
+    errno.ENAMETOOLONG: ("open", "give a shorter name"),
+}
+
+#: Letters of a name or a reason that are shown; more would hide the rest of the line.
+_LONGEST = 300
+
+#: The parser's complaint about a command line; typer has no public name for it.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+#: Commands of version 0.1, and how each is written now.
+_OLD_COMMANDS = {
+    "studies": ["plan", "--list"],
+    "tables": ["report", "--tables"],
+    "benchmarks": ["report", "--benchmarks"],
+    "ceilings": ["flops", "--measure"],
+}
+#: Fields that `flops` and `ceilings` had options for.
+_OLD_OPTION = re.compile(r"--(model|sequence-length|micro-batch-size|precision|skip)(?:=(.*))?")
+
+
+def _modern(arguments: list[str]) -> list[str]:
+    """Write the old names of commands and options as they are now, with a warning for each."""
+    command, *rest = arguments or [""]
+    new = [*_OLD_COMMANDS.get(command, [command]), *rest] if arguments else []
+    if command in _OLD_COMMANDS:
+        complain(f"'{command}' is now '{' '.join(_OLD_COMMANDS[command])}'")
+    if new[:1] != ["flops"]:
+        return new
+    words = iter(new)
+    found = []
+    for word in words:
+        if old := _OLD_OPTION.fullmatch(word):
+            field = old[1].replace("-", "_")
+            found += ["--set", f"{field}={next(words, '') if old[2] is None else old[2]}"]
+            complain(f"'--{old[1]}' is now '--set {field}=…'")
+        else:
+            found.append(word)
+    return found
+
+
+class OneLineErrors(TyperGroup):
+    """Ends a command that the user can mend in one line and status 2, or 130 after Ctrl-C."""
+
+    def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]
+        extra["standalone_mode"] = False
+        try:
+            status = super().main(_modern(list(sys.argv[1:] if args is None else args)), **extra)
+        except _UsageError as error:
+            message = " ".join(getattr(error, "format_message", error.__str__)().split())
+            status = complain(f"{message.rstrip('.')}; fp8study --help lists what there is")
+        except UserError as error:
+            status = complain(str(error))
+        except OSError as error:
+            if error.errno not in _REMEDIES:
+                raise
+            verb, remedy = _REMEDIES[error.errno]
+            name = str(error.filename or "a file")[:_LONGEST]
+            status = complain(
+                f"cannot {verb} '{name}' ({error.strerror}); {remedy}, then start again: nothing "
+                "is lost"
+            )
+        if status == 130:
+            complain("stopped; finished runs are kept, start again to go on")
+        sys.exit(status or 0)
+
+
+def complain(message: str) -> int:
+    print(f"fp8study: {message}", file=sys.stderr)
+    return 2
+
+
+def parse_assignments(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for assignment in assignments or []:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
+        try:
+            values[name.strip()] = read_yaml(text)
+        except yaml.YAMLError:
+            raise UserError(
+                f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
+                "brackets"
+            ) from None
+    return values
+
+
+@contextmanager
+def using_model(model: str) -> Iterator[None]:
+    """Name the model when transformers or torch cannot make anything of it."""
+    try:
+        yield
+    except (UserError, typer.Exit):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(
+            f"model: '{model[:_LONGEST]}' cannot be used ({reason[:_LONGEST]}); give a preset, or "
+            "a folder with the config.json of a decoder"
+        ) from error
+
+
+#: The label at a line's start, such as ``  warning   ``: what wraps stands below what follows it.
+_LABEL = re.compile(r" *\S+(?: \S+)? {2,}(?=\S)| +")
+_DEEPEST = 25
+
+
+def fit(text: str) -> str:
+    """Wrap the lines that are wider than the terminal, or than 80 columns where there is none.
+
+    A word that is too long for a line stays whole, so that a path can be copied.
+    """
+    width = shutil.get_terminal_size().columns
+    return "\n".join(_fit_line(line, width) for line in text.splitlines())
+
+
+def _fit_line(line: str, width: int) -> str:
+    if len(line) <= width:
+        return line
+    label = _LABEL.match(line)
+    indent = min(label.end(), _DEEPEST) if label else 2
+    wrapped = textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapped)
+
+
+def say(text: str) -> None:
+    """Print a text so that it fits."""
+    print(fit(text))

@@ -1,0 +1,38 @@
+"""docs/architecture.md says what the code says: its picture, its files, its walks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts import draw_rooms
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_rooms_are_drawn_as_the_imports_are() -> None:
+    drawn = draw_rooms.BLOCK.search(PAGE)
+    assert drawn
+    assert drawn.group() == draw_rooms.rooms_block(), "run python scripts/draw_rooms.py"
+
+
+def test_every_room_is_on_the_page() -> None:
+    rooms = {path.parent.name for path in (ROOT / "src" / "fp8study").glob("*/__init__.py")}
+    assert len(rooms) == 8
+    assert all(re.search(rf"\b{room}\b", PAGE) for room in rooms)
+
+
+def test_named_functions_are_where_the_page_says() -> None:
+    named = re.findall(r"`((?:src|notebooks|report)/[^`]+)`: `(\w+)`", PAGE)
+    assert len(named) > 15
+    for path, name in named:
+        assert re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8")), (path, name)
+
+
+@pytest.mark.parametrize(("name", "most"), [("precision", 7), ("tflops_per_gpu", 6)])
+def test_a_walk_is_short_and_goes_straight_down(name: str, most: int) -> None:
+    (walk,) = re.findall(rf"^`{name}`, .*:\n\n((?:\d\. .*\n)+)", PAGE, flags=re.MULTILINE)
+    files = re.findall(r"^\d\. `([^`]+)`", walk, flags=re.MULTILINE)
+    assert 2 < len(files) <= most
+    assert len(set(files)) == len(files)

@@ -93,6 +93,7 @@ def make_record(**changes: Any) -> RunRecord:
             "parameter_dtype": config["master_dtype"],
         },
         "results": _results(config),
+        "judgement": {"question": "What would a synthetic run decide?"},
     }
     for key, value in changes.items():
         merge = isinstance(value, dict) and key in fields

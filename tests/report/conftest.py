@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,9 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-@pytest.fixture(scope="session")
-def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let the processes that tests start find neither torch nor a network."""
-    folder = tmp_path_factory.mktemp("bare")
+@contextmanager
+def bare_machine(folder: Path) -> Iterator[None]:
+    """Let the processes that are started meanwhile find neither torch nor a network."""
     (folder / "sitecustomize.py").write_text(BARE_MACHINE)
     before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
     with pytest.MonkeyPatch.context() as patch:
@@ -47,13 +47,14 @@ def bare_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def site(bare_machine: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The text of every page of the report on all synthetic records, by its name."""
     results = make_results(tmp_path_factory.mktemp("results"))
     make_instruments(results)
     make_noise(results)
     output = tmp_path_factory.mktemp("site") / "_site"
-    with pytest.MonkeyPatch.context() as patch:
+    bare = tmp_path_factory.mktemp("bare")
+    with pytest.MonkeyPatch.context() as patch, bare_machine(bare):
         patch.setenv(pages.RESULTS_VARIABLE, str(results))
         render_site(ROOT / "report", output, preload="fp8study.report.page:load_report")
     return {path.stem: path.read_text(encoding="utf-8") for path in output.glob("*.html")}

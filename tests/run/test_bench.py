@@ -107,7 +107,7 @@ def test_committed_baseline_is_the_study(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(
     ("reference", "words"),
-    [("reference: bf16", "reference: 'bf16' is not a mapping"),
+    [("reference: bf16", "reference: 'bf16' is not valid; give a mapping"),
      ("reference: {precison: bf16}", "did you mean 'precision'"),
      ("reference: {precision: int4}", "'int4'")],
 )  # fmt: skip

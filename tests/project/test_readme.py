@@ -127,6 +127,8 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         ", ".join(speedups(runs, "llama-3.2-1b")),
         f"in another session {', '.join(speedups(runs, 'llama-3.2-1b', 'instruments'))}",
         f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 master weights)",
+        f"makes {-eager['BF16']['speedup_pct']:.1f} % fewer tokens/s than BF16 without it",
+        f"FP32 master weights BF16 ends at {healthy['FP32']['loss_bf16']:.2f}",
         f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 master weights)",
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
         *fault_texts(runs),
@@ -137,6 +139,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *peer_texts(),
         memory_text(),
         *path_texts(runs),
+        *further_texts(runs),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
             for study in ("tuned-switches", "best-batch", "small-products")
@@ -238,6 +241,35 @@ def memory_text() -> str:
         for num_gpus, part in less.groupby(peers["num_gpus"])
     ]
     return f"reserves {texts[0]} GPU and {texts[1]}"
+
+
+def further_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of leads on the plain path, between 1B and 8B, and with clipped gradients."""
+    speed = throughput_table(runs[runs["precision"].isin(["bf16", "fp8_tensorwise"])])
+    fp8 = speed[~speed["stale"] & speed["speedup_pct"].notna()]
+    plain = fp8[(fp8["path"] == "plain") & fp8["setting"].str.contains("4096")]
+    small = plain[plain["model"] == "llama-3.2-1b"]
+    slower = -small.loc[small["setting"].str.contains("batch 1,"), "speedup_pct"]
+    batch_8 = one(small[small["setting"].str.contains("batch 8")], num_runs=1)["speedup_pct"]
+    alone = one(plain, model="llama-3.1-8b", strategy="none")
+    two = one(plain, study="tuned-loss-fsdp", num_gpus=2, num_runs=3)["speedup_pct"]
+    corners = fp8[(fp8["study"] == "corner-arms") & (fp8["num_runs"] <= 2)].set_index("model")
+    corner = {m: per_cent(corners.loc[m, "speedup_pct"]) for m in corners.index}
+    beside = fp8[fp8["study"].str.startswith("beside-torchtitan")]
+    clipped = beside[beside["setting"].str.contains("clipped") & beside["model"].str.contains("8b")]
+    free = beside[~beside["setting"].str.contains("clipped")]
+    tuned_8 = one(free[free["setting"].str.contains("batch 8")], model="llama-3.2-1b-untied")
+    lead = clipped.set_index("num_gpus")["speedup_pct"]
+    assert (alone["num_runs"], len(lead), len(corner)) == (1, 2, 3)
+    return [
+        f"by {slower.min():.1f} % to {slower.max():.1f} %",
+        f"{batch_8:.1f} % (plain, one run) and {tuned_8['speedup_pct']:.1f} % (tuned)",
+        f"At batch 8 on 1 GPU {per_cent(batch_8)} (one run)",
+        f"not sharded it is {per_cent(alone['speedup_pct'])} (one run)",
+        f"{per_cent(two)} on 2 GPUs (three runs)",
+        f"3B {corner['llama-3.2-3b']}, Qwen3-4B {corner['qwen3-4b']}, 8B {corner['llama-3.1-8b']}",
+        f"{per_cent(lead[1])} and {per_cent(lead[4])}",
+    ]
 
 
 def path_texts(runs: pd.DataFrame) -> list[str]:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from fp8study.core.errors import UserError
-from fp8study.core.paths import results_dir
+from fp8study.core.files import results_dir
 from fp8study.core.records import SCHEMA_VERSION, read_record
 from fp8study.core.studies import judgement_of
 

@@ -52,8 +52,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fp8study.core.records import write_json
+from fp8study.run.children import end
 from fp8study.run.gpu_lease import lease
-from fp8study.run.leash import end
 from fp8study.run.machine import machine_facts, this_machine, versions
 
 VERSION = "0.2.2"

@@ -16,7 +16,7 @@ import typer
 from fp8study import __version__
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.paths import results_dir, studies_dir
+from fp8study.core.files import results_dir, studies_dir
 from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import Study, load_study, study_names
 from fp8study.run.defaults import config_for, study_for

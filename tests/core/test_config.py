@@ -15,8 +15,7 @@ from fp8study.core.config import (
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN, RETIRED
 from fp8study.run.defaults import config_for, study_for
-from fp8study.run.gpus import Gpu
-from fp8study.run.machine import Machine
+from fp8study.run.machine import Gpu, Machine
 
 H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 

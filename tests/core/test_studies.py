@@ -9,7 +9,7 @@ import yaml
 
 from fp8study.core.config import load_config, save_config
 from fp8study.core.errors import UserError
-from fp8study.core.paths import project_root, results_dir, run_notebook, studies_dir
+from fp8study.core.files import project_root, results_dir, studies_dir
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, STATUSES, write_record
 from fp8study.core.studies import (
@@ -291,7 +291,6 @@ def test_checkout_is_found_from_a_folder_below(
     assert project_root() == checkout
     assert studies_dir() == checkout / "pipelines" / "studies"
     assert results_dir() == checkout / "results"
-    assert run_notebook() == checkout / "notebooks" / "run.ipynb"
 
 
 def test_outside_a_checkout_results_appear_where_one_works(

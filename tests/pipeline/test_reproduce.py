@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core.locks import locked
+from fp8study.core.files import locked
 from tests.checkout import copy_checkout, environment, run_python, tiny_folder
 
 STUDY = """

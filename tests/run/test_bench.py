@@ -13,8 +13,7 @@ from fp8study.core.records import load_runs, write_record
 from fp8study.core.studies import Study, load_study
 from fp8study.run import bench
 from fp8study.run.bench import bench_for, find_baseline
-from fp8study.run.gpus import Gpu
-from fp8study.run.machine import Machine
+from fp8study.run.machine import Gpu, Machine
 from tests.factories import CPU, make_record, store
 
 CHECKOUT = Path(__file__).parents[2]

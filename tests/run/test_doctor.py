@@ -10,8 +10,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from fp8study.run import doctor
-from fp8study.run.gpus import Gpu
-from fp8study.run.machine import Machine
+from fp8study.run.machine import Gpu, Machine
 from tests.checkout import ROOT, run_python
 
 H200 = Gpu(0, "GPU-0", "NVIDIA H200", 140.4, (9, 0), 700.0, 1980, 3201)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fp8study.core.errors import UserError
-from fp8study.core.locks import locked, open_lock, try_lock
+from fp8study.core.files import locked, open_lock, try_lock
 from fp8study.run.gpu_lease import lease, lock_dir
 
 ACROSS_PROCESSES_S = 10.0

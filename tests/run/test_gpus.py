@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fp8study.run import gpus
-from fp8study.run.gpus import visible_gpus
+from fp8study.run import machine as machines
+from fp8study.run.machine import visible_gpus
 
 
 class NvmlError(Exception):
@@ -102,8 +102,8 @@ def test_gpu_that_shares_the_machines_memory_is_described(
 
 
 def test_an_amd_gpu_is_said_to_be_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: [])
-    monkeypatch.setattr(gpus.Path, "exists", lambda path: str(path) == "/dev/kfd")
-    assert "AMD GPUs are not supported" in str(gpus.unsupported_gpu())
-    monkeypatch.setattr(gpus.Path, "exists", lambda path: False)
-    assert gpus.unsupported_gpu() is None
+    monkeypatch.setattr(machines, "visible_gpus", lambda: [])
+    monkeypatch.setattr(machines.Path, "exists", lambda path: str(path) == "/dev/kfd")
+    assert "AMD GPUs are not supported" in str(machines.unsupported_gpu())
+    monkeypatch.setattr(machines.Path, "exists", lambda path: False)
+    assert machines.unsupported_gpu() is None

@@ -13,9 +13,9 @@ from fp8study import __version__
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
-from fp8study.run.gpus import Gpu
 from fp8study.run.launch import training_environment
 from fp8study.run.machine import (
+    Gpu,
     Machine,
     git_state,
     gpu_link,

@@ -377,7 +377,7 @@ def test_training_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
 
 
 def is_being_written(run_dir: Path) -> bool:
-    from fp8study.core.locks import locked
+    from fp8study.core.files import locked
 
     try:
         with locked(run_dir / ".lock", "run_dir", busy="busy"):

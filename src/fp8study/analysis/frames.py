@@ -36,9 +36,8 @@ from fp8study.analysis.pairing import arm_label, setting_label, stale_note, unus
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.hardware import bf16_peak_tflops
-from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, TEXT, kinds
+from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, PARTS, TEXT, kinds
 from fp8study.core.records import LOSS_MARGIN_PCT, RunRecord, StoredRun
-from fp8study.core.startup import PARTS
 
 #: What chooses other kernels for the same arithmetic.
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")

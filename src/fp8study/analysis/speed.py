@@ -24,8 +24,8 @@ from fp8study.analysis.pairing import (
     shorten_arms,
     timing_is_void,
 )
+from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS, StoredRun
-from fp8study.core.startup import PARTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"

@@ -9,32 +9,21 @@ from typing import Any
 PRODUCTS_TOLERANCE_PCT = 10.0
 #: Above this share of unmoved weights, BF16 masters stall rather than train.
 STALL_PCT = 50.0
+_DEFECTS = {
+    "unexplained": "{n} linear layers should compute in FP8 but do not",
+    "outside_optimizer": "{n} of {trainable} trainable parameters are not in the optimizer",
+    "in_optimizer_twice": "{n} parameters are in the optimizer more than once",
+    "frozen": "{n} parameters have a gradient but the first step did not touch them",
+}
 
 
 def problems(audit: Mapping[str, Any]) -> list[str]:
-    """Return what makes a run something else than it claims to be, one line each.
-
-    Args:
-        audit: The ``audit`` of a record, see `fp8study.measure.audit`.
-    """
+    """Return what makes a run something else than its ``audit`` claims, one line each."""
     found = []
-    if number := audit.get("num_unexplained"):
-        found.append(
-            f"{number} linear layers should compute in FP8 but do not: "
-            f"{_names(audit['unexplained'], number)}"
-        )
-    if number := audit.get("num_outside_optimizer"):
-        found.append(
-            f"{number} of {audit['num_trainable']} trainable parameters are not in the optimizer: "
-            f"{_names(audit['outside_optimizer'], number)}"
-        )
-    if number := audit.get("num_in_optimizer_twice"):
-        found.append(f"{number} parameters are in the optimizer more than once")
-    if number := audit.get("num_frozen"):
-        found.append(
-            f"{number} parameters have a gradient but the first step did not touch them: "
-            f"{_names(audit['frozen'], number)}"
-        )
+    for name, words in _DEFECTS.items():
+        if number := audit.get(f"num_{name}"):
+            names = f": {_names(audit[name], number)}" if name in audit else ""
+            found.append(words.format(n=number, trainable=audit.get("num_trainable")) + names)
     measured, expected = audit.get("fp8_gemm_flops_pct"), audit.get("fp8_gemm_flops_pct_expected")
     if measured is not None and expected is not None:
         if expected == 0 and measured > 0:
@@ -52,10 +41,7 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
 
     A replayed CUDA graph shows kernels but no products: those of the compiled layers are missing
     from the profiled step, in BF16 runs too. Such a run is proof of nothing, and is not counted.
-
-    Args:
-        part: The ``audit`` of a record, or the ``step`` of its instruments.
-        config: The record's configuration.
+    The `part` is a record's ``audit``, or the ``step`` of its instruments.
     """
     replays = config.get("compile_mode") == "reduce-overhead"
     return {k: v for k, v in part.items() if not (replays and k.startswith("fp8_gemm_"))}

@@ -57,9 +57,8 @@ class RunConfig(Fields):
     def resolved(self, on_gpu: bool | None = None) -> ResolvedConfig:
         """Decide every field on which nothing was said.
 
-        Args:
-            on_gpu: Whether the machine has GPUs. None: not known yet, which leaves ``fp8_emulate``
-                open; a run is named in that state, so that its name is the same everywhere.
+        Where `on_gpu`, whether the machine has GPUs, is not known yet, ``fp8_emulate`` stays open;
+        a run is named in that state, so that its name is the same everywhere.
         """
         values = SimpleNamespace(**vars(self))
         for name, spec in FIELDS.items():
@@ -129,12 +128,8 @@ class ResolvedConfig(RunConfig):
 def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunConfig:
     """Build a `RunConfig` from untyped values, as a notebook, YAML or a command line gives them.
 
-    Args:
-        values: Field names to values.
-        source: Where the values come from, for the message.
-
     Raises:
-        UserError: An unknown name, or whatever `RunConfig` refuses.
+        UserError: An unknown name, or whatever `RunConfig` refuses; it names the `source`.
     """
     check_names(values, source)
     return RunConfig(**{name: value for name, value in values.items() if name not in REFUSED})
@@ -143,12 +138,8 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
 def check_names(values: Mapping[str, Any], source: str) -> None:
     """Refuse names that are no field, and what is known but cannot be had.
 
-    Args:
-        values: As `make_config`.
-        source: As `make_config`.
-
     Raises:
-        UserError: With the nearest field, or the reason.
+        UserError: With the `source`, and the nearest field or the reason.
     """
     for name, value in values.items():
         if name in REFUSED:
@@ -164,11 +155,9 @@ def check_names(values: Mapping[str, Any], source: str) -> None:
 def completed(values: Mapping[str, Any], device: str | None = None) -> dict[str, Any]:
     """Return a recorded configuration with the fields that came after it, as they were then.
 
-    Args:
-        values: From a run's record. Fields that are unknown here are kept; a configuration that
-            would be refused today is returned as it is.
-        device: The record's, ``cuda`` or ``cpu``. Where it alone decided ``fp8_emulate``, that is
-            None, as in older records: what was asked is the same on every machine.
+    Fields that are unknown here are kept; a configuration that would be refused today is returned
+    as it is. Where the record's `device` (``cuda`` or ``cpu``) alone decided ``fp8_emulate``, that
+    is None, as in older records: what was asked is the same on every machine.
     """
     known = {name: value for name, value in values.items() if name in FIELDS}
     if known.get("fp8_emulate") == {"cpu": True, "cuda": False}.get(device or ""):

@@ -19,11 +19,6 @@ def one_line(error: Exception) -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string.
-
-    Args:
-        word: What the user wrote.
-        candidates: The words that would have been accepted.
-    """
+    """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f" (did you mean '{close[0]}'?)" if close else ""

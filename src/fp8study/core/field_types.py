@@ -39,11 +39,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.01234
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML, with no number where there may be a mistake.
-
-    Raises:
-        yaml.YAMLError: It is no YAML.
-    """
+    """Parse YAML, with no number where there may be a mistake; it raises `yaml.YAMLError`."""
     return yaml.load(text, _Loader)
 
 
@@ -62,8 +58,7 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
             return _convert(value, kind)
         except (ValueError, OverflowError):
             continue
-    said = repr(value)
-    said = said if len(said) <= 100 else f"{said[:99]}…"
+    said = repr(value) if len(repr(value)) <= 100 else f"{repr(value)[:99]}…"
     raise UserError(f"{name}: {said} is not valid{_expectation(value, kinds)}")
 
 
@@ -117,10 +112,8 @@ def _expectation(value: Any, kinds: tuple[Any, ...]) -> str:
     if choices:
         choices += ["true", "false"] if bool in kinds else []
         return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
-    is_list = [typing.get_origin(k) is tuple for k in kinds]
     words = [
-        _LISTS[typing.get_args(k)[0]] if several else _WORDS[k]
-        for k, several in zip(kinds, is_list, strict=True)
+        _LISTS[typing.get_args(k)[0]] if typing.get_origin(k) is tuple else _WORDS[k] for k in kinds
     ]
     return f"; give {' or '.join(words)}"
 
@@ -161,10 +154,10 @@ class Field:
     """The comparisons (`Comparison`) between whose sides it may differ."""
 
     def check(self, name: str, value: Any, default: Any) -> None:
-        """Refuse a value of the right type outside the field's range.
+        """Refuse, naming what would be valid, a value of the right type outside the field's range.
 
         Raises:
-            UserError: It names the field, the value and what would be valid.
+            UserError: There is one.
         """
         for part in value if isinstance(value, tuple) else (value,):
             wrong = ""
@@ -196,9 +189,8 @@ def switch(plain: Any, tuned: Any, words: str, meaning: str, differs: str = "", 
         plain: What the plain path makes of it.
         tuned: What the tuned path does; a function of the configuration where that depends.
         words: What the report calls a value, as ``{} loss head``.
-        meaning: As `Field`.
+        meaning: As `Field`, and so is `more`.
         differs: As `Field`, besides the comparison of switches.
-        more: As `Field`.
     """
     choose = tuned if callable(tuned) else lambda _: tuned
     return declare(
@@ -217,11 +209,7 @@ def shown(value: Any) -> str:
 
 
 def refuse(config: Any, specs: Iterable[tuple[str, Field]]) -> None:
-    """Refuse fields that exclude each other.
-
-    Args:
-        config: Resolved.
-        specs: Names and declarations of its fields.
+    """Refuse fields of a resolved configuration that exclude each other.
 
     Raises:
         UserError: It names the field, its value, what it contradicts and the remedy.

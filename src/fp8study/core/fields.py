@@ -10,21 +10,14 @@ after a change `make fields` writes the last two.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import textwrap
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8study.core.field_types import (
-    Comparison,
-    Field,
-    Group,
-    declare,
-    shown,
-    switch,
-    type_name,
-)  # fmt: skip
+from fp8study.core.field_types import Comparison, Field, Group, declare, shown, switch, type_name
 from fp8study.core.recipes import RECIPES, Precision
 
 _MANY = 1_000_000_000
@@ -319,14 +312,13 @@ def field_rows() -> list[tuple[str, str, str, str, str]]:
 
 def field_table() -> str:
     """Return all fields for reading in a terminal, 80 columns wide."""
-    lines, last = [], ""
-    for group, name, kind, default, meaning in field_rows():
-        if group != last:
-            lines += [*([""] if last else []), group.upper()]
-            last = group
-        lines.append(f"  {name} ({kind}; default {default})")
-        lines += textwrap.wrap(meaning, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines)
+    lines: list[str] = []
+    for group, rows in itertools.groupby(field_rows(), key=lambda row: row[0]):
+        lines += ["", group.upper()]
+        for _, name, kind, default, meaning in rows:
+            lines.append(f"  {name} ({kind}; default {default})")
+            lines += textwrap.wrap(meaning, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines[1:])
 
 
 def varying(comparison: Comparison) -> tuple[str, ...]:

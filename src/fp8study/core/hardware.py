@@ -49,10 +49,8 @@ def find_peak(gpu_name: str | None) -> GpuPeak | None:
     """Return the peaks of a GPU by the name its driver reports, or None where unknown."""
     if not gpu_name or _LESSER.search(gpu_name):
         return None
-    for peak in GPU_PEAKS:
-        if re.search(rf"\b{re.escape(peak.name_part)}\b", gpu_name, re.IGNORECASE):
-            return peak
-    return None
+    parts = ((re.escape(peak.name_part), peak) for peak in GPU_PEAKS)
+    return next((p for part, p in parts if re.search(rf"\b{part}\b", gpu_name, re.I)), None)
 
 
 def bf16_peak_tflops(gpu_name: str | None) -> float | None:
@@ -65,14 +63,10 @@ def bf16_peak_tflops(gpu_name: str | None) -> float | None:
 
 
 def mixed_peak_tflops(gpu_name: str | None, fp8_share: float) -> float | None:
-    """Return the peak of a run part of whose FLOPs are in FP8, that of `mfu_mixed_peak_pct`.
+    """Return the peak of a run of whose FLOPs a share, 0 to 1, is in FP8: `mfu_mixed_peak_pct`'s.
 
     The time that both parts would take at their own dense peaks, one after the other:
     ``1 / (fp8_share / fp8_peak + (1 - fp8_share) / bf16_peak)``.
-
-    Args:
-        gpu_name: As the driver reports it.
-        fp8_share: Share of the run's FLOPs that are done in FP8, 0 to 1.
     """
     peak = find_peak(gpu_name)
     if peak is None or (fp8_share > 0 and peak.fp8_tflops is None):

@@ -1,14 +1,21 @@
-"""Which models there are: published shapes, and transformers' configurations. No torch here."""
+"""Which models there are: published shapes, and transformers' configurations. No torch here.
+
+And whether the Hugging Face hub can be asked for more, decided once and quickly: its client retries
+an unreachable hub for most of a minute at every question, while GPUs wait.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import os
+import socket
 from collections.abc import Collection, Iterable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.hub import is_reachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -87,6 +94,31 @@ HUB_IDS = {
 }
 
 
+#: Seconds to wait for the hub.
+PATIENCE_S = 4.0
+
+
+@cache
+def is_reachable() -> bool:
+    """Return whether the hub answers; if not, tell its client to use only what is cached.
+
+    Call before the first import of `transformers` or `datasets`: they read the setting once.
+    ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are respected; behind a proxy we let the client try.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=PATIENCE_S).close()
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        return False
+    return True
+
+
 def check_model_name(model: str) -> None:
     """Refuse a name that is neither a preset, a folder nor a hub id, without importing torch.
 
@@ -140,8 +172,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _setting(model: str, name: str) -> Any:
-    """Return one setting of a model's language part; presets need no transformers for it."""
-    if model in PRESETS:
+    if model in PRESETS:  # needs no transformers
         return PRESETS[model][name]
     return getattr(text_config(hf_config(model)), name, None)
 
@@ -174,25 +205,17 @@ def check_model(config: RunConfig) -> None:
             f"'{config.model}'; lower it"
         )
     if config.model in PRESETS:
-        layers = [
-            f"model.layers.{n}.{part}_proj"
-            for n in range(PRESETS[config.model]["num_hidden_layers"])
-            for part in _PROJECTIONS
-        ]
+        numbers = range(PRESETS[config.model]["num_hidden_layers"])
+        layers = [f"model.layers.{n}.{part}_proj" for n in numbers for part in _PROJECTIONS]
         check_patterns("skip", config.skip, [*layers, "lm_head"])
         check_patterns("untrained", config.untrained, [*layers, "lm_head"])
 
 
 def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:
-    """Refuse a pattern that names no layer: it would silently do nothing.
-
-    Args:
-        field: The configuration's field, for the message.
-        patterns: Shell-style, over full module names.
-        linears: Names of the model's linear layers.
+    """Refuse a shell-style pattern over full module names that no layer has: it would do nothing.
 
     Raises:
-        UserError: A pattern matches none of them.
+        UserError: It names `field`, the configuration's, and the pattern.
     """
     for pattern in patterns:
         if not fnmatch.filter(linears, pattern):

@@ -36,9 +36,7 @@ class Recipe:
 
 RECIPES: dict[Precision, Recipe] = {
     "bf16": Recipe("BF16"),
-    "fp8_tensorwise": Recipe(
-        "FP8 tensorwise", "tensorwise", "tensorwise", GEMMS, gathers_in_fp8=True
-    ),
+    "fp8_tensorwise": Recipe("FP8 tensorwise", "tensorwise", "tensorwise", GEMMS, True),
     "fp8_rowwise": Recipe("FP8 rowwise", "rowwise", "rowwise", GEMMS),
     "fp8_rowwise_gw_hp": Recipe(
         "FP8 rowwise, BF16 weight gradient",

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8study.core.errors import UserError
-from fp8study.core.startup import PARTS
+
+#: The parts of a run's start-up in their order; a record names each with the suffix ``_seconds``.
+PARTS = ("launch", "imports", "gpu_wait", "device", "model", "sharding", "rest")
 
 TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
 
@@ -132,10 +134,7 @@ _NEEDED = {"model": "text!", "precision": "text!", "num_gpus": "count!"}
 
 
 def check_content(record: Mapping[str, Any]) -> None:
-    """Refuse values that no table could be made of.
-
-    Args:
-        record: Name of a section or field → what it holds.
+    """Refuse fields of a record that no table could be made of.
 
     Raises:
         UserError: It names the value's place.
@@ -159,7 +158,6 @@ def check_content(record: Mapping[str, Any]) -> None:
 
 
 def _check_lengths(point: Mapping[str, Any]) -> None:
-    """Refuse a point of a noise measurement whose lists do not belong to one set of layers."""
     parameters, products = point["parameters"], point["products"]
     lists = [parameters["is_fp8"], parameters["num_elements"], *parameters["square"].values()]
     lists += [c[name] for c in point["comparisons"] for name in _BY_PARAMETER if name in c]

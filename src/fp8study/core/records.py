@@ -47,6 +47,11 @@ STATUSES = RESULTS + FAILURES
 
 #: A list of numbers and nulls over many lines; the line break tells it from a text, which has none.
 _NUMBERS = re.compile(r"(?<=\[)\n\s*(?:(?:[-+.\deE]+|null),?\s+)+(?=\])")
+#: What reading a file raises that is damaged, whatever is wrong with it.
+_UNREADABLE = (
+    OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError,
+    RecursionError, UserError,
+)  # fmt: skip
 
 
 class NewerRecord(UserError):
@@ -114,12 +119,12 @@ class RunRecord:
         _check_version(self.schema_version)
         if self.status not in STATUSES:
             raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
-        for name in ("run_id", "study", "started_at", "ended_at"):
-            if not isinstance(getattr(self, name), str):
-                raise UserError(f"{name}: {getattr(self, name)!r} is not a text")
-        for name, shape in SHAPE.items():
-            if isinstance(shape, dict) and not isinstance(getattr(self, name), dict):
-                raise UserError(f"{name}: {getattr(self, name)!r} is not a mapping")
+        texts = ("run_id", "study", "started_at", "ended_at")
+        mappings = (name for name, shape in SHAPE.items() if isinstance(shape, dict))
+        for kind, name in [*((str, n) for n in texts), *((dict, n) for n in mappings)]:
+            if not isinstance(value := getattr(self, name), kind):
+                what = "text" if kind is str else "mapping"
+                raise UserError(f"{name}: {value!r} is not a {what}")
 
 
 def _check_version(version: object) -> None:
@@ -187,15 +192,7 @@ def read_record(path: Path) -> RunRecord:
         return record
     except NewerRecord as error:
         raise NewerRecord(f"{path}: {error}") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        UserError,
-    ) as error:
+    except _UNREADABLE as error:
         raise UserError(
             f"{path}: not a run record ({one_line(error)}); move it away, and do that run again"
         ) from error
@@ -215,15 +212,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """
     path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
     try:
-        if path.exists():
-            content = path.read_bytes()
-        elif packed.exists():
+        if not path.exists():
+            if not packed.exists():
+                return []
             path = packed
-            content = gzip.decompress(path.read_bytes())
-        else:
-            return []
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path == packed else content
         return _metric_lines(content.decode("utf-8").splitlines())
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError, UserError) as error:
+    except _UNREADABLE as error:
         raise UserError(
             f"{path}: no metrics of a run ({one_line(error)}); move the run away, and do it again"
         ) from error
@@ -267,9 +263,6 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
 
     A record that is damaged, or of another schema, is named in a warning, left out and the rest
     still used; so is a folder that may not be read. Nothing is written or renamed.
-
-    Args:
-        results_dir: The folder that holds ``reference/`` and ``local/``.
     """
     found = []
     places = [("local", results_dir / "local")]

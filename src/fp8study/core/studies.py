@@ -18,14 +18,8 @@ import yaml
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.field_types import read_value, read_yaml
-from fp8study.core.paths import results_dir, studies_dir
-from fp8study.core.records import (
-    LOSS_MARGIN_PCT,
-    RESULTS,
-    NewerRecord,
-    read_record,
-    set_aside,
-)
+from fp8study.core.files import results_dir, studies_dir
+from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
 #: What a study's file may hold; a list's items are of the type in brackets.
 _KEYS: dict[str, Any] = {
@@ -81,8 +75,7 @@ class Study:
     def put_aside_earlier_call(self, possible: Collection[PlannedRun]) -> None:
         """Move the study's folder away unless it holds the unfinished beginning of this very call.
 
-        Args:
-            possible: The runs that will be done here.
+        Of `possible`, the runs that will be done here, one is unfinished then.
         """
         folder = results_dir() / "local" / self.name
         there = {path.parent.name for path in folder.glob("*/run.json")}
@@ -92,9 +85,8 @@ class Study:
         # One level further down, so that it is no study of its own to `load_runs`.
         earlier = results_dir() / "local" / "earlier"
         earlier.mkdir(exist_ok=True)
-        taken = {path.name for path in earlier.iterdir()}
-        names = (f"{self.name}-{number}" for number in itertools.count(1))
-        target = earlier / next(name for name in names if name not in taken)
+        paths = (earlier / f"{self.name}-{number}" for number in itertools.count(1))
+        target = next(path for path in paths if not path.exists())
         folder.rename(target)
         print(f"the earlier call is kept in {target}")
 
@@ -123,11 +115,7 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Read a study and expand it into runs.
-
-    Args:
-        name: The file's name without ``.yaml``.
-        overrides: Fields set in every run, over everything that the file says.
+    """Read a study and expand it into runs, with `overrides` over everything that the file says.
 
     Raises:
         UserError: There is no such study, or the file or a run in it is invalid.
@@ -145,45 +133,36 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
     return Study(
         name=name,
-        question=content["question"].strip(),
         claims=content.get("claims", ()),
         # An override of a factor makes its combinations equal: each is run once.
         runs=tuple(_planned(c, name) for c in dict.fromkeys(c.resolved() for c in configs)),
         minutes_per_run=content.get("minutes_per_run", 1.0),
-        margin_pct=content.get("margin_pct", LOSS_MARGIN_PCT),
-        expectation=content.get("expectation", "").strip(),
         reference=content.get("reference", {}),
-        speed_only=content.get("speed_only", False),
+        **_judgement(content),
     )
 
 
 def judgement_of(study: str) -> dict[str, Any]:
-    """Return how a study's runs are to be judged, for their records.
-
-    Args:
-        study: Its name; one without a file here, as ``adhoc``, has no judgement.
+    """Return how a study's runs are to be judged, for their records; empty without a file.
 
     Raises:
         UserError: The file is invalid.
     """
     path = studies_dir() / f"{study}.yaml"
-    if not path.is_file():
-        return {}
-    content = _read(path)
+    return _judgement(_read(path)) if path.is_file() else {}
+
+
+def _judgement(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "margin_pct": content.get("margin_pct", LOSS_MARGIN_PCT),
-        "speed_only": bool(content.get("speed_only")),
-        "expectation": (content.get("expectation") or "").strip(),
+        "speed_only": content.get("speed_only", False),
+        "expectation": content.get("expectation", "").strip(),
         "question": content["question"].strip(),
     }
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read a study's file: every value of its type, and no key that says nothing.
-
-    Raises:
-        UserError: It names the file, the key, the value and what would be valid.
-    """
+    """Read a study's file: every value of its type, and no key that says nothing."""
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
@@ -232,17 +211,14 @@ def _expand(
     content: Mapping[str, Any], overrides: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     factors = content.get("factors", {})
-    combinations = [
-        dict(zip(factors, values, strict=True)) for values in itertools.product(*factors.values())
-    ]
     return [
         content.get("base", {})
         | {name: value for name, value in arm.items() if name != "seeds"}
-        | combination
+        | dict(zip(factors, combination, strict=True))
         | {"seed": seed}
         | dict(overrides or {})
         for arm in content.get("arms") or [{}]
-        for combination in combinations
+        for combination in itertools.product(*factors.values())
         for seed in arm.get("seeds") or content.get("seeds") or [0]
     ]
 
@@ -271,12 +247,6 @@ def _what_is_missing(run: PlannedRun) -> str | None:
 
 
 def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> float:
-    """Return a rough wall time of the given runs.
-
-    Args:
-        study: Gives the length of one run.
-        runs: The runs to be done.
-        num_slots: GPUs, or CPU cores, to share among them.
-    """
+    """Return a rough wall-clock time of the given runs on `num_slots` GPUs, or CPU cores."""
     gpus = sum(run.config.num_gpus / run.config.runs_per_gpu for run in runs)
     return max(gpus * study.minutes_per_run / num_slots, study.minutes_per_run if runs else 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.hub import is_reachable
+from fp8study.core.presets import is_reachable
 from fp8study.data.stories import stories
 
 SEPARATOR = "<|endoftext|>"

@@ -21,10 +21,8 @@ import numpy.typing as npt
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
-from fp8study.core.hub import is_reachable
-from fp8study.core.locks import locked
-from fp8study.core.paths import cache_dir
-from fp8study.core.presets import HUB_IDS, PRESETS
+from fp8study.core.files import cache_dir, locked
+from fp8study.core.presets import HUB_IDS, PRESETS, is_reachable
 from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from fp8study.analysis.instruments import instruments_frame
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.speed import throughput_table
-from fp8study.core.cache import kept
 from fp8study.core.errors import UserError
+from fp8study.core.files import kept
 from fp8study.core.records import StoredRun, load_runs
 
 #: Names the results folder, if it is not the one beside the report.

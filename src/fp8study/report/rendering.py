@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fp8study
 from fp8study.core.errors import UserError
-from fp8study.core.paths import report_dir, results_dir, studies_dir
+from fp8study.core.files import report_dir, results_dir, studies_dir
 from fp8study.report.page import RESULTS_VARIABLE
 from fp8study.report.site import render_site
 

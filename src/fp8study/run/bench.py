@@ -14,7 +14,7 @@ from fp8study.analysis.arms import arm_config, group_arms, read_folder
 from fp8study.analysis.compare import RelativeComparison, compare_relative
 from fp8study.analysis.frames import key_of
 from fp8study.core.errors import UserError
-from fp8study.core.paths import results_dir
+from fp8study.core.files import results_dir
 from fp8study.core.records import read_record
 from fp8study.core.studies import Study, load_study
 from fp8study.run.machine import Machine

@@ -16,11 +16,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from fp8study.core.files import results_dir
 from fp8study.core.hardware import FP8_CAPABILITY, find_peak
-from fp8study.core.hub import is_reachable
-from fp8study.core.paths import results_dir
-from fp8study.run.gpus import unsupported_gpu
-from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib
+from fp8study.core.presets import is_reachable
+from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib, unsupported_gpu
 
 #: Held against pyproject.toml by a test.
 SUPPORTED = ("torch>=2.11,<2.14", "torchao>=0.17", "accelerate>=1.13", "transformers>=5,<6")

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
-from fp8study.core.locks import locked, open_lock, try_lock
+from fp8study.core.files import locked, open_lock, try_lock
 from fp8study.core.records import write_json
 from fp8study.run.job import Job
 

@@ -1,12 +1,15 @@
-"""The two small files by which the launcher and the training processes talk."""
+"""What the launcher and the training processes tell each other, in two small files."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from fp8study.core.records import write_json
 from fp8study.data.tokens import PreparedData
@@ -26,12 +29,10 @@ class Job:
     """Seconds since the epoch: start-up is counted from here."""
 
     def save(self, run_dir: Path) -> None:
-        """Write ``job.json``."""
         write_json(run_dir / "job.json", dataclasses.asdict(self))
 
     @staticmethod
     def load(run_dir: Path) -> Job:
-        """Read ``job.json``."""
         content = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
         gpus = {int(index): name for index, name in content["gpus"].items()}
         return Job(**content | {"data": PreparedData(**content["data"]), "gpus": gpus})
@@ -52,12 +53,9 @@ class Outcome:
     noise: dict[str, Any] = field(default_factory=dict)
 
     def save(self, run_dir: Path, replace: bool = False) -> None:
-        """Write ``outcome.json``.
+        """Write ``outcome.json``; unless told to `replace` it, an earlier one stays.
 
-        Args:
-            run_dir: The run's folder.
-            replace: Take the place of an earlier one. By default the first one stays: where
-                several ranks fail, its reason is the cause of the others'.
+        Where several ranks fail, the first one's reason is the cause of the others'.
         """
         if replace or not (run_dir / "outcome.json").exists():
             write_json(run_dir / "outcome.json", dataclasses.asdict(self))
@@ -69,3 +67,29 @@ class Outcome:
             return Outcome(**json.loads((run_dir / "outcome.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
+
+
+class StartupClock:
+    """Splits a process's start-up into `record_shape.PARTS`, each from the end of the one before.
+
+    The first two are closed at once: until this process existed, and until now, its imports.
+    """
+
+    def __init__(self, launched_at: float) -> None:
+        existed_at = psutil.Process().create_time()
+        self._last = time.time()
+        self.parts: dict[str, float] = {
+            "launch_seconds": max(0.0, existed_at - launched_at),
+            "imports_seconds": max(0.0, self._last - existed_at),
+        }
+
+    def end(self, part: str) -> None:
+        """Close a part."""
+        now = time.time()
+        self.parts[f"{part}_seconds"] = now - self._last
+        self._last = now
+
+    @property
+    def busy_seconds(self) -> float:
+        """All parts closed so far, but for the wait for a GPU, which is others' time."""
+        return sum(v for k, v in self.parts.items() if k != "gpu_wait_seconds")

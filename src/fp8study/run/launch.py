@@ -21,18 +21,23 @@ from typing import Any, TextIO
 
 from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import UserError, one_line
-from fp8study.core.locks import locked
+from fp8study.core.files import locked
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
+from fp8study.run.children import end, killed, stoppable, telling_line
 from fp8study.run.gpu_lease import CLAIM, claimed
-from fp8study.run.gpus import unsupported_gpu
 from fp8study.run.job import PROGRESS, Job, Outcome
-from fp8study.run.leash import end
-from fp8study.run.machine import Machine, git_state, machine_facts, this_machine, versions
-from fp8study.run.postmortem import killed, stoppable, telling_line
+from fp8study.run.machine import (
+    Machine,
+    git_state,
+    machine_facts,
+    this_machine,
+    unsupported_gpu,
+    versions,
+)
 
 Show = Callable[[str], None]
 

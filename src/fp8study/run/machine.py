@@ -1,4 +1,7 @@
-"""Where a run happened: versions, machine and commit. Nothing of the environment's variables."""
+"""Where a run happens: GPUs, versions, machine and commit; of the environment's variables nothing.
+
+GPUs are described by the driver's management library, without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,32 @@ from fp8study import __version__
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import FP8_CAPABILITY
-from fp8study.run.gpus import Gpu, visible_gpus
 
 _PACKAGES = (
     "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
     "triton", "numpy", "papermill", "snakemake",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU."""
+
+    index: int
+    """Its number on the machine, as CUDA_VISIBLE_DEVICES takes it."""
+    uuid: str
+    name: str
+    memory_gib: float | None
+    """None where it shares the machine's memory."""
+    compute_capability: tuple[int, int]
+    power_limit_watts: float | None
+    clock_sm_max_mhz: int | None
+    clock_memory_max_mhz: int | None
+
+    @property
+    def capability(self) -> str:
+        """As ``8.9``."""
+        return ".".join(map(str, self.compute_capability))
 
 
 @dataclass(frozen=True)
@@ -43,34 +66,33 @@ class Machine:
         capabilities = [gpu.compute_capability for gpu in self.gpus]
         return bool(capabilities) and min(capabilities) >= FP8_CAPABILITY
 
+    @property
+    def num_slots(self) -> int:
+        """Places among which runs are shared out: GPUs, or CPU cores."""
+        return len(self.gpus) or self.num_cpus
+
     def check(self, config: RunConfig) -> None:
         """Refuse a run that this machine cannot do.
 
         Raises:
             UserError: Too few GPUs, FP8 on a GPU that has none, or not emulated on a CPU.
         """
-        if not self.gpus:
-            if config.is_fp8 and config.fp8_emulate is False:
-                raise UserError(
-                    "fp8_emulate: false is for GPUs; on a CPU FP8 is always emulated: leave it out"
-                )
-            if config.num_gpus > self.num_cpus:
-                raise UserError(
-                    f"num_gpus: {config.num_gpus} is more than the {self.num_cpus} CPU cores that "
-                    "stand in for GPUs on this machine; lower it"
-                )
-            return
-        if config.num_gpus > len(self.gpus):
+        if not self.gpus and config.is_fp8 and config.fp8_emulate is False:
             raise UserError(
-                f"num_gpus: {config.num_gpus} is more than the {len(self.gpus)} visible GPUs; "
-                "lower it or widen CUDA_VISIBLE_DEVICES"
+                "fp8_emulate: false is for GPUs; on a CPU FP8 is always emulated: leave it out"
             )
-        if config.is_fp8 and not config.fp8_emulate and not self.has_fp8:
+        if config.num_gpus > self.num_slots:
+            there = (
+                f"{len(self.gpus)} visible GPUs; lower it or widen CUDA_VISIBLE_DEVICES"
+                if self.gpus
+                else f"{self.num_cpus} CPU cores that stand in for GPUs on this machine; lower it"
+            )
+            raise UserError(f"num_gpus: {config.num_gpus} is more than the {there}")
+        if self.gpus and config.is_fp8 and not config.fp8_emulate and not self.has_fp8:
             weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
-            capability = ".".join(map(str, weakest.compute_capability))
             raise UserError(
                 f"precision: '{config.precision}' needs compute capability 8.9 (Ada, Hopper) or "
-                f"newer, but {weakest.name} has {capability}; use precision=bf16, or "
+                f"newer, but {weakest.name} has {weakest.capability}; use precision=bf16, or "
                 "fp8_emulate=true to study the numbers without the speed"
             )
 
@@ -80,6 +102,63 @@ def this_machine() -> Machine:
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return Machine(tuple(visible_gpus()), num_cpus)
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []  # no driver: a machine without GPU
+    try:
+        gpus = [_describe(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return gpus
+    visible: list[Gpu] = []
+    for key in map(str.strip, chosen.split(",")):
+        by_uuid = key.startswith("GPU-")
+        matches = [g for g in gpus if key == str(g.index) or (by_uuid and g.uuid.startswith(key))]
+        if len(matches) != 1 or matches[0] in visible:
+            break  # as CUDA does, hide this one and all that follow
+        visible += matches
+    return visible
+
+
+def unsupported_gpu() -> str | None:
+    """Return one line about an AMD GPU that ROCm could use, if there is one and no NVIDIA GPU."""
+    if not Path("/dev/kfd").exists() or visible_gpus():
+        return None
+    return "AMD GPUs are not supported: runs here use the CPU, with FP8 emulated"
+
+
+def _describe(pynvml: Any, index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(function: str, *arguments: int) -> Any:
+        """Ask what some drivers and virtual machines do not answer."""
+        try:
+            return getattr(pynvml, function)(handle, *arguments)
+        except pynvml.NVMLError:
+            return None
+
+    power = ask("nvmlDeviceGetPowerManagementLimit")
+    capability = ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    return Gpu(
+        index=index,
+        uuid=ask("nvmlDeviceGetUUID") or "",
+        name=ask("nvmlDeviceGetName") or "unknown",
+        memory_gib=memory.total / 2**30 if memory else None,
+        compute_capability=(capability[0], capability[1]),
+        power_limit_watts=power / 1000 if power else None,
+        clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+        clock_memory_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+    )
 
 
 def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any]:
@@ -103,7 +182,7 @@ def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any
             "gpu_name": gpu.name,
             "num_gpus_on_machine": len(machine.gpus),
             "gpu_memory_gib": round(gpu.memory_gib, 1) if gpu.memory_gib else None,
-            "compute_capability": ".".join(map(str, gpu.compute_capability)),
+            "compute_capability": gpu.capability,
             "power_limit_watts": gpu.power_limit_watts,
             "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
             "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
@@ -173,9 +252,9 @@ def _cpu_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        return platform.processor() or "unknown"
+        text = ""
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match.group(1).strip() if match else platform.processor() or "unknown"
+    return match[1].strip() if match else platform.processor() or "unknown"
 
 
 def driver_version() -> str | None:
@@ -191,12 +270,9 @@ def driver_version() -> str | None:
 
 def gpu_link() -> str | None:
     """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …)."""
-    matrix = _output("nvidia-smi", "topo", "-m")
-    if matrix is None:
-        return None
+    matrix = _output("nvidia-smi", "topo", "-m") or ""
     lines = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
     rows = [words for words in lines if "X" in words]  # the header has none
     links = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
-    order = ["SYS", "NODE", "PHB", "PXB", "PIX"]
-    slow = [link for link in order if link in links]
+    slow = [link for link in ("SYS", "NODE", "PHB", "PXB", "PIX") if link in links]
     return slow[0] if slow else ", ".join(sorted(links)) or None

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fp8study.core.config import FIELD_NAMES, REFUSED, RunConfig
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.paths import results_dir
+from fp8study.core.files import results_dir
 from fp8study.core.records import RunRecord, read_metrics, read_record
 from fp8study.run.defaults import config_for
 from fp8study.run.launch import RunFailed, check_possible, launch

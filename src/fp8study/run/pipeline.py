@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.core.errors import UserError
-from fp8study.core.locks import locked
-from fp8study.core.paths import project_root, results_dir
+from fp8study.core.files import locked, project_root, results_dir
 from fp8study.core.presets import model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record, write_json
 from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
-from fp8study.run.leash import end
+from fp8study.run.children import end, stoppable, telling_line
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, num_slots, plan_text
-from fp8study.run.postmortem import stoppable, telling_line
 
 #: With less than this, runs fail for want of space, whatever else they say.
 _LEAST_FREE_BYTES = 64 * 2**10
@@ -115,7 +113,7 @@ def _snakemake(
     plan = {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids}
     write_json(plan_path, plan | {"gpu_shares": shares})
     command = [
-        sys.executable, "-m", "fp8study.run.leash", "snakemake",
+        sys.executable, "-m", "fp8study.run.children", "snakemake",
         "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(num_slots(machine), machine.num_cpus)),
         "--resources", f"gpu_shares={num_shares}",

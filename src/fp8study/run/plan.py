@@ -7,12 +7,11 @@ from typing import Any
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.fields import PLAIN
-from fp8study.core.paths import project_root
+from fp8study.core.files import project_root
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.gpus import unsupported_gpu
-from fp8study.run.machine import Machine
+from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.terminal import fit, using_model
 
 #: Always told, whatever they are; any other field is where it differs from its default.

@@ -17,11 +17,10 @@ import torch
 
 from fp8study.core.config import load_config
 from fp8study.core.errors import UserError
-from fp8study.core.startup import StartupClock
 from fp8study.model.build import import_model_code
+from fp8study.run.children import follow_parent
 from fp8study.run.gpu_lease import claim_gpus
-from fp8study.run.job import Job, Outcome
-from fp8study.run.leash import follow_parent
+from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.closer_look import look_closer
 from fp8study.train.trainer import Diverged, Trainer
 

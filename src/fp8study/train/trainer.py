@@ -22,7 +22,6 @@ from fp8study.core.audit_rules import cautions, problems
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import text_config
-from fp8study.core.startup import StartupClock
 from fp8study.data.tokens import BlockOrder, batch
 from fp8study.measure.audit import FirstStepAudit, conversion
 from fp8study.measure.clock import FinishedStep, compile_cache
@@ -47,7 +46,7 @@ from fp8study.model.sharding import (
     prepare,
 )
 from fp8study.model.updates import Look, make_updates, parameter_groups
-from fp8study.run.job import Job, Outcome
+from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.progress import learning_rate, log_step
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss

@@ -13,10 +13,10 @@ import pytest
 from fp8study.core.config import make_config
 from fp8study.core.records import read_record
 from fp8study.run import launch as launching
+from fp8study.run.children import Stopped, killed, stoppable, telling_line
 from fp8study.run.job import Outcome
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import _why_no_record
-from fp8study.run.postmortem import Stopped, killed, stoppable, telling_line
 
 WARNING = "W1122 05:17:28 torch/_pytree.py:630] <enum 'KernelPreference'> is deprecated: error"
 TORCHRUN = """

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core.cache import kept
-from fp8study.core.paths import cache_dir
+from fp8study.core.files import cache_dir, kept
 
 
 @pytest.fixture

@@ -1,13 +1,25 @@
-"""Why a process ended that could not say so itself: what was killed, or which line tells."""
+"""Children that end with their parent, and why a child ended that could not say so itself.
+
+The parent keeps the other end of the child's standard input. When the parent is gone, even if it
+was killed outright, that end closes, and the child ends itself.
+
+    python -m fp8study.run.children MODULE [ARGUMENTS...]    runs a module on such a leash
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 #: What torchrun reports of the rank that failed first; it names that one last.
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
@@ -42,6 +54,34 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def follow_parent(whole_group: bool = False) -> None:
+    """End this process, or all processes of its group, when its standard input closes."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(0 if whole_group else os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def end(child: subprocess.Popen[Any], patience_s: float = 15.0) -> None:
+    """Stop a child and its group, ever more firmly.
+
+    Args:
+        child: Started with ``start_new_session=True``, so that it leads a group.
+        patience_s: Seconds to wait after each signal.
+    """
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if child.poll() is not None:
+            return
+        os.killpg(child.pid, sign)
+        try:
+            child.wait(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+
+
 def killed(code: int, lines: Iterable[str]) -> str | None:
     """Return what was killed by which signal, or None if nothing was.
 
@@ -62,3 +102,10 @@ def telling_line(lines: Iterable[str]) -> str | None:
     """Return the last line that names an error, else the last that is no warning and no ruler."""
     said = [line.strip() for line in lines if not _WARNING.search(line)]
     return next((line for line in reversed(said) if _ERROR.match(line)), said[-1] if said else None)
+
+
+if __name__ == "__main__":
+    follow_parent(whole_group=True)
+    del sys.argv[0]
+    sys.path.insert(0, str(Path.cwd()))
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -17,6 +17,7 @@ from fp8study import __version__
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir, studies_dir
+from fp8study.core.presets import check_model_name
 from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import Study, load_study, study_names
 from fp8study.run.defaults import config_for, study_for
@@ -47,7 +48,6 @@ def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine
 
 
 def _read_run(run: Path) -> RunRecord:
-    """Read the record of a run, which may be named by its folder."""
     path = run if run.suffix == ".json" else run / "run.json"
     if not path.is_file():
         raise UserError(
@@ -55,6 +55,10 @@ def _read_run(run: Path) -> RunRecord:
             "results/local/<study>/<run_id>"
         )
     return read_record(path)
+
+
+def _print(content: object, text: str, as_json: bool) -> None:
+    print(json.dumps(content, indent=1)) if as_json else say(text)
 
 
 def _warnings_text(record: RunRecord) -> str:
@@ -76,10 +80,10 @@ def _main(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check this machine and say what to do about each problem; fails if a run would."""
-    from fp8study.run.doctor import PROBLEM, examine, report_json, report_text
+    from fp8study.run.doctor import PROBLEM, examine, report_text
 
     findings = examine(this_machine())
-    print(report_json(findings)) if as_json else say(report_text(findings))
+    _print([asdict(finding) for finding in findings], report_text(findings), as_json)
     if any(finding.state == PROBLEM for finding in findings):
         raise typer.Exit(1)
 
@@ -101,8 +105,6 @@ def flops(
     as_json: AsJson = False,
 ) -> None:
     """Count the arithmetic of one token, and how much of it FP8 can take over."""
-    from fp8study.core.presets import check_model_name
-
     config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set")
     with using_model(config.model):
         check_model_name(config.model)
@@ -119,7 +121,7 @@ def flops(
 
             table = count_flops(config)
             content, text = table.to_dict(), flops_text(table)
-    print(json.dumps(content, indent=1)) if as_json else say(text)
+    _print(content, text, as_json)
 
 
 def _measured_gemms(config: RunConfig) -> tuple[dict[str, Any], str]:
@@ -143,22 +145,16 @@ def plan(
 ) -> None:
     """Show a study's runs, what they cost here, and which are done."""
     if list_:
-        _list_studies()
+        names = study_names()
+        if not names:
+            raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
+        for name, loaded in zip(names, map(load_study, names), strict=True):
+            say(f"{name:<{max(map(len, names))}}  {len(loaded.runs):>3} runs: {loaded.question}")
         return
     from fp8study.run.plan import plan_text
 
     loaded, machine, _ = _load(study, set_)
     print(plan_text(loaded, machine))
-
-
-def _list_studies() -> None:
-    names = study_names()
-    if not names:
-        raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
-    width = max(map(len, names))
-    for name in names:
-        study = load_study(name)
-        say(f"{name:<{width}}  {len(study.runs):>3} runs: {study.question}")
 
 
 @app.command()
@@ -168,17 +164,13 @@ def reproduce(
     report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
-    from fp8study.run.pipeline import num_without_result, run_study
+    from fp8study.run.pipeline import check_results, run_study
 
     loaded, machine, values = _load(study, set_)
     done = run_study(loaded, machine, values)
     if report:
         _render(only_if_changed=True)
-    if number := num_without_result(done):
-        raise UserError(
-            f"reproduce: {number} of {len(done)} runs have no result; their last lines are "
-            "in the notebooks beside their records, and starting again repeats only them"
-        )
+    check_results(done, "reproduce")
 
 
 @app.command()
@@ -213,10 +205,11 @@ def audit(run_dir: RunDir) -> None:
 
     record = _read_run(run_dir)
     if not record.audit:
-        if record.results.get("steps_completed"):
-            reason = "the record is older than the audit: make the run again to have one"
-        else:
-            reason = f"the run ended before its first step (status {record.status}): run it again"
+        reason = (
+            "the record is older than the audit: make the run again to have one"
+            if record.results.get("steps_completed")
+            else f"the run ended before its first step (status {record.status}): run it again"
+        )
         raise UserError(f"audit: '{run_dir}' holds none; {reason}")
     found = without_hidden_products(record.audit, record.config)
     say(f"{record.run_id} ({record.status}){_warnings_text(record)}\n{audit_text(found)}")
@@ -261,7 +254,7 @@ def compare(
     else:
         found = compare_folders(a, b, ignore or [])
         content, text = asdict(found), comparison_text(found)
-    print(json.dumps(content, indent=1)) if as_json else say(text)
+    _print(content, text, as_json)
 
 
 @app.command()

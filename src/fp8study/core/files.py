@@ -53,24 +53,31 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else Path(base) / "fp8study"
 
 
+@contextmanager
+def writing(
+    field: str, path: Path, remedy: str = "choose a writable folder with free space"
+) -> Iterator[None]:
+    """Name what the user set to get here, what could not be written, and the remedy.
+
+    Raises:
+        UserError: Instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{field}: cannot write '{path}' ({error.strerror}); {remedy}"
+        raise UserError(message) from error
+
+
 def open_lock(path: Path, field: str) -> int:
     """Open a lock file, with its folder, and return the descriptor; nothing is locked yet.
 
-    Args:
-        path: The lock file.
-        field: What the user set to get here, for the message.
-
     Raises:
-        UserError: The folder cannot be written.
+        UserError: The folder cannot be written; it names `field`, what the user set to get here.
     """
-    try:
+    with writing(field, path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise UserError(
-            f"{field}: cannot write '{path.parent}' ({error.strerror}); choose a writable folder "
-            "with free space"
-        ) from error
 
 
 def try_lock(descriptor: int) -> bool:

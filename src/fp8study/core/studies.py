@@ -18,7 +18,7 @@ import yaml
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.field_types import read_value, read_yaml
-from fp8study.core.files import results_dir, studies_dir
+from fp8study.core.files import results_dir, studies_dir, writing
 from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
 #: What a study's file may hold; a list's items are of the type in brackets.
@@ -99,14 +99,9 @@ class Study:
             path = run.run_dir / "config.yaml"
             if (run.run_dir / "run.json").exists():
                 continue  # what a finished run was made of stays as it is
-            try:
+            with writing("results", path, "make the folder writable or free some space"):
                 run.run_dir.mkdir(parents=True, exist_ok=True)
                 save_config(run.config, path)
-            except OSError as error:
-                raise UserError(
-                    f"results: cannot write '{path}' ({error.strerror}); make the folder "
-                    "writable or free some space"
-                ) from error
 
 
 def study_names() -> list[str]:

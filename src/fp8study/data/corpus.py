@@ -22,8 +22,6 @@ TINYSTORIES_SPLIT = "train[:10%]"
 SYNTHETIC_STORIES = 8000
 SYNTHETIC_SEED = 20251226
 
-KINDS = ("tinystories", "text:PATH", "synthetic")
-
 
 @dataclass(frozen=True)
 class Corpus:
@@ -46,7 +44,9 @@ def check_corpus_name(corpus: str) -> None:
         return
     if not corpus.startswith("text:"):
         hint = nearest(corpus, ("tinystories", "synthetic"))
-        raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
+        raise UserError(
+            f"corpus: '{corpus}' is unknown{hint}; give one of tinystories, text:PATH, synthetic"
+        )
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():
         raise UserError(f"corpus: there is no file '{path}'; give text:PATH of a UTF-8 file")
@@ -55,38 +55,31 @@ def check_corpus_name(corpus: str) -> None:
 
 
 def load_corpus(corpus: str) -> Corpus:
-    """Read a corpus.
-
-    Args:
-        corpus: ``tinystories`` (through `datasets`, revision pinned), ``text:PATH`` (documents
-            separated by ``<|endoftext|>``) or ``synthetic`` (`fp8study.data.stories`).
+    """Read a corpus: ``tinystories`` of a pinned revision, ``text:PATH`` or ``synthetic``.
 
     Raises:
         UserError: It is unknown, missing, empty, not UTF-8, or the hub cannot be reached.
     """
     check_corpus_name(corpus)
     if corpus == "synthetic":
-        return _named("synthetic", list(stories(SYNTHETIC_SEED, SYNTHETIC_STORIES)))
-    if corpus == "tinystories":
-        return _named("tinystories", _tinystories())
-    path = Path(corpus.removeprefix("text:"))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"corpus: cannot read '{path}' as UTF-8 ({error})") from error
-    documents = [part.strip() for part in text.split(SEPARATOR) if part.strip()]
-    if not documents:
-        raise UserError(
-            f"corpus: '{path}' holds no text; it needs stories separated by {SEPARATOR}"
-        )
-    return _named(f"text:{path.name}", documents)
-
-
-def _named(name: str, documents: list[str]) -> Corpus:
+        name, documents = corpus, list(stories(SYNTHETIC_SEED, SYNTHETIC_STORIES))
+    elif corpus == "tinystories":
+        name, documents = corpus, _tinystories()
+    else:
+        path = Path(corpus.removeprefix("text:"))
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"corpus: cannot read '{path}' as UTF-8 ({error})") from error
+        parts = map(str.strip, text.split(SEPARATOR))
+        name, documents = f"text:{path.name}", [part for part in parts if part]
+        if not documents:
+            raise UserError(
+                f"corpus: '{path}' holds no text; it needs stories separated by {SEPARATOR}"
+            )
     digest = hashlib.sha256()
     for document in documents:
-        digest.update(document.encode())
-        digest.update(SEPARATOR.encode())
+        digest.update((document + SEPARATOR).encode())
     return Corpus(name, documents, digest.hexdigest())
 
 

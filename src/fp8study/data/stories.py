@@ -58,12 +58,7 @@ _ENDINGS = (
 
 
 def stories(seed: int, count: int) -> Iterator[str]:
-    """Yield `count` stories of four to eleven sentences, the same for the same seed.
-
-    Args:
-        seed: Any integer.
-        count: Number of stories.
-    """
+    """Yield `count` stories of four to eleven sentences, the same for the same seed."""
     draw = random.Random(seed)
     for _ in range(count):
         yield _story(draw)

@@ -21,12 +21,14 @@ import numpy.typing as npt
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
-from fp8study.core.files import cache_dir, locked
+from fp8study.core.files import cache_dir, locked, writing
 from fp8study.core.presets import HUB_IDS, PRESETS, is_reachable
 from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
 
 if TYPE_CHECKING:
     import tokenizers
+
+Show = Callable[[str], object]
 
 #: Size of the vocabulary that `bpe` learns, unless the model's own is smaller.
 BPE_VOCAB_SIZE = 8192
@@ -65,12 +67,12 @@ class PreparedData:
 
 
 def prepare(
-    config: RunConfig, model_vocab_size: int, show: Callable[[str], object] = lambda line: None
+    config: RunConfig, model_vocab_size: int, show: Show = lambda line: None
 ) -> PreparedData:
     """Tokenise the configured corpus, or find it in the cache.
 
     Args:
-        config: The run; its corpus, tokenizer, sequence length and batch are used.
+        config: Its corpus, tokenizer, sequence length and batch are used.
         model_vocab_size: No token id may reach it.
         show: Told what takes long.
 
@@ -79,7 +81,9 @@ def prepare(
             unseen sequences of a noise measurement.
     """
     corpus = load_corpus(config.corpus)
-    name = _own_tokenizer(config.model) if config.tokenizer == "auto" else config.tokenizer
+    name, model = config.tokenizer, config.model
+    if name == "auto":  # the tiny presets have none of their own
+        name = HUB_IDS.get(model, "bpe" if model in PRESETS else model)
     try:
         data = _cached(corpus, name, model_vocab_size, show)
     except _NoTokenizer as error:
@@ -106,20 +110,14 @@ def prepare(
     return data
 
 
-def _own_tokenizer(model: str) -> str:
-    """Return the id or folder of a model's own tokenizer; the tiny presets have none."""
-    return HUB_IDS.get(model, "bpe" if model in PRESETS else model)
-
-
-def _cached(
-    corpus: Corpus, name: str, model_vocab_size: int, show: Callable[[str], object]
-) -> PreparedData:
+def _cached(corpus: Corpus, name: str, model_vocab_size: int, show: Show) -> PreparedData:
     """Return a corpus in the tokens of one tokenizer, which is part of the cache's key."""
     key = json.dumps([corpus.sha256, name, model_vocab_size])
     folder = cache_dir() / "tokens" / hashlib.sha256(key.encode()).hexdigest()[:16]
     with locked(folder / "lock", "FP8STUDY_CACHE"):  # others wait for the one that builds
         if not (folder / "data.json").exists():
-            _build(corpus, name, model_vocab_size, folder, show)
+            with writing("FP8STUDY_CACHE", folder, "free some space or set it to another folder"):
+                _build(corpus, name, model_vocab_size, folder, show)
     content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
     return PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
 
@@ -129,7 +127,7 @@ def _build(
     wanted: str,
     model_vocab_size: int,
     folder: Path,
-    show: Callable[[str], object],
+    show: Show,
 ) -> None:
     pieces = [cut(document) for document in corpus.documents]
     size = sum(map(len, corpus.documents)) / 1e6
@@ -163,12 +161,9 @@ def _build(
         partial = folder / "data.json.partial"
         partial.write_text(json.dumps(asdict(data)), encoding="utf-8")
         partial.replace(folder / "data.json")
-    except OSError as error:
+    except OSError:
         (folder / "tokens.npy").unlink(missing_ok=True)  # give the space back
-        raise UserError(
-            f"FP8STUDY_CACHE: cannot write '{folder}' ({error.strerror}); "
-            "free some space or set it to another folder"
-        ) from error
+        raise
 
 
 def cut(document: str) -> list[str]:
@@ -178,8 +173,7 @@ def cut(document: str) -> list[str]:
     """
     pieces, start = [], 0
     while len(document) - start > PIECE_CHARS:
-        spaces = (document.rfind(space, start + 1, start + PIECE_CHARS) for space in " \n")
-        end = max(spaces)
+        end = max(document.rfind(space, start + 1, start + PIECE_CHARS) for space in " \n")
         end = end if end > start else start + PIECE_CHARS
         pieces.append(document[start:end])
         start = end
@@ -190,7 +184,7 @@ def _encoded(
     tokenizer: tokenizers.Tokenizer,
     end: int,
     documents: list[list[str]],
-    show: Callable[[str], object],
+    show: Show,
 ) -> npt.NDArray[np.uint32]:
     """Return all documents' tokens, each document followed by the end token."""
     flat = [(piece, n == len(pieces)) for pieces in documents for n, piece in enumerate(pieces, 1)]
@@ -207,10 +201,12 @@ def _encoded(
 
 
 def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
+    def missing(reason: str) -> _NoTokenizer:
+        return _NoTokenizer(f"tokenizer: '{name}' {reason}; use tokenizer=bpe")
+
     if not is_reachable() and not Path(name).exists() and not _is_downloaded(name):
-        raise _NoTokenizer(
-            f"tokenizer: '{name}' cannot be loaded (the hub cannot be reached, and nothing of it "
-            "is in the cache); use tokenizer=bpe"
+        raise missing(
+            "cannot be loaded (the hub cannot be reached, and nothing of it is in the cache)"
         )
     from transformers import AutoTokenizer
 
@@ -218,14 +214,12 @@ def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
         loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub client raises a dozen unrelated kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise _NoTokenizer(
-            f"tokenizer: '{name}' cannot be loaded ({reason.rstrip('.')}); use tokenizer=bpe"
-        ) from error
+        raise missing(f"cannot be loaded ({reason.rstrip('.')})") from error
     # From a folder without tokenizer files transformers makes an empty one instead of failing.
     if loaded.backend_tokenizer.get_vocab_size() < _SMALLEST_VOCABULARY:
-        raise _NoTokenizer(f"tokenizer: '{name}' holds no vocabulary; use tokenizer=bpe")
+        raise missing("holds no vocabulary")
     if loaded.eos_token_id is None:
-        raise _NoTokenizer(f"tokenizer: '{name}' has no end-of-text token; use tokenizer=bpe")
+        raise missing("has no end-of-text token")
     return loaded.backend_tokenizer, int(loaded.eos_token_id)
 
 

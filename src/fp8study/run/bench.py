@@ -16,9 +16,9 @@ from fp8study.analysis.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.core.records import read_record
-from fp8study.core.studies import Study, load_study
+from fp8study.core.studies import load_study
 from fp8study.run.machine import Machine
-from fp8study.run.pipeline import num_without_result, run_study
+from fp8study.run.pipeline import check_results, run_study
 
 
 def bench_for(machine: Machine) -> str:
@@ -27,12 +27,7 @@ def bench_for(machine: Machine) -> str:
 
 
 def find_baseline(study: str, machine: Machine) -> Path | None:
-    """Return the committed results of a study that were measured on such hardware, if any.
-
-    Args:
-        study: Its name.
-        machine: On GPUs, the baseline's must have the same name.
-    """
+    """Return a study's committed results on such hardware: GPUs of the same name, or none."""
     folders = [results_dir() / "baseline" / study]
     folders += sorted((results_dir() / "reference").glob(f"*/{study}"))
     ours = machine.gpus[0].name if machine.gpus else None
@@ -58,24 +53,15 @@ def run_bench(
             arms.
     """
     study = load_study(bench_for(machine), overrides)
-    if baseline is not None:
-        _check_shares_arms(baseline, study)
+    if baseline is not None:  # before anything is measured
+        theirs = group_arms(read_folder(baseline, "BASELINE"))
+        if not any(key_of(arm_config(run.config.to_dict())) in theirs for run in study.runs):
+            raise UserError(
+                f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be "
+                "run; give the folder of an earlier make bench, or none"
+            )
     # Without GPUs nothing but the order keeps two runs off each other's cores.
     done = run_study(study, machine, overrides, one_at_a_time=not machine.gpus, anew=True)
-    if number := num_without_result(done):
-        raise UserError(
-            f"bench: {number} of {len(done)} runs have no result; their last lines are in the "
-            "notebooks beside their records, and starting again repeats only them"
-        )
+    check_results(done, "bench")
     chosen = baseline or find_baseline(study.name, machine)
     return compare_relative(chosen, results_dir() / "local" / study.name, study.reference)
-
-
-def _check_shares_arms(baseline: Path, study: Study) -> None:
-    """Refuse a baseline that could be compared with nothing, before anything is measured."""
-    theirs = group_arms(read_folder(baseline, "BASELINE"))
-    if not any(key_of(arm_config(run.config.to_dict())) in theirs for run in study.runs):
-        raise UserError(
-            f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be run; "
-            "give the folder of an earlier make bench, or none"
-        )

@@ -24,11 +24,7 @@ _ON_CPU: dict[str, Any] = {
 
 
 def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of a run of which only some fields were chosen.
-
-    Args:
-        machine: Decides the fields that were not.
-        chosen: Field names to values; None leaves the field to the machine.
+    """Return a run's configuration; the machine decides the fields that were not `chosen`, or None.
 
     Raises:
         UserError: A name or value is invalid.

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -59,9 +59,9 @@ def examine(machine: Machine) -> list[Finding]:
 
 
 def _python() -> Finding:
-    version = Version(platform.python_version())
-    fits = Version(SUPPORTED_PYTHON[0]) <= version < Version(SUPPORTED_PYTHON[1])
-    remedy = "" if fits else f"use {SUPPORTED_PYTHON[0]} or newer, below {SUPPORTED_PYTHON[1]}"
+    version, (oldest, too_new) = Version(platform.python_version()), SUPPORTED_PYTHON
+    fits = Version(oldest) <= version < Version(too_new)
+    remedy = "" if fits else f"use {oldest} or newer, below {too_new}"
     return Finding("python", OK if fits else PROBLEM, str(version), remedy)
 
 
@@ -89,14 +89,14 @@ def _cuda(machine: Machine) -> Finding:
     built_for, available, count = json.loads(done.stdout.strip().splitlines()[-1])
     if not machine.gpus:
         return Finding("cuda", OK, "no GPU visible: runs are emulated on the CPU")
-    found = f"torch built for CUDA {built_for}, driver {driver_version()}"
+    state, found, remedy = OK, f"torch built for CUDA {built_for}, driver {driver_version()}", ""
     if not available:
+        state, found = PROBLEM, f"{found}, but torch sees no GPU"
         remedy = "install a torch built for this driver's CUDA, or update the driver"
-        return Finding("cuda", PROBLEM, f"{found}, but torch sees no GPU", remedy)
-    if count != len(machine.gpus):
+    elif count != len(machine.gpus):
+        state, found = WARNING, f"{found}; torch sees {count} GPUs"
         remedy = "check CUDA_VISIBLE_DEVICES"
-        return Finding("cuda", WARNING, f"{found}; torch sees {count} GPUs", remedy)
-    return Finding("cuda", OK, found)
+    return Finding("cuda", state, found, remedy)
 
 
 def _gpus(machine: Machine) -> list[Finding]:
@@ -107,19 +107,19 @@ def _gpus(machine: Machine) -> list[Finding]:
         return [Finding("gpu", WARNING, f"none; {machine.num_cpus} CPU cores", remedy)]
     findings = []
     for gpu in machine.gpus:
-        capability = ".".join(map(str, gpu.compute_capability))
-        name = f"gpu {gpu.index}"
-        found = f"{gpu.name}, compute capability {capability}"
+        name, state, note, remedy = f"gpu {gpu.index}", WARNING, "every FP8 recipe", ""
         if gpu.compute_capability < FP8_CAPABILITY:
+            note = "no FP8 matrix units"
             remedy = "use precision=bf16, or fp8_emulate=true for the numbers without the speed"
-            findings.append(Finding(name, WARNING, f"{found}: no FP8 matrix units", remedy))
         elif find_peak(gpu.name) is None:
+            note = "peak unknown"
             remedy = (
                 "add its dense peaks to src/fp8study/core/hardware.py; no MFU is shown until then"
             )
-            findings.append(Finding(name, WARNING, f"{found}: peak unknown", remedy))
         else:
-            findings.append(Finding(name, OK, f"{found}: every FP8 recipe"))
+            state = OK
+        found = f"{gpu.name}, compute capability {gpu.capability}: {note}"
+        findings.append(Finding(name, state, found, remedy))
     return findings
 
 
@@ -153,10 +153,11 @@ def _memory() -> Finding:
 
 def _quarto() -> Finding:
     path = shutil.which("quarto")
-    if path is None:
-        return Finding("quarto", OK, "not installed: our own renderer makes the report")
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return Finding("quarto", OK, done.stdout.strip() or "found, but does not tell its version")
+    found = "not installed: our own renderer makes the report"
+    if path is not None:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        found = done.stdout.strip() or "found, but does not tell its version"
+    return Finding("quarto", OK, found)
 
 
 def _hub() -> Finding:
@@ -171,11 +172,5 @@ def report_text(findings: list[Finding]) -> str:
     lines = []
     for f in findings:
         lines.append(f"  {f.state:<9}{f.name:<14}{f.found}")
-        if f.remedy:
-            lines.append(f"{'':25}→ {f.remedy}")
+        lines += [f"{'':25}→ {f.remedy}"] if f.remedy else []
     return "\n".join(lines)
-
-
-def report_json(findings: list[Finding]) -> str:
-    """Return the findings as JSON."""
-    return json.dumps([asdict(finding) for finding in findings], indent=1)

@@ -182,13 +182,8 @@ def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
     The first process of a run takes them for all and holds them until it ends; the others read
     which they are. Nothing may have touched CUDA before: it looks at the environment once.
 
-    Args:
-        config: Says how many, and with how many runs each is shared.
-        job: Names the GPUs to choose from; without any, there is nothing to claim.
-        run_dir: The run's folder.
-
     Returns:
-        The job with the GPUs that the run got.
+        The job with the GPUs that the run got; of one that names none, there is nothing to claim.
     """
     if not job.gpus:
         return job

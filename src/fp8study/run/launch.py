@@ -7,6 +7,7 @@ GPU or a hanging collective of the training must not reach.
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import subprocess
 import sys
@@ -17,11 +18,11 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 from fp8study.core.config import RunConfig, save_config
-from fp8study.core.errors import UserError, one_line
-from fp8study.core.files import locked
+from fp8study.core.errors import one_line
+from fp8study.core.files import locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 from fp8study.core.studies import judgement_of
@@ -40,6 +41,9 @@ from fp8study.run.machine import (
 )
 
 Show = Callable[[str], None]
+
+#: What goes from the training's outcome into the record as it is.
+_TOLD = ("status", "status_detail", "model", "audit", "instruments", "noise", "warnings")
 
 #: Lines of a failing child that are shown and kept.
 TAIL_LINES = 30
@@ -71,7 +75,7 @@ def launch(
     show: Show = print,
     machine: Machine | None = None,
 ) -> RunRecord:
-    """Train one run in child processes and return its record.
+    """Train one run in child processes and return its record, also written to ``run.json``.
 
     Args:
         config: The run.
@@ -81,8 +85,7 @@ def launch(
         machine: Where to run; by default the machine we are on.
 
     Returns:
-        The record, also written to ``run.json``. Its status may be ``diverged`` or
-        ``out_of_memory``: those are results.
+        Its status may be ``diverged`` or ``out_of_memory``: those are results.
 
     Raises:
         UserError: The run is impossible here; nothing was started.
@@ -110,46 +113,36 @@ def launch(
             kept_as = set_aside(run_dir / "run.json", "earlier")
             show(f"an earlier record of this run is kept as {kept_as.name}")
         started_at = _utc_now()
-        job = Job(
-            data=prepared,
-            gpus={gpu.index: gpu.name for gpu in machine.gpus},
-            launched_at=time.time(),
-        )
-        try:
+        gpus = {gpu.index: gpu.name for gpu in machine.gpus}
+        with writing("run_dir", run_dir):
             save_config(config, run_dir / "config.yaml")
-            job.save(run_dir)
+            Job(prepared, gpus, launched_at=time.time()).save(run_dir)
             (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # an earlier, unfinished try's
-        except OSError as error:
-            raise UserError(
-                f"run_dir: cannot write '{run_dir}' ({error.strerror}); choose a writable folder "
-                "with free space"
-            ) from error
-        record_parts: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "run_id": run_dir.name,
             "study": study,
             "config": config.to_dict(),
             "started_at": started_at,
             "git": git_state(Path(__file__).parent),
-            "data": _data_facts(prepared),
+            "data": {k: v for k, v in asdict(prepared).items() if k != "folder"},
             "judgement": judgement,
         }
-        follow = _Follower(show, run_dir)
+        finish = functools.partial(_finish, run_dir, config, machine, parts)
+        tail: deque[str] = deque(maxlen=TAIL_LINES)
         try:
             with stoppable():
-                code = follow.run(_command(config, run_dir), environment, (lock,))
+                code = _follow(_command(config, run_dir), environment, lock, run_dir, show, tail)
         except KeyboardInterrupt as error:
-            stopped = Outcome("interrupted", str(error) or "stopped by the user")
-            _finish(run_dir, config, machine, record_parts, stopped)
+            finish(Outcome("interrupted", str(error) or "stopped by the user"))
             raise
         except Exception as error:
             reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
-            _finish(run_dir, config, machine, record_parts, Outcome("failed", reason))
+            finish(Outcome("failed", reason))
             raise
-        outcome = _explained(code, follow.tail, Outcome.load(run_dir))
-        record = _finish(run_dir, config, machine, record_parts, outcome)
+        record = finish(_explained(code, tail, Outcome.load(run_dir)))
     if record.status not in RESULTS:
-        tail = "\n".join(follow.tail)
-        raise RunFailed(f"{tail}\nrun {record.run_id} {record.status}: {record.status_detail}")
+        last = "\n".join(tail)
+        raise RunFailed(f"{last}\nrun {record.run_id} {record.status}: {record.status_detail}")
     return record
 
 
@@ -174,9 +167,10 @@ def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment["PYTHONUNBUFFERED"] = "1"
     if _is_one_process(config):  # as torchrun would say it
-        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
-        environment |= {name: str(value) for name, value in (alone | address).items()}
+        environment |= {
+            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+        }  # fmt: skip
     return environment
 
 
@@ -193,47 +187,36 @@ def _command(config: RunConfig, run_dir: Path) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *script]
 
 
-class _Follower:
-    """Runs the child, shows its progress and keeps the rest of what it prints."""
+def _follow(
+    command: list[str],
+    environment: dict[str, str],
+    lock: int,
+    run_dir: Path,
+    show: Show,
+    tail: deque[str],
+) -> int:
+    """Run a child and return its exit status; show its progress, keep the rest of what it prints.
 
-    def __init__(self, show: Show, run_dir: Path) -> None:
-        self.show = show
-        self.run_dir = run_dir
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-
-    def run(self, command: list[str], environment: dict[str, str], kept: tuple[int, ...]) -> int:
-        """Return the child's exit status; end it if we are interrupted.
-
-        The child keeps the lock files' descriptors and our end of its standard input: if we
-        vanish, it stops by itself and the locks go with it.
-        """
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            pass_fds=kept,
-            start_new_session=True,
-        )
-        assert child.stdout is not None
-        try:
-            with (self.run_dir / "train.log").open("w", encoding="utf-8") as log:
-                for line in child.stdout:
-                    self._take(line.rstrip("\n"), log)
-            return child.wait()
-        finally:
-            end(child)
-
-    def _take(self, line: str, log: TextIO) -> None:
-        if line.startswith(PROGRESS):
-            self.show(line.removeprefix(PROGRESS))
-        else:
-            log.write(line + "\n")
-            log.flush()
-            self.tail.append(line)
+    The child keeps the lock's descriptor and our end of its standard input: if we vanish, it stops
+    by itself and the lock goes with it. If we are interrupted, we end it.
+    """
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", env=environment, pass_fds=(lock,), start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    try:
+        with (run_dir / "train.log").open("w", encoding="utf-8") as log:
+            for line in child.stdout:
+                if line.startswith(PROGRESS):
+                    show(line.removeprefix(PROGRESS).rstrip("\n"))
+                else:
+                    log.write(line)
+                    log.flush()
+                    tail.append(line.rstrip("\n"))
+        return child.wait()
+    finally:
+        end(child)
 
 
 def _explained(code: int, tail: Collection[str], outcome: Outcome | None) -> Outcome:
@@ -256,32 +239,22 @@ def _finish(
     ours = claimed(run_dir) or []
     first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
     steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
-    seen = steps * config.tokens_per_step
     record = RunRecord(
         **parts,
         machine=machine_facts(Machine(tuple(first), machine.num_cpus), ours),
-        status=outcome.status,
-        status_detail=outcome.status_detail,
         ended_at=_utc_now(),
         versions=versions() | outcome.versions,
-        model=outcome.model,
         results={"steps_completed": steps} | outcome.results,
-        audit=outcome.audit,
-        instruments=outcome.instruments,
-        noise=outcome.noise,
-        warnings=outcome.warnings,
+        **{name: getattr(outcome, name) for name in _TOLD},
     )
     data = parts["data"]
-    data["num_tokens_seen"] = seen
+    data["num_tokens_seen"] = steps * config.tokens_per_step
     data["epochs"] = tokens.BlockOrder(config, data["num_train_tokens"]).epochs(steps)
     record.warnings.extend(data.pop("warnings"))
-    try:
+    ended = f"{record.status}, {record.status_detail or 'no defect'}"
+    remedy = f"free some space and run again (the run itself: {ended})"
+    with writing("run_dir", run_dir / "run.json", remedy):
         write_record(record, run_dir)
-    except OSError as error:
-        raise UserError(
-            f"run_dir: cannot write '{run_dir}/run.json' ({error.strerror}); free some space and "
-            f"run again (the run itself: {record.status}, {record.status_detail or 'no defect'})"
-        ) from error
     _remove_messages(run_dir)
     return record
 
@@ -290,9 +263,3 @@ def _remove_messages(run_dir: Path) -> None:
     """Remove the files by which launcher and training talk; they only serve a running run."""
     for name in ("job.json", "outcome.json", CLAIM):
         (run_dir / name).unlink(missing_ok=True)
-
-
-def _data_facts(prepared: tokens.PreparedData) -> dict[str, Any]:
-    facts = asdict(prepared)
-    del facts["folder"]
-    return facts

@@ -39,11 +39,8 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
     Raises:
         UserError: A name is unknown or a value invalid.
     """
-    given = {
-        name: value
-        for name, value in namespace.items()
-        if name not in before and not name.startswith("_") and name not in ("In", "Out", "before")
-    }
+    ignored = before | {"In", "Out", "before"}
+    given = {n: v for n, v in namespace.items() if n not in ignored and not n.startswith("_")}
     known = FIELD_NAMES + _PLACE
     for name in given:
         if name not in known and name not in REFUSED:
@@ -51,9 +48,7 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
                 f"parameter '{name}' is unknown{nearest(name, known)}; known: {', '.join(known)}"
             )
     machine = this_machine()
-    chosen = {
-        name: value for name, value in given.items() if name in FIELD_NAMES or name in REFUSED
-    }
+    chosen = {name: value for name, value in given.items() if name not in _PLACE}
     config = config_for(machine, chosen)
     check_possible(config, machine)
     return config
@@ -68,11 +63,7 @@ class NotebookRun:
     failure: RunFailed | None
 
     def check(self) -> None:
-        """Fail the notebook if the run failed; a diverged or out-of-memory run is a result.
-
-        Raises:
-            RunFailed: With the training's last lines.
-        """
+        """Fail the notebook if the run failed; a diverged or out-of-memory run is a result."""
         if self.failure is not None:
             raise self.failure
 
@@ -80,10 +71,8 @@ class NotebookRun:
 def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) -> NotebookRun:
     """Train in child processes, showing one live progress line.
 
-    Args:
-        config: From `read_parameters`.
-        study: The folder of the results.
-        run_id: The run's folder; by default the time and the configuration's digest.
+    The results go to the folder of the `study`, there to `run_id`: by default the time and the
+    configuration's digest.
     """
     now = time.strftime("%Y%m%dT%H%M%S")
     run_id = f"{now}-{config.digest()}" if run_id is None else str(run_id)
@@ -106,10 +95,8 @@ def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) ->
     except RunFailed as error:
         failure, record = error, read_record(run_dir / "run.json")
         print(error)
-    results = record.results
-    live.update(
-        {"text/plain": f"{record.status} after {results['steps_completed']} steps"}, raw=True
-    )
+    text = f"{record.status} after {record.results['steps_completed']} steps"
+    live.update({"text/plain": text}, raw=True)
     return NotebookRun(run_dir, record, failure)
 
 
@@ -125,14 +112,13 @@ def summary_table(run: NotebookRun) -> pd.DataFrame:
         "tokenizer": record.data.get("tokenizer"),
         "epochs": record.data.get("epochs"),
     }
-    rows |= record.model | record.results
-    rows["warnings"] = "; ".join(record.warnings)
-    shown = {name: _text(value) for name, value in rows.items() if value not in (None, "")}
+    rows |= record.model | record.results | {"warnings": "; ".join(record.warnings)}
+    shown = {
+        name: f"{value:,.4g}" if isinstance(value, float) else str(value)
+        for name, value in rows.items()
+        if value not in (None, "")
+    }
     return pd.DataFrame({"value": shown})
-
-
-def _text(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def loss_figure(run: NotebookRun) -> Figure:

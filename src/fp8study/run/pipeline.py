@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,9 @@ from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
 from fp8study.run.children import end, stoppable, telling_line
 from fp8study.run.machine import Machine
-from fp8study.run.plan import impossible_runs, num_slots, plan_text
+from fp8study.run.plan import impossible_runs, plan_text
+
+say = functools.partial(print, flush=True)
 
 #: With less than this, runs fail for want of space, whatever else they say.
 _LEAST_FREE_BYTES = 64 * 2**10
@@ -38,9 +41,9 @@ def run_study(
     that this machine cannot do is left out and named.
 
     Args:
-        study: From `fp8study.core.studies.load_study`.
+        study: As loaded with `overrides`.
         machine: Where we are.
-        overrides: The ones that `study` was loaded with.
+        overrides: Fields set in every run.
         one_at_a_time: Never two runs side by side.
         anew: Put a finished earlier call aside and measure all runs again.
 
@@ -59,29 +62,25 @@ def run_study(
         if anew:
             study.put_aside_earlier_call(possible)
         study.make_room()
-        print(plan_text(study, machine), flush=True)
+        say(plan_text(study, machine))
         pending = [run for run in study.pending() if run in possible]
         if pending:
             _prepare_data(pending)
             study.write_configs()
             _snakemake(study, machine, overrides, pending, lock, one_at_a_time)
-    return [(run, _record(run)) for run in possible]
+    return [
+        (run, read_record(run.run_dir / "run.json") if _ended(run) else None) for run in possible
+    ]
 
 
 def _prepare_data(pending: list[PlannedRun]) -> None:
     """Tokenise once for all runs, and meet a missing corpus or hub before any run starts."""
-    for config in {(r.config.corpus, r.config.tokenizer, r.config.model,
-                    r.config.sequence_length, r.config.sequences_per_step): r.config
-                   for r in pending}.values():  # fmt: skip
-        tokens.prepare(config, model_vocab_size(config.model), _say)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _record(run: PlannedRun) -> RunRecord | None:
-    return read_record(run.run_dir / "run.json") if _ended(run) else None
+    by_data = {
+        (c.corpus, c.tokenizer, c.model, c.sequence_length, c.sequences_per_step): c
+        for c in (run.config for run in pending)
+    }
+    for config in by_data.values():
+        tokens.prepare(config, model_vocab_size(config.model), say)
 
 
 def _ended(run: PlannedRun) -> bool:
@@ -96,26 +95,24 @@ def _snakemake(
     lock: int,
     one_at_a_time: bool,
 ) -> None:
-    root = project_root()
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
-    run_ids = [run.run_id for run in pending]
     for run in pending:
         (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
     shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
-    num_shares = num_slots(machine) * shares_per_gpu
+    num_shares = machine.num_slots * shares_per_gpu
     if machine.gpus:
         num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
     shares = {
         run.run_id: num_shares if one_at_a_time else _num_shares(run, shares_per_gpu)
         for run in pending
     }
-    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": run_ids}
+    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": list(shares)}
     write_json(plan_path, plan | {"gpu_shares": shares})
     command = [
         sys.executable, "-m", "fp8study.run.children", "snakemake",
         "--snakefile", "pipelines/Snakefile",
-        "--cores", str(max(num_slots(machine), machine.num_cpus)),
+        "--cores", str(max(machine.num_slots, machine.num_cpus)),
         "--resources", f"gpu_shares={num_shares}",
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
@@ -123,8 +120,8 @@ def _snakemake(
     ]  # fmt: skip
     with log_path.open("w", encoding="utf-8") as log:
         child = subprocess.Popen(
-            command, cwd=root, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True, pass_fds=(lock,),
+            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
+            cwd=project_root(), start_new_session=True, pass_fds=(lock,),
         )  # fmt: skip
         try:
             with stoppable():
@@ -156,24 +153,21 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
     """Print a line for each run as it ends, and now and then how far the others are."""
     started = spoken = time.monotonic()
     waiting = list(pending)
-    while True:
+    alive = True
+    while alive:
         alive = child.poll() is None
         for run in [r for r in waiting if _ended(r)]:
             waiting.remove(run)
             spoken = time.monotonic()
             number = len(pending) - len(waiting)
-            print(
-                f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}",
-                flush=True,
-            )
-        if not alive:
-            break
-        if time.monotonic() - spoken > 30:
+            say(f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}")
+        if alive and time.monotonic() - spoken > 30:
             spoken = time.monotonic()
-            print(f"[{spoken - started:4.0f} s] {_running_line(waiting)}", flush=True)
-        time.sleep(0.5)
+            say(f"[{spoken - started:4.0f} s] {_running_line(waiting)}")
+        if alive:
+            time.sleep(0.5)
     for run in waiting:
-        print(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}", flush=True)
+        say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
 
 
 def _why_no_record(run_dir: Path) -> str:
@@ -200,14 +194,19 @@ def _result_line(run: PlannedRun) -> str:
 
 
 def _running_line(waiting: list[PlannedRun]) -> str:
-    states = []
-    for run in waiting:
-        rows = read_metrics(run.run_dir)
-        if rows:
-            states.append(f"{run.run_id} step {rows[-1]['step']}/{run.config.num_steps}")
-    return "running: " + ("; ".join(states) if states else "starting …")
+    rows = {run: read_metrics(run.run_dir) for run in waiting}
+    states = [f"{r.run_id} step {m[-1]['step']}/{r.config.num_steps}" for r, m in rows.items() if m]
+    return "running: " + ("; ".join(states) or "starting …")
 
 
-def num_without_result(done: list[tuple[PlannedRun, RunRecord | None]]) -> int:
-    """Return how many of the runs that `run_study` did have no result."""
-    return sum(record is None or record.status not in RESULTS for _, record in done)
+def check_results(done: list[tuple[PlannedRun, RunRecord | None]], command: str) -> None:
+    """Refuse to go on where a run that `run_study` did has no result.
+
+    Raises:
+        UserError: It counts them.
+    """
+    if number := sum(record is None or record.status not in RESULTS for _, record in done):
+        raise UserError(
+            f"{command}: {number} of {len(done)} runs have no result; their last lines are in the "
+            "notebooks beside their records, and starting again repeats only them"
+        )

@@ -43,17 +43,12 @@ def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
     return reasons
 
 
-def num_slots(machine: Machine) -> int:
-    """Return among how many places runs are shared out: GPUs, or CPU cores."""
-    return len(machine.gpus) or machine.num_cpus
-
-
 def plan_text(study: Study, machine: Machine) -> str:
     """Return what a study would do here: its question, its runs, their GPUs and rough time."""
     impossible = impossible_runs(study, machine)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
-    minutes = estimated_minutes(study, pending, num_slots(machine))
+    minutes = estimated_minutes(study, pending, machine.num_slots)
     where = (
         f"{len(machine.gpus)} × {machine.gpus[0].name}"
         if machine.gpus

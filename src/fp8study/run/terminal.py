@@ -53,15 +53,14 @@ def _modern(arguments: list[str]) -> list[str]:
         complain(f"'{command}' is now '{' '.join(_OLD_COMMANDS[command])}'")
     if new[:1] != ["flops"]:
         return new
-    words = iter(new)
-    found = []
+    words, found = iter(new), []
     for word in words:
         if old := _OLD_OPTION.fullmatch(word):
             field = old[1].replace("-", "_")
-            found += ["--set", f"{field}={next(words, '') if old[2] is None else old[2]}"]
             complain(f"'--{old[1]}' is now '--set {field}=…'")
-        else:
-            found.append(word)
+            value = next(words, "") if old[2] is None else old[2]
+            word = f"--set={field}={value}"
+        found.append(word)
     return found
 
 
@@ -145,17 +144,13 @@ def _fit_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     label = _LABEL.match(line)
-    indent = min(label.end(), _DEEPEST) if label else 2
-    wrapped = textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+    indent = " " * (min(label.end(), _DEEPEST) if label else 2)
+    parts = textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(wrapped)
+    return "\n".join(parts)
 
 
 def say(text: str) -> None:
-    """Print a text so that it fits."""
-    print(fit(text))
+    """Print a text at once, so that it fits."""
+    print(fit(text), flush=True)

@@ -14,20 +14,14 @@ GPUs as our own runs do.
 Every configuration gets a folder under ``--output`` with the logs and one ``peer.json``. It has the
 fields of `fp8study.analysis.peers.PeerRecord`; of these and of its further ones:
 
-``configuration``
-    the name of its folder; ``num_parameters`` as the peer counts them.
-``status``
-    ``interrupted`` while repeats are still to come; ``status_detail`` says why.
-``windows_tokens_per_second``
-    what the peer reports each ``log_every`` of its ``num_steps`` steps, without the windows that
-    overlap the first ``num_warmup_steps``. Older records have their median, not the rate over
-    all of them, in ``tokens_per_second_per_gpu``.
-``mfu_pct``
-    one number a repeat: the windows' median, as the peer counts FLOPs and peak.
-``memory_peak_gib``
-    of rank 0, warm-up included; the peer logs no allocated memory.
-``commit``
-    the peer's, from git or from a file ``COMMIT`` in the checkout.
+``status``: ``interrupted`` while repeats are still to come; ``status_detail`` says why.
+``windows_tokens_per_second``: what the peer reports each ``log_every`` of its ``num_steps`` steps,
+without the windows that overlap the first ``num_warmup_steps``. Older records have their median,
+not the rate over all of them, in ``tokens_per_second_per_gpu``.
+``mfu_pct``: one number a repeat, the windows' median, as the peer counts FLOPs and peak;
+``num_parameters`` is its count, too.
+``memory_peak_gib``: of rank 0, warm-up included; the peer logs no allocated memory.
+``commit``: the peer's, from git or from a file ``COMMIT`` in the checkout.
 
 The exit status is 1 if a configuration did not complete; the others are measured all the same.
 """
@@ -45,11 +39,12 @@ import shlex
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+from peer_log import Repeat, RepeatFailed, check_precision, read_log, why_failed
 
 from fp8study.core.records import write_json
 from fp8study.run.children import end
@@ -60,26 +55,13 @@ VERSION = "0.2.2"
 SCRIPTS = Path(__file__).resolve().parent
 PACKAGES = ("torchdata", "tyro")
 NUM_DOCUMENTS = 256
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-STEP = re.compile(
-    r"^(?:\[rank0\]:)?\[titan\].* step: +(?P<step>\d+) +loss: +(?P<loss>\S+) +grad_norm: +\S+"
-    r" +memory: +(?P<memory>[\d.]+)GiB\([\d.]+%\) +tps: (?P<rate>[\d,]+)"
-    r" +tflops: [\d.,]+ +mfu: (?P<mfu>[\d.]+)%$"
-)
-PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
-SWAPPED = re.compile(r"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=(\w+)")
-# What a rank raised, not torchrun's ChildFailedError; the last is what tyro says of a flag.
-ERROR = re.compile(
-    r"^(?:\[\w+\]: ?)+(?P<error>(?:\w+\.)*\w*(?:Error|Exception)\b.*|\W*Unrecognized options: .*)$"
-)
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     name: str
     flavour: str
     vocab_size: int
-    module: str | None = None
+    module: str = ""
 
 
 SHAPES = {
@@ -87,28 +69,10 @@ SHAPES = {
     "1b": Shape("llama-3.2-1b-untied", "1B", 128256, "peer_flavours"),
     "debug": Shape("torchtitan-debug", "debugmodel", 2048),
 }
-
-
-#: What every configuration of one call shares: the options, and what `main` adds to them.
+#: Of each repeat, in a record.
+MEASURED = ("tokens_per_second_per_gpu", "windows_tokens_per_second", "mfu_pct", "memory_peak_gib")
+#: What every configuration of one session shares: the options, and what `main` adds to them.
 Plan = argparse.Namespace
-
-
-@dataclass
-class Repeat:
-    """What the log of one repeat says."""
-
-    windows: list[float]
-    mfu_pct: float
-    memory_peak_gib: float
-    num_parameters: int | None
-
-
-class RepeatFailed(Exception):
-    """A repeat gave no number; the message is one line."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 def fail(message: str) -> NoReturn:
@@ -119,57 +83,6 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def read_log(text: str, num_steps: int, num_warmup_steps: int) -> Repeat:
-    """Read the rates of the timed windows; a window reaches from one logged step to the next.
-
-    Raises:
-        RepeatFailed: The log does not reach the last step, or its loss is no number.
-    """
-    windows, shares, memory, before = [], [], [], 0
-    for line in COLOUR.sub("", text).splitlines():
-        found = STEP.match(line.rstrip())
-        if not found:
-            continue
-        step = int(found["step"])
-        if found["loss"] in ("nan", "inf", "-inf"):
-            raise RepeatFailed("diverged", f"the loss is {found['loss']} at step {step}")
-        memory.append(float(found["memory"]))
-        if before >= num_warmup_steps:
-            windows.append(float(found["rate"].replace(",", "")))
-            shares.append(float(found["mfu"]))
-        before = step
-    if before != num_steps or not windows:
-        raise RepeatFailed("failed", f"the log ends at step {before} of {num_steps}")
-    parameters = PARAMETERS.search(COLOUR.sub("", text))
-    return Repeat(
-        windows,
-        statistics.median(shares),
-        max(memory),
-        int(parameters[1].replace(",", "")) if parameters else None,
-    )
-
-
-def check_precision(text: str, precision: str, num_gpus: int) -> None:
-    """Refuse a log in which the linear layers were not converted as asked.
-
-    Raises:
-        RepeatFailed: They were not.
-    """
-    found = SWAPPED.findall(text)
-    wanted = {str(num_gpus > 1)} if precision == "fp8_tensorwise" else set()
-    if set(found) != wanted:
-        raise RepeatFailed("failed", f"{precision}: FP8 all-gather was {found or 'not mentioned'}")
-
-
-def why_failed(text: str, code: int) -> RepeatFailed:
-    """Name the first error in the log of a peer that ended with `code`."""
-    lines = [line.strip() for line in COLOUR.sub("", text).splitlines() if line.strip()]
-    errors = [found["error"].strip("│ ") for found in map(ERROR.match, lines) if found]
-    memory = [error for error in errors if "OutOfMemory" in error]
-    reason = (memory or errors or lines[-1:] or ["no output"])[0][:300]
-    return RepeatFailed("out_of_memory" if memory else "failed", f"exit status {code}: {reason}")
-
-
 def write_data(folder: Path, vocab_size: int, sequence_length: int) -> None:
     """Write a tokenizer of one word per token, and documents of as many random words as fit once.
 
@@ -178,21 +91,18 @@ def write_data(folder: Path, vocab_size: int, sequence_length: int) -> None:
     draw = random.Random(0)
     for name in ("tokenizer", "corpus"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    words = {str(token): token for token in range(vocab_size)}
     tokenizer = {
         "version": "1.0",
         "added_tokens": [],
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "model": {
-            "type": "WordLevel",
-            "vocab": {str(token): token for token in range(vocab_size)},
-            "unk_token": "0",
-        },
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "0"},
     }
     (folder / "tokenizer" / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with (folder / "corpus" / "data.jsonl").open("w", encoding="utf-8") as file:
         for _ in range(NUM_DOCUMENTS):
-            words = " ".join(str(draw.randrange(vocab_size)) for _ in range(sequence_length + 1))
-            file.write(json.dumps({"text": words}) + "\n")
+            text = " ".join(str(draw.randrange(vocab_size)) for _ in range(sequence_length + 1))
+            file.write(json.dumps({"text": text}) + "\n")
 
 
 def data_folder(plan: Plan) -> Path:
@@ -237,11 +147,11 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
                 "quantize.linear.float8.enable_fsdp_float8_all_gather",
                 "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
             ]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.gpus}"]
-    named = [f"--{name}={value}" for name, value in flags.items()]
-    named += [f"--{name}" for name in switches]
     return [
-        sys.executable, *torchrun, "--role=rank", "--tee=3", "-m", "torchtitan.train", *named,
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        f"--nproc-per-node={plan.gpus}", "--role=rank", "--tee=3", "-m", "torchtitan.train",
+        *(f"--{name}={value}" for name, value in flags.items()),
+        *(f"--{name}" for name in switches),
         *plan.extra,
     ]  # fmt: skip
 
@@ -260,11 +170,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
 
 
 def run_repeat(plan: Plan, command: list[str], log: Path, precision: str) -> Repeat:
-    """Run torchtitan once, its output in `log`.
-
-    Raises:
-        RepeatFailed: It gave no number.
-    """
+    """Run torchtitan once, its output in `log`; raise `RepeatFailed` if it gives no number."""
     environment = environment_of(plan)
     with log.open("wb") as output, ExitStack() as held:
         if len(plan.gpu_indices) >= plan.gpus:  # else `main` has said so, and torchtitan will fail
@@ -295,8 +201,7 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
     precision, batch = record["precision"], record["micro_batch_size"]
     command = command_of(plan, precision, batch, folder / "dump", repeat)
     # Records are published: they say what was called, not where this machine keeps it.
-    named = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
-    record["command"] = named
+    record["command"] = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
     record["log_files"].append(log.name)
     try:
         result = run_repeat(plan, command, log, precision)
@@ -305,10 +210,9 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
         shown = f"{failure.status}: {failure}"
     else:
         rate = statistics.harmonic_mean(result.windows)  # they are of equally many tokens
-        record["tokens_per_second_per_gpu"].append(rate)
-        record["windows_tokens_per_second"].append(result.windows)
-        record["mfu_pct"].append(result.mfu_pct)
-        record["memory_peak_gib"].append(result.memory_peak_gib)
+        values = (rate, result.windows, result.mfu_pct, result.memory_peak_gib)
+        for name, value in zip(MEASURED, values, strict=True):
+            record[name].append(value)
         record["num_parameters"] = result.num_parameters
         if repeat == plan.repeats:
             record |= {"status": "completed", "status_detail": None}
@@ -318,13 +222,6 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
     print(f"{record['configuration']} repeat {repeat}: {shown}", flush=True)
 
 
-def is_completed(path: Path) -> bool:
-    try:
-        return bool(json.loads(path.read_text(encoding="utf-8"))["status"] == "completed")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def commit_of(checkout: Path) -> str | None:
     # Only of a clone: git would answer with the commit of a repository that the folder lies in.
     if (checkout / ".git").exists():
@@ -332,11 +229,6 @@ def commit_of(checkout: Path) -> str | None:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
     note = checkout / "COMMIT"
     return note.read_text(encoding="utf-8").strip() if note.is_file() else None
-
-
-def versions_here() -> dict[str, str | None]:
-    installed = {found.name: found.version for found in metadata.distributions()}
-    return versions() | {name: installed.get(name) for name in PACKAGES}
 
 
 def check_checkout(checkout: Path) -> None:
@@ -354,13 +246,9 @@ def positive(text: str) -> int:
     return int(text)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        fail(message)
-
-
 def parse(words: list[str]) -> Plan:
-    parser = Parser(description="Measure the training speed of torchtitan on this machine.")
+    parser = argparse.ArgumentParser(description="Measure torchtitan's training speed here.")
+    parser.error = fail  # type: ignore[method-assign]
     add = parser.add_argument
     add("--checkout", type=Path, required=True, help=f"torchtitan v{VERSION}")
     add("--output", type=Path, required=True)
@@ -390,27 +278,29 @@ def parse(words: list[str]) -> Plan:
 
 def new_records(plan: Plan) -> list[dict[str, Any]]:
     """Return a record of each configuration that is not completed yet, with no repeat in it."""
+    installed = {found.name: found.version for found in metadata.distributions()}
+    peers = {name: installed.get(name) for name in PACKAGES}
     shared = {
         "name": "torchtitan", "version": VERSION, "commit": commit_of(plan.checkout),
         "model": plan.shape.name, "sequence_length": plan.sequence_length, "num_gpus": plan.gpus,
         "num_warmup_steps": plan.warmup_steps, "num_steps": plan.steps,
         "log_every": plan.log_every, "machine": machine_facts(plan.machine),
-        "versions": versions_here(), "started_at": utc_now(), "num_parameters": None,
+        "versions": versions() | peers, "started_at": utc_now(), "num_parameters": None,
         "status": "interrupted", "status_detail": "repeats were still to come",
     }  # fmt: skip
-    measured = ("tokens_per_second_per_gpu", "windows_tokens_per_second", "mfu_pct",
-                "memory_peak_gib", "log_files")  # fmt: skip
     records = []
     for batch, precision in itertools.product(plan.batch, plan.precision):
         words = [plan.shape.name, precision, f"{plan.gpus}gpu", f"b{batch}", plan.label]
         configuration = "-".join(filter(None, words))
-        folder = plan.output / configuration
-        if is_completed(folder / "peer.json"):
+        folder, before = plan.output / configuration, None
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            before = json.loads((folder / "peer.json").read_text(encoding="utf-8"))["status"]
+        if before == "completed":
             print(f"{configuration}: completed before", flush=True)
             continue
         folder.mkdir(parents=True, exist_ok=True)
         own = {"configuration": configuration, "micro_batch_size": batch, "precision": precision}
-        records.append(own | shared | {name: [] for name in measured})
+        records.append(own | shared | {name: [] for name in (*MEASURED, "log_files")})
     return records
 
 

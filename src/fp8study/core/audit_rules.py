@@ -60,7 +60,6 @@ def cautions(audit: Mapping[str, Any]) -> list[str]:
 
 
 def audit_text(audit: Mapping[str, Any]) -> str:
-    """Return an audit for reading, problems first."""
     lines = [f"  problem   {line}" for line in problems(audit)]
     lines += [f"  caution   {line}" for line in cautions(audit)]
     if planted := audit.get("num_planted"):

@@ -17,8 +17,8 @@ from typing import Any
 
 import yaml
 
-from fp8study.core.errors import UserError, nearest, one_line
-from fp8study.core.field_types import read_value, read_yaml, refuse
+from fp8study.core.errors import UserError, nearest
+from fp8study.core.field_types import read_mapping, read_value, refuse
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED, TYPES, Fields
 from fp8study.core.recipes import ALIASES, RECIPES
 
@@ -118,7 +118,6 @@ class ResolvedConfig(RunConfig):
     """A configuration in which every field is decided; made by `RunConfig.resolved`."""
 
     def resolved(self, on_gpu: bool | None = None) -> ResolvedConfig:
-        """As `RunConfig.resolved`: itself, or with ``fp8_emulate`` decided."""
         if on_gpu is not None and self.fp8_emulate is None:
             return super().resolved(on_gpu)
         refuse(self, FIELDS.items())
@@ -177,12 +176,7 @@ def load_config(path: Path) -> ResolvedConfig:
     Raises:
         UserError: The file cannot be read or holds no valid configuration.
     """
-    try:
-        values = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot read the configuration ({one_line(error)})") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of field names to values")
+    values = read_mapping(path, "configuration", "of field names to values")
     return make_config(values, source=str(path)).resolved()
 
 

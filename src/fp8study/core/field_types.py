@@ -13,11 +13,12 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import UserError, nearest, one_line
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text",
           dict: "a mapping of fields to values", type(None): "none"}  # fmt: skip
@@ -41,6 +42,21 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.01234
 def read_yaml(text: str) -> Any:
     """Parse YAML, with no number where there may be a mistake; it raises `yaml.YAMLError`."""
     return yaml.load(text, _Loader)
+
+
+def read_mapping(path: Path, what: str, keys: str) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
+
+    Raises:
+        UserError: It cannot be read, or is none; `what` and `keys` say what it should be.
+    """
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: cannot read the {what} ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping {keys}")
+    return content
 
 
 def read_value(name: str, value: Any, hint: Any) -> Any:

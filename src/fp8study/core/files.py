@@ -42,7 +42,6 @@ def results_dir() -> Path:
 
 
 def report_dir() -> Path:
-    """Return the Quarto project."""
     return project_root() / "report"
 
 

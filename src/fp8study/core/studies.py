@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
-from fp8study.core.errors import UserError, nearest, one_line
-from fp8study.core.field_types import read_value, read_yaml
+from fp8study.core.errors import UserError, nearest
+from fp8study.core.field_types import read_mapping, read_value
 from fp8study.core.files import results_dir, studies_dir, writing
 from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
@@ -31,8 +29,6 @@ _KEYS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study and where it will be stored."""
-
     run_id: str
     config: ResolvedConfig
     """As on any machine: whether FP8 is emulated is still open."""
@@ -41,8 +37,6 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Study:
-    """A question with its runs."""
-
     name: str
     question: str
     claims: tuple[str, ...]
@@ -60,7 +54,6 @@ class Study:
     """Whether its few steps are there to be timed, so that their losses are not judged."""
 
     def pending(self) -> list[PlannedRun]:
-        """Return the runs that have no result yet."""
         return [run for run in self.runs if _what_is_missing(run) is not None]
 
     def make_room(self) -> None:
@@ -105,7 +98,6 @@ class Study:
 
 
 def study_names() -> list[str]:
-    """Return the names of the studies in this checkout."""
     return sorted(path.stem for path in studies_dir().glob("*.yaml"))
 
 
@@ -158,12 +150,7 @@ def _judgement(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a study's file: every value of its type, and no key that says nothing."""
-    try:
-        content = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot read the study ({one_line(error)})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping with {', '.join(_KEYS)}")
+    content = read_mapping(path, "study", f"with {', '.join(_KEYS)}")
     for key in content:
         if key not in _KEYS:
             raise UserError(
@@ -171,13 +158,13 @@ def _read(path: Path) -> dict[str, Any]:
             )
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
-    content = {
-        key: _read_list(f"{path}: {key}", value, *_KEYS[key])
-        if isinstance(_KEYS[key], list)
-        else read_value(f"{path}: {key}", value, _KEYS[key])
-        for key, value in content.items()
-        if value is not None
-    }
+    for key, kind in _KEYS.items():
+        if content.get(key) is None:
+            content.pop(key, None)
+        elif isinstance(kind, list):
+            content[key] = _read_list(f"{path}: {key}", content[key], *kind)
+        else:
+            content[key] = read_value(f"{path}: {key}", content[key], kind)
     margin = content.get("margin_pct", LOSS_MARGIN_PCT)
     if not 0 < margin < 100:
         raise UserError(

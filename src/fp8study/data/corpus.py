@@ -22,11 +22,11 @@ TINYSTORIES_SPLIT = "train[:10%]"
 SYNTHETIC_STORIES = 8000
 SYNTHETIC_SEED = 20251226
 
+KINDS = ("tinystories", "text:PATH", "synthetic")
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of plain text."""
-
     name: str
     """As the configuration names it, without the reader's folders."""
     documents: list[str]
@@ -44,9 +44,7 @@ def check_corpus_name(corpus: str) -> None:
         return
     if not corpus.startswith("text:"):
         hint = nearest(corpus, ("tinystories", "synthetic"))
-        raise UserError(
-            f"corpus: '{corpus}' is unknown{hint}; give one of tinystories, text:PATH, synthetic"
-        )
+        raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():
         raise UserError(f"corpus: there is no file '{path}'; give text:PATH of a UTF-8 file")

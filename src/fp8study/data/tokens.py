@@ -48,8 +48,6 @@ class _NoTokenizer(UserError):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A tokenised corpus on disk."""
-
     corpus: str
     corpus_sha256: str
     tokenizer: str
@@ -275,7 +273,6 @@ class BlockOrder:
         return [self._block(first + offset) for offset in range(size)]
 
     def epochs(self, num_steps: int) -> float:
-        """Return how often the corpus has been seen after `num_steps` steps."""
         return num_steps * self._config.sequences_per_step / self.num_blocks
 
     def held_out(self) -> list[int]:

@@ -34,8 +34,6 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
-
     name: str
     state: str
     """``ok``, ``warning`` (something will be slower or missing) or ``problem`` (runs fail)."""

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
@@ -39,13 +40,11 @@ _POLL_SECONDS = 0.05
 _held = ExitStack()
 
 
-@dataclass(frozen=True)
-class Lease:
-    """GPUs held for one run."""
+class Lease(NamedTuple):
+    """GPUs held for one run, as long as the files are open."""
 
     indices: tuple[int, ...]
     file_descriptors: tuple[int, ...]
-    """Open as long as the GPUs are held."""
 
 
 def lock_dir() -> Path:

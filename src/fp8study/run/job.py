@@ -84,7 +84,6 @@ class StartupClock:
         }
 
     def end(self, part: str) -> None:
-        """Close a part."""
         now = time.time()
         self.parts[f"{part}_seconds"] = now - self._last
         self._last = now

@@ -175,7 +175,7 @@ def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
 
 
 def _is_one_process(config: RunConfig) -> bool:
-    """Return whether a run is one process of a process group, which needs no torchrun."""
+    # One process of a process group, which needs no torchrun.
     return config.strategy != "none" and config.num_gpus == 1
 
 
@@ -260,6 +260,6 @@ def _finish(
 
 
 def _remove_messages(run_dir: Path) -> None:
-    """Remove the files by which launcher and training talk; they only serve a running run."""
+    # They only serve a running run.
     for name in ("job.json", "outcome.json", CLAIM):
         (run_dir / name).unlink(missing_ok=True)

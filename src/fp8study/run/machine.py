@@ -29,8 +29,6 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU."""
-
     index: int
     """Its number on the machine, as CUDA_VISIBLE_DEVICES takes it."""
     uuid: str
@@ -44,7 +42,6 @@ class Gpu:
 
     @property
     def capability(self) -> str:
-        """As ``8.9``."""
         return ".".join(map(str, self.compute_capability))
 
 
@@ -98,7 +95,6 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Describe the machine we are on."""
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return Machine(tuple(visible_gpus()), num_cpus)
@@ -187,7 +183,7 @@ def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any
             "clock_sm_max_mhz": gpu.clock_sm_max_mhz,
             "clock_memory_max_mhz": gpu.clock_memory_max_mhz,
             "gpus": [
-                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name}
+                {name: getattr(gpu, name) for name in ("index", "uuid", "name")}
                 for gpu in machine.gpus
                 if gpu.index in used
             ],
@@ -207,7 +203,6 @@ def host_hash() -> str:
 
 
 def memory_gib() -> float:
-    """Return the machine's physical memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 

@@ -56,8 +56,6 @@ def read_parameters(namespace: Mapping[str, Any], before: set[str]) -> RunConfig
 
 @dataclass(frozen=True)
 class NotebookRun:
-    """A run that has ended, well or badly."""
-
     run_dir: Path
     record: RunRecord
     failure: RunFailed | None
@@ -122,7 +120,6 @@ def summary_table(run: NotebookRun) -> pd.DataFrame:
 
 
 def loss_figure(run: NotebookRun) -> Figure:
-    """Return the loss of each logged step."""
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     metrics = pd.DataFrame(read_metrics(run.run_dir), columns=["step", "loss"])
     sns.lineplot(metrics, x="step", y="loss", ax=axes, linewidth=1.5)

@@ -103,8 +103,10 @@ def _snakemake(
     num_shares = machine.num_slots * shares_per_gpu
     if machine.gpus:
         num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
-    shares = {
-        run.run_id: num_shares if one_at_a_time else _num_shares(run, shares_per_gpu)
+    shares = {  # Snakemake counts in whole numbers only
+        run.run_id: num_shares
+        if one_at_a_time
+        else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
         for run in pending
     }
     plan = {"study": study.name, "overrides": dict(overrides), "run_ids": list(shares)}
@@ -142,11 +144,6 @@ def _snakemake(
     if child.returncode and not any((run.run_dir / "papermill.log").exists() for run in pending):
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
         raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
-
-
-def _num_shares(run: PlannedRun, shares_per_gpu: int) -> int:
-    """Return how many of the shares a run takes; Snakemake counts in whole numbers only."""
-    return run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
 
 
 def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:

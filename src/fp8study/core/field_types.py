@@ -74,8 +74,18 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
             return _convert(value, kind)
         except (ValueError, OverflowError):
             continue
-    said = repr(value) if len(repr(value)) <= 100 else f"{repr(value)[:99]}…"
-    raise UserError(f"{name}: {said} is not valid{_expectation(value, kinds)}")
+    choices = [c for k in kinds if typing.get_origin(k) is Literal for c in typing.get_args(k)]
+    if choices:
+        choices += ["true", "false"] if bool in kinds else []
+        remedy = f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
+    else:
+        words = (
+            _LISTS[typing.get_args(k)[0]] if typing.get_origin(k) is tuple else _WORDS[k]
+            for k in kinds
+        )
+        remedy = f"; give {' or '.join(words)}"
+    said = repr(value)
+    raise UserError(f"{name}: {said[:99] + '…' * (len(said) > 99)} is not valid{remedy}")
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -121,17 +131,6 @@ def type_name(hint: Any) -> str:
         elif kind is not type(None):
             names.append(kind.__name__)
     return "|".join(names)
-
-
-def _expectation(value: Any, kinds: tuple[Any, ...]) -> str:
-    choices = [c for k in kinds if typing.get_origin(k) is Literal for c in typing.get_args(k)]
-    if choices:
-        choices += ["true", "false"] if bool in kinds else []
-        return f"{nearest(str(value), choices)}; choose one of {', '.join(choices)}"
-    words = [
-        _LISTS[typing.get_args(k)[0]] if typing.get_origin(k) is tuple else _WORDS[k] for k in kinds
-    ]
-    return f"; give {' or '.join(words)}"
 
 
 Group = Literal["task", "float8", "execution", "tuning", "measurement", "fault"]

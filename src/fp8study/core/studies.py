@@ -117,12 +117,23 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         )
     check_names(overrides or {}, "--set")
     content = _read(path)
-    configs = [make_config(values, source=str(path)) for values in _expand(content, overrides)]
+    factors = content.get("factors", {})
+    asked = (
+        content.get("base", {})
+        | {name: value for name, value in arm.items() if name != "seeds"}
+        | dict(zip(factors, combination, strict=True))
+        | {"seed": seed}
+        | dict(overrides or {})
+        for arm in content.get("arms") or [{}]
+        for combination in itertools.product(*factors.values())
+        for seed in arm.get("seeds") or content.get("seeds") or [0]
+    )
+    # An override of a factor makes its combinations equal: each is run once.
+    configs = dict.fromkeys(make_config(values, str(path)).resolved() for values in asked)
     return Study(
         name=name,
         claims=content.get("claims", ()),
-        # An override of a factor makes its combinations equal: each is run once.
-        runs=tuple(_planned(c, name) for c in dict.fromkeys(c.resolved() for c in configs)),
+        runs=tuple(_planned(config, name) for config in configs),
         minutes_per_run=content.get("minutes_per_run", 1.0),
         reference=content.get("reference", {}),
         **_judgement(content),
@@ -187,22 +198,6 @@ def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise UserError(f"{name}: {value!r} is not a list; put it in brackets")
     return tuple(read_value(name, part, kind) if kind else part for part in value)
-
-
-def _expand(
-    content: Mapping[str, Any], overrides: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    factors = content.get("factors", {})
-    return [
-        content.get("base", {})
-        | {name: value for name, value in arm.items() if name != "seeds"}
-        | dict(zip(factors, combination, strict=True))
-        | {"seed": seed}
-        | dict(overrides or {})
-        for arm in content.get("arms") or [{}]
-        for combination in itertools.product(*factors.values())
-        for seed in arm.get("seeds") or content.get("seeds") or [0]
-    ]
 
 
 def _planned(config: ResolvedConfig, study: str) -> PlannedRun:

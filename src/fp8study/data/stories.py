@@ -81,7 +81,7 @@ def _story(draw: random.Random) -> str:
 
 
 def _fill(frame: str, cast: dict[str, str], draw: random.Random) -> str:
-    """Complete one sentence: the cast is the story's, everything else is drawn anew."""
+    # The cast is the story's, everything else is drawn anew for each sentence.
     return frame.format(
         **cast,
         adjective=draw.choice(_ADJECTIVES),

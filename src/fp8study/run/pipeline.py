@@ -160,7 +160,9 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
             say(f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}")
         if alive and time.monotonic() - spoken > 30:
             spoken = time.monotonic()
-            say(f"[{spoken - started:4.0f} s] {_running_line(waiting)}")
+            rows = [(run, read_metrics(run.run_dir)) for run in waiting]
+            steps = [f"{r.run_id} step {m[-1]['step']}/{r.config.num_steps}" for r, m in rows if m]
+            say(f"[{spoken - started:4.0f} s] running: {'; '.join(steps) or 'starting …'}")
         if alive:
             time.sleep(0.5)
     for run in waiting:
@@ -171,12 +173,11 @@ def _why_no_record(run_dir: Path) -> str:
     """Return what a run's notebook said of its end, and where to read on."""
     log = run_dir / "papermill.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    if not lines:
+        return "it did not start"
+    reason = telling_line(lines) or "its notebook was killed"
     if any("DeadKernelError" in line for line in lines):
         reason = "the kernel of its notebook was killed"
-    elif lines:
-        reason = telling_line(lines) or "its notebook was killed"
-    else:
-        return "it did not start"
     return f"{reason}; see {log}"
 
 
@@ -188,12 +189,6 @@ def _result_line(run: PlannedRun) -> str:
     figures += f"  loss {loss:.4f}" if loss is not None else ""
     detail = f"  {record.status_detail}" if record.status_detail else ""
     return f"{record.status:<10} {run.run_id}  {figures}{detail}"
-
-
-def _running_line(waiting: list[PlannedRun]) -> str:
-    rows = {run: read_metrics(run.run_dir) for run in waiting}
-    states = [f"{r.run_id} step {m[-1]['step']}/{r.config.num_steps}" for r, m in rows.items() if m]
-    return "running: " + ("; ".join(states) or "starting …")
 
 
 def check_results(done: list[tuple[PlannedRun, RunRecord | None]], command: str) -> None:

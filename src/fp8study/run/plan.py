@@ -54,19 +54,20 @@ def plan_text(study: Study, machine: Machine) -> str:
         if machine.gpus
         else f"{machine.num_cpus} CPU cores, FP8 emulated"
     )
+    judged = f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
+    if study.speed_only:
+        judged = "Speed alone is asked for: losses are not judged"
     chosen = [_chosen(run.config) for run in study.runs]
     shared, varied = _fields(chosen)
     lines = [
         f"Study {study.name}: {study.question}",
         f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do, "
         f"about {minutes:.0f} min.",
-        f"{_judgement(study)}. Expected: {study.expectation or 'nothing was written down'}",
+        f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
     ]
     if not study.speed_only and any(run.config.corpus == "synthetic" for run in study.runs):
-        lines.append(
-            "Synthetic text is easier than real text: name a corpus to judge losses for it."
-        )
+        lines += ["Synthetic text is easier than real text: name a corpus to judge losses for it."]
     rows = [[_cell(name, values) for name in varied] for values in chosen]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for run, row in zip(study.runs, rows, strict=True):
@@ -82,23 +83,12 @@ def plan_text(study: Study, machine: Machine) -> str:
     return fit("\n".join(lines))
 
 
-def _judgement(study: Study) -> str:
-    if study.speed_only:
-        return "Speed alone is asked for: losses are not judged"
-    return f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
-
-
 def _fields(chosen: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Return the fields to tell once for all runs, and those to tell for each."""
     default = vars(RunConfig().resolved())
     differing = [name for name in default if len({repr(c.get(name)) for c in chosen}) > 1]
-    shared = [
-        name
-        for name in default
-        if name not in differing
-        and (name in _MAIN or chosen[0].get(name, default[name]) != default[name])
-    ]
-    return shared, differing
+    told = {n for n in default if n in _MAIN or chosen[0].get(n, default[n]) != default[n]}
+    return [name for name in default if name in told.difference(differing)], differing
 
 
 def _chosen(config: RunConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fp8study import __version__
-from fp8study.core.config import RunConfig, make_config
+from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir, studies_dir
 from fp8study.core.presets import check_model_name
@@ -105,7 +105,7 @@ def flops(
     as_json: AsJson = False,
 ) -> None:
     """Count the arithmetic of one token, and how much of it FP8 can take over."""
-    config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set")
+    config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set").resolved()
     with using_model(config.model):
         check_model_name(config.model)
     if measure and not this_machine().gpus:
@@ -124,7 +124,7 @@ def flops(
     _print(content, text, as_json)
 
 
-def _measured_gemms(config: RunConfig) -> tuple[dict[str, Any], str]:
+def _measured_gemms(config: ResolvedConfig) -> tuple[dict[str, Any], str]:
     import torch
 
     from fp8study.measure.gemm_peaks import ceilings_text, linear_shapes, measure_ceilings

@@ -9,9 +9,8 @@ import torch
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8study.core.config import make_config
-from fp8study.core.recipes import FP8_RECIPES
+from fp8study.core.recipes import FP8_RECIPES, GEMMS
 from fp8study.measure.quantisation import (
-    OPERANDS,
     STATISTICS,
     cast_operands,
     largest_rounded,
@@ -21,6 +20,12 @@ from fp8study.measure.quantisation import (
 )
 from fp8study.model.float8 import float8_config
 
+#: The two operands of each GEMM, in order.
+OPERANDS = {
+    "output": ("input", "weight"),
+    "grad_input": ("grad_output", "weight"),
+    "grad_weight": ("grad_output", "input"),
+}
 M, K, N = 32, 48, 64  # tokens, inputs, outputs
 
 
@@ -45,7 +50,7 @@ def test_our_products_are_the_layers_own_bit_for_bit(precision: str) -> None:
     output = fp8(input_MK)
     grad_input, grad_weight = torch.autograd.grad(output, (input_MK, fp8.weight), grad_MN)
     theirs = {"output": output, "grad_input": grad_input, "grad_weight": grad_weight}
-    for product in OPERANDS:
+    for product in GEMMS:
         cast = cast_operands(fp8, product, input_MK.detach(), fp8.weight.detach(), grad_MN)
         assert torch.equal(torch.mm(*cast), theirs[product]), product
 

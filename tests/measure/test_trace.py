@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fp8study.measure.profiling import TRACE_NAME, profiled_step
-from fp8study.measure.trace import Interval, read_trace, summarise_events, union_ms
+from fp8study.measure.trace import read_trace, summarise_events, union_ms
 
 
 def op(number: int, name: str, dims: list[Any], types: list[str]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def test_collectives_are_counted_whole_and_in_their_own_dtype() -> None:
 
 
 def test_overlapping_intervals_count_once() -> None:
-    assert union_ms([Interval(0, 1000), Interval(500, 1500), Interval(600, 700)]) == 1.5
+    assert union_ms([(0, 1000), (500, 1500), (600, 700)]) == 1.5
     assert union_ms([]) == 0
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, why_skipped
-from fp8study.model.local import local_tensor
+from fp8study.model.local import local_tensor, unwrapped
 
 #: Elements looked at in each parameter's local shard.
 SAMPLES = 2048
@@ -54,8 +54,7 @@ class FirstStepAudit:
     def gradients_ready(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Remember which gradients are non-zero; call before they are used.
 
-        Args:
-            parameters: All of the model's, or in turns those whose gradients are complete.
+        `parameters`: all of the model's, or in turns those whose gradients are complete.
         """
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         for parameter in parameters:
@@ -65,7 +64,7 @@ class FirstStepAudit:
             # A reduction: near the memory limit there is no room for a mask of its size.
             largest = torch.linalg.vector_norm(gradient, ord=float("inf"))
             self._has_gradient[names[id(parameter)]] = largest > 0
-            self._gradient_dtypes.add(_name(gradient.dtype))
+            self._gradient_dtypes.update(_dtypes([gradient]))
 
     def after(self) -> dict[str, Any]:
         """Return what the step did; see `findings` for its meaning.
@@ -80,32 +79,30 @@ class FirstStepAudit:
         times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
         all_outside = {n for n, p in self._parameters.items() if times_held[id(p)] == 0}
         outside = [n for n in self._parameters if n in all_outside - self._planted]
+        cannot_move = self._planted & all_outside  # as asked for
         frozen, num_same, num_seen = [], 0, 0
         for name, parameter in self._parameters.items():
-            if name not in self._has_gradient or not bool(self._has_gradient[name]):
+            if name in cannot_move or not self._has_gradient.get(name):
                 continue
-            if name in self._planted & all_outside:
-                continue  # it cannot move, as asked for
-            same = int((self._sample(parameter) == self._before[name]).sum())
+            before = self._before[name]
+            same = int((self._sample(parameter) == before).sum())
             num_same += same
-            num_seen += self._before[name].numel()
-            if same == self._before[name].numel() and not self._optimizer.state.get(parameter):
+            num_seen += before.numel()
+            if same == before.numel() and not self._optimizer.state.get(parameter):
                 frozen.append(name)
         states = [v for s in self._optimizer.state.values() for k, v in s.items() if k != "step"]
         return {
             "num_trainable": len(self._parameters),
-            "num_planted": len(self._planted & all_outside),
+            "num_planted": len(cannot_move),
             "num_in_optimizer_twice": sum(times > 1 for times in times_held.values()),
             "num_outside_optimizer": len(outside),
             "outside_optimizer": outside[:10],
             "num_frozen": len(frozen),
             "frozen": frozen[:10],
             "stalled_pct": 100 * num_same / num_seen if num_seen else None,
-            "master_dtypes": sorted(
-                {_name(local_tensor(p).dtype) for p in self._parameters.values()}
-            ),
+            "master_dtypes": _dtypes(self._parameters.values()),
             "gradient_dtypes": sorted(self._gradient_dtypes),
-            "optimizer_state_dtypes": sorted({_name(local_tensor(s).dtype) for s in states}),
+            "optimizer_state_dtypes": _dtypes(states),
         }
 
     def _sample(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -117,20 +114,15 @@ class FirstStepAudit:
         return numbers[::stride]
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:
+    return sorted({str(unwrapped(tensor).dtype).removeprefix("torch.") for tensor in tensors})
 
 
-def conversion(model: torch.nn.Module, config: RunConfig) -> dict[str, Any]:
-    """Return which linear layers compute in FP8 and why the others do not.
+def conversion(model: torch.nn.Module, config: ResolvedConfig) -> dict[str, Any]:
+    """Return which linear layers of a converted model compute in FP8 and why the others do not.
 
-    Args:
-        model: After conversion.
-        config: The run.
-
-    Returns:
-        ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers) and
-        ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
+    ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers) and
+    ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
     """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     fp8 = {n for n, m in linears.items() if is_converted(m)}
@@ -155,8 +147,8 @@ def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[s
 
     Returns:
         ``matmul_dtypes`` (of both factors, as ``bfloat16 × bfloat16``), ``communication_dtypes``
-        (collective to dtypes); on a GPU also ``fp8_gemm_flops_pct`` and, unless it is
-        emulated, ``fp8_gemm_flops_pct_expected``.
+        (collective to dtypes); and, unless it is emulated, ``fp8_gemm_flops_pct`` and
+        ``fp8_gemm_flops_pct_expected``.
     """
     if not step:
         return {}

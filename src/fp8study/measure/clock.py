@@ -7,7 +7,6 @@ the next step is already queued behind. Only the timed window's two ends wait fo
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -37,11 +36,9 @@ class _HostMark:
     def __init__(self) -> None:
         self._at = time.perf_counter()
 
-    def synchronize(self) -> None:
-        """Return at once: the moment has passed."""
+    def synchronize(self) -> None: ...
 
     def elapsed_time(self, later: _HostMark) -> float:
-        """Return the time from this moment to a later one, ms."""
         return 1000 * (later._at - self._at)
 
 
@@ -62,10 +59,10 @@ class StepMeter:
         is_cuda = device.type == "cuda"
         self._mark: Callable[[], Any] = _gpu_mark if is_cuda else _HostMark
         self._losses = torch.zeros(num_steps, pin_memory=is_cuda)
-        self._norms = torch.full((num_steps,), math.nan, pin_memory=is_cuda)
-        self._has_norm = [False] * num_steps
+        self._norms = torch.zeros(num_steps, pin_memory=is_cuda)
         self._unread: deque[Any] = deque()  # the marks at the ends of the steps that come next
         self._num_read = 0
+        self._has_norm: set[int] = set()
 
     def start(self) -> None:
         """Mark the beginning of the first step."""
@@ -87,7 +84,7 @@ class StepMeter:
         self._losses[step].copy_(loss, non_blocking=True)
         if gradient_norm is not None:
             self._norms[step].copy_(gradient_norm, non_blocking=True)
-            self._has_norm[step] = True
+            self._has_norm.add(step)
         self._unread.append(self._mark())
         yield from self._read(leave=1)
 
@@ -106,7 +103,7 @@ class StepMeter:
             end.synchronize()
             duration_ms = self._last_end.elapsed_time(end)
             self._num_read, self._last_end = step + 1, end
-            norm = float(self._norms[step]) if self._has_norm[step] else None
+            norm = float(self._norms[step]) if step in self._has_norm else None
             yield FinishedStep(step, float(self._losses[step]), duration_ms, norm)
 
 
@@ -126,8 +123,5 @@ def compile_cache() -> dict[str, int]:
     """
     from torch._dynamo.utils import counters
 
-    found = counters["inductor"]
-    return {
-        "compile_cache_hits": int(found["fxgraph_cache_hit"]),
-        "compile_cache_misses": int(found["fxgraph_cache_miss"]),
-    }
+    names = {"hits": "fxgraph_cache_hit", "misses": "fxgraph_cache_miss"}
+    return {f"compile_cache_{k}": int(counters["inductor"][v]) for k, v in names.items()}

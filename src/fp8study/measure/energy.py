@@ -9,7 +9,6 @@ import statistics
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -82,41 +81,51 @@ class PowerMeter:
             self._sample()
 
     def _sample(self) -> None:
-        import pynvml
-
-        try:
-            self._watts.append(pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000)
-            clock = pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM)
-            mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle)
-        except pynvml.NVMLError:
-            return
-        self._clocks.append(clock)
-        self._reasons.update(_reasons(mask))
+        watts = _told("nvmlDeviceGetPowerUsage", self._handle)
+        clock = _told("nvmlDeviceGetClockInfo", self._handle, 1)  # of the multiprocessors
+        reasons = _reasons(self._handle)
+        if watts is not None:
+            self._watts.append(watts / 1000)
+        if clock is not None and reasons is not None:
+            self._clocks.append(clock)
+            self._reasons.update(reasons)
 
 
-def _reasons(mask: int) -> set[str]:
-    """Return our names of the reasons for a lower clock in NVML's mask."""
+def _told(function: str, *arguments: Any) -> Any:
+    """Return what one of NVML's functions says; None where the driver does not say."""
     import pynvml
 
+    try:
+        return getattr(pynvml, function)(*arguments)
+    except pynvml.NVMLError:
+        return None
+
+
+def _reasons(handle: Any) -> set[str] | None:
+    """Return our names of what throttles a GPU now."""
+    import pynvml
+
+    mask = _told("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    if mask is None:
+        return None
     return {reason for name, reason in _REASONS.items() if mask & getattr(pynvml, name, 0)}
 
 
 def _state(handle: Any) -> dict[str, Any]:
     """Return a GPU's ``temperature_celsius`` and what throttles it now, as far as it tells."""
-    import pynvml
-
-    state: dict[str, Any] = {}
-    with suppress(pynvml.NVMLError):
-        sensor = pynvml.NVML_TEMPERATURE_GPU
-        state["temperature_celsius"] = pynvml.nvmlDeviceGetTemperature(handle, sensor)
-    with suppress(pynvml.NVMLError):
-        mask = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
-        state["throttled_by"] = sorted(_reasons(mask))
-    return state
+    reasons = _reasons(handle)
+    state = {
+        "temperature_celsius": _told("nvmlDeviceGetTemperature", handle, 0),  # of the chip
+        "throttled_by": None if reasons is None else sorted(reasons),
+    }
+    return {name: value for name, value in state.items() if value is not None}
 
 
 def _handle(device: torch.device) -> Any:
-    """Return NVML's handle of a torch device, found by its UUID: indices may be remapped."""
+    """Return NVML's handle of a torch device, found by its UUID: indices may be remapped.
+
+    None where there is none, and for a GPU split into instances: its counters are everybody's.
+    """
     import pynvml
 
     try:
@@ -125,34 +134,19 @@ def _handle(device: torch.device) -> Any:
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
     except (pynvml.NVMLError, AttributeError):
         return None
-    return None if _is_split(handle) else handle
-
-
-def _is_split(handle: Any) -> bool:
-    """Return whether a GPU is split into instances: its counters are then everybody's."""
-    import pynvml
-
-    try:
-        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
-    except pynvml.NVMLError:  # it cannot be split
-        return False
+    is_split = (_told("nvmlDeviceGetMigMode", handle) or [0])[0]
+    return None if is_split else handle
 
 
 def _joules(handle: Any) -> float | None:
-    import pynvml
-
-    try:
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-    except pynvml.NVMLError:
-        return None
+    millijoules = _told("nvmlDeviceGetTotalEnergyConsumption", handle)
+    return None if millijoules is None else millijoules / 1000
 
 
 def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
-    """Return a run's energy from its GPUs'.
+    """Return a run's energy from each rank's `PowerMeter.facts`, in order.
 
-    Args:
-        ranks: Each rank's `PowerMeter.facts`, in order.
-        num_tokens: Tokens of the timed window over all ranks.
+    `num_tokens` are those of the timed window over all ranks.
 
     Returns:
         ``ranks``; ``before`` and ``after`` the window the hottest GPU's ``temperature_celsius``
@@ -185,7 +179,9 @@ def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, 
 
 def _hottest(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the highest temperature of several GPUs' `_state`, and every reason to throttle."""
-    temperatures = [s["temperature_celsius"] for s in states if "temperature_celsius" in s]
-    found: dict[str, Any] = {"temperature_celsius": max(temperatures)} if temperatures else {}
-    reasons = [s["throttled_by"] for s in states if "throttled_by" in s]
-    return found | ({"throttled_by": sorted({r for of in reasons for r in of})} if reasons else {})
+    found: dict[str, Any] = {}
+    if temperatures := [s["temperature_celsius"] for s in states if "temperature_celsius" in s]:
+        found["temperature_celsius"] = max(temperatures)
+    if reasons := [s["throttled_by"] for s in states if "throttled_by" in s]:
+        found["throttled_by"] = sorted(set().union(*reasons))
+    return found

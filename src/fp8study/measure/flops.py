@@ -9,12 +9,13 @@ without the causal discount; recomputation does not count.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_filter, is_aligned, is_converted
@@ -46,6 +47,11 @@ class Work:
     def fp8_share(self) -> float:
         """Share of the FLOPs that are done in FP8, 0 to 1."""
         return self.fp8_flops_per_token / self.flops_per_token
+
+    def rates(self, config: ResolvedConfig, step_seconds: float) -> tuple[float, float]:
+        """Return a GPU's tokens per second and its TFLOP/s, in steps that take so long."""
+        rate = config.tokens_per_step / config.num_gpus / step_seconds
+        return rate, rate * self.flops_per_token / 1e12
 
 
 @dataclass(frozen=True)
@@ -107,14 +113,8 @@ def num_matmul_parameters(model: torch.nn.Module) -> int:
     return round(sum(weight.num_per_token for weight in matmul_weights(model)))
 
 
-def work_per_token(model: torch.nn.Module, hf_config: Any, config: RunConfig) -> Work:
-    """Count a token's arithmetic in the model that is really trained.
-
-    Args:
-        model: Converted as the run converts it; sharded or not.
-        hf_config: Its transformers configuration.
-        config: The run.
-    """
+def work_per_token(model: torch.nn.Module, hf_config: Any, config: ResolvedConfig) -> Work:
+    """Count a token's arithmetic in the model that is really trained: converted, maybe sharded."""
     in_fp8 = sum(w.num_per_token for w in matmul_weights(model) if is_converted(w.module))
     attention = attention_flops_per_token(hf_config, config.sequence_length)
     return Work(
@@ -142,28 +142,22 @@ def beyond_fp8_pct(model: torch.nn.Module) -> float:
 
 def _outside_pct(model: torch.nn.Module, known: set[torch.nn.Module]) -> float:
     """Return the share of matrices outside the `known` modules; embeddings are looked up."""
-    inside = outside = 0
+    total = outside = 0
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) or _OTHER_INPUTS.search(name):
             continue
         own = module.named_parameters(recurse=False)
         size = sum(p.numel() for key, p in own if p.ndim >= 2 and not key.endswith("bias"))
-        if module in known:
-            inside += size
-        else:
-            outside += size
-    return 100 * outside / (inside + outside) if outside else 0.0
+        total += size
+        outside += 0 if module in known else size
+    return 100 * outside / total if outside else 0.0
 
 
 def attention_flops_per_token(hf_config: Any, sequence_length: int) -> int:
-    """Return forward and backward FLOPs of scores and their product with the values.
+    """Return a token's forward and backward FLOPs of scores and their product with the values.
 
     ``12 · layers · heads · head_dim · sequence_length`` (Chowdhery et al. 2022, PaLM, appendix
     B), every query against every key; layers without attention have none.
-
-    Args:
-        hf_config: A transformers configuration.
-        sequence_length: Tokens per sequence.
     """
     settings = hf_config.get_text_config()
     layers = _num_attention_layers(settings)
@@ -259,28 +253,22 @@ class FlopsTable:
         }
 
 
-def count_flops(config: RunConfig) -> FlopsTable:
+def count_flops(config: ResolvedConfig) -> FlopsTable:
     """Count a run's FLOPs from the model itself, built without memory.
-
-    Args:
-        config: Its model, sequence length, precision and skip patterns are used.
 
     Raises:
         UserError: As `fp8study.core.presets.hf_config`, or a skip pattern matches nothing.
     """
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     converts = float8_filter(config, model)
-    share = RECIPES[config.precision].fp8_share
-    linear: dict[str, float] = {}
+    linear: dict[str, float] = defaultdict(float)
     eligible = converted = 0.0
-    weights = matmul_weights(model)
-    for weight in weights:
-        flops = _PER_WEIGHT * weight.num_per_token
-        linear[weight.label] = linear.get(weight.label, 0) + flops
+    for weight in matmul_weights(model):
+        linear[weight.label] += _PER_WEIGHT * weight.num_per_token
         if isinstance(weight.module, torch.nn.Linear) and is_aligned(weight.module):
-            eligible += flops
+            eligible += _PER_WEIGHT * weight.num_per_token
         if converts(weight.module, weight.name):
-            converted += share * flops
+            converted += _PER_WEIGHT * weight.num_per_token
     matmul_parameters = num_matmul_parameters(model)
     length, settings = config.sequence_length, model.config.get_text_config()
     attention = attention_flops_per_token(model.config, length)
@@ -292,7 +280,7 @@ def count_flops(config: RunConfig) -> FlopsTable:
         attention=attention,
         num_matmul_parameters=matmul_parameters,
         eligible=round(eligible),
-        converted=round(converted),
+        converted=round(RECIPES[config.precision].fp8_share * converted),
         document_a=document_a_flops_per_token(model.config, length),
         # Its compiled arms count the embedding too, by accident.
         document_b_compiled=attention
@@ -318,10 +306,8 @@ def flops_text(table: FlopsTable) -> str:
         f"{table.speedup_bound(table.converted):.2f} × as fast",
     ]
     if table.uncounted_pct > 0.5:
-        lines.append(
-            f"Not counted: the arithmetic of {table.uncounted_pct:.1f} % of the weights, in layers "
-            "of another kind"
-        )
+        share = f"{table.uncounted_pct:.1f} %"
+        lines.append(f"Not counted: the arithmetic of {share} of the weights, in other layers")
     if others := table.num_layers - table.num_attention_layers:
         lines.append(
             f"Not counted: how {others} of {table.num_layers} layers mix tokens without attention"

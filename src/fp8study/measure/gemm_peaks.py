@@ -13,18 +13,16 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.recipes import GEMMS, RECIPES, Precision
 from fp8study.model.float8 import float8_config, is_converted, why_skipped
-
-if TYPE_CHECKING:
-    from torchao.float8 import Float8LinearConfig
 
 ARITHMETICS = ("bf16", "fp8_tensorwise", "fp8_rowwise")
 _COPY_BYTES = 2**30
@@ -47,7 +45,7 @@ class LinearShape:
     """Whether the run computes them in FP8."""
 
 
-def linear_shapes(model: torch.nn.Module, config: RunConfig) -> Counter[LinearShape]:
+def linear_shapes(model: torch.nn.Module, config: ResolvedConfig) -> Counter[LinearShape]:
     """Return how many linear layers of each shape a model has.
 
     Args:
@@ -83,42 +81,27 @@ def measure_ceilings(
     recipe = RECIPES[precision]
     rows = []
     seconds = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
-    flops = dict.fromkeys((*ARITHMETICS, "run"), 0.0)
+    total = 0.0
     for shape, count in shapes.items():
+        into, out = shape.in_features, shape.out_features
+        sizes = {
+            "output": (num_tokens, into, out),
+            "grad_input": (num_tokens, out, into),
+            "grad_weight": (out, num_tokens, into),
+        }
+        work = 2.0 * num_tokens * into * out
         for product in GEMMS:
-            m, k, n = _sizes(shape, num_tokens, product)
-            took = {a: _time_product(a, product, m, k, n, device) for a in ARITHMETICS}
-            work = 2.0 * m * k * n
-            rows.append(
-                {
-                    "in_features": shape.in_features,
-                    "out_features": shape.out_features,
-                    "in_fp8": shape.in_fp8,
-                    "count": count,
-                    "product": product,
-                    "tflops": {a: work / s / 1e12 if s else None for a, s in took.items()},
-                }
-            )
+            took = {a: _time_product(a, product, *sizes[product], device) for a in ARITHMETICS}
+            tflops = {a: work / s / 1e12 if s else None for a, s in took.items()}
+            rows.append(vars(shape) | {"count": count, "product": product, "tflops": tflops})
             in_fp8 = shape.in_fp8 and product in recipe.fp8_gemms
-            used = f"fp8_{recipe.scaling}" if in_fp8 else "bf16"
-            for arithmetic, took_s in (*took.items(), ("run", took[used])):
-                seconds[arithmetic] += count * (took_s or float("nan"))
-                flops[arithmetic] += count * work
-    rates = {
-        f"{a}_tflops": flops[a] / seconds[a] / 1e12 if seconds[a] > 0 else None for a in seconds
-    }
+            took["run"] = took[f"fp8_{recipe.scaling}" if in_fp8 else "bf16"]
+            for arithmetic, took_s in took.items():
+                seconds[arithmetic] += count * (took_s or math.nan)
+            total += count * work
+    rates = {f"{a}_tflops": total / s / 1e12 if s > 0 else None for a, s in seconds.items()}
     copy = _copy_rate(device)
     return {"num_tokens": num_tokens, **rates, "copy_tb_per_s": copy, "products": rows}
-
-
-def _sizes(shape: LinearShape, num_tokens: int, product: str) -> tuple[int, int, int]:
-    """Return rows, inner size and columns of one of a layer's GEMMs."""
-    tokens, into, out = num_tokens, shape.in_features, shape.out_features
-    return {
-        "output": (tokens, into, out),
-        "grad_input": (tokens, out, into),
-        "grad_weight": (out, tokens, into),
-    }[product]
 
 
 def _time_product(
@@ -126,56 +109,39 @@ def _time_product(
 ) -> float | None:
     """Return a GEMM's median time, s; None where this GPU or torch cannot do it."""
     try:
-        run = (
-            _bf16_product(m, k, n, device)
-            if arithmetic == "bf16"
-            else _fp8_product(arithmetic, product, m, k, n, device)
-        )
-        return median_seconds(run, device)
+        left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16)
+        right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).t()
+        if arithmetic == "bf16":
+            return median_seconds(lambda: torch.mm(left_MK, right_KN), device)
+        return median_seconds(_scaled_product(arithmetic, product, left_MK, right_KN), device)
     except (RuntimeError, ValueError):  # out of memory is a RuntimeError too
         return None
 
 
-def _bf16_product(m: int, k: int, n: int, device: torch.device) -> Callable[[], object]:
-    left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16)
-    right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).t()
-    return lambda: torch.mm(left_MK, right_KN)
-
-
-def _fp8_product(
-    arithmetic: str, product: str, m: int, k: int, n: int, device: torch.device
+def _scaled_product(
+    arithmetic: str, product: str, left_MK: torch.Tensor, right_KN: torch.Tensor
 ) -> Callable[[], object]:
-    """Prepare a scaled GEMM as torchao's recipe does it: dtypes, scales, accumulation."""
+    """Prepare a GEMM as torchao's recipe does it: dtypes, scales, accumulation."""
     from torchao.float8.config import ScalingGranularity
 
-    recipe = float8_config(RunConfig(precision=arithmetic))  # type: ignore[arg-type]
-    left_dtype, right_dtype, fast = _recipe_of(recipe, product)
-    left_MK = torch.randn(m, k, device=device, dtype=torch.bfloat16).to(left_dtype)
-    right_KN = torch.randn(n, k, device=device, dtype=torch.bfloat16).to(right_dtype).t()
-    by_row = recipe.cast_config_input.scaling_granularity is ScalingGranularity.AXISWISE
-    scale_left = torch.ones((m, 1) if by_row else (), device=device)
-    scale_right = torch.ones((1, n) if by_row else (), device=device)
-    return lambda: torch._scaled_mm(
-        left_MK,
-        right_KN,
-        scale_a=scale_left,
-        scale_b=scale_right,
-        out_dtype=torch.bfloat16,
-        use_fast_accum=fast,
-    )
-
-
-def _recipe_of(recipe: Float8LinearConfig, product: str) -> tuple[torch.dtype, torch.dtype, bool]:
-    """Return the dtypes of a GEMM's factors and whether it accumulates fast."""
-    inputs = recipe.cast_config_input.target_dtype
-    weights = recipe.cast_config_weight.target_dtype
+    recipe = float8_config(make_config({"precision": arithmetic}).resolved())
+    inputs, weights = recipe.cast_config_input.target_dtype, recipe.cast_config_weight.target_dtype
     gradients = recipe.cast_config_grad_output.target_dtype
-    assert inputs and weights and gradients  # filled in by torchao itself
-    return {
-        "output": (inputs, weights, recipe.gemm_config_output.use_fast_accum),
-        "grad_input": (gradients, weights, recipe.gemm_config_grad_input.use_fast_accum),
-        "grad_weight": (gradients, inputs, recipe.gemm_config_grad_weight.use_fast_accum),
+    left_dtype, right_dtype, accumulation = {
+        "output": (inputs, weights, recipe.gemm_config_output),
+        "grad_input": (gradients, weights, recipe.gemm_config_grad_input),
+        "grad_weight": (gradients, inputs, recipe.gemm_config_grad_weight),
     }[product]
+    by_row = recipe.cast_config_input.scaling_granularity is ScalingGranularity.AXISWISE
+    return partial(
+        torch._scaled_mm,
+        left_MK.to(left_dtype),
+        right_KN.to(right_dtype),  # keeps its layout
+        scale_a=left_MK.new_ones((len(left_MK), 1) if by_row else (), dtype=torch.float32),
+        scale_b=right_KN.new_ones((1, right_KN.shape[1]) if by_row else (), dtype=torch.float32),
+        out_dtype=torch.bfloat16,
+        use_fast_accum=accumulation.use_fast_accum,
+    )
 
 
 def _copy_rate(device: torch.device) -> float | None:
@@ -189,12 +155,7 @@ def _copy_rate(device: torch.device) -> float | None:
 
 
 def median_seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of one call on the GPU's own clock.
-
-    Args:
-        run: Queues the work.
-        device: The GPU.
-    """
+    """Return the median time of what one call of `run` queues, s on the GPU's own clock."""
     for _ in range(_WARM_UPS):
         run()
     once = _block_seconds(run, 1, 1, device)[0]
@@ -220,16 +181,20 @@ def _block_seconds(
 
 def ceilings_text(ceilings: dict[str, Any]) -> str:
     """Return the figures for reading."""
-    lines = [f"{ceilings['num_tokens']} tokens; TFLOP/s of the GEMMs alone, without casts"]
+
+    def cells(rates: Iterable[float | None]) -> str:
+        return "".join(f"{rate:>10.0f}" if rate else f"{'–':>10}" for rate in rates)
+
+    lines = [
+        f"{ceilings['num_tokens']} tokens; TFLOP/s of the GEMMs alone, without casts",
+        f"  {'layer':<28}{'product':<12}{'BF16':>10}{'tensor':>10}{'row':>10}",
+    ]
     for row in ceilings["products"]:
         layer = f"{row['in_features']} → {row['out_features']} ({row['count']} ×)"
-        rates = [row["tflops"][a] for a in ARITHMETICS]
-        cells = "".join(f"{r:>10.0f}" if r else f"{'–':>10}" for r in rates)
-        lines.append(f"  {layer:<28}{row['product']:<12}{cells}")
-    lines.insert(1, f"  {'layer':<28}{'product':<12}{'BF16':>10}{'tensor':>10}{'row':>10}")
-    totals = [ceilings[f"{a}_tflops"] for a in ARITHMETICS]
-    cells = "".join(f"{r:>10.0f}" if r else f"{'–':>10}" for r in totals)
-    lines.append(f"  {'all, as often as they occur':<40}{cells}")
+        rates = cells(row["tflops"][a] for a in ARITHMETICS)
+        lines.append(f"  {layer:<28}{row['product']:<12}{rates}")
+    totals = cells(ceilings[f"{a}_tflops"] for a in ARITHMETICS)
+    lines.append(f"  {'all, as often as they occur':<40}{totals}")
     copy = ceilings["copy_tb_per_s"]
     lines.append(f"  copy: {copy:.2f} TB/s, read and written" if copy else "  copy: no room")
     return "\n".join(lines)

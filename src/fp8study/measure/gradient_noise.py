@@ -35,9 +35,9 @@ from typing import Any
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.recipes import FP8_RECIPES
-from fp8study.measure.quantisation import measure_products
+from fp8study.measure.quantisation import measure_products, short_numbers
 from fp8study.model.shadows import Shadows
 
 #: Inner products are summed over this many elements in FP32, beyond that in FP64.
@@ -47,7 +47,7 @@ SPAN = 4096 * _CHUNK
 
 
 def measure_noise(
-    config: RunConfig, trained: torch.nn.Module, ids_NT: torch.Tensor
+    config: ResolvedConfig, trained: torch.nn.Module, ids_NT: torch.Tensor
 ) -> dict[str, Any]:
     """Measure one point.
 
@@ -72,9 +72,7 @@ def measure_noise(
     with exact_fp32():
         shadows = Shadows(config, trained)
         point = _gradients(shadows, ids_NT)
-        converted: dict[str, torch.nn.Module] = {
-            recipe: shadows.models[recipe] for recipe in FP8_RECIPES
-        }
+        converted = {recipe: shadows.models[recipe] for recipe in FP8_RECIPES}
         point["products"] = measure_products(shadows.models["bf16"], converted, ids_NT[0])
     del shadows
     _release(device)
@@ -83,22 +81,18 @@ def measure_noise(
 
 def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
     weights = shadows.trainable("bf16")
-    samples, errors = GradientSet(weights, len(ids_NT)), GradientSet(weights, len(ids_NT))
-    losses: dict[str, list[torch.Tensor]] = {p: [] for p in shadows.models}
-    comparisons: list[dict[str, Any]] = []
+    num = len(ids_NT)
+    samples, errors = GradientSet(weights, num), GradientSet(weights, num)
+    losses = {precision: ids_NT.new_zeros(num, dtype=torch.float32) for precision in shadows.models}
 
     def gradient(precision: str, i: int) -> tuple[torch.Tensor, ...]:
-        found, loss = shadows.gradient(precision, ids_NT[i])
-        if len(losses[precision]) == i:  # FP32 comes more than once
-            losses[precision].append(loss)
+        found, losses[precision][i] = shadows.gradient(precision, ids_NT[i])
         return found
 
-    for i in range(len(ids_NT)):
+    for i in range(num):
         for p, row in enumerate(gradient("bf16", i)):
             samples.blocks[p][i] = row.reshape(-1)
-    against_fp32 = [
-        _compare(samples.rows(i), gradient("fp32", i), errors, i) for i in range(len(ids_NT))
-    ]
+    against_fp32 = [_compare(samples.rows(i), gradient("fp32", i), errors, i) for i in range(num)]
     gradient_grams = samples.grams()
     scopes = {"all": torch.ones(len(weights), dtype=torch.bool)}
     if any(shadows.is_fp8):
@@ -107,15 +101,15 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
     comparisons = [_comparison("bf16", "fp32", against_fp32, errors.grams(), scopes)]
     for recipe in FP8_RECIPES:
         against_bf16, against_fp32 = [], []
-        for i in range(len(ids_NT)):
+        for i in range(num):
             rounded = gradient(recipe, i)
             against_bf16.append(_compare(rounded, samples.rows(i), errors, i))
             against_fp32.append(_compare(rounded, gradient("fp32", i)))
         comparisons.append(_comparison(recipe, "bf16", against_bf16, errors.grams(), scopes))
         comparisons.append(_comparison(recipe, "fp32", against_fp32))
     return {
-        "num_samples": len(ids_NT),
-        "losses": {p: _numbers(torch.stack(found)) for p, found in losses.items()},
+        "num_samples": num,
+        "losses": {p: short_numbers(found, 9) for p, found in losses.items()},
         "gradient_grams": _by_scope(gradient_grams, scopes),
         "comparisons": comparisons,
         "parameters": {
@@ -123,10 +117,10 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
             "num_elements": [w.numel() for w in weights],
             "is_fp8": shadows.is_fp8,
             "square": {
-                "bf16": _numbers(gradient_grams.diagonal(dim1=1, dim2=2).mean(1), digits=5),
-                "fp32": _numbers(fp32_square, digits=5),
+                "bf16": short_numbers(gradient_grams.diagonal(dim1=1, dim2=2).mean(1), 5),
+                "fp32": short_numbers(fp32_square, 5),
             },
-            "batch_square": _numbers(gradient_grams.mean((1, 2)), digits=5),
+            "batch_square": short_numbers(gradient_grams.mean((1, 2)), 5),
         },
     }
 
@@ -167,11 +161,7 @@ def _compare(
 ) -> torch.Tensor:
     """Return float64[parameters, 3]: |e|², <e, reference> and |reference|² of one sequence.
 
-    Args:
-        rounded: The gradient that is judged, one tensor a parameter.
-        reference: The gradient it is judged by.
-        errors: Where to keep the error, if anywhere.
-        i: The row for it.
+    Each gradient has one tensor a parameter. The error becomes row `i` of `errors`.
     """
     rows = []
     for p, (a, b) in enumerate(zip(rounded, reference, strict=True)):
@@ -179,8 +169,9 @@ def _compare(
         error = a.reshape(-1).float() - exact
         if errors is not None:
             errors.blocks[p][i] = error
-        sums = ((error * error).sum(), (error * exact).sum(), (exact * exact).sum())
-        rows.append(torch.stack(sums))
+        rows.append(
+            torch.stack([(error * error).sum(), (error * exact).sum(), (exact * exact).sum()])
+        )
     return torch.stack(rows).double()
 
 
@@ -193,32 +184,21 @@ def _comparison(
 ) -> dict[str, Any]:
     """Write a comparison down; `sums` holds float64[parameters, 3] for each of N sequences."""
     means_P3 = torch.stack(sums).mean(0)
-    names = ("error_square", "error_dot_reference")
-    found: dict[str, Any] = {"precision": precision, "reference": reference}
-    found |= {name: _numbers(means_P3[:, k], digits=5) for k, name in enumerate(names)}
+    found: dict[str, Any] = {
+        "precision": precision,
+        "reference": reference,
+        "error_square": short_numbers(means_P3[:, 0], 5),
+        "error_dot_reference": short_numbers(means_P3[:, 1], 5),
+    }
     if grams is not None and scopes is not None:
-        found["error_batch_square"] = _numbers(grams.mean((1, 2)), digits=5)
+        found["error_batch_square"] = short_numbers(grams.mean((1, 2)), 5)
         found["error_grams"] = _by_scope(grams, scopes)
     return found
 
 
 def _by_scope(grams: torch.Tensor, scopes: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {
-        name: _numbers(grams[chosen.to(grams.device)].sum(0)) for name, chosen in scopes.items()
-    }
-
-
-def _numbers(tensor: torch.Tensor, digits: int = 9) -> Any:
-    """Return nested lists of floats with as many significant digits as are worth storing."""
-
-    def shortened(value: Any) -> Any:
-        return (
-            [shortened(v) for v in value]
-            if isinstance(value, list)
-            else float(f"{value:.{digits}g}")
-        )
-
-    return shortened(tensor.tolist())
+    sums = {name: grams[chosen.to(grams.device)].sum(0) for name, chosen in scopes.items()}
+    return {name: short_numbers(gram, 9) for name, gram in sums.items()}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.measure.clock import FinishedStep, StepMeter, from_all_ranks
 from fp8study.measure.energy import PowerMeter, summarise_energy
 from fp8study.measure.memory import MemoryMeter, summarise_memory
@@ -20,7 +20,7 @@ from fp8study.measure.memory import MemoryMeter, summarise_memory
 class Instruments:
     """One rank's clock, memory meter and power meter."""
 
-    def __init__(self, config: RunConfig, device: torch.device, num_steps: int) -> None:
+    def __init__(self, config: ResolvedConfig, device: torch.device, num_steps: int) -> None:
         self._config = config
         self.clock = StepMeter(device, num_steps)
         self.memory = MemoryMeter(device)
@@ -49,13 +49,8 @@ class Instruments:
         self.power.stop()
 
     def facts(self, num_timed_steps: int) -> dict[str, Any]:
-        """Return ``memory`` and ``energy`` over all ranks; every rank must call it.
-
-        Args:
-            num_timed_steps: Steps of the window.
-        """
-        memory, power = self.memory.facts, self.power.facts
-        ranks = from_all_ranks({"memory": memory, "power": power})
+        """Return ``memory`` and ``energy`` over all ranks; every rank must call it."""
+        ranks = from_all_ranks({"memory": self.memory.facts, "power": self.power.facts})
         num_tokens = max(1, num_timed_steps) * self._config.tokens_per_step
         return {
             "memory": summarise_memory([rank["memory"] for rank in ranks]),

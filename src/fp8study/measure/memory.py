@@ -13,19 +13,15 @@ from typing import Any
 
 import torch
 
+from fp8study.model.local import unwrapped
+
 GIB = 2**30
 
 
 def local_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Return the bytes that tensors hold on this rank, whatever they are wrapped in."""
-    total = 0
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        inner = getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
-        total += inner.numel() * inner.element_size()
-    return total
+    held = (unwrapped(tensor) for tensor in tensors if tensor is not None)
+    return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
 class MemoryMeter:
@@ -85,16 +81,11 @@ def _events() -> tuple[int, int]:
 
 
 def summarise_memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst rank's figures with all ranks' beside them.
+    """Return the largest value over ranks of each rank's `MemoryMeter.facts`, and ``ranks``.
 
-    Args:
-        ranks: Each rank's `MemoryMeter.facts`, in order.
-
-    Returns:
-        Every figure's largest value over ranks, and ``ranks``. Peaks and the split are GiB;
-        ``rest_gib`` is the steady peak less parameters, all gradients and optimizer states: the
-        least that activations, gathered weights and work space take. Where the peak comes before
-        the gradients, they take up to ``gradients_gib`` more.
+    Peaks and the split are GiB; ``rest_gib`` is the steady peak less parameters, all gradients and
+    optimizer states: the least that activations, gathered weights and work space take. Where the
+    peak comes before the gradients, they take up to ``gradients_gib`` more.
     """
     names = dict.fromkeys(name for facts in ranks for name in facts)
     return {n: max(f[n] for f in ranks if n in f) for n in names} | {"ranks": ranks}

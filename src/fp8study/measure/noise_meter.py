@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.data.tokens import BlockOrder, PreparedData, batch
 from fp8study.measure.gradient_noise import SPAN, measure_noise
@@ -18,26 +18,19 @@ LAYOUT = 1
 
 
 class NoiseMeter:
-    """Measures when it is due; inert in a run that asked for nothing."""
+    """Measures the bare model in training when it is due; inert in a run that asked for nothing.
+
+    Raises:
+        UserError: Too few unseen sequences, or too little memory.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         data: PreparedData,
         trained: torch.nn.Module,
         device: torch.device,
     ) -> None:
-        """Choose the sequences and make sure that everything will fit.
-
-        Args:
-            config: The run.
-            data: Its data.
-            trained: The bare model, as it is trained.
-            device: Where it is.
-
-        Raises:
-            UserError: Too few unseen sequences, or too little memory.
-        """
         self._config, self._trained = config, trained
         self._points: list[dict[str, Any]] = []
         if not config.noise_at_steps:
@@ -45,7 +38,8 @@ class NoiseMeter:
         self._blocks = BlockOrder(config, data.num_train_tokens).unseen(config.noise_samples)
         ids_NT = batch(data.tokens(), self._blocks, config.sequence_length)
         self._ids_NT = torch.from_numpy(ids_NT).to(device)
-        check_room(config.noise_samples, _sizes(trained), device)
+        sizes = [p.numel() for p in trained.parameters() if p.requires_grad]
+        check_room(config.noise_samples, sizes, device)
 
     def measure_if_due(self, step: int) -> None:
         """Measure if `step` optimizer steps are one of the points asked for."""
@@ -57,12 +51,10 @@ class NoiseMeter:
         self._points.append({"step": step, "seconds": round(seconds, 2)} | point)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the ``noise`` section of the record.
+        """Return the ``noise`` section of the record; empty where nothing was asked for.
 
-        Returns:
-            ``layout``, ``sample_blocks`` (block numbers of the sequences), ``tokens_per_sample``,
-            ``emulated`` and ``points`` (see `measure_noise`, and the ``step`` and the
-            ``seconds`` it took); nothing where nothing was asked for.
+        ``layout``, ``sample_blocks`` (block numbers of the sequences), ``tokens_per_sample``,
+        ``emulated`` and ``points`` (see `measure_noise`; with ``step`` and ``seconds``).
         """
         if not self._config.noise_at_steps:
             return {}
@@ -75,20 +67,11 @@ class NoiseMeter:
         }
 
 
-def _sizes(model: torch.nn.Module) -> list[int]:
-    return [p.numel() for p in model.parameters() if p.requires_grad]
-
-
 def check_room(num_samples: int, sizes: list[int], device: torch.device) -> None:
     """Refuse a measurement that would not fit beside the training.
 
     Called before the first step, so Adam's two states (8 bytes a parameter) are counted too, and
-    a tenth of what is free is left for activations.
-
-    Args:
-        num_samples: N.
-        sizes: Elements of each trainable parameter.
-        device: Where it would be held.
+    a tenth of what is free is left for activations. `sizes`: elements of each trainable parameter.
 
     Raises:
         UserError: It needs more than is free.
@@ -96,13 +79,14 @@ def check_room(num_samples: int, sizes: list[int], device: torch.device) -> None
     free = 0.9 * free_bytes(device)
     fixed = 16 * sum(sizes) + 16 * max(sizes) + 8 * num_samples * SPAN
     per_sample = 4 * sum(sizes)
-    if fixed + num_samples * per_sample <= free:
+    needed = fixed + num_samples * per_sample
+    if needed <= free:
         return
     fitting = int((free - fixed) // per_sample)
     remedy = f"lower it to {fitting}" if fitting >= 4 else "use a smaller model"
     raise UserError(
-        f"noise_samples: {num_samples} need {(fixed + num_samples * per_sample) / 2**30:.1f} GiB "
-        f"beside the training, but {free / 2**30:.1f} GiB of {device} can be used; {remedy}"
+        f"noise_samples: {num_samples} need {needed / 2**30:.1f} GiB beside the training, "
+        f"but {free / 2**30:.1f} GiB of {device} can be used; {remedy}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from fp8study.measure.overhead import wait_for
 from fp8study.measure.trace import read_trace
 
 #: Stays beside the record, for Perfetto or chrome://tracing.
@@ -21,12 +22,7 @@ def profiled_step(
     """Do two steps, the second one recorded on the main rank, and return what it did.
 
     The first one pays for the profiler's own start. Every rank must call it: a step communicates.
-
-    Args:
-        step: Does one whole optimizer step.
-        run_dir: Receives the trace.
-        is_main: Whether this rank records.
-        device: Waited for, so that the trace holds the whole step.
+    `device` is waited for, so that the trace, which `run_dir` receives, holds the whole step.
 
     Returns:
         See `fp8study.measure.trace.read_trace`; empty on other ranks.
@@ -34,8 +30,7 @@ def profiled_step(
 
     def finished_step() -> None:
         step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        wait_for(device)
 
     if not is_main:
         finished_step()

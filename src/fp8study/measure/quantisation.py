@@ -24,16 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fp8study.core.recipes import GEMMS
+
 if TYPE_CHECKING:
     from torchao.float8.config import CastConfig
     from torchao.float8.float8_linear import Float8Linear
-
-#: The two operands of each GEMM, in order.
-OPERANDS = {
-    "output": ("input", "weight"),
-    "grad_input": ("grad_output", "weight"),
-    "grad_weight": ("grad_output", "input"),
-}
 
 #: What is measured of each GEMM, in this order. ``error``: relative L2 norm; ``underflow``:
 #: share of all elements that are not zero but are cast to zero; ``saturated``: share cut off at
@@ -46,7 +41,7 @@ STATISTICS = (
 
 
 def measure_products(
-    model: torch.nn.Module, converted: Mapping[str, torch.nn.Module], ids_T: torch.Tensor
+    model: torch.nn.Module, converted: Mapping[Any, torch.nn.Module], ids_T: torch.Tensor
 ) -> dict[str, Any]:
     """Measure every GEMM of every converted layer in one forward and backward pass.
 
@@ -86,17 +81,20 @@ def measure_products(
         return {"statistics": list(STATISTICS), "layers": [], "values": {}}
     numbers = torch.stack([found[name] for name in watched]).cpu()  # [L, recipes, GEMMs, S]
     values = {
-        recipe: {
-            product: [[_short(v) for v in row] for row in numbers[:, r, p].tolist()]
-            for p, product in enumerate(OPERANDS)
-        }
+        recipe: {gemm: short_numbers(numbers[:, r, g], 3) for g, gemm in enumerate(GEMMS)}
         for r, recipe in enumerate(("bf16", *recipes))
     }
     return {"statistics": list(STATISTICS), "layers": watched, "values": values}
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.3g}")
+def short_numbers(tensor: torch.Tensor, digits: int) -> Any:
+    """Return nested lists of floats with as many significant digits as are worth storing."""
+
+    def shortened(value: Any) -> Any:
+        is_list = isinstance(value, list)
+        return [shortened(v) for v in value] if is_list else float(f"{value:.{digits}g}")
+
+    return shortened(tensor.tolist())
 
 
 def _float8_layers(model: torch.nn.Module) -> dict[str, Any]:
@@ -116,7 +114,13 @@ def _layer(
     input_MK = input_.reshape(-1, input_.shape[-1])
     grad_output_MN = grad_output.reshape(-1, grad_output.shape[-1])
     rows: list[list[torch.Tensor]] = [[] for _ in range(1 + len(layers))]
-    for product, (first, second) in exact_operands(input_MK, weight_NK, grad_output_MN).items():
+    exact_operands = {
+        "output": (input_MK, weight_NK.t()),
+        "grad_input": (grad_output_MN, weight_NK),
+        "grad_weight": (grad_output_MN.t(), input_MK),
+    }
+    for product in GEMMS:
+        first, second = exact_operands[product]
         exact = first.float() @ second.float()
         plain = torch.stack([relative_error(first @ second, exact), *[exact.new_zeros(())] * 6])
         rows[0].append(plain)
@@ -129,17 +133,6 @@ def _layer(
                 parts = (*operand_error(first, cast[0]), *operand_error(second, cast[1]))
                 row.append(torch.stack([result, *parts]))
     return torch.stack([torch.stack(row) for row in rows])
-
-
-def exact_operands(
-    input_MK: torch.Tensor, weight_NK: torch.Tensor, grad_output_MN: torch.Tensor
-) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return the two matrices that each GEMM multiplies."""
-    return {
-        "output": (input_MK, weight_NK.t()),
-        "grad_input": (grad_output_MN, weight_NK),
-        "grad_weight": (grad_output_MN.t(), input_MK),
-    }
 
 
 def cast_operands(
@@ -155,49 +148,35 @@ def cast_operands(
     each GEMM of a rowwise recipe. `test_quantisation` holds this equal to `Float8Linear`, bit
     for bit.
     """
-    from torchao.float8.float8_training_tensor import GemmInputRole as Role
-
-    c = layer.config
-    if product == "output":
-        return (
-            _cast(layer, input_MK, c.cast_config_input, Role.INPUT, -1),
-            _cast(layer, weight_NK.t(), c.cast_config_weight, Role.WEIGHT, 0),
-        )
-    if product == "grad_input":
-        weight_KN = _cast(
-            layer, weight_NK.t(), c.cast_config_weight_for_grad_input, Role.WEIGHT, -1
-        )
-        return (
-            _cast(layer, grad_output_MN, c.cast_config_grad_output, Role.GRAD_OUTPUT, -1),
-            weight_KN.t(),
-        )
-    cast_grad = c.cast_config_grad_output_for_grad_weight
-    return (
-        _cast(layer, grad_output_MN, cast_grad, Role.GRAD_OUTPUT, 0).t(),
-        _cast(layer, input_MK, c.cast_config_input_for_grad_weight, Role.INPUT, 0),
-    )
-
-
-def _cast(
-    layer: Float8Linear, matrix: torch.Tensor, cast: CastConfig, role: Any, axis: int
-) -> torch.Tensor:
     from torchao.float8.config import ScalingType
     from torchao.float8.float8_scaling_utils import (
         get_maybe_axiswise_dim,
         hp_tensor_to_float8_dynamic,
     )
+    from torchao.float8.float8_training_tensor import GemmInputRole as Role
 
-    if cast.scaling_type is ScalingType.DISABLED:
-        return matrix
-    return hp_tensor_to_float8_dynamic(
-        matrix,
-        cast.target_dtype,
-        layer.linear_mm_config,
-        gemm_input_role=role,
-        scaling_granularity=cast.scaling_granularity,
-        axiswise_dim=get_maybe_axiswise_dim(axis, cast.scaling_granularity),
-        round_scales_to_power_of_2=layer.config.round_scales_to_power_of_2,
-    )
+    def cast(matrix: torch.Tensor, how: CastConfig, role: Role, axis: int) -> torch.Tensor:
+        if how.scaling_type is ScalingType.DISABLED:
+            return matrix
+        return hp_tensor_to_float8_dynamic(
+            matrix,
+            how.target_dtype,
+            layer.linear_mm_config,
+            gemm_input_role=role,
+            scaling_granularity=how.scaling_granularity,
+            axiswise_dim=get_maybe_axiswise_dim(axis, how.scaling_granularity),
+            round_scales_to_power_of_2=layer.config.round_scales_to_power_of_2,
+        )
+
+    c, weight_KN = layer.config, weight_NK.t()
+    if product == "output":
+        first = cast(input_MK, c.cast_config_input, Role.INPUT, -1)
+        return first, cast(weight_KN, c.cast_config_weight, Role.WEIGHT, 0)
+    if product == "grad_input":
+        first = cast(grad_output_MN, c.cast_config_grad_output, Role.GRAD_OUTPUT, -1)
+        return first, cast(weight_KN, c.cast_config_weight_for_grad_input, Role.WEIGHT, -1).t()
+    first = cast(grad_output_MN, c.cast_config_grad_output_for_grad_weight, Role.GRAD_OUTPUT, 0)
+    return first.t(), cast(input_MK, c.cast_config_input_for_grad_weight, Role.INPUT, 0)
 
 
 def relative_error(approximate: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import text_config
+from fp8study.model.build import on_four_tokens
 
 #: First choice first; the others take over where it does not suit a shape or a dtype.
 _ORDER = {
@@ -32,13 +33,8 @@ _UNMASKED = "fp8study_causal"
 
 
 @contextmanager
-def preferred_attention(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """Prefer the run's kernel in a block of code; nothing changes outside a GPU.
-
-    Args:
-        config: Its ``attention`` chooses.
-        device: Where the run computes.
-    """
+def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterator[None]:
+    """Prefer the kernel of the run's ``attention`` in a block; nothing changes outside a GPU."""
     if device.type != "cuda" or config.attention not in _ORDER:
         yield
         return
@@ -49,13 +45,11 @@ def preferred_attention(config: RunConfig, device: torch.device) -> Iterator[Non
         yield
 
 
-def imply_causal_mask(model: Any, config: RunConfig) -> str | None:
+def imply_causal_mask(model: Any, config: ResolvedConfig) -> str | None:
     """Do what ``attention_mask=causal`` asks for, in place, if this model computes the same then.
 
-    Args:
-        model: A causal language model of transformers, before it is compiled or sharded; its
-            weights in place (on the meta device only its settings are looked at).
-        config: The run.
+    Call it before the model is compiled or sharded. On the meta device only its settings are
+    looked at.
 
     Returns:
         Why masks are looked for all the same; None if they are not, or if the run asks for it.
@@ -95,17 +89,7 @@ def _needs_masks(model: Any, sequence_length: int) -> str | None:
     return None
 
 
-@torch.no_grad()
 def _logits(model: Any) -> torch.Tensor | None:
     """Return what the model makes of four tokens; nothing on the meta device."""
-    device = next(model.parameters()).device
-    if device.type == "meta":
-        return None
-    ids_BT = torch.arange(1, 5, device=device)[None]
-    was_training = model.training
-    model.eval()  # no dropout
-    try:
-        logits: torch.Tensor = model(input_ids=ids_BT).logits
-    finally:
-        model.train(was_training)
-    return logits
+    with on_four_tokens(model) as ids_BT:
+        return None if ids_BT.is_meta else model(input_ids=ids_BT).logits

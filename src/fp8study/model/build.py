@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.presets import PRESETS, hf_config
 
@@ -29,9 +29,9 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
 
     Args:
         model: As `fp8study.core.presets.hf_config`.
-        dtype: Dtype of the parameters.
-        device: Where the weights are drawn; one device must hold them all at once.
-        seed: Seed of the draw.
+        dtype: Of the parameters.
+        device: Must hold all of them at once.
+        seed: Of the draw.
 
     Raises:
         UserError: As `hf_config`, or it is no causal language model.
@@ -53,7 +53,7 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
 
 
 @contextmanager
-def blaming_model(config: RunConfig) -> Iterator[None]:
+def blaming_model(config: ResolvedConfig) -> Iterator[None]:
     """Blame a model of the user's own for what fails before its first step is done.
 
     transformers has models of more kinds than can be sharded, compiled or trained. Where the
@@ -91,6 +91,18 @@ def import_model_code(model: str) -> None:
         AutoModelForCausalLM._model_mapping[kind]  # a lazy mapping: looking is importing
 
 
+@contextmanager
+def on_four_tokens(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Give four token ids, int64[1, 4], to look at a model with: no dropout, no gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield torch.arange(1, 5, device=next(model.parameters()).device)[None]
+    finally:
+        model.train(was_training)
+
+
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the repeated blocks of a language model: the longest uniform `ModuleList`.
 
@@ -99,13 +111,8 @@ def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     Raises:
         UserError: The model has no list of equal blocks.
     """
-    lists = [
-        list(module)
-        for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList)
-        and len(module) > 0
-        and len({type(block) for block in module}) == 1
-    ]
-    if not lists:
+    lists = [list(m) for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+    uniform = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
+    if not uniform:
         raise UserError(f"model: {type(model).__name__} has no list of equal decoder layers")
-    return max(lists, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))
+    return max(uniform, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()))

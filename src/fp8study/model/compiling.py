@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 
 
 @contextmanager
-def wholly_compiled(config: RunConfig) -> Iterator[None]:
+def wholly_compiled(config: ResolvedConfig) -> Iterator[None]:
     """Stop a timed run of which torch would begin to run a part uncompiled.
 
     After a number of variants of one function torch compiles it no more and says so in a log only:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import check_patterns
 from fp8study.core.recipes import RECIPES
@@ -27,7 +27,7 @@ _EXPERT = r"\.(experts|shared_experts?)\."
 ALIGNMENT = 16
 
 
-def float8_config(config: RunConfig) -> Float8LinearConfig:
+def float8_config(config: ResolvedConfig) -> Float8LinearConfig:
     """Return torchao's configuration of an FP8 run's recipe."""
     from torchao.float8 import Float8LinearConfig
 
@@ -40,7 +40,7 @@ def float8_config(config: RunConfig) -> Float8LinearConfig:
 
 
 def float8_filter(
-    config: RunConfig, model: torch.nn.Module
+    config: ResolvedConfig, model: torch.nn.Module
 ) -> Callable[[torch.nn.Module, str], bool]:
     """Return the predicate that tells torchao which linear layers to convert.
 
@@ -57,7 +57,7 @@ def float8_filter(
     return convert
 
 
-def why_skipped(config: RunConfig, name: str, module: torch.nn.Linear) -> str | None:
+def why_skipped(config: ResolvedConfig, name: str, module: torch.nn.Linear) -> str | None:
     """Return why a linear layer stays out of FP8, or None if nothing keeps it out."""
     if not config.is_fp8:
         return f"precision={config.precision}"
@@ -86,7 +86,7 @@ def is_aligned(module: torch.nn.Linear) -> bool:
     return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 
-def convert_to_float8(model: torch.nn.Module, config: RunConfig) -> None:
+def convert_to_float8(model: torch.nn.Module, config: ResolvedConfig) -> None:
     """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16.
 
     Raises:
@@ -100,11 +100,8 @@ def convert_to_float8(model: torch.nn.Module, config: RunConfig) -> None:
     if config.fp8_all_gather and config.strategy == "fsdp2":
         _check_even_shards(model, config)
     was_tied = _is_tied(model)
-    convert_to_float8_training(
-        model,
-        config=float8_config(config),
-        module_filter_fn=float8_filter(config, model),
-    )
+    chosen = float8_filter(config, model)
+    convert_to_float8_training(model, config=float8_config(config), module_filter_fn=chosen)
     if was_tied and not _is_tied(model):
         raise UserError(
             "skip: the loss head shares its weight with the embedding, and fp8_all_gather=true "
@@ -119,12 +116,8 @@ def _is_tied(model: torch.nn.Module) -> bool:
     return weights[0] is not None and weights[0] is weights[1]
 
 
-def _check_even_shards(model: torch.nn.Module, config: RunConfig) -> None:
-    """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that.
-
-    Raises:
-        UserError: A layer to be converted has rows that do not divide.
-    """
+def _check_even_shards(model: torch.nn.Module, config: ResolvedConfig) -> None:
+    """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that."""
     converts = float8_filter(config, model)
     for name, module in model.named_modules():
         if converts(module, name) and module.weight.shape[0] % config.num_gpus:

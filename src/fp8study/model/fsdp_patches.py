@@ -16,7 +16,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 from torch.distributed.fsdp import FSDPModule
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
 
 
@@ -50,33 +50,25 @@ PATCHES = {
 }  # fmt: skip
 
 
-def unchecked(config: RunConfig) -> list[str]:
+def unchecked(config: ResolvedConfig) -> list[str]:
     """Return the switches of a run that this installation cannot keep, one line each."""
     return [
         f"{switch}: '{patch.value}' replaces {patch.replaces}, which was checked for "
         f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: the run "
         f"has {switch}={patch.plain}"
         for switch, patch in PATCHES.items()
-        if getattr(config, switch) == patch.value and not _is_checked(patch)
+        if getattr(config, switch) == patch.value and not _applies(config, switch)
     ]
 
 
-def _is_checked(patch: Patch) -> bool:
-    return SpecifierSet(patch.checked).contains(metadata.version(patch.package), prereleases=True)
-
-
-def _applies(config: RunConfig, switch: str) -> bool:
+def _applies(config: ResolvedConfig, switch: str) -> bool:
     patch = PATCHES[switch]
-    return getattr(config, switch) == patch.value and _is_checked(patch)
+    checked, version = SpecifierSet(patch.checked), metadata.version(patch.package)
+    return getattr(config, switch) == patch.value and checked.contains(version, prereleases=True)
 
 
-def tune_communication(config: RunConfig, model: torch.nn.Module) -> None:
-    """Do what ``reshard_after_forward=half`` and the switches of `PATCHES` ask for.
-
-    Args:
-        config: The run.
-        model: As it was sharded, before its first step.
-    """
+def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
+    """Do to a sharded model what ``reshard_after_forward=half`` and `PATCHES`' switches ask for."""
     if config.reshard_after_forward == "half":
         # The backward pass begins with the later layers: their weights would be freed for the
         # shortest time.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 
 
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's plain numbers of a parameter, whatever it is wrapped in."""
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's plain tensor of a sharded one, whatever that is wrapped in."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    inner = getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
-    return inner.detach().reshape(-1)
+    return getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's numbers of a parameter, flat and detached."""
+    return unwrapped(tensor).detach().reshape(-1)

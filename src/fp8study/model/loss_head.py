@@ -26,11 +26,13 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import text_config
+from fp8study.model.build import on_four_tokens
 from fp8study.model.float8 import is_converted
 
 #: Tokens whose logits exist at a time. A multiple of 16, as FP8 GEMMs ask; large enough that
@@ -49,17 +51,12 @@ _RESHAPING = {
 }  # fmt: skip
 
 
-def check_loss_head(model: Any, config: RunConfig) -> None:
+def check_loss_head(model: Any, config: ResolvedConfig) -> None:
     """Refuse a model whose loss is more than the cross-entropy of one GEMM.
 
     Known settings are looked up; anything else shows on four tokens, on which the model's own
-    loss is held against that of its hidden states and its head. Call it before the model is
-    compiled, converted or sharded.
-
-    Args:
-        model: A causal language model of transformers, its weights in place (on the meta device
-            only the settings are looked at).
-        config: Its ``loss_head`` is named in the message.
+    loss is held against that of its hidden states and its head (not on the meta device). Call it
+    before the model is compiled, converted or sharded.
 
     Raises:
         UserError: The loss head of this model cannot be replaced.
@@ -89,78 +86,62 @@ def check_loss_head(model: Any, config: RunConfig) -> None:
         raise refuse("its loss is not the cross-entropy of its loss head's product")
 
 
-@torch.no_grad()
 def _is_cross_entropy_of_one_product(model: Any) -> bool:
     """Return whether model and decomposition give the same loss on four tokens."""
-    device = model.get_output_embeddings().weight.device
-    ids_BT = torch.arange(1, 5, device=device)[None]
-    was_training = model.training
-    model.eval()  # no dropout: the two must agree
-    try:
+    head = model.get_output_embeddings()
+    with on_four_tokens(model) as ids_BT:
         theirs = model(input_ids=ids_BT, labels=ids_BT)
         hidden_BTD = model.base_model(input_ids=ids_BT)[0]
-        if hidden_BTD.shape[-1] != model.get_output_embeddings().in_features:
+        if hidden_BTD.shape[-1] != head.in_features:
             return False
-        logits_BTV = model.get_output_embeddings()(hidden_BTD)
-    finally:
-        model.train(was_training)
-    loss = torch.nn.functional.cross_entropy(logits_BTV[0].float(), next_tokens(ids_BT),
-                                             ignore_index=IGNORED)  # fmt: skip
+        logits_BTV = head(hidden_BTD)
+    loss = cross_entropy(logits_BTV[0].float(), next_tokens(ids_BT), ignore_index=IGNORED)
     is_same = torch.allclose(theirs.logits, logits_BTV, rtol=1e-5, atol=1e-6)
     return is_same and torch.allclose(theirs.loss.float(), loss, rtol=1e-4)
 
 
-def replace_loss_head(model: Any, config: RunConfig) -> None:
+def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     """Make ``model(input_ids=…, labels=…).loss`` use the head that the run asks for, in place.
 
-    Call it after conversion to FP8, which replaces modules, and before sharding. The model then
-    computes a loss and nothing else.
+    Call it on a model that `check_loss_head` has let pass, after conversion to FP8, which replaces
+    modules, and before sharding. The model then computes a loss and nothing else.
 
     An FP8 loss head stays one: its GEMMs are its module's own. In chunks it is run again in
     the backward pass, since FP8 has no GEMM that would add to a buffer.
-
-    Args:
-        model: One that `check_loss_head` has let pass.
-        config: Its ``loss_head`` chooses, and ``compile`` says whether a chunk's elementwise part
-            is compiled.
     """
     if config.loss_head == "plain":
         return
     head = model.get_output_embeddings()
     product = type(head).forward  # sharding derives a class from this one
 
-    def compiled_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
-        return compiled(self, hidden_BTD, next_tokens(labels_BT))
-
-    def chunked_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
-        targets_N = next_tokens(labels_BT)
-        hidden_ND = hidden_BTD.reshape(len(targets_N), -1)
-        return chunked_cross_entropy(hidden_ND, self.weight, targets_N, config.compile)
-
-    def chunked_fp8_head(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> Any:
-        targets_N = next_tokens(labels_BT)
-        hidden_ND = hidden_BTD.reshape(len(targets_N), -1)
-        loss = hidden_ND.new_zeros((), dtype=torch.float32)
-        for hidden_CD, targets_C in zip(
-            hidden_ND.split(CHUNK), targets_N.split(CHUNK), strict=True
-        ):
-            loss = loss + checkpoint(summed, self, hidden_CD, targets_C, use_reentrant=False)
-        return loss / (targets_N != IGNORED).sum()
-
-    def mean(self: Any, hidden_BTD: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-        logits_NV = product(self, hidden_BTD).reshape(len(targets_N), -1)
-        return torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORED)
+    def mean(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        logits_NV = product(self, hidden_ND)
+        return cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORED)
 
     def summed(self: Any, hidden_CD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(
-            product(self, hidden_CD).float(), targets_C, ignore_index=IGNORED, reduction="sum"
-        )
+        logits_CV = product(self, hidden_CD)
+        return cross_entropy(logits_CV.float(), targets_C, ignore_index=IGNORED, reduction="sum")
 
-    compiled: Callable[..., torch.Tensor] = torch.compile(mean)
-    if config.compile and config.loss_head == "chunked":
-        summed = torch.compile(summed)
-    in_chunks = chunked_fp8_head if is_converted(head) else chunked_head
-    head.forward = MethodType(compiled_head if config.loss_head == "compiled" else in_chunks, head)
+    def chunked(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        return chunked_cross_entropy(hidden_ND, self.weight, targets_N, config.compile)
+
+    def chunked_fp8(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+        loss = hidden_ND.new_zeros((), dtype=torch.float32)
+        for chunk in zip(hidden_ND.split(CHUNK), targets_N.split(CHUNK), strict=True):
+            loss = loss + checkpoint(summed, self, *chunk, use_reentrant=False)
+        return loss / (targets_N != IGNORED).sum()
+
+    def forward(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+        targets_N = next_tokens(labels_BT)
+        return loss_of(self, hidden_BTD.reshape(len(targets_N), -1), targets_N)
+
+    loss_of: Callable[..., torch.Tensor]
+    if config.loss_head == "compiled":
+        loss_of = torch.compile(mean)
+    else:
+        loss_of = chunked_fp8 if is_converted(head) else chunked
+        summed = torch.compile(summed) if config.compile else summed
+    head.forward = MethodType(forward, head)
     model.forward = MethodType(_loss_only, model)
 
 
@@ -209,20 +190,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         device = hidden_ND.device.type
         autocasts = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocasts else weight_VD.dtype
+        ctx.compiles = compiles
         with torch.autocast(device, enabled=False):
-            return _forward(ctx, hidden_ND, weight_VD, targets_N, dtype, compiles)
+            return _forward(ctx, hidden_ND, weight_VD, targets_N, dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        (hidden_gradient, weight_gradient), ctx.gradients = ctx.gradients, (None, None)
-        if hidden_gradient is None and weight_gradient is None:
+        gradients, ctx.gradients = ctx.gradients, (None, None)
+        if all(held is None for held in gradients):
             raise RuntimeError("the loss head's gradient was used up by an earlier backward pass")
         scale = _compiled_scale if ctx.compiles else _scale
-        for held in (hidden_gradient, weight_gradient):
+        for held in gradients:
             if held is not None:
                 scale(held.view(-1), gradient)
-        return hidden_gradient, weight_gradient, None, None
+        return *gradients, None, None
 
 
 def _forward(
@@ -231,20 +213,16 @@ def _forward(
     weight_VD: torch.Tensor,
     targets_N: torch.Tensor,
     dtype: torch.dtype,
-    compiles: bool,
 ) -> torch.Tensor:
-    ctx.compiles = compiles
-    score = _compiled_score if compiles else _loss_and_gradient
+    score = _compiled_score if ctx.compiles else _loss_and_gradient
     x_ND, w_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
-    needs_hidden, needs_weight = ctx.needs_input_grad[:2]
-    plain = torch.contiguous_format  # `_scale` wants them flat
-    x_gradient_ND = torch.empty_like(x_ND, memory_format=plain) if needs_hidden else None
     # One chunk needs no sum; and if the gradient is wanted in FP32, that is where it is summed.
     is_sum = len(targets_N) > CHUNK or weight_VD.dtype == torch.float32
-    sum_dtype = torch.float32 if is_sum else dtype
-    w_gradient_VD = (
-        torch.empty_like(w_VD, dtype=sum_dtype, memory_format=plain) if needs_weight else None
-    )
+    needs_x, needs_w = ctx.needs_input_grad[:2]
+    # `_scale` wants them flat.
+    x_gradient_ND = x_ND.new_empty(x_ND.shape) if needs_x else None
+    w_dtype = torch.float32 if is_sum else dtype
+    w_gradient_VD = w_VD.new_empty(w_VD.shape, dtype=w_dtype) if needs_w else None
     scale = 1 / (targets_N != IGNORED).sum()
     loss = torch.zeros((), device=x_ND.device)
     for start in range(0, len(targets_N), CHUNK):
@@ -268,10 +246,8 @@ def _loss_and_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a chunk's share of the mean loss and its gradient by the logits, in their dtype.
 
-    Args:
-        logits_CV: C: the chunk's tokens, V: vocabulary.
-        targets_C: int64.
-        scale: One over the number of tokens that count, in all chunks.
+    C: the chunk's tokens, V: vocabulary; `scale`: one over the number of tokens in all chunks that
+    count.
     """
     exact_CV = logits_CV.float()
     counts_C = targets_C != IGNORED
@@ -299,19 +275,14 @@ _compiled_scale = torch.compile(_scale, dynamic=True)
 def _add_product(
     total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, is_first: bool
 ) -> None:
-    """Add ``left @ right`` to `total` in the dtype of `total`, without a tensor between.
-
-    Args:
-        total: Overwritten if this `is_first`.
-    """
+    """Add ``left @ right`` to `total`, or overwrite it, in its dtype, without a tensor between."""
     beta = 0 if is_first else 1
     if total.dtype == left.dtype:
         torch.addmm(total, left, right, beta=beta, out=total)
     elif _adds_into_fp32(left.device, left.dtype):
         torch.addmm(total, left, right, beta=beta, out_dtype=total.dtype, out=total)
     else:
-        rows = zip(total.split(_ROWS), left.split(_ROWS), strict=True)
-        for total_RD, left_RC in rows:
+        for total_RD, left_RC in zip(total.split(_ROWS), left.split(_ROWS), strict=True):
             product_RD = _fp32_product(left_RC, right)
             total_RD.copy_(product_RD) if is_first else total_RD.add_(product_RD)
 

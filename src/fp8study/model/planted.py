@@ -11,16 +11,14 @@ import fnmatch
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import check_patterns
 
 
-def untrained_weights(config: RunConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the weights that the run leaves out of its optimizer on purpose.
+def untrained_weights(config: ResolvedConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the weights that the run's ``untrained`` leaves out of its optimizer on purpose.
 
-    Args:
-        config: Its ``untrained`` holds the patterns.
-        model: As the optimizer will see it; DDP's prefix of names is no part of a pattern.
+    DDP's prefix of names is no part of a pattern.
 
     Raises:
         UserError: A pattern matches no linear layer.
@@ -38,7 +36,7 @@ def untrained_weights(config: RunConfig, model: torch.nn.Module) -> list[torch.n
     ]
 
 
-def trained_parameters(config: RunConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+def trained_parameters(config: ResolvedConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the parameters for the optimizer: all of them, unless a fault is planted.
 
     Raises:

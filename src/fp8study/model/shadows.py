@@ -23,7 +23,7 @@ import dataclasses
 
 import torch
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.recipes import FP8_RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8, is_converted
@@ -36,8 +36,9 @@ class Shadows:
     Made anew for each point: sharding may move the master weights to new storage.
     """
 
-    def __init__(self, config: RunConfig, trained: torch.nn.Module) -> None:
-        masters = {name: _whole(p) for name, p in trained.named_parameters()}
+    def __init__(self, config: ResolvedConfig, trained: torch.nn.Module) -> None:
+        # On one process a parameter's shard is all of it.
+        masters = {n: local_tensor(p).view(p.shape) for n, p in trained.named_parameters()}
         rounded = {name: t.to(torch.bfloat16) for name, t in masters.items()}
         frozen = {name for name, p in trained.named_parameters() if not p.requires_grad}
         self._weights = {
@@ -46,16 +47,13 @@ class Shadows:
         }
         self.names = [name for name in masters if name not in frozen]
         self.models: dict[str, torch.nn.Module] = {}
-        for precision in ("fp32", "bf16"):
-            self.models[precision] = rebuilt(config.model, trained, self._weights[precision])
-        for recipe in FP8_RECIPES:
-            model = rebuilt(config.model, trained, self._weights["bf16"])
-            # The strategy under which all recipes are allowed; nothing is sharded here.
-            chosen = dataclasses.replace(
-                config, precision=recipe, strategy="fsdp2", fp8_all_gather=False
-            )
-            convert_to_float8(model, chosen)
-            self.models[recipe] = model
+        # The strategy under which all recipes are allowed; nothing is sharded here.
+        unsharded = dataclasses.replace(config, strategy="fsdp2", fp8_all_gather=False)
+        for precision in ("fp32", "bf16", *FP8_RECIPES):
+            model = rebuilt(config.model, trained, self._weights[_weights_of(precision)])
+            if precision in FP8_RECIPES:
+                convert_to_float8(model, dataclasses.replace(unsharded, precision=precision))
+            self.models[precision] = model
         fp8_layers = {
             f"{name}.weight"
             for name, module in self.models[FP8_RECIPES[0]].named_modules()
@@ -91,21 +89,10 @@ def _weights_of(precision: str) -> str:
     return "fp32" if precision == "fp32" else "bf16"
 
 
-def _whole(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Return a parameter's numbers in its shape; on one process its shard is all of it."""
-    return local_tensor(parameter).view(parameter.shape)
-
-
 def rebuilt(
     name: str, trained: torch.nn.Module, weights: dict[str, torch.nn.Parameter]
 ) -> torch.nn.Module:
-    """Build the model without storage, then give it these weights and the trained buffers.
-
-    Args:
-        name: As `fp8study.model.build.hf_config`.
-        trained: The bare model in training.
-        weights: One for each of its parameters, whole, by name.
-    """
+    """Build model `name` without storage; give it these whole weights and the trained buffers."""
     with torch.random.fork_rng():  # building seeds the generators
         model = build_model(name, torch.float32, torch.device("meta"), seed=0)
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -16,15 +16,14 @@ A does. Accelerate re-points the optimizer only under FSDP2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
 from fp8study.model.fsdp_patches import tune_communication
@@ -33,27 +32,18 @@ from fp8study.model.loss_head import check_loss_head, replace_loss_head
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
 
-def make_accelerator(config: RunConfig, model: torch.nn.Module) -> Accelerator:
+def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelerator:
     """Build the Accelerator of a run.
 
     Under FSDP2 the sharding policy alone sets the compute dtype (bf16, gradients reduced in
     fp32). One process and DDP compute under bf16 autocast, as the documents do.
-
-    Args:
-        config: The run.
-        model: Named in the sharding plugin and in the FP8 filter.
     """
-    on_cpu = not torch.cuda.is_available()
-    accelerate_converts = config.is_fp8 and config.optimizer_binding == "before_conversion"
-    handlers: list[Any] = []
-    if accelerate_converts:
-        handlers.append(
-            AORecipeKwargs(
-                config=float8_config(config),
-                module_filter_func=float8_filter(config, model),
-            )
-        )
-    autocast = "fp8" if accelerate_converts else "bf16"
+    on_cpu, handlers = not torch.cuda.is_available(), []
+    autocast = "no" if config.strategy == "fsdp2" else "bf16"
+    if config.is_fp8 and config.optimizer_binding == "before_conversion":
+        chosen = float8_filter(config, model)
+        handlers = [AORecipeKwargs(config=float8_config(config), module_filter_func=chosen)]
+        autocast = "fp8"
     if config.strategy != "fsdp2":
         return Accelerator(cpu=on_cpu, mixed_precision=autocast, kwargs_handlers=handlers)
 
@@ -68,10 +58,7 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module) -> Accelerator:
         ),
     )
     accelerator = Accelerator(
-        cpu=on_cpu,
-        mixed_precision=autocast if accelerate_converts else "no",
-        fsdp_plugin=plugin,
-        kwargs_handlers=handlers,
+        cpu=on_cpu, mixed_precision=autocast, fsdp_plugin=plugin, kwargs_handlers=handlers
     )
     if accelerator.distributed_type != DistributedType.FSDP:
         # Accelerate ignores the plugin on CPU processes, although fully_shard works on gloo.
@@ -81,7 +68,7 @@ def make_accelerator(config: RunConfig, model: torch.nn.Module) -> Accelerator:
 
 
 def prepare(
-    config: RunConfig,
+    config: ResolvedConfig,
     accelerator: Accelerator,
     model: torch.nn.Module,
     make_optimizer: MakeOptimizer,
@@ -123,7 +110,7 @@ def prepare(
     return model, optimizer
 
 
-def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None]:
+def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[], None]:
     """Return what is to be done after each update: compute all FP8 weight scales together.
 
     Otherwise every weight asks all GPUs for its largest value before each gathering, forward and
@@ -140,19 +127,11 @@ def after_update(config: RunConfig, model: torch.nn.Module) -> Callable[[], None
 
 @contextmanager
 def gradient_sync(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
-    """Communicate gradients only in the last micro-step of an accumulation.
-
-    Args:
-        model: As `prepare` returned it.
-        is_last: Whether this backward pass completes the optimizer step.
-    """
+    """Communicate gradients of a model from `prepare` only in a step's last backward pass."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
-        yield
-    elif isinstance(model, torch.nn.parallel.DistributedDataParallel) and not is_last:
-        with model.no_sync():
-            yield
-    else:
+    waits = isinstance(model, torch.nn.parallel.DistributedDataParallel) and not is_last
+    with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
         yield
 
 

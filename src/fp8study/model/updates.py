@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.model.build import decoder_layers
 from fp8study.model.local import local_tensor
@@ -29,12 +29,10 @@ from fp8study.model.planted import trained_parameters
 Look = Callable[[Iterable[torch.nn.Parameter]], None]
 
 
-def parameter_groups(config: RunConfig, model: torch.nn.Module) -> list[Any]:
+def parameter_groups(config: ResolvedConfig, model: torch.nn.Module) -> list[Any]:
     """Return what an optimizer is made of: parameters, or groups to be updated together.
 
-    Args:
-        config: ``in_backward`` has one group a decoder layer, and one for each other parameter.
-        model: As it will be trained.
+    ``in_backward`` has one group a decoder layer, and one for each other parameter.
 
     Raises:
         UserError: As `trained_parameters`.
@@ -42,11 +40,8 @@ def parameter_groups(config: RunConfig, model: torch.nn.Module) -> list[Any]:
     trained = trained_parameters(config, model)
     if config.optimizer_step == "after_backward":
         return trained
-    layer_of = {
-        id(p): number
-        for number, layer in enumerate(decoder_layers(model))
-        for p in layer.parameters()
-    }
+    layers = enumerate(decoder_layers(model))
+    layer_of = {id(p): number for number, layer in layers for p in layer.parameters()}
     groups: dict[int, list[torch.nn.Parameter]] = {}
     for parameter in trained:
         groups.setdefault(layer_of.get(id(parameter), id(parameter)), []).append(parameter)
@@ -54,43 +49,34 @@ def parameter_groups(config: RunConfig, model: torch.nn.Module) -> list[Any]:
 
 
 class AfterBackward:
-    """Updates all weights together, after the last backward pass of a step."""
+    """Updates all weights together, after the last backward pass of a step.
+
+    Its optimizer is made of `parameter_groups`; `after` is called once all weights are updated.
+    """
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         after: Callable[[], None],
     ) -> None:
-        """Take over an optimizer.
-
-        Args:
-            config: The run.
-            model: As it is trained.
-            optimizer: Over this model, made of `parameter_groups`.
-            after: Called once all weights are updated.
-        """
         self._max_norm = config.max_grad_norm
         self._clips_in_update = config.clipping == "in_update"
         self._model, self._optimizer, self._after = model, optimizer, after
-        self._wants_norm = False
-        self._look: Look | None = None
 
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """Announce that the next backward pass completes the gradients.
 
-        Args:
-            wants_norm: Whether `finish` shall return their norm, which reads them all.
-            look: Shown the gradients before they are used.
+        `finish` shall return their norm, which reads them all, if this `wants_norm`; `look` is
+        shown the gradients before they are used.
         """
         self._wants_norm, self._look = wants_norm or self._max_norm is not None, look
 
     def finish(self) -> torch.Tensor | None:
         """Bring the update to its end and free the gradients; call after the backward pass.
 
-        Returns:
-            The gradient's norm before clipping, over all weights and ranks, if it was wanted.
+        Returns the norm before clipping, over all weights and ranks, if it was wanted.
         """
         norm = self._norm() if self._wants_norm else None
         if self._look is not None:
@@ -133,7 +119,7 @@ class InBackward:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ResolvedConfig,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         after: Callable[[], None],
@@ -146,10 +132,7 @@ class InBackward:
         self._model, self._optimizer, self._after = model, optimizer, after
         self._groups = list(optimizer.param_groups)
         self._group_of = {id(p): n for n, g in enumerate(self._groups) for p in g["params"]}
-        self._num_missing = [0] * len(self._groups)
-        self._expects, self._wants_norm = False, False
-        self._look: Look | None = None
-        self._norms: list[torch.Tensor] = []
+        self._expects = False
         for parameter in model.parameters():
             if parameter.requires_grad and id(parameter) in self._group_of:
                 # FSDP2 calls these hooks too, once a sharded gradient is reduced.
@@ -158,7 +141,7 @@ class InBackward:
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """As `AfterBackward.expect`: from here on, gradients that arrive are complete."""
         self._expects, self._wants_norm, self._look = True, wants_norm, look
-        self._norms = []
+        self._norms: list[torch.Tensor] = []
         self._num_missing = [sum(p.requires_grad for p in g["params"]) for g in self._groups]
 
     def finish(self) -> torch.Tensor | None:
@@ -209,7 +192,7 @@ class InBackward:
 
 
 def make_updates(
-    config: RunConfig,
+    config: ResolvedConfig,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     after: Callable[[], None],

@@ -72,12 +72,7 @@ def run(run_dir: Path) -> None:
 
 
 def explain(error: Exception, run_dir: Path) -> Outcome:
-    """Return what a failure means for the run.
-
-    Args:
-        error: What ended `run`.
-        run_dir: The run's folder; what it holds of a run that was trained to its end stays.
-    """
+    """Return what a failure means for the run; of one that was trained to its end, all stays."""
     reason = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, UserError):
         failed = Outcome("failed", str(error))
@@ -87,12 +82,10 @@ def explain(error: Exception, run_dir: Path) -> Outcome:
             "activation_checkpointing=true or more num_gpus"
         )
         # Beside other runs it says nothing of this one.
-        shares_gpu = load_config(run_dir / "config.yaml").runs_per_gpu > 1
-        failed = (
-            Outcome("failed", f"{detail}, or runs_per_gpu=1")
-            if shares_gpu
-            else Outcome("out_of_memory", detail)
-        )
+        if load_config(run_dir / "config.yaml").runs_per_gpu > 1:
+            failed = Outcome("failed", f"{detail}, or runs_per_gpu=1")
+        else:
+            failed = Outcome("out_of_memory", detail)
     else:
         failed = Outcome("failed", f"{type(error).__name__}: {reason}")
     finished = Outcome.load(run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
@@ -26,13 +27,10 @@ Step = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def look_closer(trainer: Trainer, run_dir: Path) -> None:
-    """Fill `Trainer.found` and complete `Trainer.audit`; every rank must call it.
+    """Fill `Trainer.found` and complete `Trainer.audit` after the last step; on every rank.
 
     The further steps that it does train the model on, but none of the run's results sees them.
-
-    Args:
-        trainer: After its last step.
-        run_dir: Receives the trace of the profiled step.
+    `run_dir` receives the trace of the profiled one.
     """
     config, device = trainer.config, trainer.device
     is_main = trainer.state.is_main_process
@@ -41,9 +39,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
         return trainer.step(config.num_steps - 1, logs_norm=False)  # few steps read it
 
     if config.measure_overhead:
-        trainer.found["overhead"] = measure_overhead(
-            step, lambda plain: _watched(trainer, plain), device
-        )
+        trainer.found["overhead"] = measure_overhead(step, partial(_watched, trainer), device)
     if config.profile:
         trainer.found["step"] = profiled_step(step, run_dir, is_main, device)
         found = audited_products(trainer.found["step"], trainer.work, bool(config.fp8_emulate))
@@ -65,7 +61,7 @@ def _watched(trainer: Trainer, step: Step) -> Iterator[Callable[[], None]]:
         def measured() -> None:
             for done in watch.clock.end_step(*step()):
                 if trainer.state.is_main_process:
-                    log_step(done, trainer.config, trainer.work.flops_per_token, metrics)
+                    log_step(done, trainer.config, trainer.work, metrics)
 
         watch.power.open_window()
         try:

@@ -6,12 +6,13 @@ import json
 import math
 from typing import TextIO
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.measure.clock import FinishedStep
+from fp8study.measure.flops import Work
 from fp8study.run.job import PROGRESS
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(config: ResolvedConfig, step: int) -> float:
     """Return the learning rate of a step, counted from 0."""
     if step < config.lr_warmup_steps:
         return config.learning_rate * (step + 1) / config.lr_warmup_steps
@@ -22,18 +23,10 @@ def learning_rate(config: RunConfig, step: int) -> float:
     return config.learning_rate * (1 - 0.9 * fall)
 
 
-def log_step(done: FinishedStep, config: RunConfig, flops_per_token: int, metrics: TextIO) -> None:
-    """Append a step to the metrics, if it is its turn, and print it for the launcher.
-
-    Args:
-        done: The step.
-        config: The run.
-        flops_per_token: From `fp8study.measure.flops`.
-        metrics: Open ``metrics.jsonl``.
-    """
+def log_step(done: FinishedStep, config: ResolvedConfig, work: Work, metrics: TextIO) -> None:
+    """Append a step to ``metrics.jsonl``, if it is its turn, and print it for the launcher."""
     number = done.step + 1
-    rate = config.tokens_per_step / config.num_gpus / done.step_time_ms * 1000
-    tflops = rate * flops_per_token / 1e12
+    rate, tflops = work.rates(config, done.step_time_ms / 1000)
     if number % config.log_every == 0 or number == config.num_steps:
         row = {
             "step": number,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import bf16_peak_tflops, mixed_peak_tflops
 from fp8study.measure.clock import FinishedStep
 from fp8study.measure.flops import Work
@@ -21,7 +21,7 @@ _RATES = (
 
 
 def summarise(
-    steps: list[FinishedStep], config: RunConfig, work: Work, gpu_names: Collection[str]
+    steps: list[FinishedStep], config: ResolvedConfig, work: Work, gpu_names: Collection[str]
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
@@ -55,9 +55,8 @@ def summarise(
         return results | dict.fromkeys(_RATES)
     times = [s.step_time_ms for s in timed]
     p10, median, p90 = (float(q) for q in np.quantile(times, [0.1, 0.5, 0.9]))
-    window_s = sum(times) / 1000
-    rate = len(timed) * config.tokens_per_step / config.num_gpus / window_s
-    tflops = rate * work.flops_per_token / 1e12
+    rate, tflops = work.rates(config, statistics.fmean(times) / 1000)
+    compile_s = max(0.0, steps[0].step_time_ms - median) / 1000
     before = [s.step_time_ms for s in steps[: config.num_warmup_steps]]
     return results | {
         "step_time_ms_median": median,
@@ -68,9 +67,7 @@ def summarise(
         "mfu_bf16_peak_pct": 100 * tflops / bf16_peak if bf16_peak else None,
         "mfu_mixed_peak_pct": 100 * tflops / mixed_peak if mixed_peak else None,
         "warm_up_steps_seconds": sum(before) / 1000 - len(before) * median / 1000,
-        "compile_seconds": max(0.0, steps[0].step_time_ms - median) / 1000
-        if config.compile
-        else None,
+        "compile_seconds": compile_s if config.compile else None,
     }
 
 
@@ -89,16 +86,16 @@ def headline(results: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """
     memory, ceilings = found.get("memory", {}), found.get("ceilings", {})
     tflops, reachable = results["tflops_per_gpu"], ceilings.get("run_tflops")
-    steps_seconds = results["warm_up_steps_seconds"]
+    warm_up_seconds = results["warm_up_steps_seconds"]
+    if warm_up_seconds is not None:
+        warm_up_seconds += results["startup_seconds"]
     return {
         "memory_peak_gib": memory.get("peak_gib"),
         "num_alloc_retries": memory.get("num_alloc_retries", 0),
         "num_device_allocs": memory.get("num_device_allocs", 0),
         "energy_joule_per_token": found.get("energy", {}).get("joule_per_token"),
         "mfu_achievable_pct": 100 * tflops / reachable if tflops and reachable else None,
-        "warm_up_seconds": None
-        if steps_seconds is None
-        else results["startup_seconds"] + steps_seconds,
+        "warm_up_seconds": warm_up_seconds,
     }
 
 

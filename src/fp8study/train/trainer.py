@@ -1,10 +1,4 @@
-"""The training process: one per GPU, started by `fp8study.run.launch` through torchrun.
-
-    python -m fp8study.train RUN_DIR
-
-It reads ``config.yaml`` and ``job.json``, appends to ``metrics.jsonl`` and leaves an
-``outcome.json``; the launcher turns that into the run's record.
-"""
+"""One process's share of a run: set up, trained, watched, and summed up."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ from accelerate import PartialState
 from accelerate.utils import set_seed
 
 from fp8study.core.audit_rules import cautions, problems
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import text_config
 from fp8study.data.tokens import BlockOrder, batch
@@ -62,7 +56,7 @@ class Diverged(Exception):
 class Trainer:
     """One process's share of a run."""
 
-    def __init__(self, config: RunConfig, job: Job, startup: StartupClock) -> None:
+    def __init__(self, config: ResolvedConfig, job: Job, startup: StartupClock) -> None:
         self.config, self.job, self.startup = config, job, startup
         self.state = PartialState(cpu=not torch.cuda.is_available())
         self.device = self.state.device
@@ -149,38 +143,29 @@ class Trainer:
 
     def warnings(self) -> list[str]:
         """Return the defects of this run that a reader of its numbers must know."""
-        outside = self.model_facts["parameters_outside_optimizer_pct"]
-        notes = []
-        if outside > 0:
-            fault = "planted fault" if self.config.untrained else "stale optimizer"
-            notes.append(f"{fault}: {outside:.1f} % of the weights are never trained")
-        if self.config.lr_warmup_steps <= 1:  # else the first step says nothing of the peak rate
-            notes += cautions(self.audit)
-        if self.needs_masks:
-            notes.append(
-                "attention_mask: checked in each forward pass, for which the GPU is waited for: "
-                f"{self.needs_masks}"
-            )
-        notes += unchecked(self.config)
-        if self.beyond_fp8_pct > 1:
-            notes.append(
-                f"{self.beyond_fp8_pct:.0f} % of the weights are in layers that are no nn.Linear: "
-                "FP8 does not reach them"
-            )
-        if self.uncounted_pct > 1:
-            notes.append(
-                f"the arithmetic of {self.uncounted_pct:.0f} % of the weights is not counted: "
-                "FLOPs, TFLOP/s and MFU leave it out"
-            )
-        if self.config.noise_at_steps:
-            notes.append("training paused to measure noise: the run has no timings and no peak")
-        if self.config.validation_points > 1:
-            notes.append("training paused for validation: the run has no timings and no peak")
-        if self.config.runs_per_gpu > 1:
-            notes.append("the GPU was shared with other runs: the run has no timings and no peak")
-        if self.config.fp8_emulate and self.config.is_fp8:
-            notes.append("FP8 is emulated: the numbers are FP8's, the speed is not")
-        return notes
+        config, outside = self.config, self.model_facts["parameters_outside_optimizer_pct"]
+        fault = "planted fault" if config.untrained else "stale optimizer"
+        untimed = "the run has no timings and no peak"
+        # Under a longer warm-up the first step says nothing of the peak rate.
+        audited = cautions(self.audit) if config.lr_warmup_steps <= 1 else []
+        notes = {
+            f"{fault}: {outside:.1f} % of the weights are never trained": outside > 0,
+            **dict.fromkeys(audited, True),
+            "attention_mask: checked in each forward pass, for which the GPU is waited for: "
+            f"{self.needs_masks}": self.needs_masks,
+            **dict.fromkeys(unchecked(config), True),
+            f"{self.beyond_fp8_pct:.0f} % of the weights are in layers that are no nn.Linear: "
+            "FP8 does not reach them": self.beyond_fp8_pct > 1,
+            f"the arithmetic of {self.uncounted_pct:.0f} % of the weights is not counted: "
+            "FLOPs, TFLOP/s and MFU leave it out": self.uncounted_pct > 1,
+            f"training paused to measure noise: {untimed}": config.noise_at_steps,
+            f"training paused for validation: {untimed}": config.validation_points > 1,
+            f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
+            "FP8 is emulated: the numbers are FP8's, the speed is not": (
+                config.fp8_emulate and config.is_fp8
+            ),
+        }
+        return [note for note, holds in notes.items() if holds]
 
     def train(self, metrics: TextIO | None) -> None:
         """Run all steps; `steps` holds them in order, also where training stops early.
@@ -232,7 +217,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
         loss = torch.zeros((), device=self.device)
-        audit = self._first_step_audit() if step == 0 and not self.steps else None
+        audit = None
+        if step == 0 and not self.steps:
+            planted = untrained_weights(config, self.bare_model)
+            audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
+            audit.before()
         last = config.gradient_accumulation_steps - 1
         with wholly_compiled(config), preferred_attention(config, self.device):
             for micro_step in range(last + 1):
@@ -247,12 +236,6 @@ class Trainer:
             self._judge(audit)
         return loss, gradient_norm
 
-    def _first_step_audit(self) -> FirstStepAudit:
-        planted = untrained_weights(self.config, self.bare_model)
-        audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
-        audit.before()
-        return audit
-
     def _look(self, audit: FirstStepAudit) -> Look:
         """Return what looks at complete gradients before the first update uses them."""
 
@@ -263,11 +246,7 @@ class Trainer:
         return look
 
     def _judge(self, audit: FirstStepAudit) -> None:
-        """Keep the audit of the first step; stop a run that trains something else.
-
-        Raises:
-            RuntimeError: Weights or layers are lost, and the configuration did not ask for it.
-        """
+        """Keep the audit of the first step; stop a run that trains something else, unasked."""
         self.audit |= audit.after()
         self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit)
@@ -288,7 +267,7 @@ class Trainer:
         for done in finished:
             self.steps.append(done)
             if metrics is not None:
-                log_step(done, self.config, self.work.flops_per_token, metrics)
+                log_step(done, self.config, self.work, metrics)
             if not math.isfinite(done.loss):
                 raise Diverged(
                     f"loss is {done.loss} at step {done.step + 1}; {self._gradient_history()}; try "
@@ -308,12 +287,10 @@ class Trainer:
         if self.config.is_timed:  # else they would describe something else
             found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
-        if self.validation_losses:
-            results["validation_losses"] = [
-                {"step": step, "loss": loss} for step, loss in self.validation_losses.items()
-            ]
-            if self.config.num_steps in self.validation_losses:
-                results["validation_loss"] = self.validation_losses[self.config.num_steps]
+        if scored := self.validation_losses:
+            results["validation_losses"] = [{"step": n, "loss": x} for n, x in scored.items()]
+            if self.config.num_steps in scored:
+                results["validation_loss"] = scored[self.config.num_steps]
         notes = self.warnings() + notes_on_timing(results)
         return Outcome(
             status,

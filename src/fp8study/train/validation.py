@@ -13,14 +13,14 @@ import torch
 from accelerate import PartialState
 from torch.distributed.tensor import DTensor
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.data.tokens import batch
 from fp8study.model.local import local_tensor
 from fp8study.model.shadows import rebuilt
 
 
 def validation_loss(
-    config: RunConfig,
+    config: ResolvedConfig,
     trained: torch.nn.Module,
     tokens: npt.NDArray[np.uint32],
     blocks: list[int],

@@ -73,9 +73,8 @@ class StepMeter:
     ) -> Iterator[FinishedStep]:
         """Queue the reading of a step that was just issued; yield the one before it.
 
-        Args:
-            loss: Scalar on the device, this rank's mean; averaged over ranks here.
-            gradient_norm: Scalar on the device, the same on all ranks, if it was computed.
+        Both are scalars on the device: this rank's mean loss, averaged over ranks here, and the
+        gradients' norm, the same on all ranks, if it was computed.
         """
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)

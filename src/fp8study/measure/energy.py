@@ -44,24 +44,22 @@ class PowerMeter:
         if self._handle is None:
             return
         self.facts["before"] = _state(self._handle)
-        self._started = time.perf_counter()
-        self._joules_before = _joules(self._handle)
+        self._started, self._joules_before = time.perf_counter(), _joules(self._handle)
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
         self._thread.start()
 
     def close_window(self) -> None:
         """Read the counter again; call when the GPU has finished the window's last step."""
-        if self._handle is None or self._thread is None:
+        if self._thread is None:
             return
         joules, seconds = _joules(self._handle), time.perf_counter() - self._started
         self.stop()
         self.facts["after"] = _state(self._handle)
+        watts = statistics.fmean(self._watts) if self._watts else None
         if joules is not None and self._joules_before is not None:
-            self.facts["joules"] = joules - self._joules_before
-            self.facts["watts_mean"] = self.facts["joules"] / seconds
-        elif self._watts:
-            self.facts["watts_mean"] = statistics.fmean(self._watts)
-            self.facts["joules"] = self.facts["watts_mean"] * seconds
+            watts = (joules - self._joules_before) / seconds
+        if watts is not None:
+            self.facts |= {"joules": watts * seconds, "watts_mean": watts}
         if self._clocks:
             self.facts["clock_sm_mhz_median"] = statistics.median(self._clocks)
             self.facts["clock_sm_mhz_min"] = min(self._clocks)

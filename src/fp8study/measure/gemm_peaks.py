@@ -46,12 +46,7 @@ class LinearShape:
 
 
 def linear_shapes(model: torch.nn.Module, config: ResolvedConfig) -> Counter[LinearShape]:
-    """Return how many linear layers of each shape a model has.
-
-    Args:
-        model: Converted, or not yet; sharded or not.
-        config: Decides, in a model that is not converted yet, which layers would be.
-    """
+    """Return how many linear layers of each shape a model has, converted or not yet."""
     shapes: Counter[LinearShape] = Counter()
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

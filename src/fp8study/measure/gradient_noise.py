@@ -49,12 +49,7 @@ SPAN = 4096 * _CHUNK
 def measure_noise(
     config: ResolvedConfig, trained: torch.nn.Module, ids_NT: torch.Tensor
 ) -> dict[str, Any]:
-    """Measure one point.
-
-    Args:
-        config: The run.
-        trained: The model in training; nothing of it is changed.
-        ids_NT: int64[N, T] token ids on its device; N: sequences, T: tokens.
+    """Measure one point on int64[N, T] token ids; nothing of the model in training is changed.
 
     Returns:
         ``num_samples``; ``losses`` (precision to N losses, nats per token); ``gradient_grams``
@@ -67,15 +62,14 @@ def measure_noise(
         squares of the mean BF16 gradient (``batch_square``);
         ``products``: `measure_products` of the first sequence.
     """
-    device = ids_NT.device
-    _release(device)
+    _release(ids_NT.device)
     with exact_fp32():
         shadows = Shadows(config, trained)
         point = _gradients(shadows, ids_NT)
         converted = {recipe: shadows.models[recipe] for recipe in FP8_RECIPES}
         point["products"] = measure_products(shadows.models["bf16"], converted, ids_NT[0])
-    del shadows
-    _release(device)
+    del shadows, converted
+    _release(ids_NT.device)
     return point
 
 

@@ -23,13 +23,8 @@ def measure_overhead(
 ) -> dict[str, list[float]]:
     """Time blocks of steps in turns, so that a drift of the clocks meets both alike.
 
-    Every rank must call it: a step communicates.
-
-    Args:
-        step: Does one step without any instrument.
-        watched: Switches the instruments on for one block and gives the step as the timed
-            window does it.
-        device: Waited for at the ends of each block.
+    Every rank must call it: a step communicates. `step` does one without any instrument;
+    `watched` switches them on for one block and gives the step as the timed window does it.
 
     Returns:
         ``plain_ms`` and ``measured_ms``: each block's time per step, pair by pair. They are kept

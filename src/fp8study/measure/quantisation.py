@@ -191,11 +191,8 @@ def operand_error(
     """Return an operand's relative error, share underflowed and share saturated, as scalars.
 
     An element counts as saturated if its scaled value lies more than half a spacing beyond the
-    format's largest number: nearer ones would round to that number anyway.
-
-    Args:
-        exact: The operand before the cast.
-        cast: After it: torchao's `Float8TrainingTensor`, or the same tensor if it was not cast.
+    format's largest number: nearer ones would round to that number anyway. `cast` is torchao's
+    `Float8TrainingTensor`, or the same tensor if it was not cast.
     """
     exact = exact.float()
     if not hasattr(cast, "_scale"):  # left in high precision

@@ -47,10 +47,7 @@ Event = Mapping[str, Any]
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Summarise the trace of one step.
-
-    Args:
-        path: ``.json`` or ``.json.gz``, exported by `torch.profiler` with shapes recorded.
+    """Summarise one step's ``.json`` or ``.json.gz``, exported with shapes recorded.
 
     Returns:
         ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``,
@@ -66,8 +63,7 @@ def read_trace(path: Path) -> dict[str, Any]:
     """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", errors="replace") as stream:
-        content = json.load(stream)
-    return summarise_events(content["traceEvents"])
+        return summarise_events(json.load(stream)["traceEvents"])
 
 
 def summarise_events(events: Iterable[Event]) -> dict[str, Any]:

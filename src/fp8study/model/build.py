@@ -25,13 +25,7 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
     """Build a causal language model with random weights, drawn on `device` from `seed`.
 
     Every rank draws the same weights, so sharding afterwards gives the same model whatever the
-    number of GPUs.
-
-    Args:
-        model: As `fp8study.core.presets.hf_config`.
-        dtype: Of the parameters.
-        device: Must hold all of them at once.
-        seed: Of the draw.
+    number of GPUs. The device must hold all of them at once.
 
     Raises:
         UserError: As `hf_config`, or it is no causal language model.

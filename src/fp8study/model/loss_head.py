@@ -166,11 +166,8 @@ def chunked_cross_entropy(
     Products are in the autocast dtype where autocast is on, else in the weight's; the softmax is
     in FP32, and the weight's gradient is summed over chunks in FP32.
 
-    Args:
-        hidden_ND: N: tokens, D: hidden size.
-        weight_VD: V: vocabulary.
-        targets_N: int64, `IGNORED` where no loss is taken. None left gives NaN, as in torch.
-        compiles: Whether to compile the elementwise part.
+    N: tokens, D: hidden size, V: vocabulary; `targets_N` is int64, `IGNORED` where no loss is
+    taken. None left gives NaN, as in torch. The elementwise part is compiled if `compiles`.
     """
     loss: torch.Tensor = _ChunkedCrossEntropy.apply(hidden_ND, weight_VD, targets_N, compiles)
     return loss

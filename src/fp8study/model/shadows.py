@@ -64,21 +64,15 @@ class Shadows:
 
     def trainable(self, precision: str) -> list[torch.nn.Parameter]:
         """Return the weights that gradients are taken of, in the order of `names`."""
-        weights = self._weights[_weights_of(precision)]
-        return [weights[name] for name in self.names]
+        return [self._weights[_weights_of(precision)][name] for name in self.names]
 
     def gradient(
         self, precision: str, ids_T: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Differentiate the training loss of one packed sequence.
+        """Differentiate the training loss of one packed sequence, int64[T] on the model's device.
 
-        Args:
-            precision: ``fp32``, ``bf16`` or one of `FP8_RECIPES`.
-            ids_T: int64[T] token ids on the model's device; T: tokens.
-
-        Returns:
-            One gradient per trainable parameter, in the dtype of the computing weights, and the
-            loss, a scalar on the device.
+        Returns one gradient per trainable parameter, in the dtype of the computing weights, and
+        the loss, a scalar on the device.
         """
         loss = self.models[precision](input_ids=ids_T[None], labels=ids_T[None]).loss
         gradients = torch.autograd.grad(loss, self.trainable(precision), materialize_grads=True)

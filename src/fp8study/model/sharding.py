@@ -75,11 +75,8 @@ def prepare(
 ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return the model and optimizer ready to train, in the order that the run asks for.
 
-    Args:
-        config: The run.
-        accelerator: From `make_accelerator`.
-        model: On its device, in its master dtype.
-        make_optimizer: Called once, on the model as it then is.
+    The model comes on its device and in its master dtype; `make_optimizer` is called once, on the
+    model as it then is.
     """
     check_loss_head(model, config)
     if config.activation_checkpointing:

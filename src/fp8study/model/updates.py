@@ -12,12 +12,14 @@ saved; the weights are the same there too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
@@ -48,22 +50,16 @@ def parameter_groups(config: ResolvedConfig, model: torch.nn.Module) -> list[Any
     return [{"params": parameters} for parameters in groups.values()]
 
 
+@dataclass(eq=False)
 class AfterBackward:
-    """Updates all weights together, after the last backward pass of a step.
+    """Updates all weights together, after the last backward pass of a step."""
 
-    Its optimizer is made of `parameter_groups`; `after` is called once all weights are updated.
-    """
-
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        after: Callable[[], None],
-    ) -> None:
-        self._max_norm = config.max_grad_norm
-        self._clips_in_update = config.clipping == "in_update"
-        self._model, self._optimizer, self._after = model, optimizer, after
+    config: ResolvedConfig
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    """Made of `parameter_groups`."""
+    after: Callable[[], None]
+    """Called once all weights are updated."""
 
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """Announce that the next backward pass completes the gradients.
@@ -71,7 +67,7 @@ class AfterBackward:
         `finish` shall return their norm, which reads them all, if this `wants_norm`; `look` is
         shown the gradients before they are used.
         """
-        self._wants_norm, self._look = wants_norm or self._max_norm is not None, look
+        self._wants_norm, self._look = wants_norm or self.config.max_grad_norm is not None, look
 
     def finish(self) -> torch.Tensor | None:
         """Bring the update to its end and free the gradients; call after the backward pass.
@@ -80,20 +76,20 @@ class AfterBackward:
         """
         norm = self._norm() if self._wants_norm else None
         if self._look is not None:
-            self._look(self._model.parameters())
-        if norm is not None and self._clips_in_update:
+            self._look(self.model.parameters())
+        if norm is not None and self.config.clipping == "in_update":
             self._scale_in_update(norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._after()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.after()
         return norm
 
     def _norm(self) -> torch.Tensor:
-        held = (p for group in self._optimizer.param_groups for p in group["params"])
+        held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-        if self._max_norm is not None and not self._clips_in_update:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self._max_norm, norm)
+        norm, largest = get_total_norm([p.grad for p in parameters]), self.config.max_grad_norm
+        if largest is not None and self.config.clipping != "in_update":
+            torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def _scale_in_update(self, norm: torch.Tensor) -> None:
@@ -102,38 +98,32 @@ class AfterBackward:
         torch's fused optimizers divide by ``grad_scale`` as they read, for loss scaling. They write
         the quotient back, so that what is saved is one reading of every gradient and a kernel.
         """
-        assert self._max_norm is not None
+        assert self.config.max_grad_norm is not None
         # Not on Accelerate's wrapper, which keeps such a thing to itself.
-        optimizer: Any = getattr(self._optimizer, "optimizer", self._optimizer)
-        optimizer.grad_scale = ((norm.float() + 1e-6) / self._max_norm).clamp(min=1.0)
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        optimizer.grad_scale = ((norm.float() + 1e-6) / self.config.max_grad_norm).clamp(min=1.0)
 
 
-class InBackward:
+@dataclass(eq=False)
+class InBackward(AfterBackward):
     """Updates each group of weights as soon as the last of its gradients is complete.
 
-    Same calls as `AfterBackward`. The learning rate must be set before the backward pass.
+    The learning rate must be set before the backward pass.
 
     Raises:
         UserError: The model is in DDP's hands.
     """
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        after: Callable[[], None],
-    ) -> None:
-        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+    def __post_init__(self) -> None:
+        if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
             raise UserError(
                 "optimizer_step: 'in_backward' cannot be kept: Accelerate has wrapped the model in "
                 "DDP, which puts gradients back; start strategy=none as one process, no torchrun"
             )
-        self._model, self._optimizer, self._after = model, optimizer, after
-        self._groups = list(optimizer.param_groups)
+        self._groups = list(self.optimizer.param_groups)
         self._group_of = {id(p): n for n, g in enumerate(self._groups) for p in g["params"]}
         self._expects = False
-        for parameter in model.parameters():
+        for parameter in self.model.parameters():
             if parameter.requires_grad and id(parameter) in self._group_of:
                 # FSDP2 calls these hooks too, once a sharded gradient is reduced.
                 parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -151,8 +141,8 @@ class InBackward:
                 self._update(number)
         self._expects = False
         if self._look is not None:  # weights outside the optimizer
-            self._look(p for p in self._model.parameters() if id(p) not in self._group_of)
-        self._after()
+            self._look(p for p in self.model.parameters() if id(p) not in self._group_of)
+        self.after()
         return self._norm() if self._wants_norm else None
 
     def _arrived(self, parameter: torch.Tensor) -> None:
@@ -171,20 +161,20 @@ class InBackward:
         if self._look is not None:
             self._look(group["params"])
         if self._wants_norm:
-            self._norms.append(torch.nn.utils.get_total_norm(gradients).float())
+            self._norms.append(get_total_norm(gradients).float())
         del gradients
-        all_groups = self._optimizer.param_groups
-        self._optimizer.param_groups = [group]  # the rest waits for its turn
+        all_groups = self.optimizer.param_groups
+        self.optimizer.param_groups = [group]  # the rest waits for its turn
         try:
-            self._optimizer.step()
+            self.optimizer.step()
         finally:
-            self._optimizer.param_groups = all_groups
+            self.optimizer.param_groups = all_groups
         for parameter in group["params"]:
             parameter.grad = None
 
     def _norm(self) -> torch.Tensor:
-        norm = torch.nn.utils.get_total_norm(self._norms)
-        if not isinstance(self._model, FSDPModule) or dist.get_world_size() == 1:
+        norm = get_total_norm(self._norms)
+        if not isinstance(self.model, FSDPModule) or dist.get_world_size() == 1:
             return norm
         square = norm.square()  # of this rank's shards
         dist.all_reduce(square)
@@ -196,7 +186,7 @@ def make_updates(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     after: Callable[[], None],
-) -> AfterBackward | InBackward:
+) -> AfterBackward:
     """Return the updates that the run asks for; see `AfterBackward` for the arguments."""
     chosen = InBackward if config.optimizer_step == "in_backward" else AfterBackward
     return chosen(config, model, optimizer, after)

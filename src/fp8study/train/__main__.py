@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -46,15 +47,13 @@ def run(run_dir: Path) -> None:
     trainer = Trainer(config, job, startup)
     _kept.append(trainer)
     is_main = trainer.state.is_main_process
-    metrics = (run_dir / "metrics.jsonl").open("w", encoding="utf-8") if is_main else None
+    path = run_dir / "metrics.jsonl"
     status, detail = "completed", None
-    try:
-        trainer.train(metrics)
-    except Diverged as error:  # on every rank at the same step: the loss is the same number
-        status, detail = "diverged", str(error)
-    finally:
-        if metrics is not None:
-            metrics.close()
+    with path.open("w", encoding="utf-8") if is_main else nullcontext() as metrics:
+        try:
+            trainer.train(metrics)
+        except Diverged as error:  # on every rank at the same step: the loss is the same number
+            status, detail = "diverged", str(error)
     if status == "completed" and (config.is_timed or config.validation_sequences):
         # Kept in case that what follows fails, or runs out of memory: the run itself is done.
         finished = trainer.outcome(status, detail)

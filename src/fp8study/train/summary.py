@@ -28,28 +28,24 @@ def summarise(
     Rates are tokens over wall-clock time of the whole timed window: the steps after
     ``num_warmup_steps``. Without any such step, or in a run that is not timed, they are null.
 
-    Args:
-        steps: In order, from the first.
-        config: The run.
-        work: One token's arithmetic.
-        gpu_names: Of the run's own GPUs, one each; they decide the peaks of the utilisations.
+    The run's own GPUs, one name each, decide the peaks of the utilisations.
 
     Returns:
         See `fp8study.core.records.RunRecord.results`. ``compile_seconds`` is the first step's time
         beyond a usual one; ``warm_up_steps_seconds`` the same for all steps before the window.
     """
     losses = [s.loss for s in steps]
+    # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
+    timed = steps[config.num_warmup_steps :] if config.is_timed else []
     results: dict[str, Any] = {
         "steps_completed": len(steps),
         "loss_start": losses[0] if losses else None,
         "loss_last20_mean": statistics.fmean(losses[-20:]) if losses else None,
         "first_step_seconds": steps[0].step_time_ms / 1000 if steps else None,
+        "num_timed_steps": len(timed),
     }
-    # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
-    timed = steps[config.num_warmup_steps :] if config.is_timed else []
     bf16_peak = _mean([bf16_peak_tflops(name) for name in gpu_names])
     mixed_peak = _mean([mixed_peak_tflops(name, work.fp8_share) for name in gpu_names])
-    results["num_timed_steps"] = len(timed)
     results |= {"bf16_peak_tflops": bf16_peak, "mixed_peak_tflops": mixed_peak}
     if not timed:
         return results | dict.fromkeys(_RATES)

@@ -88,16 +88,15 @@ class Trainer:
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
         self.work = work_per_token(self.bare_model, hf_config, config)
+        self.audit: dict[str, Any] = conversion(self.bare_model, config)
+        self.noise = NoiseMeter(config, job.data, self.bare_model, self.device)
         self.model_facts: dict[str, Any] = {
             "vocab_size": text_config(hf_config).vocab_size,
             "num_parameters": num_parameters,
             "num_matmul_parameters": num_matmul_parameters(self.bare_model),
             "flops_per_token": self.work.flops_per_token,
             "fp8_flops_per_token": self.work.fp8_flops_per_token,
-        }
-        self.audit: dict[str, Any] = conversion(self.bare_model, config)
-        self.noise = NoiseMeter(config, job.data, self.bare_model, self.device)
-        self.model_facts |= self._binding_facts()
+        } | self._binding_facts()
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
         self.instruments = Instruments(config, self.device, config.num_steps)
@@ -131,8 +130,7 @@ class Trainer:
             raise UserError(
                 f"precision: no linear layer is left for {self.config.precision} "
                 f"({'; '.join(reasons) or 'the model has no nn.Linear'}); "
-                + "remove a pattern of skip, or " * by_pattern
-                + "use precision=bf16"
+                f"{'remove a pattern of skip, or ' * by_pattern}use precision=bf16"
             )
         return {
             "num_linear": self.audit["num_linear"],
@@ -170,8 +168,7 @@ class Trainer:
     def train(self, metrics: TextIO | None) -> None:
         """Run all steps; `steps` holds them in order, also where training stops early.
 
-        Args:
-            metrics: Receives one JSON line per logged step; None on all ranks but the first.
+        `metrics` receives one JSON line per logged step; None on all ranks but the first.
 
         Raises:
             Diverged: A loss was not finite.
@@ -205,10 +202,8 @@ class Trainer:
     def step(self, step: int, logs_norm: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
 
-        Args:
-            step: Its number, counted from 0.
-            logs_norm: Whether the norm is read every `GRADIENT_NORM_EVERY` steps; where gradients
-                are clipped, it is in every step.
+        Steps count from 0. Where gradients are clipped, their norm is read in every step, else
+        every `GRADIENT_NORM_EVERY` ones if it `logs_norm`.
 
         Raises:
             RuntimeError: As `wholly_compiled`.
@@ -229,8 +224,8 @@ class Trainer:
                     wants_norm = logs_norm and step % GRADIENT_NORM_EVERY == 0
                     self.updates.expect(wants_norm, self._look(audit) if audit else None)
                 ids = self.order.block_ids(step, micro_step, self.state.process_index)
-                blocks = batch(self.tokens, ids, config.sequence_length)
-                loss += self._micro_step(blocks, is_last=micro_step == last)
+                blocks_BT = batch(self.tokens, ids, config.sequence_length)
+                loss += self._micro_step(blocks_BT, is_last=micro_step == last)
             gradient_norm = self.updates.finish()
         if audit is not None:
             self._judge(audit)
@@ -253,8 +248,8 @@ class Trainer:
         if found and self.config.optimizer_binding == "after_conversion":
             raise RuntimeError(f"the audit failed: {'; '.join(found)}")
 
-    def _micro_step(self, blocks: Any, is_last: bool) -> torch.Tensor:
-        ids_BT = torch.from_numpy(blocks)  # B: sequences, T: tokens
+    def _micro_step(self, blocks_BT: Any, is_last: bool) -> torch.Tensor:
+        ids_BT = torch.from_numpy(blocks_BT)  # B: sequences, T: tokens
         if self.device.type == "cuda":
             ids_BT = ids_BT.pin_memory().to(self.device, non_blocking=True)
         with gradient_sync(self.model, is_last):

@@ -30,12 +30,7 @@ def validation_loss(
 
     Each rank holds one whole BF16 copy of the weights while it scores its share of the blocks.
 
-    Args:
-        config: The run.
-        trained: The bare model, sharded or not, converted or not; it is not changed.
-        tokens: uint32[number of tokens], the corpus.
-        blocks: Numbers of the blocks to score.
-        state: This rank and its device.
+    The bare model, sharded or not, converted or not, is not changed; `tokens` is the corpus.
     """
     if state.device.type == "cuda":
         torch.cuda.empty_cache()  # the copy may need what training left in odd pieces

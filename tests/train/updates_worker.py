@@ -100,6 +100,10 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
 
 
+def largest_difference(weights: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True))
+
+
 def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     """Compare gradients scaled by the update's own kernel with gradients scaled before it."""
     results = []
@@ -140,11 +144,7 @@ def reducing(num_gpus: int) -> dict[str, Any]:
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],
-        "difference": max(
-            float((a - b).abs().max())
-            for weights in others
-            for a, b in zip(weights, expected, strict=True)
-        ),
+        "difference": max(largest_difference(weights, expected) for weights in others),
     }
 
 
@@ -179,11 +179,9 @@ def gathering(num_gpus: int) -> dict[str, Any]:
         ]
     return {
         "num_casts": num_casts,
-        "difference": max(
-            float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
-        ),
+        "difference": largest_difference(weights, expected),
         "kept": kept,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -208,9 +206,7 @@ def main() -> None:
             p.detach() for p in tiny(make_config(values | changes), name == "tied").parameters()
         ]
         found[f"{accumulation}-{name}"] = {
-            "difference": max(
-                float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True)
-            ),
+            "difference": largest_difference(weights, expected),
             "moved": sum(
                 not torch.equal(a, b) for a, b in zip(weights, start, strict=True)
             ) / len(start),

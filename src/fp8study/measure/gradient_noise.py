@@ -91,15 +91,21 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
     scopes = {"all": torch.ones(len(weights), dtype=torch.bool)}
     if any(shadows.is_fp8):
         scopes["fp8_layers"] = torch.tensor(shadows.is_fp8)
+
+    def in_batches() -> dict[str, Any]:
+        grams = errors.grams()
+        mean = short_numbers(grams.mean((1, 2)), 5)
+        return {"error_batch_square": mean, "error_grams": _by_scope(grams, scopes)}
+
     fp32_square = torch.stack(against_fp32).mean(0)[:, 2]
-    comparisons = [_comparison("bf16", "fp32", against_fp32, errors.grams(), scopes)]
+    comparisons = [_comparison("bf16", "fp32", against_fp32) | in_batches()]
     for recipe in FP8_RECIPES:
         against_bf16, against_fp32 = [], []
         for i in range(num):
             rounded = gradient(recipe, i)
             against_bf16.append(_compare(rounded, samples.rows(i), errors, i))
             against_fp32.append(_compare(rounded, gradient("fp32", i)))
-        comparisons.append(_comparison(recipe, "bf16", against_bf16, errors.grams(), scopes))
+        comparisons.append(_comparison(recipe, "bf16", against_bf16) | in_batches())
         comparisons.append(_comparison(recipe, "fp32", against_fp32))
     return {
         "num_samples": num,
@@ -169,25 +175,15 @@ def _compare(
     return torch.stack(rows).double()
 
 
-def _comparison(
-    precision: str,
-    reference: str,
-    sums: list[torch.Tensor],
-    grams: torch.Tensor | None = None,
-    scopes: dict[str, torch.Tensor] | None = None,
-) -> dict[str, Any]:
+def _comparison(precision: str, reference: str, sums: list[torch.Tensor]) -> dict[str, Any]:
     """Write a comparison down; `sums` holds float64[parameters, 3] for each of N sequences."""
     means_P3 = torch.stack(sums).mean(0)
-    found: dict[str, Any] = {
+    return {
         "precision": precision,
         "reference": reference,
         "error_square": short_numbers(means_P3[:, 0], 5),
         "error_dot_reference": short_numbers(means_P3[:, 1], 5),
     }
-    if grams is not None and scopes is not None:
-        found["error_batch_square"] = short_numbers(grams.mean((1, 2)), 5)
-        found["error_grams"] = _by_scope(grams, scopes)
-    return found
 
 
 def _by_scope(grams: torch.Tensor, scopes: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -76,17 +76,14 @@ class PowerMeter:
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(SAMPLE_SECONDS):
-            self._sample()
-
-    def _sample(self) -> None:
-        watts = _told("nvmlDeviceGetPowerUsage", self._handle)
-        clock = _told("nvmlDeviceGetClockInfo", self._handle, 1)  # of the multiprocessors
-        reasons = _reasons(self._handle)
-        if watts is not None:
-            self._watts.append(watts / 1000)
-        if clock is not None and reasons is not None:
-            self._clocks.append(clock)
-            self._reasons.update(reasons)
+            watts = _told("nvmlDeviceGetPowerUsage", self._handle)
+            clock = _told("nvmlDeviceGetClockInfo", self._handle, 1)  # of the multiprocessors
+            reasons = _reasons(self._handle)
+            if watts is not None:
+                self._watts.append(watts / 1000)
+            if clock is not None and reasons is not None:
+                self._clocks.append(clock)
+                self._reasons.update(reasons)
 
 
 def _told(function: str, *arguments: Any) -> Any:

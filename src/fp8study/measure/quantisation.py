@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8study.core.recipes import GEMMS
+from fp8study.model.float8 import is_converted
 
 if TYPE_CHECKING:
     from torchao.float8.config import CastConfig
@@ -59,7 +60,10 @@ def measure_products(
         a list of L rows with one number per statistic. The recipe ``bf16`` stands for the plain
         BF16 GEMM, whose operands are exact.
     """
-    recipes = {name: _float8_layers(shadow) for name, shadow in converted.items()}
+    recipes: dict[str, dict[str, Any]] = {
+        name: {layer: module for layer, module in shadow.named_modules() if is_converted(module)}
+        for name, shadow in converted.items()
+    }
     watched = sorted({layer for layers in recipes.values() for layer in layers})
     found: dict[str, torch.Tensor] = {}
 
@@ -97,12 +101,6 @@ def short_numbers(tensor: torch.Tensor, digits: int) -> Any:
     return shortened(tensor.tolist())
 
 
-def _float8_layers(model: torch.nn.Module) -> dict[str, Any]:
-    from torchao.float8.float8_linear import Float8Linear
-
-    return {n: m for n, m in model.named_modules() if isinstance(m, Float8Linear)}
-
-
 @torch.no_grad()
 def _layer(
     layers: list[Float8Linear | None],
@@ -113,7 +111,7 @@ def _layer(
     """Return float64[1 + recipes, GEMMs, statistics]; M: tokens, K: inputs, N: outputs."""
     input_MK = input_.reshape(-1, input_.shape[-1])
     grad_output_MN = grad_output.reshape(-1, grad_output.shape[-1])
-    rows: list[list[torch.Tensor]] = [[] for _ in range(1 + len(layers))]
+    products = []
     exact_operands = {
         "output": (input_MK, weight_NK.t()),
         "grad_input": (grad_output_MN, weight_NK),
@@ -123,16 +121,17 @@ def _layer(
         first, second = exact_operands[product]
         exact = first.float() @ second.float()
         plain = torch.stack([relative_error(first @ second, exact), *[exact.new_zeros(())] * 6])
-        rows[0].append(plain)
-        for layer, row in zip(layers, rows[1:], strict=True):
+        rows = [plain]
+        for layer in layers:
             if layer is None:
-                row.append(torch.full_like(plain, torch.nan))
-            else:
-                cast = cast_operands(layer, product, input_MK, weight_NK, grad_output_MN)
-                result = relative_error(torch.mm(*cast), exact)
-                parts = (*operand_error(first, cast[0]), *operand_error(second, cast[1]))
-                row.append(torch.stack([result, *parts]))
-    return torch.stack([torch.stack(row) for row in rows])
+                rows.append(torch.full_like(plain, torch.nan))
+                continue
+            cast = cast_operands(layer, product, input_MK, weight_NK, grad_output_MN)
+            result = relative_error(torch.mm(*cast), exact)
+            parts = (*operand_error(first, cast[0]), *operand_error(second, cast[1]))
+            rows.append(torch.stack([result, *parts]))
+        products.append(torch.stack(rows))
+    return torch.stack(products, dim=1)
 
 
 def cast_operands(

@@ -137,3 +137,15 @@ def test_other_ranks_step_along_and_record_nothing(tmp_path: Path) -> None:
     steps: list[int] = []
     found = profiled_step(lambda: steps.append(1), tmp_path, False, torch.device("cpu"))
     assert (found, len(steps), list(tmp_path.iterdir())) == ({}, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "gib"),
+    [("Long", "int64", 8), ("Half", "float16", 2), ("Float8_e4m3fn", "float8_e4m3fn", 1)],
+)
+def test_a_collective_has_torchs_name_and_size_of_its_dtype(
+    theirs: str, ours: str, gib: float
+) -> None:
+    facts = {"Collective name": "allreduce", "dtype": theirs, "In msg nelems": 2**30}
+    (row,) = summarise_events([kernel(1, "ncclDevKernel", 0, 1, **facts)])["communication"]
+    assert (row["collective"], row["dtype"], row["gib"]) == ("all_reduce", ours, gib)

@@ -97,10 +97,11 @@ def convert_to_float8(model: torch.nn.Module, config: ResolvedConfig) -> None:
         return
     from torchao.float8 import convert_to_float8_training
 
+    chosen, was_tied = float8_filter(config, model), _is_tied(model)
     if config.fp8_all_gather and config.strategy == "fsdp2":
-        _check_even_shards(model, config)
-    was_tied = _is_tied(model)
-    chosen = float8_filter(config, model)
+        for name, module in model.named_modules():
+            if chosen(module, name):
+                _check_even_shards(name, module.weight.shape[0], config.num_gpus)
     convert_to_float8_training(model, config=float8_config(config), module_filter_fn=chosen)
     if was_tied and not _is_tied(model):
         raise UserError(
@@ -116,13 +117,11 @@ def _is_tied(model: torch.nn.Module) -> bool:
     return weights[0] is not None and weights[0] is weights[1]
 
 
-def _check_even_shards(model: torch.nn.Module, config: ResolvedConfig) -> None:
+def _check_even_shards(name: str, num_rows: int, num_gpus: int) -> None:
     """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that."""
-    converts = float8_filter(config, model)
-    for name, module in model.named_modules():
-        if converts(module, name) and module.weight.shape[0] % config.num_gpus:
-            raise UserError(
-                f"num_gpus: {config.num_gpus} does not divide the {module.weight.shape[0]} rows of "
-                f"{name}, and FP8 weights can be gathered from even shards only; set "
-                "fp8_all_gather=false or choose another num_gpus"
-            )
+    if num_rows % num_gpus:
+        raise UserError(
+            f"num_gpus: {num_gpus} does not divide the {num_rows} rows of {name}, and FP8 weights "
+            "can be gathered from even shards only; set fp8_all_gather=false or choose another "
+            "num_gpus"
+        )

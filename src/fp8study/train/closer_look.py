@@ -34,10 +34,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     """
     config, device = trainer.config, trainer.device
     is_main = trainer.state.is_main_process
-
-    def step() -> tuple[torch.Tensor, torch.Tensor | None]:
-        return trainer.step(config.num_steps - 1, logs_norm=False)  # few steps read it
-
+    step = partial(trainer.step, config.num_steps - 1, logs_norm=False)  # few steps read it
     if config.measure_overhead:
         trainer.found["overhead"] = measure_overhead(step, partial(_watched, trainer), device)
     if config.profile:

@@ -306,8 +306,8 @@ def flops_text(table: FlopsTable) -> str:
         f"{table.speedup_bound(table.converted):.2f} × as fast",
     ]
     if table.uncounted_pct > 0.5:
-        share = f"{table.uncounted_pct:.1f} %"
-        lines.append(f"Not counted: the arithmetic of {share} of the weights, in other layers")
+        what = f"the arithmetic of {table.uncounted_pct:.1f} % of the weights"
+        lines.append(f"Not counted: {what}, in layers of another kind")
     if others := table.num_layers - table.num_attention_layers:
         lines.append(
             f"Not counted: how {others} of {table.num_layers} layers mix tokens without attention"

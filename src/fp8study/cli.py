@@ -244,17 +244,15 @@ def compare(
     With --reference, the arms of each folder are first divided by that folder's reference arm.
     """
     from fp8study.analysis.compare import compare_folders, compare_relative
-    from fp8study.report.comparison_text import comparison_text, relative_text
+    from fp8study.report.comparison_text import comparison_text
 
     if reference and ignore:
         raise UserError("--ignore: cannot be had with --reference; leave one of them out")
     if reference:
-        relative = compare_relative(a, b, parse_assignments(reference, "--reference"))
-        content, text = asdict(relative), relative_text(relative)
+        found = compare_relative(a, b, parse_assignments(reference, "--reference"))
     else:
         found = compare_folders(a, b, ignore or [])
-        content, text = asdict(found), comparison_text(found)
-    _print(content, text, as_json)
+    _print(asdict(found), comparison_text(found), as_json)
 
 
 @app.command()
@@ -266,13 +264,13 @@ def bench(
 ) -> None:
     """Measure this machine's throughput anew, as ratios, and compare them with a baseline's."""
     from fp8study.analysis.arms import read_folder
-    from fp8study.report.comparison_text import relative_text
+    from fp8study.report.comparison_text import comparison_text
     from fp8study.run.bench import run_bench
 
     if baseline is not None:
         read_folder(baseline, "--baseline")  # before an hour of runs
     found = run_bench(this_machine(), parse_assignments(set_), baseline)
-    say(f"\n{relative_text(found)}")
+    say(f"\n{comparison_text(found)}")
     if len(found.sides) == 1:
         say("No baseline of such hardware is committed: keep a copy of this folder as one.")
 

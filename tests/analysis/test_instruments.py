@@ -64,9 +64,6 @@ def test_the_fp8_all_gather_is_compared_with_bf16s(measured: pd.DataFrame) -> No
     assert tensorwise["all_gather_dtypes"] == "uint8 4, BF16 2"
     assert row(table, "fp8_rowwise")["all_gather_change_pct"] == 0
     assert row(table, "bf16")["reduce_scatter_dtypes"] == "FP32"
-    text = sentences.gathered(table)
-    assert "changes the bytes by \u221240 %" in text
-    assert "reduce-scattered in FP32, never in FP8." in text
 
 
 def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Path) -> None:
@@ -93,9 +90,6 @@ def test_break_even_is_the_extra_warm_up_over_the_gain_of_a_step(measured: pd.Da
     assert row(table, "fp8_tensorwise")["break_even_steps"] == pytest.approx(300)
     assert row(table, "fp8_tensorwise")["cache"] == "cold"
     assert row(table, "fp8_rowwise")["break_even_steps"] == math.inf
-    text = sentences.break_even(table)
-    assert "In 2 of 4 comparisons FP8's step is no shorter" in text
-    assert "after 300 steps" in text
 
 
 def test_break_even_pairs_equal_states_of_the_cache_and_leaves_distress_out(
@@ -131,18 +125,15 @@ def test_ceilings_are_medians_with_their_spread(measured: pd.DataFrame) -> None:
     assert table[["num_runs", "bf16_tflops", "spread_pct"]].values.tolist() == [[6, 750, 0]]
 
 
-def test_products_faster_than_achievable_are_said_so(tmp_path: Path) -> None:
+def test_gemms_inside_a_step_are_held_against_their_peak(tmp_path: Path) -> None:
     slow = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 15.0, "time_ms": 20.0}]}  # 750 TFLOP/s
     store_measured(tmp_path, "bf16", instruments=instruments_of("bf16", step=slow))
-    text = sentences.reach(rows.utilisation(frame(tmp_path)))
-    assert "at 100 % of their peak" in text
-    assert "too low" not in text
+    assert rows.utilisation(frame(tmp_path))["gemm_pct"].tolist() == [pytest.approx(100)]
     fast = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 33.0, "time_ms": 20.0}]}  # of 1100
     measured = instruments_of("fp8_tensorwise", step=fast)
     store_measured(tmp_path, "fp8_tensorwise", instruments=measured)
-    text = sentences.reach(rows.utilisation(frame(tmp_path)))
-    assert "at 100 % to 150 % of their peak" in text
-    assert "Above 100 % the peak was measured too low" in text
+    both = rows.utilisation(frame(tmp_path))["gemm_pct"]
+    assert both.tolist() == [pytest.approx(100), pytest.approx(150)]
 
 
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
@@ -219,17 +210,16 @@ def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame
     (row,) = rows.overhead(measured).to_dict("records")
     assert row["num_pairs"] == 48  # one of the eight in each run was half as long again
     assert row["median_pct"] == pytest.approx(0.1)
-    assert "less than 1 %" in sentences.overhead(pd.DataFrame([row]))
 
 
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
     empty = frame(tmp_path)
-    for say, make in (
-        (sentences.proof, None), (sentences.audits, None), (sentences.reach, rows.utilisation),
-        (sentences.gathered, tables.communication_table), (sentences.energy, tables.energy_table),
-        (sentences.overhead, rows.overhead), (sentences.break_even, break_even_table),
-    ):  # fmt: skip
-        assert "make reproduce STUDY=instruments" in say(make(empty) if make else empty)
+    for said in (
+        sentences.proof(empty),
+        sentences.audits(empty),
+        sentences.energy(tables.energy_table(empty)),
+    ):
+        assert "make reproduce STUDY=instruments" in said
     for make in (
         tables.utilisation_table,
         tables.ceilings_table,
@@ -240,6 +230,8 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
         tables.communication_table,
         break_even_table,
         tables.audit_table,
+        rows.utilisation,
+        rows.overhead,
     ):
         assert make(empty).empty
 

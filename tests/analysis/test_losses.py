@@ -196,7 +196,7 @@ def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
     text = cause_sentences.effective_batch(
         effective_batch_table(frame(tmp_path)), ways_table(frame(tmp_path))
     )
-    assert "1 diverged" in text
+    assert "In 1 comparison FP8 diverged" in text
     assert "FP8 fails to learn in 1 setting." in text
     assert "nan" not in text
 

@@ -27,7 +27,6 @@ def test_a_small_error_is_called_far_from_the_noise(tmp_path: Path) -> None:
     assert "; 2 points of training, 1 recipe, 2 seeds)" in text
     assert "precision matters *least* at batch 1" in text
     assert "emulated" not in text
-    assert "at batch 1 FP8 makes" in sentences.error_at_one(stored(tmp_path))
 
 
 def crossings(*ends: tuple[float, float, float], share_low: float = 0.1) -> pd.DataFrame:
@@ -86,13 +85,6 @@ def test_the_verdict_follows_the_crossings(
         assert part in text
     for part in silent:
         assert part not in text
-
-
-def test_errors_add_as_squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = pd.DataFrame({"batch": [1, 2], "ratio": [0.75, 0.9]})
-    table = table.assign(precision="fp8_rowwise", scope="all", measured=True)
-    monkeypatch.setattr(tables, "over_runs", lambda *_: table)
-    assert "whole error 25.0 % larger than BF16's" in sentences.error_at_one([])  # 3-4-5
 
 
 def test_an_error_as_large_as_the_noise_is_not(tmp_path: Path) -> None:
@@ -218,7 +210,6 @@ def test_formats_need_no_run() -> None:
 def test_nothing_measured_says_what_to_run() -> None:
     for say in (
         sentences.answer,
-        sentences.error_at_one,
         sentences.variance_law,
         sentences.limits,
     ):

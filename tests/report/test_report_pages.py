@@ -237,7 +237,7 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
                 record.judgement["question"] = "Is FP8 faster here?"
                 store(tmp_path, place, record)
     report = pages.load_report(tmp_path)
-    for tell in (sentences.speed, sentences.memory, loss_sentences.training):
+    for tell in (sentences.speed, loss_sentences.training):
         own, theirs = tell(report).split("h200x8 (NVIDIA H200)")
         assert "local (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
@@ -282,8 +282,8 @@ def test_numbers_are_written_one_way(value: float, spec: str, text: str) -> None
 
 @pytest.mark.slow
 def test_ranges_that_a_page_states_are_in_its_tables(site: dict[str, str]) -> None:
-    for name in ("performance", "instruments", "attribution"):
-        cells = re.findall(r"<td[^>]*>([^<]*)</td>", site[name])
+    for name, holding in (("index", "performance"), ("instruments",) * 2, ("attribution",) * 2):
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", site[holding])
         prose = plain(re.sub(r"<table.*?</table>", "", site[name], flags=re.S))
         found = re.findall(r"([+\u2212]\d[\d.]*) %", prose)
         assert found, name
@@ -316,9 +316,10 @@ def test_every_unreadable_record_is_named_on_every_reading(tmp_path: Path) -> No
 
 def test_results_folder_is_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(pages.RESULTS_VARIABLE, raising=False)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "report").mkdir()
-    assert pages.find_results(tmp_path / "report") == tmp_path / "results"
+    for name in ("results", "report", "pipelines/studies"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "report")
+    assert pages.find_results() == tmp_path / "results"
 
 
 def test_named_results_folder_must_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ sessions on one machine can differ by more, which only repeated sessions show.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,11 @@ class Arm:
         return {int(str(seed)): float(loss) for seed, loss in by_seed.items()}
 
 
+def median(values: Sequence[float]) -> float | None:
+    """Return the median, or None of nothing."""
+    return statistics.median(values) if values else None
+
+
 def arm_config(
     config: Mapping[str, Any], ignored: Iterable[str] = (), device: str | None = None
 ) -> dict[str, Any]:
@@ -83,10 +89,7 @@ def arm_config(
     Fields that a record's version did not know yet are as they were then, and fields that do
     nothing in BF16 have their defaults in a BF16 run.
 
-    Args:
-        config: A record's.
-        ignored: Further fields to leave out.
-        device: The record's, as `completed`.
+    `config` and `device` are a record's; fields in `ignored` are left out too.
     """
     full = completed(config, device)
     if full.get("precision") == "bf16":
@@ -118,14 +121,9 @@ def read_folder(folder: Path, name: str) -> list[RunRecord]:
 
 
 def group_arms(records: Iterable[RunRecord], ignored: Iterable[str] = ()) -> dict[str, Arm]:
-    """Group records by arm.
+    """Group records by arm: `key_of` its `arm_config` → arm, in the order in which they are met.
 
-    Args:
-        records: In any order; one that is there twice (a copied folder) counts once.
-        ignored: As `arm_config`.
-
-    Returns:
-        `key_of` an arm's configuration → arm, in the order in which they are met.
+    A record that is there twice (a copied folder) counts once.
     """
     ignored, every = tuple(ignored), list(records)
     rows = runs_frame(StoredRun(record, Path(), "") for record in every)
@@ -143,8 +141,7 @@ def group_arms(records: Iterable[RunRecord], ignored: Iterable[str] = ()) -> dic
 def arm_names(arms: Mapping[str, Arm]) -> dict[str, str]:
     """Name arms by model, GPUs and precision, and by whatever else tells equal names apart.
 
-    Args:
-        arms: By `key_of` their configurations, of all folders that are shown together.
+    They are the arms of all folders that are shown together.
     """
     short = {key: _short_name(arm) for key, arm in arms.items()}
     names = {}
@@ -195,9 +192,8 @@ _FACTS: dict[str, Callable[[RunRecord], Any]] = {
 def machine_differences(a: Iterable[RunRecord], b: Iterable[RunRecord]) -> list[str]:
     """Name the facts of machine, software and model that A's and B's runs do not share.
 
-    Returns:
-        As ``driver 580 → 590``; a side that mixes several shows them all, and what no run of a
-        side knows is ``unknown``.
+    As ``driver 580 → 590``; a side that mixes several shows them all, and what no run of a side
+    knows is ``unknown``.
     """
     a, b = list(a), list(b)
     found = []
@@ -221,12 +217,7 @@ def same_data(a: Iterable[RunRecord], b: Iterable[RunRecord]) -> bool:
 
 
 def arm_caveats(side: str, arm: Arm) -> list[str]:
-    """Say what limits an arm's figures: its end, its timings, its memory, its code.
-
-    Args:
-        side: What the folder is called, put before each.
-        arm: Of that folder.
-    """
+    """Say what limits an arm's figures, after its `side`: its end, timings, memory, code."""
     found = []
     ends = Counter(arm.runs["status"])
     found += [f"{number} {status}" for status, number in ends.items() if status != "completed"]
@@ -280,14 +271,9 @@ class Ratio:
 
 
 def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
-    """Divide the product of the groups' means by that of others', with Welch's interval.
+    """Divide the geometric mean of a group of rates by another's, with Welch's interval.
 
-    Args:
-        above: Groups of rates, all positive.
-        below: The groups to divide by. Two above and two below make a ratio of ratios.
-
-    Returns:
-        None if a group is empty.
+    Two groups above and two below make a ratio of ratios. None if a group is empty.
 
     Raises:
         UserError: A rate is not positive.
@@ -305,4 +291,4 @@ def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]])
     if min(counts) < MIN_PAIRS_FOR_INTERVAL:
         return Ratio(estimate, None, counts)
     log = welch_t_interval(logs, weights, LEVEL)
-    return Ratio(estimate, Interval(LEVEL, math.exp(log.low), math.exp(log.high)), counts)
+    return Ratio(estimate, Interval(math.exp(log.low), math.exp(log.high)), counts)

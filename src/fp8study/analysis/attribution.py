@@ -51,6 +51,9 @@ class Part:
     """The BF16 arm whose loss is 100 %."""
 
 
+#: Final loss, nats per token, by arm and seed.
+Losses = Mapping[Cell, Mapping[int, float]]
+
 WHOLE_GAP = "stale FP8 against BF16"
 STALE = "the stale optimizer"
 TENSORWISE = "FP8 itself, tensorwise"
@@ -110,17 +113,12 @@ def _corners(masters: str) -> tuple[Cell, Cell, Cell, Cell]:
 def effect_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Take the gap of a faulty run apart, paired by seed.
 
-    Args:
-        runs: Rows of `runs_frame`. Where no run has a fault there is nothing to take apart, and
-            no row.
-
-    Returns:
-        The columns of `EFFECT_COLUMNS`; a part whose arms share no seed has no row. ``mean`` is
-        in nats per token, the columns in ``_pct`` in % of the paired BF16 loss; the interval is
-        Student's at 95 %; ``p_holm`` is adjusted over the parts of one setting; ``detectable_pct``
-        is the smallest true difference that so many pairs of this spread find four times in five;
-        ``verdict`` is the equivalence test's, or `DIVERGED` where a seed of an arm diverged;
-        ``share_pct`` is the mean over that of the whole gap.
+    The columns of `EFFECT_COLUMNS`, where some run has a fault; a part whose arms share no seed has
+    no row. ``mean`` is in nats per token, the columns in ``_pct`` in % of the paired BF16 loss; the
+    interval is Student's at 95 %; ``p_holm`` is adjusted over the parts of one setting;
+    ``detectable_pct`` is the smallest true difference that so many pairs of this spread find four
+    times in five; ``verdict`` is the equivalence test's, or `DIVERGED` where a seed of an arm
+    diverged; ``share_pct`` is the mean over that of the whole gap.
     """
     rows = []
     for key, group in _faulty_settings(runs):
@@ -141,7 +139,13 @@ def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 
 def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
-    losses, diverged = _losses(group[group["status"] == "completed"]), _diverged(group)
+    losses: dict[Cell, dict[int, float]] = {}  # by seed, the newest of each
+    diverged = set()
+    for _, run in group.sort_values("ended_at", kind="stable").iterrows():
+        if run["status"] == "completed":
+            losses.setdefault(_cell(run), {})[int(run["seed"])] = float(run["loss_last20_mean"])
+        else:
+            diverged.add(_cell(run))
     margin = float(group["margin_pct"].iloc[0])
     context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
     context["setting"] = re.sub(r", (BF16|FP32) masters", "", str(group["setting"].iloc[0]))
@@ -153,7 +157,7 @@ def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
         if by_seed:
             row = context | {"effect_key": key, "part": part.name, "masters": part.masters}
             row |= _numbers(part, by_seed, losses, margin)
-            if any(cell in diverged for cell in (*part.plus, *part.minus)):
+            if diverged & {*part.plus, *part.minus}:
                 row["verdict"] = DIVERGED  # however close the seeds that are left
             rows.append(row)
     tested = [row for row in rows if not math.isnan(row["p_value"])]
@@ -162,48 +166,28 @@ def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _losses(group: pd.DataFrame) -> dict[Cell, dict[int, float]]:
-    """Return the final loss by arm and seed, the newest of each."""
-    losses: dict[Cell, dict[int, float]] = {}
-    for _, run in group.sort_values("ended_at", kind="stable").iterrows():
-        losses.setdefault(_cell(run), {})[int(run["seed"])] = float(run["loss_last20_mean"])
-    return losses
-
-
-def _diverged(group: pd.DataFrame) -> set[Cell]:
-    """Return the arms of which some seed diverged."""
-    return {_cell(run) for _, run in group[group["status"] == "diverged"].iterrows()}
-
-
 def _cell(run: pd.Series) -> Cell:
     fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
     gathers = run["precision"] == "fp8_tensorwise" and run["fp8_all_gather"] is True
     return Cell(str(run["master_dtype"]), str(run["precision"]), gathers, fault)
 
 
-def _differences(part: Part, losses: Mapping[Cell, Mapping[int, float]]) -> dict[int, float]:
+def _differences(part: Part, losses: Losses) -> dict[int, float]:
     """Return the part's difference, nats, by seed; only seeds that all of its arms have."""
-    cells = {*part.plus, *part.minus, part.reference}
-    if not cells <= losses.keys():
-        return {}
-    seeds = set.intersection(*(set(losses[cell]) for cell in cells))
+    cells = [losses.get(cell, {}) for cell in (*part.plus, *part.minus, part.reference)]
     return {
         seed: sum(losses[cell][seed] for cell in part.plus)
         - sum(losses[cell][seed] for cell in part.minus)
-        for seed in sorted(seeds)
+        for seed in sorted(set.intersection(*map(set, cells)))
     }
 
 
 def _numbers(
-    part: Part,
-    by_seed: Mapping[int, float],
-    losses: Mapping[Cell, Mapping[int, float]],
-    margin: float,
+    part: Part, by_seed: Mapping[int, float], losses: Losses, margin: float
 ) -> dict[str, Any]:
     reference = [losses[part.reference][seed] for seed in by_seed]
     pct = [100 * d / loss for d, loss in zip(by_seed.values(), reference, strict=True)]
     found = stats.judged(pct, margin)
-    known = len(pct) >= stats.MIN_PAIRS_FOR_INTERVAL
     low, high = found["low_95"], found["high_95"]
     return {
         "num_pairs": len(by_seed),
@@ -212,23 +196,21 @@ def _numbers(
         "mean_pct": statistics.fmean(pct),
         "low_pct": low,
         "high_pct": high,
-        "interval": stats.interval_text(low, high) if known else "too few pairs",
+        "interval": "too few pairs" if math.isnan(low) else stats.interval_text(low, high),
         "share_pct": _share(part, by_seed, losses),
         "margin_pct": margin,
         **{name: found[name] for name in ("p_value", "verdict", "detectable_pct")},
     }
 
 
-def _share(
-    part: Part, by_seed: Mapping[int, float], losses: Mapping[Cell, Mapping[int, float]]
-) -> float | None:
+def _share(part: Part, by_seed: Mapping[int, float], losses: Losses) -> float | None:
     """Return the part's share of the whole gap with the same masters, %, over the same seeds."""
     masters = part.reference.masters
     bf16, _, stale, _ = _corners(masters)
     if part.name not in (STALE, TENSORWISE, MASTERS_IN_FP8):
         return None
     whole = _differences(Part(WHOLE_GAP, masters, (stale,), (bf16,), bf16), losses)
-    shared = [seed for seed in by_seed if seed in whole]
+    shared = whole.keys() & by_seed.keys()
     gap = sum(whole[seed] for seed in shared)
     return 100 * sum(by_seed[seed] for seed in shared) / gap if gap > 0 else None
 
@@ -238,13 +220,9 @@ def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     The arms are no full crossing, so the shares overlap and do not add up.
 
-    Args:
-        runs: Rows of `runs_frame`. Those that diverged have no loss and are left out.
-
-    Returns:
-        One row per setting with a fault and factor: ``factor``, ``num_runs``, ``between_pct``
-        (share of the sum of squares between the factor's levels), ``spread_within`` (nats) and
-        ``p_value`` of the F test.
+    One row per setting with a fault and factor: ``factor``, ``num_runs``, ``between_pct`` (share of
+    the sum of squares between the factor's levels), ``spread_within`` (nats) and ``p_value`` of the
+    F test. Runs that diverged have no loss and are left out.
     """
     rows = []
     for key, group in _faulty_settings(runs):

@@ -15,18 +15,17 @@ from typing import Any
 
 from fp8study.analysis.arms import (
     Arm,
-    Ratio,
     arm_caveats,
     arm_names,
     differing,
     group_arms,
     machine_differences,
+    median,
     ratio_of,
     read_folder,
     same_data,
     side_line,
 )
-from fp8study.analysis.frames import key_of
 from fp8study.core.config import FIELD_NAMES, completed
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import varying
@@ -38,35 +37,18 @@ _FOLLOWERS = {"precision": varying("pair"), "path": varying("switch")}
 
 
 @dataclass(frozen=True)
-class ArmComparison:
-    """One arm in two folders, A and B."""
-
-    arm: str
-    num_runs_a: int
-    """Runs whose timings count."""
-    num_runs_b: int
-    tokens_per_second_per_gpu_a: float | None
-    """Median over the runs whose timings count."""
-    tokens_per_second_per_gpu_b: float | None
-    speed_ratio: Ratio | None
-    """B ÷ A of tokens per second and GPU; None where a side has no timings that count."""
-    memory_ratio: float | None
-    """B ÷ A of the largest peak memory."""
-    loss_difference: float | None
-    """B − A of the final training loss, nats per token, mean over the seeds in both; None
-    without a common seed or on other data."""
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """Two folders of results."""
+    """Folders of results, arm by arm."""
 
-    sides: tuple[str, str]
+    sides: tuple[str, ...]
     """A line about each folder."""
-    rows: tuple[ArmComparison, ...]
+    rows: tuple[dict[str, Any], ...]
+    """One for each arm that can be compared; ratios are `fp8study.analysis.arms.Ratio`."""
     without_partner: tuple[str, ...]
-    """A line for each arm that is in one folder only."""
+    """A line for each arm that cannot."""
+    reference: str = ""
+    """The fields that make an arm the reference, where ratios are to one."""
+    device: str = ""
 
 
 def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison:
@@ -77,38 +59,40 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
         b: The one to be judged.
         ignored: Fields in which paired arms may differ.
 
+    Returns:
+        Rows of the ``arm``; of each side, ``_a`` and ``_b``, ``num_runs`` whose timings count and
+        their median ``tokens_per_second_per_gpu``; ``speed_ratio`` and ``memory_ratio`` (of the
+        largest peaks), B ÷ A; ``loss_difference``, B − A of the final training loss, nats per
+        token, mean over the seeds in both, None without such a seed or on other data; ``notes``.
+
     Raises:
         UserError: A folder without records, an unknown field, or no arm that is in both.
     """
-    check_fields(ignored, "--ignore")
+    _check_fields(ignored, "--ignore")
     records = read_folder(a, "A"), read_folder(b, "B")
     arms_a, arms_b = (group_arms(found, ignored) for found in records)
     names = arm_names(arms_b | arms_a)
-    common = [key for key in arms_a if key in arms_b]
-    lonely = [
+    alone = [
         f"only in {side}: {names[key]}{_nearest_arm(arm, others, other)}"
         for side, ours, other, others in (("A", arms_a, "B", arms_b), ("B", arms_b, "A", arms_a))
         for key, arm in ours.items()
         if key not in others
     ]
-    if not common:
+    rows = tuple(
+        {"arm": names[key]} | _compared(arm, arms_b[key], ignored)
+        for key, arm in arms_a.items()
+        if key in arms_b
+    )
+    if not rows:
         raise UserError(
-            f"B: '{b}' shares no arm with '{a}': {lonely[0]}; name the fields that may differ, "
+            f"B: '{b}' shares no arm with '{a}': {alone[0]}; name the fields that may differ, "
             "as --ignore num_steps"
         )
-    return Comparison(
-        sides=(side_line("A", str(a), records[0]), side_line("B", str(b), records[1])),
-        rows=tuple(_compared(names[key], arms_a[key], arms_b[key], ignored) for key in common),
-        without_partner=tuple(lonely),
-    )
+    sides = side_line("A", str(a), records[0]), side_line("B", str(b), records[1])
+    return Comparison(sides, rows, tuple(alone))
 
 
-def check_fields(names: Sequence[str], option: str) -> None:
-    """Refuse what is no field of a configuration.
-
-    Raises:
-        UserError: With the nearest field.
-    """
+def _check_fields(names: Sequence[str], option: str) -> None:
     for name in names:
         if name not in FIELD_NAMES:
             raise UserError(
@@ -124,98 +108,59 @@ def _nearest_arm(arm: Arm, others: dict[str, Arm], side: str) -> str:
     return f" (nearest in {side} differs in {', '.join(fields[:_MOST_FIELDS])}{more})"
 
 
-def _compared(name: str, a: Arm, b: Arm, ignored: Sequence[str]) -> ArmComparison:
+def _compared(a: Arm, b: Arm, ignored: Sequence[str]) -> dict[str, Any]:
     notes = machine_differences(a.records, b.records)
     for field in ignored:
-        ours, theirs = (_values_of(field, arm) for arm in (a, b))
+        ours, theirs = (
+            " / ".join(sorted({str(completed(r.config).get(field)) for r in arm.records}))
+            for arm in (a, b)
+        )
         if ours != theirs:
             notes.append(f"{field} {ours} → {theirs}")
     notes += arm_caveats("A", a) + arm_caveats("B", b)
-    seeds = sorted(a.losses.keys() & b.losses.keys())
+    seeds = a.losses.keys() & b.losses.keys()
     loss = None
     if not same_data(a.records, b.records):
         notes.append("other or unknown data: no loss compared")
     elif seeds:
-        loss = statistics.mean(b.losses[seed] - a.losses[seed] for seed in seeds)
+        loss = statistics.mean(b.losses[seed] - a.losses[seed] for seed in sorted(seeds))
     elif a.losses and b.losses:
         notes.append("no common seed: no loss compared")
-    return ArmComparison(
-        arm=name,
-        num_runs_a=len(a.rates),
-        num_runs_b=len(b.rates),
-        tokens_per_second_per_gpu_a=median(a.rates),
-        tokens_per_second_per_gpu_b=median(b.rates),
-        speed_ratio=ratio_of([b.rates], [a.rates]),
-        memory_ratio=quotient(b.memory_peak_gib, a.memory_peak_gib),
-        loss_difference=loss,
-        notes=tuple(notes),
-    )
+    return {
+        "num_runs_a": len(a.rates),
+        "num_runs_b": len(b.rates),
+        "tokens_per_second_per_gpu_a": median(a.rates),
+        "tokens_per_second_per_gpu_b": median(b.rates),
+        "speed_ratio": ratio_of([b.rates], [a.rates]),
+        "memory_ratio": _quotient(b.memory_peak_gib, a.memory_peak_gib),
+        "loss_difference": loss,
+        "notes": tuple(notes),
+    }
 
 
-def _values_of(field: str, arm: Arm) -> str:
-    return " / ".join(sorted({str(completed(r.config).get(field)) for r in arm.records}))
-
-
-def median(values: list[float]) -> float | None:
-    """Return the median, or None of nothing."""
-    return statistics.median(values) if values else None
-
-
-def quotient(above: float | None, below: float | None) -> float | None:
-    """Divide, where both are known."""
+def _quotient(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-@dataclass(frozen=True)
-class RelativeArm:
-    """One arm of a call, over the call's reference arm."""
-
-    arm: str
-    num_runs: int
-    """Runs of the arm whose timings count."""
-    tokens_per_second_per_gpu: float | None
-    """Median; the only absolute rate, to be compared with nothing."""
-    speed: Ratio | None
-    """Tokens per second, over the reference arm's."""
-    speed_baseline: Ratio | None
-    """The same in the baseline."""
-    change: Ratio | None
-    """``speed`` over ``speed_baseline``: below 1 the arm has lost ground."""
-    memory: float | None
-    """Peak memory, over the reference arm's."""
-    memory_baseline: float | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class RelativeComparison:
-    """A call, and a baseline where there is one."""
-
-    sides: tuple[str, ...]
-    """A line about each folder, the baseline's first."""
-    reference: str
-    """The fields that make an arm the reference."""
-    rows: tuple[RelativeArm, ...]
-    without_reference: tuple[str, ...]
-    """A line for each arm of the call that has no reference arm."""
-    device: str
-
-
-def compare_relative(
-    baseline: Path | None, here: Path, reference: Mapping[str, Any]
-) -> RelativeComparison:
+def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, Any]) -> Comparison:
     """Divide every arm by its reference arm, and that by the baseline's.
 
     Args:
-        baseline: A folder of results; None for the call alone.
-        here: The call to be judged.
+        baseline: A folder of results; None for the session alone.
+        here: The session to be judged.
         reference: Field → its value in the reference arm, which is equal to the arm in all other
             fields but those that follow from these.
+
+    Returns:
+        Rows of the ``arm``, its ``num_runs`` whose timings count and their median
+        ``tokens_per_second_per_gpu`` (to be compared with nothing); ``speed`` and ``memory`` over
+        the reference arm's; ``speed_baseline`` and ``memory_baseline``, the same in the baseline;
+        ``change``, the one over the other: below 1 the arm has lost ground; ``notes``.
 
     Raises:
         UserError: A folder without records, an unknown field, or no arm with a reference arm.
     """
-    check_fields(list(reference), "--reference")
+    _check_fields(list(reference), "--reference")
     wanted = {name: completed(reference)[name] for name in reference}
     records = read_folder(here, "B")
     ours, sides = group_arms(records), [side_line("B", str(here), records)]
@@ -225,15 +170,24 @@ def compare_relative(
         theirs = group_arms(found)
         sides.insert(0, side_line("A", str(baseline), found))
     names = arm_names(theirs | ours)
-    rows, lonely = [], []
+    rows, alone = [], []
     for key, arm in ours.items():
         if _is_reference(arm, wanted):
             continue
         base = _reference_of(arm, ours, wanted)
         if base is None:
-            lonely.append(f"no reference arm, or several: {names[key]}")
+            alone.append(f"no reference arm, or several: {names[key]}")
             continue
-        rows.append(_related(names[key], arm, base, theirs.get(key), theirs, wanted))
+        row = {
+            "arm": names[key],
+            "num_runs": len(arm.rates),
+            "tokens_per_second_per_gpu": median(arm.rates),
+            "speed": ratio_of([arm.rates], [base.rates]),
+            "memory": _quotient(arm.memory_peak_gib, base.memory_peak_gib),
+        }
+        notes = arm_caveats("B", arm) + arm_caveats("B, reference", base)
+        notes += machine_differences(base.records, arm.records)
+        rows.append(row | _against_baseline(arm, base, theirs.get(key), theirs, wanted, notes))
     words = ", ".join(f"{name}={value}" for name, value in wanted.items())
     if not rows:
         raise UserError(
@@ -241,7 +195,7 @@ def compare_relative(
             "its arms differ, as precision=bf16"
         )
     device = str(records[0].machine.get("device"))
-    return RelativeComparison(tuple(sides), words, tuple(rows), tuple(lonely), device)
+    return Comparison(tuple(sides), tuple(rows), tuple(alone), words, device)
 
 
 def _is_reference(arm: Arm, wanted: Mapping[str, Any]) -> bool:
@@ -251,46 +205,34 @@ def _is_reference(arm: Arm, wanted: Mapping[str, Any]) -> bool:
 def _reference_of(arm: Arm, arms: Mapping[str, Arm], wanted: Mapping[str, Any]) -> Arm | None:
     """Return the one reference arm that equals `arm` in all that is not asked about."""
     free = {*wanted, *(field for name in wanted for field in _FOLLOWERS.get(name, ()))}
-
-    def rest(config: Mapping[str, Any]) -> str:
-        return key_of({name: value for name, value in config.items() if name not in free})
-
+    held = arm.config.keys() - free
     found = [
         other
         for other in arms.values()
-        if _is_reference(other, wanted) and rest(other.config) == rest(arm.config)
+        if _is_reference(other, wanted)
+        and all(other.config.get(name) == arm.config[name] for name in held)
     ]
     return found[0] if len(found) == 1 else None
 
 
-def _related(
-    name: str,
+def _against_baseline(
     arm: Arm,
     base: Arm,
     old_arm: Arm | None,
     theirs: Mapping[str, Arm],
     wanted: Mapping[str, Any],
-) -> RelativeArm:
-    notes = arm_caveats("B", arm) + arm_caveats("B, reference", base)
-    notes += machine_differences(base.records, arm.records)
+    notes: list[str],
+) -> dict[str, Any]:
     old_base = _reference_of(old_arm, theirs, wanted) if old_arm else None
-    old_speed = change = old_memory = None
+    row = dict.fromkeys(("speed_baseline", "change", "memory_baseline"))
     if old_arm and old_base:
         notes += arm_caveats("A", old_arm) + arm_caveats("A, reference", old_base)
         notes += machine_differences(old_arm.records, arm.records)
-        old_speed = ratio_of([old_arm.rates], [old_base.rates])
-        change = ratio_of([arm.rates, old_base.rates], [base.rates, old_arm.rates])
-        old_memory = quotient(old_arm.memory_peak_gib, old_base.memory_peak_gib)
+        row = {
+            "speed_baseline": ratio_of([old_arm.rates], [old_base.rates]),
+            "change": ratio_of([arm.rates, old_base.rates], [base.rates, old_arm.rates]),
+            "memory_baseline": _quotient(old_arm.memory_peak_gib, old_base.memory_peak_gib),
+        }
     elif theirs:
         notes.append("not in the baseline")
-    return RelativeArm(
-        arm=name,
-        num_runs=len(arm.rates),
-        tokens_per_second_per_gpu=median(arm.rates),
-        speed=ratio_of([arm.rates], [base.rates]),
-        speed_baseline=old_speed,
-        change=change,
-        memory=quotient(arm.memory_peak_gib, base.memory_peak_gib),
-        memory_baseline=old_memory,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+    return row | {"notes": tuple(dict.fromkeys(notes))}

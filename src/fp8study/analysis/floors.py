@@ -61,89 +61,74 @@ def _joined(runs: pd.DataFrame, base: pd.DataFrame, keys: list[str]) -> pd.DataF
 def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
     """List the differences in final loss of every two runs that one thing tells apart.
 
-    Args:
-        runs: Rows of `runs_frame`; runs on a CPU are left out, and so are studies of speed alone,
-            whose few steps end anywhere.
-
-    Returns:
-        The columns of `LADDER_COLUMNS`, one row per pair: ``rung`` is `AGAIN`, `KERNELS`, `SEED`
-        (both of BF16 arms), a precision (against BF16, same seed) or `FAULT` (stale FP8 against
-        BF16), and ``difference_pct`` the absolute difference in % of the loss. Only machines,
-        studies and models with two runs of one arm, whose noise is known.
+    The columns of `LADDER_COLUMNS`, one row per pair: ``rung`` is `AGAIN`, `KERNELS`, `SEED` (both
+    of BF16 arms), a precision (against BF16, same seed) or `FAULT` (stale FP8 against BF16), and
+    ``difference_pct`` the absolute difference in % of the loss. Only machines, studies and models
+    with two runs of one arm, whose noise is known; runs on a CPU are left out, and so are studies
+    of speed alone, whose few steps end anywhere.
     """
     healthy = _usable(runs)
     newest = newest_per_seed(healthy)
-    rows = [*_apart(healthy, ["arm_key", "pair_key"], AGAIN)]
-    rows += _apart(newest[newest["precision"] == "bf16"], ["arm_key"], SEED)
-    noisy = {(row["machine"], row["study"], row["model"]) for row in rows}
-    for _, pair in kernel_pairs(runs).iterrows():
-        rows.append(_against(pair, KERNELS, pair["loss_last20_mean_base"]))
-    for _, pair in paired_losses(_usable(runs, stale=True)).iterrows():
-        rung = FAULT if pair["stale"] else PRECISION_LABELS.get(pair["precision"], "other")
-        rows.append(_against(pair, rung, pair["loss_last20_mean_bf16"]))
-    kept = [row for row in rows if (row["machine"], row["study"], row["model"]) in noisy]
-    return pd.DataFrame(kept, columns=LADDER_COLUMNS)
+    bf16 = newest[newest["precision"] == "bf16"]
+    noise = [*_apart(healthy, ["arm_key", "pair_key"], AGAIN), *_apart(bf16, ["arm_key"], SEED)]
+    pairs = paired_losses(_usable(runs, stale=True))
+    rungs = pairs["precision"].map(PRECISION_LABELS).fillna("other").mask(pairs["stale"], FAULT)
+    tables = [
+        pd.DataFrame(noise, columns=LADDER_COLUMNS),
+        _against(kernel_pairs(runs).assign(rung=KERNELS), "loss_last20_mean_base"),
+        _against(pairs.assign(rung=rungs), "loss_last20_mean_bf16"),
+    ]
+    table = pd.concat([each for each in tables if len(each)] or tables[:1], ignore_index=True)
+    place = ["machine", "study", "model"]
+    return table.merge(tables[0][place].drop_duplicates(), on=place)
 
 
 def _apart(runs: pd.DataFrame, keys: list[str], rung: str) -> Iterator[dict[str, object]]:
     """Compare every two runs of a group with each other."""
     for _, group in runs.groupby(keys, sort=False):
+        first = group.iloc[0][LADDER_COLUMNS[:3]].to_dict() | {"rung": rung}
+        first["precision"] = group["precision"].iloc[0]
         mean = group["loss_last20_mean"].mean()
         for one, other in itertools.combinations(group["loss_last20_mean"], 2):
-            yield _row(group.iloc[0], rung, 100 * abs(one - other) / mean)
+            yield first | {"difference_pct": 100 * abs(one - other) / mean}
 
 
-def _against(run: pd.Series, rung: str, base: float) -> dict[str, object]:
-    return _row(run, rung, 100 * abs(run["loss_last20_mean"] - base) / base)
-
-
-def _row(run: pd.Series, rung: str, difference_pct: float) -> dict[str, object]:
-    identity = {name: run[name] for name in ("machine", "study", "model", "precision")}
-    return identity | {"rung": rung, "difference_pct": float(difference_pct)}
+def _against(pairs: pd.DataFrame, base: str) -> pd.DataFrame:
+    apart = 100 * (pairs["loss_last20_mean"] - pairs[base]).abs() / pairs[base]
+    return pairs.assign(difference_pct=apart)[LADDER_COLUMNS]
 
 
 def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
     """Follow the gap on text that no run trained on, for FP8 and for what should make none.
 
-    Args:
-        stored_runs: Records; those with ``validation_losses`` count.
-        runs: `runs_frame` of them.
-
-    Returns:
-        The columns of `CURVE_COLUMNS`, one row per arm, ``rung`` and scored ``step``: the gap's
-        mean over seeds, in % of the other run's loss, with the 95 % interval and the verdict of
-        `stats.judged`. The ``rung`` says against what: a precision against BF16, `KERNELS` (BF16
-        against BF16), or `AGAIN` (the arm against its own first run).
+    Of the records with ``validation_losses``, whose `runs_frame` is `runs`: the columns of
+    `CURVE_COLUMNS`, one row per arm, ``rung`` and scored ``step``: the gap's mean over seeds, in %
+    of the other run's loss, with the 95 % interval and the verdict of `stats.judged`. The ``rung``
+    says against what: a precision against BF16, `KERNELS` (BF16 against BF16), or `AGAIN` (the arm
+    against its own first run).
     """
-    curves = {
-        (run.machine_label, run.record.study, run.record.run_id): {
-            int(point["step"]): float(point["loss"])
+    place = ["machine", "study", "run_id", "step"]
+    curves = pd.DataFrame(
+        [
+            (run.machine_label, run.record.study, run.record.run_id, point["step"], point["loss"])
+            for run in stored_runs
             for point in run.record.results.get("validation_losses", [])
             if point.get("loss") is not None
-        }
-        for run in stored_runs
-    }
+        ],
+        columns=[*place, "scored"],
+    )
     against_bf16 = paired_losses(_usable(runs)).rename(columns={"run_id_bf16": "run_id_base"})
     labels = against_bf16["precision"].map(PRECISION_LABELS)
-    pairs = pd.concat(
-        [
-            against_bf16.assign(rung=labels),
-            kernel_pairs(runs).assign(rung=KERNELS),
-            reruns(runs).assign(rung=AGAIN),
-        ]
-    )
+    kernels, again = kernel_pairs(runs).assign(rung=KERNELS), reruns(runs).assign(rung=AGAIN)
+    pairs = pd.concat([against_bf16.assign(rung=labels), kernels, again])
+    ours = pairs.merge(curves, on=place[:3])
+    base = curves.rename(columns={"run_id": "run_id_base", "scored": "scored_base"})
+    both = ours.merge(base, on=["machine", "study", "run_id_base", "step"])
+    both["gap_pct"] = 100 * (both["scored"] / both["scored_base"] - 1)
     rows: list[dict[str, object]] = []
-    for _, group in pairs.groupby(["arm_key", "rung"], sort=False):
-        gaps: dict[int, list[float]] = {}
-        for _, pair in group.iterrows():
-            ours, theirs = (
-                curves.get((pair["machine"], pair["study"], pair[name]), {})
-                for name in ("run_id", "run_id_base")
-            )
-            for step in ours.keys() & theirs.keys():
-                gaps.setdefault(step, []).append(100 * (ours[step] / theirs[step] - 1))
-        first = group.iloc[0]
-        for step, pct in sorted(gaps.items()):
+    for _, group in both.groupby(["arm_key", "rung"], sort=False):
+        for step, scored in group.groupby("step"):
+            pct, first = scored["gap_pct"].tolist(), scored.iloc[0]
             row = {name: first[name] for name in [*_PLACE, "rung", "margin_pct"]}
             row |= {"step": step, "num_pairs": len(pct), "gap_pct": sum(pct) / len(pct)}
             rows.append(row | stats.judged(pct, float(first["margin_pct"])))

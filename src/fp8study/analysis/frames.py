@@ -145,12 +145,9 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 
 def key_of(config: Mapping[str, Any], ignored: Iterable[str] = (), place: Any = None) -> str:
-    """Write a configuration as a text that is equal for equal ones.
+    """Write a completed configuration, but for `ignored` fields, and `place` as one text.
 
-    Args:
-        config: Of a record, `fp8study.core.config.completed`.
-        ignored: Fields to leave out.
-        place: What else must be equal.
+    Equal configurations at equal places have equal texts.
     """
     ignored = {*ignored}
     content = {name: value for name, value in config.items() if name not in ignored}
@@ -183,9 +180,8 @@ def _arithmetic(record: RunRecord) -> str:
 def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Say, for each machine and study, where its numbers come from.
 
-    Returns:
-        One row per machine, study and installation: hardware, versions, commit, corpus, dates
-        and how many runs ended in which status.
+    One row per machine, study and installation: hardware, versions, commit, dates and how many runs
+    ended in which status.
     """
     hardware = runs["gpu_name"].fillna(runs["cpu_name"])
     commit = runs["git_commit"].astype("object").map(lambda c: c[:10] if isinstance(c, str) else "")
@@ -193,20 +189,19 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
     frame = runs.assign(hardware=hardware, commit=commit + dirty)
     keys = ["machine", "study", "hardware", "driver", "version_torch", "version_torchao", "commit"]
     keys += ["version_cuda", "version_transformers"]
-    columns = [*keys, "first_run", "last_run", "num_runs", "statuses"]
-    rows = []
-    for values, group in frame.groupby(keys, dropna=False, sort=False):
-        counts = group["status"].value_counts()
-        rows.append(
-            {
-                **dict(zip(keys, values, strict=True)),
-                "first_run": str(group["started_at"].min())[:16].replace("T", " "),
-                "last_run": str(group["ended_at"].max())[:16].replace("T", " "),
-                "num_runs": len(group),
-                "statuses": ", ".join(f"{count} {status}" for status, count in counts.items()),
-            }
-        )
-    return pd.DataFrame(rows, columns=columns)
+    groups = frame.groupby(keys, dropna=False, sort=False)
+    table = groups.agg(
+        first_run=("started_at", "min"),
+        last_run=("ended_at", "max"),
+        num_runs=("run_id", "size"),
+        statuses=(
+            "status",
+            lambda s: ", ".join(f"{n} {end}" for end, n in s.value_counts().items()),
+        ),
+    ).reset_index()
+    for name in ("first_run", "last_run"):
+        table[name] = table[name].astype(str).str[:16].str.replace("T", " ")
+    return table
 
 
 def failures_table(runs: pd.DataFrame) -> pd.DataFrame:

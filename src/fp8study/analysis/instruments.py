@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.pairing import medians_by, ordered
+from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.records import StoredRun
 
@@ -28,15 +28,10 @@ KINDS = ("gemm_fp8", "gemm_bf16", "attention", "fused", "loss", "optimizer", "co
 
 
 def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per completed run that carries instruments.
+    """One row per completed run that carries instruments; `runs` is `runs_frame` of them.
 
-    Args:
-        stored_runs: What `fp8study.core.records.load_runs` returned.
-        runs: `runs_frame` of them.
-
-    Returns:
-        The columns of `runs`, and those of ``instruments`` and ``audit`` with their path as a
-        name: ``memory.peak_gib``, ``step.by_kind_ms.attention``, ``audit.stalled_pct`` …
+    The columns of `runs`, and those of ``instruments`` and ``audit`` with their path as a name:
+    ``memory.peak_gib``, ``step.by_kind_ms.attention``, ``audit.stalled_pct`` …
     """
     rows = [
         _row(run)
@@ -126,24 +121,23 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     return result.reset_index()[columns]
 
 
-def _items(run: pd.Series, column: str) -> list[dict[str, Any]]:
-    """Return a run's list of mappings, empty where it measured none."""
-    return run[column] if isinstance(run.get(column), list) else []
+def _items(runs: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return one row per mapping of the lists in a column, under the index of its run."""
+    lists = runs[column] if column in runs else pd.Series(dtype=object)
+    items = lists[lists.map(lambda value: isinstance(value, list))].explode().dropna()
+    return pd.DataFrame(items.tolist(), index=items.index)
 
 
-def product_rates(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per run: TFLOP/s of its GEMMs inside the profiled step, and the achievable ones."""
-    known = frame[numbers(frame, "ceilings.run_tflops").notna()]
-    rows = []
-    for _, run in known[known["device"] == "cuda"].iterrows():
-        listed = _items(run, "step.gemm")
-        seconds = sum(product.get("time_ms", 0.0) for product in listed) / 1000
-        if seconds > 0:
-            rate = sum(product["tflop"] for product in listed) / seconds
-            identity = {name: run[name] for name in ARM}
-            achievable = float(run["ceilings.run_tflops"])
-            rows.append(identity | {"profiled_tflops": rate, "achievable_tflops": achievable})
-    return pd.DataFrame(rows, columns=[*ARM, "profiled_tflops", "achievable_tflops"])
+def gemm_pct(frame: pd.DataFrame) -> pd.Series:
+    """Return by arm how fast its GEMMs ran inside the profiled step, % of their GEMM peak."""
+    gemms = _items(frame[frame["device"] == "cuda"], "step.gemm")
+    if "time_ms" not in gemms:
+        return pd.Series(dtype=float)
+    sums = gemms[["tflop", "time_ms"]].groupby(level=0).sum()
+    runs = frame.loc[sums.index[sums["time_ms"] > 0]]
+    rates = 1000 * sums["tflop"] / sums["time_ms"]
+    pct = 100 * rates[runs.index] / numbers(runs, "ceilings.run_tflops")
+    return pct.groupby(runs["arm_key"]).median()
 
 
 def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -175,15 +169,13 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
 def products_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The GEMMs of a profiled step by dtypes, with the kernel that took longest."""
     columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions"]
-    rows = []
-    for _, run in frame[frame["device"] == "cuda"].iterrows():
-        for product in _items(run, "step.gemm"):
-            kernel = (product.get("kernels") or ["–"])[0]
-            dtypes = short_dtypes(product["dtypes"])
-            rows.append((run["machine"], run["model"], dtypes, kernel, run["arm"]))
-    if not rows:
+    gemms = _items(frame[frame["device"] == "cuda"], "step.gemm")
+    if gemms.empty:
         return pd.DataFrame(columns=columns)
-    groups = pd.DataFrame(rows, columns=[*columns[:4], "arm"]).groupby(columns[:3], sort=True)
+    gemms["dtypes"] = gemms["dtypes"].map(short_dtypes)
+    gemms["kernel"] = [names[0] if isinstance(names, list) and names else "–"
+                       for names in gemms.get("kernels", [None] * len(gemms))]  # fmt: skip
+    groups = gemms.join(frame[["machine", "model", "arm"]]).groupby(columns[:3])
     result = groups.agg(
         kernel=("kernel", lambda names: names.mode().iloc[0]),
         num_runs=("kernel", "size"),
@@ -220,14 +212,12 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
         "clock_sm_mhz_median": "energy.clock_sm_mhz_median",
         "clock_sm_mhz_min": "energy.clock_sm_mhz_min",
         "power_cap_pct": "energy.throttled_pct.power_cap",
-        "num_alloc_retries": "memory.num_alloc_retries",
-        "num_device_allocs": "memory.num_device_allocs",
-    }
+    } | {name: f"memory.{name}" for name in ALLOCATOR_EVENTS}
     table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
     sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
     table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
     change = _against_bf16(table, "joule_per_token")
-    strained = (table["num_alloc_retries"] > 0) | (table["num_device_allocs"] > 0)
+    strained = (table[[*ALLOCATOR_EVENTS]] > 0).any(axis=1)
     contexts = context(table)
     table["change_pct"] = change.where(~contexts.isin(set(contexts[strained])))
     return table
@@ -237,25 +227,25 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Bytes of one step's collectives on one rank, GiB, by collective and dtype.
 
     ``all_gather_gib`` and ``reduce_scatter_gib`` are sums over dtypes, ``…_dtypes`` name them
-    with their share; ``all_gather_change_pct`` is against BF16.
+    with their share; ``all_gather_change_pct`` is against BF16. Of an arm the last run counts.
     """
-    rows = []
-    for _, run in frame.iterrows():
-        moved = _items(run, "step.communication")
-        if not moved:
-            continue
-        row = {name: run[name] for name in ARM}
-        for collective in ("all_gather", "reduce_scatter", "all_reduce"):
-            parts = [part for part in moved if part["collective"] == collective]
-            sizes = [f" {part['gib']:.2g}" if len(parts) > 1 else "" for part in parts]
-            dtypes = [short_dtypes(part["dtype"]) for part in parts]
-            row[f"{collective}_gib"] = sum(part["gib"] for part in parts) if parts else math.nan
-            row[f"{collective}_dtypes"] = ", ".join(map("".join, zip(dtypes, sizes, strict=True)))
-        rows.append(row)
-    if not rows:
+    moved = _items(frame, "step.communication")
+    runs = frame.loc[moved.index.unique(), ARM].drop_duplicates("arm_key", keep="last")
+    if runs.empty:
         return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib"])
-    table = pd.DataFrame(rows).drop_duplicates("arm_key", keep="last")
-    return ordered(table.assign(all_gather_change_pct=_against_bf16(table, "all_gather_gib")))
+    for collective in ("all_gather", "reduce_scatter", "all_reduce"):
+        parts = moved[moved["collective"] == collective].groupby(level=0)
+        runs[f"{collective}_gib"] = parts["gib"].sum()
+        dtypes = {run: _by_dtype(part) for run, part in parts}
+        runs[f"{collective}_dtypes"] = pd.Series(dtypes, dtype=object)
+    return ordered(runs.assign(all_gather_change_pct=_against_bf16(runs, "all_gather_gib")))
+
+
+def _by_dtype(parts: pd.DataFrame) -> str:
+    names = parts["dtype"].map(short_dtypes)
+    if len(names) == 1:
+        return str(names.iloc[0])
+    return ", ".join(f"{n} {gib:.2g}" for n, gib in zip(names, parts["gib"], strict=True))
 
 
 def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -264,20 +254,16 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, runs in audited.groupby("arm_key", sort=False):
         run = runs.iloc[0]
-        found = [text for text in runs["audit.problems"] if text]
-        rows.append(
-            {name: run[name] for name in ARM}
-            | {
-                "num_runs": len(runs),
-                "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
-                "matmul_dtypes": _list(run.get("audit.matmul_dtypes")),
-                "gradient_dtypes": _list(run.get("audit.gradient_dtypes")),
-                "moved_pct": 100 - float(runs["audit.stalled_pct"].astype(float).median()),
-                "problems": found[0] if found else "none",
-            }
-        )
-    found_columns = ["num_runs", "converted", "matmul_dtypes", "gradient_dtypes", "moved_pct"]
-    return ordered(pd.DataFrame(rows, columns=[*ARM, *found_columns, "problems"]))
+        found = {
+            "num_runs": len(runs),
+            "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
+            "matmul_dtypes": _list(run.get("audit.matmul_dtypes")),
+            "gradient_dtypes": _list(run.get("audit.gradient_dtypes")),
+            "moved_pct": 100 - float(runs["audit.stalled_pct"].astype(float).median()),
+            "problems": next(filter(None, runs["audit.problems"]), "none"),
+        }
+        rows.append(run[ARM].to_dict() | found)
+    return ordered(pd.DataFrame(rows, columns=None if rows else ARM))
 
 
 def _list(names: object) -> str:
@@ -319,21 +305,13 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     """
     columns = [*ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
                "step_time_ms", "step_time_ms_bf16", "break_even_steps"]  # fmt: skip
-    calm = frame[
-        (frame["device"] == "cuda")
-        & ~frame["stale"]
-        & (numbers(frame, "memory.num_alloc_retries").fillna(0) == 0)
-        & (numbers(frame, "memory.num_device_allocs").fillna(0) == 0)
-        & frame["warm_up_seconds"].notna()
-    ]
+    events = [numbers(frame, f"memory.{name}").fillna(0) for name in ALLOCATOR_EVENTS]
+    timed = (frame["device"] == "cuda") & frame["warm_up_seconds"].notna()
+    calm = frame[timed & ~frame["stale"] & (sum(events) == 0)]
     if calm.empty:
         return pd.DataFrame(columns=columns)
-    states = [
-        cache_state(float(hits), float(misses))
-        for hits, misses in zip(
-            calm["compile_cache_hits"], calm["compile_cache_misses"], strict=True
-        )
-    ]
+    counts = calm[["compile_cache_hits", "compile_cache_misses"]].astype(float).to_numpy()
+    states = [cache_state(*counted) for counted in counts]
     calm = calm.assign(cache=states, _context=context(calm))
     names = [name for name in ARM if name != "arm"]
     table = medians_by(calm, ["_context", "arm", "cache"], ["warm_up_seconds"], names)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -55,20 +55,16 @@ def loss_gap_table(
 ) -> pd.DataFrame:
     """Compare the final loss of every arm with BF16, paired by seed.
 
-    Args:
-        runs: Rows of `runs_frame`.
-        loss: On what was trained on, the mean over the last 20 steps, or on what was not.
-
-    Returns:
-        The columns of `LOSS_GAP_COLUMNS`. Losses are in nats per token; ``gap`` is FP8 − BF16,
-        ``gap_pct`` the mean of the gaps relative to BF16, ``epochs`` how often the corpus was
-        seen at most. ``num_pairs`` counts seeds with a pair, ``num_lost`` the arm's seeds without
-        one (failed, diverged, no partner), and ``num_diverged`` those of them that diverged where
-        BF16 did not; ``pairs`` says the first two in words. From three pairs on there are
-        intervals, p-values and the verdict at ``margin_pct`` of `stats.judged`; ``p_holm`` is
-        adjusted over the arms of a study that are not stale. An arm that diverged alone is called
-        `DIVERGED` instead, however close its other seeds are, and has a row even if no seed is
-        left. ``judged`` is the verdict, with the seeds that diverged, or why there is none.
+    The columns of `LOSS_GAP_COLUMNS`. Losses are in nats per token: on what was trained on, the
+    mean over the last 20 steps, or on what was not; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of
+    the gaps relative to BF16, ``epochs`` how often the corpus was seen at most. ``num_pairs``
+    counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed, diverged, no
+    partner), and ``num_diverged`` those of them that diverged where BF16 did not; ``pairs`` says
+    the first two in words. From three pairs on there are intervals, p-values and the verdict at
+    ``margin_pct`` of `stats.judged`; ``p_holm`` is adjusted over the arms of a study that are not
+    stale. An arm that diverged alone is called `DIVERGED` instead, however close its other seeds
+    are, and has a row even if no seed is left. ``judged`` is the verdict, with the seeds that
+    diverged, or why there is none.
     """
     runs = runs[~runs["speed_only"]]
     if loss == "validation_loss":
@@ -201,33 +197,23 @@ def _judged(gaps: Sequence[float], runs: pd.DataFrame) -> dict[str, Any]:
     return {"margin_pct": margin} | stats.judged(gaps, margin)
 
 
-def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Yield every healthy pair on a GPU with its loss gap by step, smoothed."""
-    losses = _smoothed(metrics)
-    for _, pair in _healthy_pairs(runs).iterrows():
-        ours = losses.get((pair["machine"], pair["study"], pair["run_id"]))
-        theirs = losses.get((pair["machine"], pair["study"], pair["run_id_bf16"]))
-        if ours is not None and theirs is not None:
-            gap = (100 * (ours - theirs) / theirs).dropna()
-            if len(gap):
-                yield pair, gap
+def _gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
+    ours = _smoothed(metrics)
+    theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
+    both = _healthy_pairs(runs).merge(ours, on=["machine", "study", "run_id"])
+    both = both.merge(theirs, on=["machine", "study", "run_id_bf16", "step"])
+    gap = both["smooth"] - both["smooth_bf16"]
+    return both.assign(gap_pct=100 * gap / both["smooth_bf16"])
 
 
 def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Follow the loss gap of every healthy pair on a GPU through training.
 
-    Returns:
-        The columns of `GAP_STEP_COLUMNS`, one row per pair and step that both runs logged: gaps of
-        the means of the last `SMOOTHING_STEPS` logged steps.
+    The columns of `GAP_STEP_COLUMNS`, one row per pair and step that both runs logged: gaps of the
+    means of the last `SMOOTHING_STEPS` logged steps.
     """
-    frames = [
-        pd.DataFrame(
-            {"step": gap.index, "gap_pct": gap.to_numpy()}
-            | {name: pair[name] for name in GAP_STEP_COLUMNS[:-2]}
-        )
-        for pair, gap in gap_curves(metrics, runs)
-    ]
-    return _stacked(frames, GAP_STEP_COLUMNS)
+    return _gap_curves(metrics, runs)[GAP_STEP_COLUMNS]
 
 
 def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -236,37 +222,27 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     ``spread_pct`` is the standard deviation over seeds of the smoothed BF16 loss, in % of its
     mean. Arms of one seed have no row. The columns of `SPREAD_COLUMNS`.
     """
-    losses = _smoothed(metrics)
     newest = newest_per_seed(runs[~runs["speed_only"]])
     bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
-    frames = []
-    for _, group in bf16[(bf16["device"] == "cuda") & ~bf16["stale"]].groupby(
-        "arm_key", sort=False
-    ):
-        keys = zip(group["machine"], group["study"], group["run_id"], strict=True)
-        curves = [losses[key] for key in keys if key in losses]
-        if len(curves) >= 2:
-            table = pd.concat(curves, axis=1).dropna()
+    healthy = bf16[(bf16["device"] == "cuda") & ~bf16["stale"]]
+    curves = healthy.merge(_smoothed(metrics), on=["machine", "study", "run_id"])
+    frames = [pd.DataFrame(columns=SPREAD_COLUMNS)]
+    for _, group in curves.groupby("arm_key", sort=False):
+        table = group.pivot(index="step", columns="run_id", values="smooth").dropna()
+        if len(table.columns) >= 2:
             spread = 100 * table.std(axis=1, ddof=1) / table.mean(axis=1)
-            place = {name: group[name].iloc[0] for name in _PLACE} | {"num_seeds": len(curves)}
-            columns = {"step": spread.index, "spread_pct": spread.to_numpy()}
-            frames.append(pd.DataFrame(columns | place))
-    return _stacked(frames, SPREAD_COLUMNS)
+            place = {name: group[name].iloc[0] for name in _PLACE}
+            place["num_seeds"] = len(table.columns)
+            frames.append(spread.rename("spread_pct").reset_index().assign(**place))
+    return pd.concat(frames[1:] or frames, ignore_index=True)[SPREAD_COLUMNS]
 
 
-def _smoothed(metrics: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
-    """Return the running mean of each run's loss by step."""
-    by_run = metrics.set_index("step").groupby(["machine", "study", "run_id"], sort=False)["loss"]
-    return {
-        (str(machine), str(study), str(run_id)): loss.rolling(SMOOTHING_STEPS).mean().dropna()
-        for (machine, study, run_id), loss in by_run
-    }
-
-
-def _stacked(frames: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    if not frames:
-        return pd.DataFrame(columns=columns)
-    return pd.concat(frames, ignore_index=True)[columns]
+def _smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the running mean of each run's loss, ``smooth``, by step."""
+    by_run = metrics.groupby(["machine", "study", "run_id"], sort=False)["loss"]
+    smooth = by_run.transform(lambda loss: loss.rolling(SMOOTHING_STEPS).mean())
+    columns = ["machine", "study", "run_id", "step", "smooth"]
+    return metrics.assign(smooth=smooth)[columns].dropna(subset="smooth")
 
 
 def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -276,26 +252,22 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     a matter of what the model remembers. A gap that begins with the second pass is another finding
     than one that begins with the first.
 
-    Returns:
-        The columns of `PASS_COLUMNS`, of arms that trained for two passes or more and have three
-        pairs: ``passes`` over the corpus until ``step``, ``gap_pct`` the mean over seeds of the
-        smoothed gaps there, with the interval and the verdict of `stats.judged`.
+    The columns of `PASS_COLUMNS`, of arms that trained for two passes or more and have three pairs:
+    ``passes`` over the corpus until ``step``, ``gap_pct`` the mean over seeds of the smoothed gaps
+    there, with the interval and the verdict of `stats.judged`.
     """
-    arms: dict[str, list[tuple[pd.Series, pd.Series]]] = {}
-    for pair, gap in gap_curves(metrics, runs):
-        if _passes(pair, int(pair["steps_completed"])) >= 2:
-            arms.setdefault(pair["arm_key"], []).append((pair, gap))
     rows = []
-    for pairs in arms.values():
-        first = pairs[0][0]
-        if len(pairs) < stats.MIN_PAIRS_FOR_INTERVAL:
+    for _, group in _gap_curves(metrics, runs).groupby("arm_key", sort=False):
+        first = group.iloc[0]
+        again = _passes(first, int(first["steps_completed"])) >= 2
+        if not again or group["run_id"].nunique() < stats.MIN_PAIRS_FOR_INTERVAL:
             continue
         for passes, step in _pass_ends(first):
-            gaps = [float(gap.loc[:step].iloc[-1]) for _, gap in pairs if gap.index[0] <= step]
-            if gaps:
+            upto = group[group["step"] <= step].groupby("run_id", sort=False)["gap_pct"]
+            if gaps := upto.last().tolist():
                 row = {name: first[name] for name in _PASS_PLACE} | {"passes": passes, "step": step}
                 row |= {"num_pairs": len(gaps), "gap_pct": sum(gaps) / len(gaps)}
-                rows.append(row | _judged(gaps, first.to_frame().T))
+                rows.append(row | _judged(gaps, group))
     return pd.DataFrame(rows, columns=PASS_COLUMNS)
 
 

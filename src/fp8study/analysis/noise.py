@@ -25,6 +25,10 @@ squared mean) cannot be told from zero, the upper end is infinite. In simulation
 sequences, 95 % intervals held the truth in 95 to 99 % of all cases.
 
 Last, the formats themselves: how far rounding to one of their numbers is off (`Format`).
+
+A ``gradient_gram`` holds the inner products of N sequences' gradients, an ``error_gram`` those of
+the same sequences' errors, float64[N, N]. Intervals are
+of 95 %. What is out of range raises a `UserError`.
 """
 
 from __future__ import annotations
@@ -97,19 +101,12 @@ def _means(gram: Array) -> tuple[float, float]:
     return diagonal / count, (float(gram.sum()) - diagonal) / (count * (count - 1))
 
 
-def jackknife(statistic: Callable[..., float], *grams: Array, level: float = 0.95) -> Estimate:
+def jackknife(statistic: Callable[..., float], *grams: Array) -> Estimate:
     """Estimate a function of Gram matrices of the same N sequences, with its interval.
 
-    Args:
-        statistic: Takes the matrices and returns a number; smooth in their means.
-        grams: float64[N, N] each; a sequence is left out of all of them at once.
-        level: Coverage of the interval, Student's t with N - 1 degrees of freedom.
-
-    Raises:
-        UserError: The level is not between 0 and 1, or the matrices differ in size.
+    The statistic takes the matrices and is smooth in their means; a sequence is left out of all of
+    them at once. The interval is Student's t with N - 1 degrees of freedom.
     """
-    if not 0 < level < 1:
-        raise UserError(f"level: {level!r} is not between 0 and 1; try 0.95")
     count = len(grams[0])
     if any(len(gram) != count for gram in grams):
         raise UserError(f"gram: sizes {[len(g) for g in grams]} differ; take them from one point")
@@ -120,7 +117,7 @@ def jackknife(statistic: Callable[..., float], *grams: Array, level: float = 0.9
         without.append(statistic(*(gram[np.ix_(keep, keep)] for gram in grams)))
     spread = np.asarray(without) - np.mean(without)
     error = math.sqrt((count - 1) / count * float(spread @ spread))
-    half = float(stats.t.ppf(0.5 + level / 2, count - 1)) * error
+    half = float(stats.t.ppf(0.975, count - 1)) * error
     return Estimate(whole, whole - half, whole + half)
 
 
@@ -135,29 +132,21 @@ def _inverse(estimate: Estimate) -> Estimate:
     return Estimate(invert(estimate.value), invert(estimate.high), invert(estimate.low))
 
 
-def noise_scale(gradient_gram: Array, level: float = 0.95) -> Estimate:
-    """Return B_simple = tr(S) / |G|² in sequences; infinite where |G|² is lost in the noise.
-
-    Arguments as `crossing_batch`.
-    """
+def noise_scale(gradient_gram: Array) -> Estimate:
+    """Return B_simple = tr(S) / |G|² in sequences; infinite where |G|² is lost in the noise."""
 
     def inverse(gram: Array) -> float:
         found = moments(gram)
         return found.mean_square / found.trace
 
-    return _inverse(jackknife(inverse, gradient_gram, level=level))
+    return _inverse(jackknife(inverse, gradient_gram))
 
 
-def crossing_batch(gradient_gram: Array, error_gram: Array, level: float = 0.95) -> Estimate:
+def crossing_batch(gradient_gram: Array, error_gram: Array) -> Estimate:
     """Return the effective batch at which precision error equals sampling error, in sequences.
 
     Below it sampling error is the larger. It is infinite where no systematic error is seen, and
     0 where the precision error of a single sequence is already the larger.
-
-    Args:
-        gradient_gram: float64[N, N], inner products of per-sequence gradients.
-        error_gram: float64[N, N], of the same sequences' errors.
-        level: Coverage of the interval.
     """
 
     def inverse(gradients: Array, errors: Array) -> float:
@@ -168,34 +157,26 @@ def crossing_batch(gradient_gram: Array, error_gram: Array, level: float = 0.95)
 
     if math.isinf(inverse(gradient_gram, error_gram)):
         return Estimate(0.0, 0.0, 0.0)
-    return _inverse(jackknife(inverse, gradient_gram, error_gram, level=level))
+    return _inverse(jackknife(inverse, gradient_gram, error_gram))
 
 
-def systematic_share(error_gram: Array, level: float = 0.95) -> Estimate:
-    """Return the share of a single sequence's squared error that no averaging removes.
-
-    Arguments as `crossing_batch`.
-    """
+def systematic_share(error_gram: Array) -> Estimate:
+    """Return the share of a single sequence's squared error that no averaging removes."""
 
     def share(gram: Array) -> float:
         diagonal, apart = _means(gram)
         return apart / diagonal if diagonal > 0 else math.nan
 
-    return jackknife(share, error_gram, level=level)
+    return jackknife(share, error_gram)
 
 
-def error_ratio(
-    gradient_gram: Array, error_gram: Array, batch: int, level: float = 0.95
-) -> Estimate:
+def error_ratio(gradient_gram: Array, error_gram: Array, batch: int) -> Estimate:
     """Return precision error over sampling error at an effective batch.
 
     Averaging over all subsets of B measured sequences gives the same number as the formula, so
     for B < N this is measured, beyond it is extrapolated.
 
-    Arguments as `crossing_batch`, and the batch, B. The interval is made for the squared ratio.
-
-    Raises:
-        UserError: The batch is not positive.
+    The interval is made for the squared ratio.
     """
     if batch < 1:
         raise UserError(f"batch: {batch} is not positive; give 1 or more")
@@ -203,7 +184,7 @@ def error_ratio(
     def squared(gradients: Array, errors: Array) -> float:
         return moments(errors).at_batch(batch) * batch / moments(gradients).trace
 
-    found = jackknife(squared, gradient_gram, error_gram, level=level)
+    found = jackknife(squared, gradient_gram, error_gram)
     return Estimate(*(math.sqrt(max(0.0, v)) for v in (found.value, found.low, found.high)))
 
 
@@ -216,16 +197,9 @@ def inverse_law(grams: Sequence[Array], batches: Sequence[int]) -> Estimate:
     single ratios are no independent tests: every regrouping is made at all points and batches at
     once, and the run is one test.
 
-    Args:
-        grams: float64[N, N] each, of the same sequences at several points.
-        batches: Each makes at least two full groups of N.
-
-    Returns:
-        The mean ratio of the variance of means times B to that of single sequences. Its interval
-        is the range of 95 % of random groupings (a permutation test).
-
-    Raises:
-        UserError: A batch makes no two groups.
+    Of `grams` of the same sequences at several points, and of batches that each make two full
+    groups or more, it returns the mean ratio of the variance of means times B to that of single
+    sequences. Its interval is the range of 95 % of random groupings (a permutation test).
     """
     for batch in batches:
         if batch < 1 or len(grams[0]) // batch < 2:
@@ -301,11 +275,6 @@ class Format:
         unused = 2**self.mantissa_bits if self.has_infinity else 1
         return values[:-unused]
 
-    @property
-    def largest(self) -> float:
-        """The largest finite number."""
-        return float(self.numbers[-1])
-
     def round(self, value: float) -> float:
         """Round to the nearest number, ties to the even code; cut off at the largest."""
         apart = np.abs(self.numbers - abs(value))
@@ -333,11 +302,8 @@ def running_sum(
 ) -> float:
     """Add a number to itself many times, rounding after each addition.
 
-    Args:
-        term: The number.
-        count: How often it is added.
-        accumulator: Format of the sum; none for FP32.
-        values: Format that the term is rounded to first; by default the accumulator's.
+    Without an `accumulator` the sum is in FP32. `values` is the format that the term is rounded to
+    first; by default the accumulator's.
     """
     rounding = values or accumulator
     operand = np.float32(rounding.round(float(np.float32(term))) if rounding else term)

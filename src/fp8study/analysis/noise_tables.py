@@ -42,20 +42,17 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
         record = run.record
         if not record.noise:
             continue
-        config = record.config
         identity = {
             "machine": run.machine_label,
             "study": record.study,
             "run_id": record.run_id,
-            "model": config.get("model"),
-            "trained": config.get("precision"),
-            "seed": config.get("seed"),
+            "model": record.config.get("model"),
+            "trained": record.config.get("precision"),
+            "seed": record.config.get("seed"),
             "emulated": record.noise.get("emulated"),
         }
         frame = table(record.noise)
-        for position, (name, value) in enumerate(identity.items()):
-            frame.insert(position, name, value)
-        frames.append(frame)
+        frames.append(pd.DataFrame(identity, index=frame.index).join(frame))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -204,32 +201,20 @@ def budget_table(section: Section) -> pd.DataFrame:
 
 
 def parameter_table(section: Section) -> pd.DataFrame:
-    """One row per point, comparison and parameter: its gradient's error.
-
-    ``batch_relative_error`` is that of the mean over all N sequences, where it was kept;
-    ``error_share`` is the parameter's part of the whole squared error.
-    """
+    """One row per point, comparison and parameter: its gradient's error."""
     frames = []
     for step, point in _points(section):
         parts = point["parameters"]
         for found in point["comparisons"]:
-            sums = _sums(parts, found)
-            batch_error = found.get("error_batch_square")
             content = {
                 "step": step,
                 "precision": found["precision"],
                 "reference": found["reference"],
                 "parameter": parts["names"],
                 "layer": [layer_number(name) for name in parts["names"]],
-                "kind": [layer_kind(name) for name in parts["names"]],
                 "is_fp8": parts["is_fp8"],
-                "num_elements": parts["num_elements"],
-                "batch_relative_error": np.nan
-                if batch_error is None
-                else noise.relative_error(batch_error, parts["batch_square"]),
-                "error_share": sums[0] / sums[0].sum(),
             }
-            frames.append(pd.DataFrame(content | _quality(*sums)))
+            frames.append(pd.DataFrame(content | _quality(*_sums(parts, found))))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -239,19 +224,12 @@ def product_table(section: Section) -> pd.DataFrame:
     for step, point in _points(section):
         products = point["products"]
         names = products["layers"]
+        what = {"step": step, "module": names, "layer": [layer_number(name) for name in names]}
         for precision, by_product in products["values"].items():
             for product, values in by_product.items():
-                what = {
-                    "step": step,
-                    "precision": precision,
-                    "product": product,
-                    "module": names,
-                    "layer": [layer_number(name) for name in names],
-                    "kind": [layer_kind(name) for name in names],
-                }
                 numbers = np.array(values, dtype=float).reshape(len(names), -1)
-                frame = pd.DataFrame(what).join(
-                    pd.DataFrame(numbers, columns=products["statistics"])
+                frame = pd.DataFrame(numbers, columns=products["statistics"]).assign(
+                    **what, precision=precision, product=product
                 )
                 frames.append(frame.assign(sqnr_db=noise.sqnr_db(frame["error"])))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -261,8 +239,3 @@ def layer_number(name: str) -> int:
     """Return the decoder layer that a parameter or module is in; -1 outside of all."""
     match = re.search(r"\.(\d+)\.", name)
     return int(match.group(1)) if match else -1
-
-
-def layer_kind(name: str) -> str:
-    """Return the last two parts of a name that say what it is: ``self_attn.q_proj``."""
-    return ".".join(name.removesuffix(".weight").split(".")[-2:])

@@ -63,12 +63,7 @@ def arm_label(record: RunRecord) -> str:
 
 
 def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
-    """Say in a few words what two compared runs have in common, besides model and GPUs.
-
-    Args:
-        config: Of either run.
-        says_clipping: Whether to name the norm that gradients are clipped at.
-    """
+    """Say in a few words what two compared runs have in common, besides model and GPUs."""
     strategy = config.get("strategy")
     parts = ["not sharded" if strategy == "none" else str(strategy).upper()] if strategy else []
     if config.get("sequence_length"):
@@ -108,9 +103,8 @@ def stale_note(record: RunRecord) -> str | None:
 def unusual_switches(config: dict[str, Any]) -> list[str]:
     """Name, in words, the switches of a recorded run that its path would have set otherwise.
 
-    Args:
-        config: From a record. A switch that came later was not set; if the path sets it today, the
-            record is of an earlier form of the path.
+    A switch that came later was not set; if the path sets it today, the record is of an earlier
+    form of the path.
     """
     switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
     others = {name: value for name, value in config.items() if name not in PLAIN}
@@ -162,11 +156,8 @@ def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
 def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     """Give every FP8 run the `value` of the BF16 run that differs in precision alone.
 
-    Each seed of an arm counts once, see `newest_per_seed`.
-
-    Returns:
-        The FP8 rows that have a partner, stale ones too, with the partner's run_id, value, peak
-        memory and allocator events in columns that end in ``_bf16``.
+    Each seed of an arm counts once, see `newest_per_seed`. The FP8 rows that have a partner, stale
+    ones too, get its run_id, value, peak memory and allocator events in columns ``…_bf16``.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -199,10 +190,7 @@ def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
 
     Those in which it had to retry, or took memory from the driver, inside the timed window; of
     older records, which do not count the second, those that nearly filled the GPU's memory.
-
-    Args:
-        runs: Rows of `runs_frame`.
-        suffix: End of the names of the columns to look at.
+    `suffix` is the end of the names of the columns to look at.
     """
     limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
     retries, allocs = (runs[f"{name}{suffix}"] for name in ALLOCATOR_EVENTS)
@@ -213,13 +201,9 @@ def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
 def medians_by(
     table: pd.DataFrame, keys: list[str], columns: Sequence[str], names: Sequence[str] = ARM
 ) -> pd.DataFrame:
-    """Return one row per group: its `names` from its first row, ``num_runs``, and medians.
+    """Return one row per group: `names` of its first run, ``num_runs``, medians of `columns`.
 
-    Args:
-        table: One row per run.
-        keys: What makes a group; the result's index.
-        columns: What the median is taken of, missing values left out.
-        names: What all rows of a group share.
+    The `keys` are the index; missing values are left out of the medians.
     """
     groups = table.groupby(keys, sort=False)
     result = groups[[name for name in names if name not in keys]].first()

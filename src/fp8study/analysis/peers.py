@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.arms import Arm, Ratio, group_arms, ratio_of
+from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_of
 from fp8study.analysis.pairing import arm_label, setting_label
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.recipes import RECIPES
@@ -128,56 +128,29 @@ def read_peer(path: Path) -> PeerRecord:
 
 
 def read_peers(study_dir: Path) -> list[PeerRecord]:
-    """Read the peers beside the runs of a study, in the order of their paths.
-
-    Args:
-        study_dir: ``results/<machine>/<study>``.
-    """
+    """Read the peers beside the runs of a study, in the order of their paths."""
     folder = study_dir / "peer"
     return [
         read_peer(path) for path in sorted({*folder.glob("*.json"), *folder.rglob("peer.json")})
     ]
 
 
-@dataclass(frozen=True)
-class PeerComparison:
-    """One of our arms and a peer at the same work."""
-
-    peer: PeerRecord
-    arm: Arm
-    speed_ratio: Ratio | None
-    """Ours ÷ the peer's tokens per second and GPU; None where a side has no rates that count."""
-
-    @property
-    def reserved_gib(self) -> float | None:
-        """What our allocator had reserved, as a peer's record has it; the median over runs."""
-        found = [
-            r.instruments.get("memory", {}).get("steady_reserved_gib") for r in self.arm.records
-        ]
-        known = [value for value in found if value is not None]
-        return statistics.median(known) if known else None
-
-
 def compare_with_peers(
     records: list[RunRecord], peers: list[PeerRecord]
-) -> tuple[list[PeerComparison], list[PeerRecord]]:
-    """Pair our arms with peers that did the same work on the same kind of GPU.
-
-    Args:
-        records: Of one study.
-        peers: From beside them.
+) -> list[tuple[PeerRecord, Arm, Ratio | None]]:
+    """Pair the arms of one study with the peers beside it that did the same work on such a GPU.
 
     Returns:
-        The pairs, and the peers that have no arm of ours.
+        Each pair with our tokens per second and GPU over the peer's; None where a side has no
+        rates that count.
     """
     arms = [arm for arm in group_arms(records).values() if len(arm.completed)]
-    pairs, alone = [], []
-    for peer in peers:
-        matching = [arm for arm in arms if _same_work(arm, peer)]
-        rates = peer.rates if peer.status == "completed" else []
-        pairs += [PeerComparison(peer, arm, ratio_of([arm.rates], [rates])) for arm in matching]
-        alone += [] if matching else [peer]
-    return pairs, alone
+    return [
+        (peer, arm, ratio_of([arm.rates], [peer.rates if peer.status == "completed" else []]))
+        for peer in peers
+        for arm in arms
+        if _same_work(arm, peer)
+    ]
 
 
 def _same_work(arm: Arm, peer: PeerRecord) -> bool:
@@ -206,14 +179,10 @@ PEER_COLUMNS = [
 def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """Hold our arms against the trainers whose records lie beside theirs.
 
-    Args:
-        stored: From `fp8study.core.records.load_runs`.
-
-    Returns:
-        The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians
-        and ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's
-        interval in words, and medians of what each side's allocator had reserved, GiB. Arms that
-        clip gradients (at ``max_grad_norm``) say so in their name and share the others' setting.
+    The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians and
+    ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's interval
+    in words, and medians of what each side's allocator had reserved, GiB. Arms that clip gradients
+    (at ``max_grad_norm``) say so in their name and share the others' setting.
 
     Raises:
         UserError: A peer's record is broken.
@@ -221,35 +190,33 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     rows = []
     for folder in sorted({run.run_dir.parent for run in stored}):
         there = [run for run in stored if run.run_dir.parent == folder]
-        pairs, _ = compare_with_peers([run.record for run in there], read_peers(folder))
-        rows += [
-            {"machine": there[0].machine_label, "study": there[0].record.study} | _peer_row(pair)
-            for pair in pairs
-        ]
+        place = {"machine": there[0].machine_label, "study": there[0].record.study}
+        pairs = compare_with_peers([run.record for run in there], read_peers(folder))
+        rows += [place | _peer_row(*pair) for pair in pairs]
     table = pd.DataFrame(rows, columns=PEER_COLUMNS)
     order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
     return table.sort_values(order, kind="stable", na_position="first")
 
 
-def _peer_row(pair: PeerComparison) -> dict[str, object]:
-    peer, config, ratio = pair.peer, pair.arm.config, pair.speed_ratio
-    norm = config.get("max_grad_norm")
+def _peer_row(peer: PeerRecord, arm: Arm, ratio: Ratio | None) -> dict[str, object]:
+    norm = arm.config.get("max_grad_norm")
+    reserved = [r.instruments.get("memory", {}).get("steady_reserved_gib") for r in arm.records]
     return {
-        **{name: config.get(name) for name in ("model", "num_gpus", "precision")},
-        "setting": setting_label(pair.arm.records[0].config, says_clipping=False),
+        **{name: arm.config.get(name) for name in ("model", "num_gpus", "precision")},
+        "setting": setting_label(arm.records[0].config, says_clipping=False),
         "max_grad_norm": norm,
-        "arm": arm_label(pair.arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
+        "arm": arm_label(arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",
-        "num_runs": len(pair.arm.rates),
+        "num_runs": len(arm.rates),
         "num_peer_runs": len(peer.rates),
-        "tokens_per_second_per_gpu": _median(pair.arm.rates),
-        "range": _range(pair.arm.rates),
-        "peer_tokens_per_second_per_gpu": _median(peer.rates),
+        "tokens_per_second_per_gpu": median(arm.rates),
+        "range": _range(arm.rates),
+        "peer_tokens_per_second_per_gpu": median(peer.rates),
         "peer_range": _range(peer.rates),
         "ratio": ratio.estimate if ratio else None,
         "ratio_interval": ratio.interval_text() if ratio else None,
-        "reserved_gib": pair.reserved_gib,
-        "peer_reserved_gib": _median(peer.memory_peak_gib),
+        "reserved_gib": median([gib for gib in reserved if gib is not None]),
+        "peer_reserved_gib": median(peer.memory_peak_gib),
     }
 
 
@@ -257,18 +224,11 @@ def _range(values: Sequence[float]) -> str | None:
     return f"{min(values):,.0f} to {max(values):,.0f}" if values else None
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def published_table(path: Path) -> pd.DataFrame:
     """Figures that others published, tokens/s per GPU, with each recipe's lead over BF16.
 
-    Args:
-        path: ``published.csv``: source, setting, gpus, and one column per precision.
-
-    Returns:
-        The file with ``fp8_tensorwise_pct`` and ``fp8_rowwise_pct``, % over BF16, added.
+    A file with the columns source, setting, gpus, and one per precision gets
+    ``fp8_tensorwise_pct`` and ``fp8_rowwise_pct``, % over BF16.
     """
     table = pd.read_csv(path)
     for recipe in ("fp8_tensorwise", "fp8_rowwise"):

@@ -7,13 +7,10 @@ have made are compared with nothing; those of CPUs, where FP8 is emulated, say n
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.pairing import (
     ALLOCATOR_EVENTS,
     ARM,
@@ -21,11 +18,10 @@ from fp8study.analysis.pairing import (
     newest_per_seed,
     ordered,
     pairs_of,
-    shorten_arms,
     timing_is_void,
 )
 from fp8study.core.record_shape import PARTS
-from fp8study.core.records import RESULTS, StoredRun
+from fp8study.core.records import RESULTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
@@ -113,12 +109,7 @@ def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
 def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFrame:
     """The arms of document A's single-GPU failure, with what their optimizers did not train.
 
-    Args:
-        runs: Rows of `runs_frame`.
-        study: Beginning of the names of the studies to show.
-
-    Returns:
-        One row per machine and arm of those studies; empty if there is none.
+    One row per machine and arm of the studies whose names begin with `study`.
     """
     chosen = newest_per_seed(runs[runs["study"].str.startswith(study)])
     columns = ["parameters_outside_optimizer_pct", "loss_start", _LOSS]
@@ -195,17 +186,12 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
 def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     """Return the share of each study's GPU time that went into training steps.
 
-    Args:
-        runs: Rows of `runs_frame`. Runs on a CPU are left out, and studies with runs that shared
-            a GPU, whose steps overlap.
-        metrics: Rows of `metrics_frame`.
-
-    Returns:
-        The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall-clock time is
-        that during which at least one run was going on, so that the time between two sessions
-        does not count. GPU time is that times the GPUs of the machine; ``of_held_pct`` is over the
-        time that the runs held their GPUs, and missing where a record does not know when they took
-        them. Steps count with their logged times, less the compilation in the first.
+    The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall-clock time is that
+    during which at least one run was going on, so that the time between two sessions does not
+    count. GPU time is that times the GPUs of the machine; ``of_held_pct`` is over the time that the
+    runs held their GPUs, and missing where a record does not know when they took them. Steps count
+    with their logged times, less the compilation in the first. Runs on a CPU are left out, and
+    studies with runs that shared a GPU, whose steps overlap.
     """
     gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
     logged = metrics.groupby(["machine", "study", "run_id"])["step_time_ms"].sum() / 1000
@@ -238,83 +224,3 @@ def _covered_seconds(starts: pd.Series, ends: pd.Series) -> float:
         covered += max(0.0, (end - max(start, until)).total_seconds())
         until = max(until, end)
     return covered
-
-
-@dataclass(frozen=True)
-class Theme:
-    """Some measures that answer one question."""
-
-    title: str
-    measures: dict[str, tuple[str, str]]
-    """Column of `runs_frame` → its heading, with the unit, and how a value is written."""
-    is_timing: bool
-    """Whether the allocator can void it."""
-
-
-THEMES = (
-    Theme(
-        "Throughput",
-        {"tokens_per_second_per_gpu": ("tokens/s per GPU", "{:,.0f}"),
-         "tflops_per_gpu": ("TFLOP/s per GPU", "{:.0f}")},
-        is_timing=True,
-    ),
-    Theme("Peak memory", {"memory_peak_gib": ("GiB per GPU", "{:.1f}")}, is_timing=False),
-    Theme(
-        "Start-up",
-        {"startup_seconds": ("s before the first step", "{:.1f}"),
-         "first_step_seconds": ("s first step", "{:.1f}"),
-         "warm_up_seconds": ("s until the steps are steady", "{:.1f}")},
-        is_timing=False,
-    ),
-    Theme("Energy", {"energy_joule_per_token": ("J per token", "{:.4f}")}, is_timing=True),
-)  # fmt: skip
-
-VOID = "void: memory nearly full"
-_IDENTITY = ["machine", "study", "model", "num_gpus", "arm", "setting", "precision", "stale"]
-
-
-def measured_runs(stored: Sequence[StoredRun]) -> pd.DataFrame:
-    """Return the rows of the runs that a benchmark may count.
-
-    Completed ones that had their GPUs for themselves and trained all of their model, on GPUs,
-    outside ``results/local``.
-    """
-    runs = shorten_arms(runs_frame(stored))
-    mine = (runs["machine"] != "local") & (runs["status"] == "completed")
-    alone = runs["runs_per_gpu"].fillna(1) == 1
-    whole = ~runs["stale"] & ~runs["planted"]
-    return runs[mine & whole & alone & (runs["device"] == "cuda")]
-
-
-def theme_table(runs: pd.DataFrame, theme: Theme) -> pd.DataFrame:
-    """Give one row to each arm that has a measure of a theme.
-
-    Args:
-        runs: From `measured_runs`, of one machine.
-        theme: Of `THEMES`.
-
-    Returns:
-        study, model, GPUs, setting, precision, runs, and a text for each measure: the median,
-        and behind it the range where there are several runs. Void timings are not in them.
-    """
-    there = runs[runs[list(theme.measures)].notna().any(axis=1)]
-    full = timing_is_void(there) if theme.is_timing else pd.Series(False, index=there.index)
-    rows = []
-    for key, group in there.groupby("arm_key", sort=False):
-        kept = group[~full[group.index]]
-        row = {name: group[name].iloc[0] for name in _IDENTITY} | {"arm_key": key}
-        row["runs"] = len(kept) or len(group)
-        for name, (heading, form) in theme.measures.items():
-            row[heading] = _median_and_range(kept[name].dropna(), form) if len(kept) else VOID
-        rows.append(row)
-    headings = [heading for heading, _ in theme.measures.values()]
-    table = ordered(pd.DataFrame(rows, columns=[*_IDENTITY, "arm_key", "runs", *headings]))
-    table = table.drop(columns="precision").rename(columns={"num_gpus": "GPUs", "arm": "precision"})
-    return table[["study", "model", "GPUs", "setting", "precision", "runs", *headings]]
-
-
-def _median_and_range(values: pd.Series, form: str) -> str:
-    if values.empty:
-        return ""
-    middle, low, high = (form.format(v) for v in (values.median(), values.min(), values.max()))
-    return middle if len(values) == 1 else f"{middle} ({low} to {high})"

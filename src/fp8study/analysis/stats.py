@@ -5,6 +5,9 @@ differences is not. And "no significant difference" is not "the same": sameness 
 against a margin that is stated first (two one-sided tests, TOST). "No difference found" means
 little unless a difference worth finding would have been found (power): normal differences of
 known spread are assumed there, so that an answer from a few pairs is rough.
+
+``differences`` hold one number per pair (seed), at least two; a ``level`` of confidence is between
+0 and 1. Too few values, one that is not finite, or a number out of range raise a `UserError`.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from fp8study.core.errors import UserError
 MIN_PAIRS_FOR_INTERVAL = 3
 #: Below this the outermost values do not cover 95 %.
 MIN_FOR_MEDIAN_INTERVAL = 6
-#: How often a difference of the size in question should be found.
-POWER = 0.8
+#: Size of a test, and how often a difference of the size in question should be found.
+ALPHA, POWER = 0.05, 0.8
 
 Verdict = Literal["equivalent", "different", "undecided"]
 
@@ -34,7 +37,6 @@ Verdict = Literal["equivalent", "different", "undecided"]
 class Interval:
     """A two-sided confidence interval, in the unit of the differences."""
 
-    level: float
     low: float
     high: float
 
@@ -48,28 +50,17 @@ class Equivalence:
     ``undecided``: these runs do not say."""
     p_value: float
     """Of the equivalence test: the larger of the two one-sided p-values."""
-    margin: float
-    """The margin asked for, in the unit of the differences."""
     interval: Interval
-    """The 1 − 2α interval, which lies inside the margin exactly if the verdict is
+    """The 90 % interval, which lies inside the margin exactly if the verdict is
     ``equivalent``."""
 
 
 def paired_t_interval(differences: Sequence[float], level: float) -> Interval:
-    """Student's t interval of the mean of paired differences.
-
-    Args:
-        differences: One difference per pair (seed), at least two.
-        level: Confidence level, between 0 and 1.
-
-    Raises:
-        UserError: Fewer than two differences, one that is not finite, or a wrong level.
-    """
+    """Student's t interval of the mean of paired differences."""
     mean, error, freedom = _moments(differences)
-    if not 0 < level < 1:
-        raise UserError(f"level: {level!r} is not between 0 and 1")
+    _check_level(level)
     half = float(stats.t.ppf(0.5 + level / 2, freedom)) * error
-    return Interval(level, mean - half, mean + half)
+    return Interval(mean - half, mean + half)
 
 
 def welch_t_interval(
@@ -85,67 +76,49 @@ def welch_t_interval(
         groups: The values of each group, at least two in each.
         weights: One for each group.
         level: Confidence level, between 0 and 1.
-
-    Raises:
-        UserError: Too few values, one that is not finite, or a wrong level.
     """
-    if not 0 < level < 1:
-        raise UserError(f"level: {level!r} is not between 0 and 1")
+    _check_level(level)
     moments = [_moments(group) for group in groups]
     centre = sum(w * mean for w, (mean, _, _) in zip(weights, moments, strict=True))
     terms = [(w * error) ** 2 for w, (_, error, _) in zip(weights, moments, strict=True)]
     variance = sum(terms)
     if variance == 0:
-        return Interval(level, centre, centre)
+        return Interval(centre, centre)
     # As shares of the variance: squares of tiny spreads would vanish.
     shares = [(term / variance) ** 2 / m[2] for term, m in zip(terms, moments, strict=True)]
     half = float(stats.t.ppf(0.5 + level / 2, 1 / sum(shares))) * math.sqrt(variance)
-    return Interval(level, centre - half, centre + half)
+    return Interval(centre - half, centre + half)
 
 
-def tost(differences: Sequence[float], margin: float, alpha: float = 0.05) -> Equivalence:
+def tost(differences: Sequence[float], margin: float) -> Equivalence:
     """Test whether the mean of paired differences is smaller than a margin, or larger.
 
-    Args:
-        differences: One difference per pair (seed), at least two.
-        margin: The largest difference that counts as none; positive, in the same unit.
-        alpha: Size of each one-sided test.
-
-    Returns:
-        ``equivalent`` if the 1 − 2α interval lies inside ±margin, ``different`` if it lies
-        wholly outside, else ``undecided``.
-
-    Raises:
-        UserError: As `paired_t_interval`, or a margin that is not positive.
+    The `margin` is the largest difference that counts as none: positive, in the same unit.
     """
     if not margin > 0:
         raise UserError(f"margin: {margin!r} is not positive")
-    interval = paired_t_interval(differences, 1 - 2 * alpha)
+    interval = paired_t_interval(differences, 1 - 2 * ALPHA)
     mean, error, freedom = _moments(differences)
     if error > 0:
         p_value = float(stats.t.sf((margin - abs(mean)) / error, freedom))
     else:
         p_value = 0.0 if abs(mean) < margin else 1.0
     verdict: Verdict = "undecided"
-    if p_value < alpha:
+    if p_value < ALPHA:
         verdict = "equivalent"
     elif interval.low > margin or interval.high < -margin:
         verdict = "different"
-    return Equivalence(verdict, p_value, margin, interval)
+    return Equivalence(verdict, p_value, interval)
 
 
 def judged(differences: Sequence[float], margin: float) -> dict[str, Any]:
     """Return what a table says of paired differences beside their mean.
 
-    Args:
-        differences: One difference per pair (seed).
-        margin: As `tost`; NaN where none is agreed on, which makes the verdict ``undecided``.
-
-    Returns:
-        ``low_90``, ``high_90``, ``low_95`` and ``high_95``, the ends of the paired-t intervals,
-        the ``verdict`` of `tost`, the ``p_value`` of the paired t test, and ``detectable_pct``,
-        the `smallest_detectable` difference. With fewer than `MIN_PAIRS_FOR_INTERVAL` pairs the
-        numbers are missing and the verdict is ``undecided``.
+    ``low_90``, ``high_90``, ``low_95`` and ``high_95``, the ends of the paired-t intervals, the
+    ``verdict`` of `tost`, the ``p_value`` of the paired t test, and ``detectable_pct``, the
+    `smallest_detectable` difference. With fewer than `MIN_PAIRS_FOR_INTERVAL` pairs the numbers
+    are missing; then, and where the margin is NaN (none is agreed on), the verdict is
+    ``undecided``.
     """
     if len(differences) < MIN_PAIRS_FOR_INTERVAL:
         missing = ("low_90", "high_90", "low_95", "high_95", "p_value", "detectable_pct")
@@ -168,14 +141,7 @@ def interval_text(low: float, high: float) -> str:
 
 
 def paired_t_p_value(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's paired t test of no difference.
-
-    Args:
-        differences: One difference per pair (seed), at least two.
-
-    Raises:
-        UserError: As `paired_t_interval`.
-    """
+    """Return the two-sided p-value of Student's paired t test of no difference."""
     mean, error, freedom = _moments(differences)
     if error == 0:
         return 1.0 if mean == 0 else 0.0
@@ -188,14 +154,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Holm's step-down method (Scandinavian Journal of Statistics 6, 1979): valid however the tests
     depend on one another, and they do here, since they share their BF16 runs.
 
-    Args:
-        p_values: The family, between 0 and 1.
-
-    Returns:
-        The adjusted p-values, in the order given.
-
-    Raises:
-        UserError: One is not a probability.
+    Returns the adjusted p-values in the order given.
     """
     values = np.asarray(p_values, dtype=float)
     if not ((values >= 0) & (values <= 1)).all():
@@ -222,11 +181,7 @@ class OneWay:
 def one_way(groups: Sequence[Sequence[float]]) -> OneWay:
     """Take the spread of values apart: between the levels of one factor, and within them.
 
-    Args:
-        groups: The values at each level; two levels or more, more values than levels.
-
-    Raises:
-        UserError: Fewer, or a value that is not finite.
+    `groups` are the values at each level: two levels or more, and more values than levels.
     """
     arrays = [np.asarray(group, dtype=float) for group in groups]
     count = sum(array.size for array in arrays)
@@ -251,6 +206,11 @@ def one_way(groups: Sequence[Sequence[float]]) -> OneWay:
     )
 
 
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise UserError(f"level: {level!r} is not between 0 and 1")
+
+
 def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
     """Return the mean, its standard error and the degrees of freedom."""
     values = np.asarray(differences, dtype=float)
@@ -267,76 +227,44 @@ def median_interval(values: Sequence[float], level: float) -> Interval:
 
     The narrowest symmetric pair of ranks whose binomial coverage reaches `level` (Conover,
     Practical Nonparametric Statistics, section 3.2): a few wild values do not move it.
-
-    Args:
-        values: Independent values.
-        level: Least coverage, between 0 and 1.
-
-    Raises:
-        UserError: Too few values for the level.
     """
     ordered = sorted(values)
     rank = int(stats.binom.ppf((1 - level) / 2, len(ordered), 0.5))
     if len(ordered) == 0 or rank < 1:
         raise UserError(f"values: {len(ordered)} are too few for a {100 * level:.0f} % interval")
-    return Interval(level, ordered[rank - 1], ordered[-rank])
+    return Interval(ordered[rank - 1], ordered[-rank])
 
 
-def paired_t_power(difference: float, spread: float, num_pairs: int, alpha: float = 0.05) -> float:
-    """Return how often a two-sided paired t test finds a true difference.
+def paired_t_power(difference: float, spread: float, num_pairs: int) -> float:
+    """Return how often a two-sided paired t test of size `ALPHA` finds a true difference.
 
-    Args:
-        difference: The true mean difference.
-        spread: Standard deviation of the paired differences, positive, in the same unit.
-        num_pairs: Two or more.
-        alpha: Size of the test.
-
-    Raises:
-        UserError: One is out of range.
+    The `spread` is the standard deviation of the paired differences, positive, in the same unit.
     """
-    _check(spread, num_pairs, alpha)
+    if not 0 < spread < math.inf:
+        raise UserError(f"spread: {spread!r} is not positive and finite")
+    if num_pairs < 2:
+        raise UserError(f"num_pairs: {num_pairs} is too few; a spread needs two or more")
     freedom = num_pairs - 1
     shift = abs(difference) / spread * math.sqrt(num_pairs)
-    critical = stats.t.ppf(1 - alpha / 2, freedom)
+    critical = stats.t.ppf(1 - ALPHA / 2, freedom)
     above = float(stats.nct.sf(critical, freedom, shift))
     below = float(stats.nct.cdf(-critical, freedom, shift))
     # scipy gives NaN for tails too far out for it: nearly all lies above, nothing below.
     return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
 
 
-def smallest_detectable(
-    spread: float, num_pairs: int, power: float = POWER, alpha: float = 0.05
-) -> float:
-    """Return the smallest true difference that the paired t test finds with the given power.
+def smallest_detectable(spread: float, num_pairs: int) -> float:
+    """Return the smallest true difference that the paired t test finds with a power of `POWER`.
 
-    Args:
-        spread: As `paired_t_power`; zero gives zero.
-        num_pairs: Two or more.
-        power: Between `alpha` and 1.
-        alpha: Size of the test.
-
-    Raises:
-        UserError: As `paired_t_power`, or a power out of range.
+    Arguments as `paired_t_power`; a spread of zero gives zero.
     """
     if spread == 0:
         return 0.0
-    _check(spread, num_pairs, alpha)
-    if not alpha < power < 1:
-        raise UserError(f"power: {power!r} is not between alpha and 1; try {POWER}")
 
     def shortfall(difference: float) -> float:
-        return paired_t_power(difference, 1.0, num_pairs, alpha) - power
+        return paired_t_power(difference, spread, num_pairs) - POWER
 
-    high = 1.0
+    high = 1.0 * spread
     while shortfall(high) < 0:
         high *= 2
-    return spread * float(optimize.brentq(shortfall, 1e-9, high, xtol=1e-9))
-
-
-def _check(spread: float, num_pairs: int, alpha: float) -> None:
-    if not 0 < spread < math.inf:
-        raise UserError(f"spread: {spread!r} is not positive and finite")
-    if num_pairs < 2:
-        raise UserError(f"num_pairs: {num_pairs} is too few; a spread needs two or more")
-    if not 0 < alpha < 0.5:
-        raise UserError(f"alpha: {alpha!r} is outside (0, 0.5); try 0.05")
+    return float(optimize.brentq(shortfall, 1e-9 * spread, high, xtol=1e-9 * spread))

@@ -44,9 +44,6 @@ def benchmarks_path(results_dir: Path) -> Path:
 def benchmarks_text(results_dir: Path) -> str:
     """Return the whole page.
 
-    Args:
-        results_dir: The folder that holds ``reference/``.
-
     Raises:
         UserError: A peer's record is broken.
     """

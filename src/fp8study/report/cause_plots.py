@@ -32,10 +32,6 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
     """Draw how far apart two runs end, one rung for each thing that may tell them apart.
 
     What is equal to the last digit lies on the left edge, hollow, and the legend says so.
-
-    Args:
-        table: From `fp8study.analysis.ladder.ladder_table`.
-        empty: What to say if there is none.
     """
     if table.empty:
         return message_figure(empty)
@@ -73,14 +69,7 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
 def gap_step_figure(
     gaps: pd.DataFrame, spread: pd.DataFrame, empty: str = "No pairs with curves yet"
 ) -> Figure:
-    """Draw the healthy loss gap against the step, over the spread of BF16 seeds.
-
-    Args:
-        gaps: From `gaps.gap_by_step`. Settings without a spread are left out: there a gap
-            has nothing to be compared with.
-        spread: From `fp8study.analysis.gaps.seed_spread`.
-        empty: What to say if nothing is left.
-    """
+    """Draw the healthy loss gap against the step, over the spread of BF16 seeds."""
     bands = spread.groupby([*SETTING, "step"])["spread_pct"].mean()
     known = gaps.merge(spread[SETTING].drop_duplicates(), on=SETTING)
     if known.empty:
@@ -107,12 +96,7 @@ def gap_step_figure(
 
 
 def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -> Figure:
-    """Draw the healthy loss gap against the effective batch, by the way that it was reached.
-
-    Args:
-        table: From `fp8study.analysis.gaps.effective_batch_table`.
-        empty: What to say if there is none.
-    """
+    """Draw the healthy loss gap against the effective batch, by the way that it was reached."""
     table = table[table["device"] == "cuda"]
     if table.empty:
         return message_figure(empty)

@@ -8,6 +8,7 @@ from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.analysis.pairing import DIVERGED
 from fp8study.analysis.speed import document_a_table
+from fp8study.report.loss_sentences import verdicts
 from fp8study.report.page import Report
 from fp8study.report.words import count, escape, how_to_get, in_words, number, place, span
 
@@ -61,11 +62,7 @@ def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
 
 
 def main_setting(table: pd.DataFrame) -> str | None:
-    """Return the ``effect_key`` of the setting to speak of: a GPU's, with most parts and pairs.
-
-    Args:
-        table: From `fp8study.analysis.attribution.effect_table`.
-    """
+    """Return the ``effect_key`` of the setting to speak of: a GPU's, with most parts and pairs."""
     if table.empty:
         return None
     places = table.groupby("effect_key", sort=False).agg(
@@ -77,11 +74,7 @@ def main_setting(table: pd.DataFrame) -> str | None:
 
 
 def attribution(table: pd.DataFrame) -> str:
-    """Say what document A's gap is made of, and what is not known of it yet.
-
-    Args:
-        table: From `fp8study.analysis.attribution.effect_table`.
-    """
+    """Say what document A's gap is made of, and what is not known of it yet."""
     key = main_setting(table)
     if key is None:
         return f"**No run with a fault yet:** {how_to_get('attribution')}."
@@ -140,123 +133,45 @@ def _planted(rows: pd.DataFrame) -> str:
     return f"**The fault without FP8.** {' '.join(parts)}" if parts else ""
 
 
-def skipped_work(table: pd.DataFrame) -> str:
-    """Say how much faster and smaller a stale run looks than a healthy one.
-
-    Args:
-        table: Of the corner arms, from `document_a_table`.
-    """
-    fp8 = table[(table["precision"] != "bf16") & table["speedup_pct"].notna()]
-    lines = []
-    for machine, rows in fp8.groupby("machine", sort=False):
-        stale = rows["stale"].astype(bool)
-        if stale.any() and not stale.all():
-            lines.append(
-                f"Against BF16 on {escape(machine)}, FP8 with a stale optimizer shows "
-                f"{_leads(rows[stale])}; with every parameter trained {_leads(rows[~stale])}."
-            )
-    if lines:
-        return " ".join(lines)
-    return f"No stale run has a healthy FP8 run beside it yet: {how_to_get('corner-arms')}."
-
-
-def _leads(rows: pd.DataFrame) -> str:
-    return (
-        f"{span(rows['speedup_pct'], '+.1f', ' %')} tokens/s and "
-        f"{span(rows['memory_change_pct'], '+.1f', ' %')} peak memory"
-    )
-
-
 def noise(rungs: pd.DataFrame) -> str:
-    """Say whether a precision moved the loss less than the seed did.
-
-    Args:
-        rungs: From `fp8study.report.rows.rungs`.
-    """
+    """Say whether a precision moved the loss less than the seed did."""
     if rungs.empty:
         return f"**Noise: no arm was run twice on a GPU yet:** {how_to_get('loss-parity')}."
-    lines = []
+    known, beyond = 0, []
     for _, group in rungs.groupby(["machine", "study", "model"], sort=False):
         medians = group.set_index("rung")["median_pct"]
-        others = [SEED, AGAIN, FAULT]
-        recipes = medians.drop(others, errors="ignore")
+        recipes = medians.drop([SEED, AGAIN, FAULT], errors="ignore")
         if SEED in medians and len(recipes):
-            above = recipes.index[recipes >= medians[SEED]]
-            lines.append((group, ", ".join(above)))
-    beyond = [f"{place(g.iloc[0])}: {escape(names)}" for g, names in lines if names]
-    if not lines:
-        text = ""
-    elif not beyond:
-        text = f"Precision moved the loss less than the seed did ({count(len(lines), 'setting')})."
-    else:
+            known += 1
+            if above := ", ".join(recipes.index[recipes >= medians[SEED]]):
+                beyond.append(f"{place(group.iloc[0])}: {escape(above)}")
+    text = f"Precision moved the loss less than the seed did ({count(known, 'setting')})."
+    if beyond:
         text = f"Precision moved the loss more than the seed did in {'; '.join(beyond)}."
     if not (rungs["rung"] == AGAIN).any():
-        text += f" No run was done again with its seed: {how_to_get('loss-parity')}."
-    return text.strip()
-
-
-def gap_along(gaps: pd.DataFrame, spread: pd.DataFrame) -> str:
-    """Say where the mean gap of an arm leaves the spread of the seeds at its largest.
-
-    Args:
-        gaps: From `fp8study.analysis.gaps.gap_by_step`.
-        spread: From `fp8study.analysis.gaps.seed_spread`.
-    """
-    where = ["machine", "study", "model", "num_gpus", "setting"]
-    bands = spread.groupby([*where, "step"], sort=False)["spread_pct"].mean()
-    outside, known = [], 0
-    for (*at, arm), rows in gaps.groupby([*where, "arm"], sort=False):
-        means = rows.groupby("step")["gap_pct"].mean()
-        position = int(means.abs().to_numpy().argmax())
-        largest, gap = means.index[position], float(means.iloc[position])
-        band = bands.get((*at, largest))
-        if band is None:
-            continue
-        known += 1
-        if abs(gap) > band:
-            outside.append(f"{escape(arm)} ({place(rows.iloc[0])}, step {largest})")
-    if not known:
-        return f"No FP8 pair has BF16 seeds to compare its curve with: {how_to_get('loss-parity')}."
-    inside = f"{known - len(outside)} of {count(known, 'arm')}"
-    text = f"At its largest, the mean gap is inside one standard deviation of the seeds in {inside}"
-    return f"{text}; outside in {'; '.join(outside)}." if outside else f"{text}."
+        again = f"No run was done again with its seed: {how_to_get('loss-parity')}."
+        return f"{text} {again}" if known else again
+    return text if known else ""
 
 
 def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
-    """Say whether the healthy gap depends on the effective batch or the way to it.
-
-    Args:
-        table: From `fp8study.analysis.gaps.effective_batch_table`.
-        ways: From `fp8study.analysis.gaps.ways_table`.
-    """
+    """Say whether the healthy gap depends on the effective batch or the way to it."""
     table = table[table["device"] == "cuda"]
     if table.empty:
         return f"**Effective batch: no records yet:** {how_to_get('effective-batch')}."
     parts = []
     for machine, rows in table.groupby("machine", sort=False):
-        known = ways[ways["machine"] == machine] if len(ways) else ways
-        parts.append(f"On {escape(machine)}: {_batches(rows, known)}")
+        text = f"**On {escape(machine)}.** {verdicts(rows)}"
+        failed = int(((rows["gap_pct"] > FAILED_PCT) | (rows["verdict"] == DIVERGED)).sum())
+        if failed:
+            text += f" FP8 fails to learn in {count(failed, 'setting')}."
+        elif (rows["effective_batch"] == 1).any():
+            text += " With a healthy optimizer FP8 learns at an effective batch of 1 too."
+        known = ways.loc[ways["machine"] == machine, "verdict"]
+        if len(known):
+            text += (
+                f" Pairs of ways to one effective batch that are equivalent: "
+                f"{(known == 'equivalent').sum()} of {len(known)}."
+            )
+        parts.append(text)
     return "\n\n".join(parts)
-
-
-def _batches(table: pd.DataFrame, ways: pd.DataFrame) -> str:
-    verdicts = table["verdict"].value_counts()
-    margins = " or ".join(f"±{m:g} %" for m in sorted(set(table["margin_pct"].astype(float))))
-    said = ", ".join(f"{verdicts.get(v, 0)} {v}" for v in ("equivalent", "different", "undecided"))
-    if gone := verdicts.get(DIVERGED, 0):
-        said += f", {gone} diverged"
-    gaps = table["gap_pct"].astype(float)
-    text = f"{count(len(table), 'setting')}, at {margins}: {said}"
-    text += f" (means {span(gaps, '+.2f', ' %')}; +: FP8 is worse)." if gaps.notna().any() else "."
-    failed = int(((gaps > FAILED_PCT) | (table["verdict"] == DIVERGED)).sum())
-    if failed:
-        text += f" FP8 fails to learn in {count(failed, 'setting')}."
-    elif (table["effective_batch"] == 1).any():
-        text += " With a healthy optimizer FP8 learns at an effective batch of 1 too."
-    if len(ways):
-        agree = int((ways["verdict"] == "equivalent").sum())
-        text += (
-            f" Of {count(len(ways), 'pair')} of ways to one effective batch, {agree} "
-            f"{'is' if agree == 1 else 'are'} equivalent."
-        )
-    return text

@@ -2,88 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tabulate import tabulate
 
-from fp8study.analysis.arms import Ratio
-from fp8study.analysis.compare import Comparison, RelativeComparison
-from fp8study.report.words import number as write
+from fp8study.analysis.compare import Comparison
+from fp8study.report.words import number
 
 #: Stands for what is not known.
 NONE = "–"
+Row = Mapping[str, Any]
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """Return a table of the paired arms, with its notes and the arms without a partner."""
-    rows = comparison.rows
-    shared, numbers, listed = share_notes([row.notes for row in rows])
-    table = [
-        [
-            f"{row.num_runs_a} | {row.num_runs_b}",
-            number(row.tokens_per_second_per_gpu_a, "{:,.0f}"),
-            number(row.tokens_per_second_per_gpu_b, "{:,.0f}"),
-            estimate(row.speed_ratio),
-            interval(row.speed_ratio),
-            number(row.memory_ratio, "{:.3f}"),
-            NONE if row.loss_difference is None else write(row.loss_difference, "+.4f"),
-            marks,
-        ]
-        for row, marks in zip(rows, numbers, strict=True)
-    ]
-    headers = [
-        "runs\nA|B", "tok/s/GPU\nA", "\nB", "\nB/A", "\n95 % CI", "memory\nB/A", "loss\nB−A",
-        "\nnotes",
-    ]  # fmt: skip
-    arms = [row.arm for row in rows]
-    parts = [*comparison.sides, "", plain_table(arms, table, headers, texts=(4, 7)), *listed]
-    parts += [f"every arm: {note}" for note in shared]
-    return "\n".join([*parts, *comparison.without_partner])
+def _number(key: str, spec: str) -> Callable[[Row], str]:
+    return lambda row: NONE if row[key] is None else number(row[key], spec)
 
 
-def relative_text(comparison: RelativeComparison) -> str:
-    """Return the arms over their reference arms, then these ratios' change from a baseline."""
-    rows = comparison.rows
-    shared, numbers, listed = share_notes([row.notes for row in rows])
-    here = [
-        [
-            str(row.num_runs),
-            number(row.tokens_per_second_per_gpu, "{:,.0f}"),
-            estimate(row.speed),
-            interval(row.speed),
-            number(row.memory, "{:.3f}"),
-            marks,
-        ]
-        for row, marks in zip(rows, numbers, strict=True)
-    ]
-    headers = [
-        "\nruns", "\ntok/s/GPU", "÷ refer-\nence", "\n95 % CI", "memory ÷\nreference",
-        "\nnotes",
-    ]  # fmt: skip
-    arms = [row.arm for row in rows]
-    parts = [*comparison.sides, f"reference arms: {comparison.reference}", ""]
-    parts += [plain_table(arms, here, headers, texts=(3, 5)), *listed]
-    parts += [f"every arm: {note}" for note in shared]
-    parts += comparison.without_reference
-    if len(comparison.sides) > 1:
-        change = [
-            [
-                estimate(row.speed_baseline),
-                estimate(row.change),
-                interval(row.change),
-                number(row.memory_baseline, "{:.3f}"),
-            ]
-            for row in rows
-        ]
-        headers = ["÷ reference in\nthe baseline", "\nchange", "\n95 % CI",
-                   "memory ÷ reference\nin the baseline"]  # fmt: skip
+def _ratio(key: str) -> Callable[[Row], str]:
+    return lambda row: NONE if row[key] is None else f"{row[key].estimate:.3f}"
+
+
+def _interval(key: str) -> Callable[[Row], str]:
+    return lambda row: NONE if row[key] is None else row[key].interval_text()
+
+
+#: Heading, of two lines, → how its cell is written.
+_FOLDERS: dict[str, Callable[[Row], str]] = {
+    "runs\nA|B": lambda row: f"{row['num_runs_a']} | {row['num_runs_b']}",
+    "tok/s/GPU\nA": _number("tokens_per_second_per_gpu_a", ",.0f"),
+    "\nB": _number("tokens_per_second_per_gpu_b", ",.0f"),
+    "\nB/A": _ratio("speed_ratio"),
+    "\n95 % CI": _interval("speed_ratio"),
+    "memory\nB/A": _number("memory_ratio", ".3f"),
+    "loss\nB−A": _number("loss_difference", "+.4f"),
+    "\nnotes": lambda row: row["marks"],
+}
+_RELATIVE: dict[str, Callable[[Row], str]] = {
+    "\nruns": lambda row: str(row["num_runs"]),
+    "\ntok/s/GPU": _number("tokens_per_second_per_gpu", ",.0f"),
+    "÷ refer-\nence": _ratio("speed"),
+    "\n95 % CI": _interval("speed"),
+    "memory ÷\nreference": _number("memory", ".3f"),
+    "\nnotes": lambda row: row["marks"],
+}
+_CHANGE: dict[str, Callable[[Row], str]] = {
+    "÷ reference in\nthe baseline": _ratio("speed_baseline"),
+    "\nchange": _ratio("change"),
+    "\n95 % CI": _interval("change"),
+    "memory ÷ reference\nin the baseline": _number("memory_baseline", ".3f"),
+}
+
+
+def comparison_text(found: Comparison) -> str:
+    """Return a table of the arms, with its notes, the arms left out, and the baseline's table."""
+    shared, marks, listed = share_notes([row["notes"] for row in found.rows])
+    rows = [dict(row, marks=own) for row, own in zip(found.rows, marks, strict=True)]
+    reference = [f"reference arms: {found.reference}"] if found.reference else []
+    parts = [*found.sides, *reference, ""]
+    parts += [_table(rows, _RELATIVE if found.reference else _FOLDERS), *listed]
+    parts += [*(f"every arm: {note}" for note in shared), *found.without_partner]
+    if any(row.get("speed_baseline") for row in rows):
         parts += [
             "",
-            plain_table(arms, change, headers, texts=(2,)),
+            _table(rows, _CHANGE),
             "change: the ratio here over the baseline's. Its interval holds the spread between "
             "the runs of a session; two sessions can differ by more.",
         ]
-    if comparison.device == "cpu":
+    if found.device == "cpu":
         parts.append("No GPU: FP8 is emulated, so that no ratio here says anything of FP8's speed.")
     return "\n".join(parts)
 
@@ -97,50 +83,22 @@ def share_notes(
         The notes that all rows share, each row's numbers, and the numbered notes.
     """
     shared = [n for n in notes[0] if all(n in others for others in notes)] if notes else []
-    known: dict[str, int] = {}
-    numbers = []
-    for own in notes:
-        for note in own:
-            if note not in shared:
-                known.setdefault(note, len(known) + 1)
-        numbers.append(" ".join(str(known[note]) for note in own if note in known))
-    return shared, numbers, [f"[{position}] {note}" for note, position in known.items()]
+    listed = list(dict.fromkeys(n for own in notes for n in own if n not in shared))
+    marks = [" ".join(str(listed.index(n) + 1) for n in own if n in listed) for own in notes]
+    return shared, marks, [f"[{place}] {note}" for place, note in enumerate(listed, 1)]
 
 
-def plain_table(
-    arms: Sequence[str], rows: list[list[str]], headers: list[str], texts: Sequence[int]
-) -> str:
-    """Lay out a table with each arm's name on a line above its row; empty columns go.
-
-    Args:
-        arms: A name for each row; too long for a column.
-        rows: Texts.
-        headers: One for each column, of two lines.
-        texts: Columns that stand to the left; the others are numbers.
-    """
-    kept = [i for i in range(len(headers)) if any(row[i] not in ("", NONE) for row in rows)]
+def _table(rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str]]) -> str:
+    """Lay out a table with each arm's name on a line above its row; empty columns go."""
+    cells = {heading: [write(row) for row in rows] for heading, write in columns.items()}
+    kept = {h: column for h, column in cells.items() if {*column} - {"", NONE}}
     lines = tabulate(
-        [[row[i] for i in kept] for row in rows],
-        [headers[i] for i in kept],
+        kept,
+        headers="keys",
         tablefmt="simple",
         disable_numparse=True,
-        colalign=["left" if i in texts else "right" for i in kept],
+        colalign=["left" if h in ("\n95 % CI", "\nnotes") else "right" for h in kept],
     ).splitlines()
     head, body = lines[: -len(rows)], lines[-len(rows) :]
-    named = [line for arm, row in zip(arms, body, strict=True) for line in (arm, f"  {row}")]
+    named = [f"{row['arm']}\n  {line}" for row, line in zip(rows, body, strict=True)]
     return "\n".join([*(f"  {line}" for line in head), *named])
-
-
-def number(value: float | None, form: str) -> str:
-    """Write a number, or a dash where it is not known."""
-    return NONE if value is None else form.format(value)
-
-
-def estimate(ratio: Ratio | None) -> str:
-    """Write a ratio without its interval."""
-    return NONE if ratio is None else f"{ratio.estimate:.3f}"
-
-
-def interval(ratio: Ratio | None) -> str:
-    """Write a ratio's interval, or why there is none."""
-    return NONE if ratio is None else ratio.interval_text()

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from fp8study.analysis import instruments as instrument_tables
-from fp8study.analysis import noise_tables
+from fp8study.analysis import instruments
+from fp8study.analysis import noise_tables as noise
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.floors import ladder_table, validation_curve
-from fp8study.analysis.instruments import break_even_table
 from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
@@ -34,17 +33,15 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "effective-batch-ways": lambda report: ways_table(report.runs),
     "noise-ladder": lambda report: ladder_table(report.runs),
     "validation-curve": lambda report: validation_curve(report.stored, report.runs),
-    "noise-scale": lambda report: noise_tables.over_runs(noise_tables.scale_table, report.stored),
-    "noise-crossing": lambda report: noise_tables.over_runs(
-        noise_tables.crossing_table, report.stored
-    ),
-    "noise-budget": lambda report: noise_tables.over_runs(noise_tables.budget_table, report.stored),
-    "utilisation": lambda report: instrument_tables.utilisation_table(report.instruments),
-    "kernels": lambda report: instrument_tables.kernels_table(report.instruments),
-    "memory": lambda report: instrument_tables.memory_split_table(report.instruments),
-    "energy": lambda report: instrument_tables.energy_table(report.instruments),
-    "communication": lambda report: instrument_tables.communication_table(report.instruments),
-    "break-even": lambda report: break_even_table(report.instruments),
+    "noise-scale": lambda report: noise.over_runs(noise.scale_table, report.stored),
+    "noise-crossing": lambda report: noise.over_runs(noise.crossing_table, report.stored),
+    "noise-budget": lambda report: noise.over_runs(noise.budget_table, report.stored),
+    "utilisation": lambda report: instruments.utilisation_table(report.instruments),
+    "kernels": lambda report: instruments.kernels_table(report.instruments),
+    "memory": lambda report: instruments.memory_split_table(report.instruments),
+    "energy": lambda report: instruments.energy_table(report.instruments),
+    "communication": lambda report: instruments.communication_table(report.instruments),
+    "break-even": lambda report: instruments.break_even_table(report.instruments),
     "switches": lambda report: switch_table(report.runs),
     "peers": lambda report: peer_table(report.stored),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
@@ -52,14 +49,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
 
 
 def tables_of(stored: list[StoredRun]) -> dict[str, pd.DataFrame]:
-    """Compute every table that has rows from these records alone.
-
-    Args:
-        stored: From `fp8study.core.records.load_runs`.
-
-    Returns:
-        Name of the table → its rows; see the functions in `TABLES` for their columns.
-    """
+    """Compute every table of `TABLES` that has rows from these records alone."""
     report = report_of(stored)
     found = {name: make(report) for name, make in TABLES.items()}
     return {name: t.drop(columns=_KEYS, errors="ignore") for name, t in found.items() if len(t)}
@@ -68,9 +58,7 @@ def tables_of(stored: list[StoredRun]) -> dict[str, pd.DataFrame]:
 def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
     """Write the tables as CSV files, numbers to six significant digits; return their paths.
 
-    Args:
-        stored: As `tables_of`.
-        folder: Made if missing. Its tables of the same names are replaced.
+    The folder is made if missing; its tables of the same names are replaced.
 
     Raises:
         UserError: There is no record, or the folder cannot be made.

@@ -29,22 +29,12 @@ _MEMORY = {
 
 
 def time_figure(table: pd.DataFrame, empty: str = "No profiled step yet") -> Figure:
-    """Draw where each arm's step goes, ms.
-
-    Args:
-        table: From `fp8study.analysis.instruments.kernels_table`.
-        empty: What to say if there is none.
-    """
+    """Draw where each arm's step goes, ms."""
     return _stacked(table, _TIME, "kernel time, ms", "step_time_ms_median", empty)
 
 
 def memory_figure(table: pd.DataFrame, empty: str = "No memory split yet") -> Figure:
-    """Draw what fills the fullest GPU at its peak, GiB; the line is what torch has reserved.
-
-    Args:
-        table: From `fp8study.analysis.instruments.memory_split_table`.
-        empty: What to say if there is none.
-    """
+    """Draw what fills the fullest GPU at its peak, GiB; the line is what torch has reserved."""
     return _stacked(table, _MEMORY, "GiB per GPU", "steady_reserved_gib", empty)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 
 from fp8study.analysis import instruments as tables
@@ -20,11 +18,7 @@ def _missing(what: str) -> str:
 
 
 def proof(frame: pd.DataFrame) -> str:
-    """Say whether every run computed what it claims to compute.
-
-    Args:
-        frame: From `fp8study.analysis.instruments.instruments_frame`.
-    """
+    """Say whether every run computed what it claims to compute."""
     seen = tables.numbers(frame, "step.fp8_gemm_flops_pct").notna()
     seen &= frame["device"] == "cuda"
     return per_machine(frame[seen], _proof) if seen.any() else _missing("Proof that FP8 ran")
@@ -70,57 +64,8 @@ def audits(frame: pd.DataFrame) -> str:
     return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
 
 
-def reach(table: pd.DataFrame) -> str:
-    """Say how near the GEMMs of a step come to their GEMM peak, and when that peak is too low.
-
-    Args:
-        table: From `fp8study.report.rows.utilisation`.
-    """
-    known = table.dropna(subset="gemm_pct")
-    return per_machine(known, _reach) if len(known) else _missing("GEMM peaks")
-
-
-def _reach(rows: pd.DataFrame) -> str:
-    text = f"Inside a step the GEMMs run at {span(rows['gemm_pct'], '.0f', ' %')} of their peak."
-    if (rows["gemm_pct"] > 105).any():
-        text += (
-            " Above 100 % the peak was measured too low: records made before GEMMs were timed "
-            "from a full queue hold the launches of small ones."
-        )
-    return text
-
-
-def gathered(table: pd.DataFrame) -> str:
-    """Say what the FP8 all-gather saves, and in what the gradients travel.
-
-    Args:
-        table: From `fp8study.analysis.instruments.communication_table`.
-    """
-    return per_machine(table, _gathered) if len(table) else _missing("Communication")
-
-
-def _gathered(rows: pd.DataFrame) -> str:
-    in_fp8 = rows[rows["all_gather_dtypes"].str.contains("uint8|float8")]
-    change = in_fp8["all_gather_change_pct"].dropna()
-    dtypes = sorted({d for d in rows["reduce_scatter_dtypes"].dropna() if d})
-    parts = []
-    if len(change):
-        parts.append(
-            f"FP8 all-gather changes the bytes by {span(change, '+.0f', ' %')}. Layers out "
-            "of FP8 still travel in BF16; FSDP2 packs FP8 weights as bytes, so NCCL says uint8."
-        )
-    if dtypes:
-        none = "" if any("float8" in d for d in dtypes) else ", never in FP8"
-        parts.append(f"Gradients are reduce-scattered in {' or '.join(dtypes)}{none}.")
-    return " ".join(parts)
-
-
 def energy(table: pd.DataFrame) -> str:
-    """Say what a token costs in energy.
-
-    Args:
-        table: From `fp8study.analysis.instruments.energy_table`.
-    """
+    """Say what a token costs in energy."""
     known = table["change_pct"].notna() if len(table) else pd.Series(dtype=bool)
     return per_machine(table, _energy) if known.any() else _missing("Energy")
 
@@ -142,36 +87,3 @@ def _energy(rows: pd.DataFrame) -> str:
             "half of the time: the datasheet's peak was out of reach."
         )
     return text
-
-
-def overhead(table: pd.DataFrame) -> str:
-    """Say what measuring costs.
-
-    Args:
-        table: From `fp8study.report.rows.overhead`.
-    """
-    if table.empty:
-        return _missing("What measuring costs")
-    return per_machine(table, lambda rows: (
-        "Measuring costs less than 1 % of a step."
-        if (rows["high_pct"] < 1).all()
-        else "Measuring is not shown to cost less than 1 % of a step."
-    ))  # fmt: skip
-
-
-def break_even(table: pd.DataFrame) -> str:
-    """Say after how many steps FP8's warm-up is paid for.
-
-    Args:
-        table: From `fp8study.analysis.break_even.break_even_table`.
-    """
-    return per_machine(table, _break_even) if len(table) else _missing("Break-even")
-
-
-def _break_even(rows: pd.DataFrame) -> str:
-    never = rows["break_even_steps"] == math.inf
-    text = f"In {int(never.sum())} of {count(len(rows), 'comparison')} FP8's step is no shorter"
-    paid = rows.loc[~never, "break_even_steps"]
-    if paid.empty:
-        return f"{text}."
-    return f"{text}; elsewhere its longer warm-up is paid for after {span(paid, ',.0f')} steps."

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from fp8study.report.table import IF_ANY, Layout
 
-#: Column → heading, and format; a column without a format is text.
+#: Column → heading, and format; a column without a format is text. A text column whose heading is
+#: its name is left out.
 _COLUMNS: dict[str, tuple[str, str]] = {
     # What was run.
     "arm": ("precision", ""),
-    "study": ("study", ""),
-    "machine": ("machine", ""),
-    "model": ("model", ""),
-    "setting": ("setting", ""),
     "seed": ("seed", "d"),
     "num_gpus": ("GPUs", "d"),
     "num_runs": ("runs", "d"),
     "num_pairs": ("pairs", "d"),
     "num_tokens": ("tokens", ",.0f"),
     "num_warned": ("runs with a warning", IF_ANY),
-    "question": ("question", ""),
-    "note": ("note", ""),
     # Speed, memory, start-up.
     "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
     "speedup_pct": ("v BF16, %", "+.1f"),
@@ -40,7 +35,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "startup_seconds": ("start-up in all, s", ".1f"),
     "first_step_seconds": ("first step, s", ".1f"),
     "compile_seconds": ("compilation, s", ".1f"),
-    "range": ("range", ""),
     "peer_tokens_per_second_per_gpu": ("peer", ",.0f"),
     "peer_range": ("range", ""),
     "ratio": ("ours ÷ peer", ".3f"),
@@ -57,7 +51,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "fp8_rowwise": ("FP8 rowwise", ",.0f"),
     "fp8_rowwise_pct": ("v BF16, %", "+.1f"),
     # Losses.
-    "pairs": ("pairs", ""),
     "epochs": ("passes", ".1f"),
     "passes": ("passes", ".1f"),
     "loss_bf16": ("BF16 loss", ".3f"),
@@ -67,14 +60,11 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "detectable_pct": ("detectable, %", ".2f"),
     "p_holm": ("p, Holm", ".1g"),
     "judged": ("verdict", ""),
-    "verdict": ("verdict", ""),
     "loss_start": ("loss, first step", ".2f"),
     "loss_last20_mean": ("loss, last 20 steps", ".3f"),
     "parameters_outside_optimizer_pct": ("parameters outside the optimizer, %", ".1f"),
-    "part": ("part", ""),
     "mean_pct": ("% of BF16 loss", "+.2f"),
     "share_pct": ("share of the gap, %", ".1f"),
-    "factor": ("factor", ""),
     "between_pct": ("share of the spread, %", ".1f"),
     "spread_within": ("standard deviation left, nats", ".3f"),
     "p_value": ("p", ".2g"),
@@ -82,7 +72,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "way": ("reached by", ""),
     "rung": ("what tells two runs apart", ""),
     "median_pct": ("median difference, %", ".3g"),
-    "corpus": ("corpus", ""),
     "corpus_sha": ("SHA-256", ""),
     "vocab_size": ("vocabulary", ",d"),
     "num_train_tokens": ("tokens", ",d"),
@@ -169,16 +158,10 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     # Methods.
     "name_part": ("GPU", ""),
     "memory_tb_per_s": ("memory, TB/s", "g"),
-    "source": ("source", ""),
-    "hardware": ("hardware", ""),
-    "driver": ("driver", ""),
     "version_torch": ("torch", ""),
     "version_torchao": ("torchao", ""),
     "version_transformers": ("transformers", ""),
-    "commit": ("commit", ""),
     "warning": ("what the runs say", ""),
-    "studies": ("studies", ""),
-    "status": ("status", ""),
     "steps_completed": ("steps", "d"),
     "status_detail": ("what it says", ""),
 }
@@ -186,7 +169,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
 
 def _layout(columns: str, group: str = "", **headings: str) -> Layout:
     """Name a table's columns in order; `headings` replace the usual ones."""
-    names = {name: _COLUMNS[name] for name in columns.split()}
+    names = {name: _COLUMNS.get(name, (name, "")) for name in columns.split()}
     return Layout({n: (headings.get(n, usual), form) for n, (usual, form) in names.items()}, group)
 
 

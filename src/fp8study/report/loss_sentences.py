@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report.page import Report
-from fp8study.report.words import by_machine, count, escape, how_to_get, place, span
+from fp8study.report.words import by_machine, count, escape, how_to_get, span
 
 
 def training(report: Report) -> str:
@@ -18,7 +18,7 @@ def training(report: Report) -> str:
     for machine, rows in by_machine(gaps):
         for device, known in rows.groupby("device", sort=False):
             where = machine if device == "cuda" else f"{machine}, a CPU that emulates FP8"
-            parts.append(f"**Training loss on {where}.** {_verdicts(known)}{_repeated(known)}")
+            parts.append(f"**Training loss on {where}.** {verdicts(known)}{_repeated(known)}")
     return "\n\n".join(parts)
 
 
@@ -33,45 +33,17 @@ def validation(report: Report) -> str:
         )
     known = report.loss_gaps.set_index("arm_key")
     return "\n\n".join(
-        f"**Loss on text kept out of training, {machine}.** {_verdicts(rows)}{_apart(rows, known)}"
+        f"**Loss on text kept out of training, {machine}.** {verdicts(rows)}{_apart(rows, known)}"
         for machine, rows in by_machine(gaps)
     )
-
-
-def passes(table: pd.DataFrame) -> str:
-    """Say what the gaps were after one pass, and what they are at the end.
-
-    Args:
-        table: From `fp8study.analysis.passes.pass_table`.
-    """
-    if table.empty:
-        return (
-            "No arm with three pairs on a GPU trained for two passes over its corpus: "
-            f"{how_to_get('loss-parity')}."
-        )
-    lines = []
-    for _, rows in table.groupby(["machine", "study", "model"], sort=False):
-        last = rows[rows["passes"] == rows.groupby("arm_key")["passes"].transform("max")]
-        lines.append(
-            f"- **{escape(rows['model'].iloc[0])}** ({place(rows.iloc[0])}): after the first pass "
-            f"{_judged(rows[rows['passes'] == 1])}; after {span(last['passes'], '.1f')} passes "
-            f"{_judged(last)}."
-        )
-    return "\n".join(lines)
 
 
 def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps[~gaps["stale"].fillna(False).astype(bool)]
 
 
-def _judged(rows: pd.DataFrame) -> str:
-    verdicts = rows["verdict"].value_counts()
-    said = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-    return f"{span(rows['gap_pct'], '+.2f', ' %')} ({count(len(rows), 'arm')}: {said})"
-
-
-def _verdicts(gaps: pd.DataFrame) -> str:
-    """Say what came of the comparisons of one machine."""
+def verdicts(gaps: pd.DataFrame) -> str:
+    """Say what came of the comparisons of one machine, rows of a table of loss gaps."""
     gone = gaps["verdict"] == DIVERGED
     tested = gaps["gap_pct_low_90"].notna() & ~gone
     parts = [_diverged(gaps[gone])] if gone.any() else []

@@ -36,13 +36,6 @@ def budget_figure(
     """Draw sampling and precision error against the effective batch, a panel a step and scope.
 
     Solid where measured, dotted where extrapolated; the mean over the runs, with their range.
-
-    Args:
-        table: From `noise_tables.budget_table`, of one model; several runs may be below
-            each other.
-        empty: What to say if there is nothing to draw.
-        crossings: From `crossing_table`, of the same runs: marks where FP8's error and sampling
-            error are equal, and the batches where document A has them meet.
     """
     if table.empty:
         return message_figure(empty)
@@ -98,10 +91,6 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
 
     Points are the layer's FP8 weights (its parameters that are no matrices of FP8 layers are
     left out), lines the median over them and over runs.
-
-    Args:
-        table: From `fp8study.analysis.noise_tables.parameter_table`.
-        empty: What to say if there is nothing to draw.
     """
     if not table.empty:
         table = table[table["is_fp8"] & (table["reference"] == "bf16") & (table["layer"] >= 0)]
@@ -109,12 +98,7 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
 
 
 def gemm_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> Figure:
-    """Draw the SQNR of single FP8 GEMMs by layer, dB, a panel for each of a layer's three.
-
-    Args:
-        table: From `fp8study.analysis.noise_tables.product_table`, of one point.
-        empty: What to say if there is nothing to draw.
-    """
+    """Draw the SQNR of single FP8 GEMMs by layer, dB, a panel for each of a layer's three."""
     return _by_layer(table, "product", lambda name: GEMMS[name], "GEMM SQNR, dB", empty)
 
 

@@ -119,22 +119,6 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
     return text
 
 
-def error_at_one(stored: Sequence[StoredRun]) -> str:
-    """Say how much larger FP8 makes the whole error of a single sequence's gradient."""
-    table = tables.over_runs(tables.budget_table, stored)
-    if table.empty:
-        return _MISSING
-    table = table[(table["precision"] != "bf16") & (table["scope"] == "all") & table["measured"]]
-    alone = table.loc[table["batch"] == 1, "ratio"].astype(float)
-    if alone.empty:
-        return _MISSING
-    together = 100 * ((1 + alone**2) ** 0.5 - 1)
-    return (
-        "If the two errors are independent, their squares add: at batch 1 FP8 makes the whole "
-        f"error {span(together, '.1f', ' %')} larger than BF16's."
-    )
-
-
 def variance_law(stored: Sequence[StoredRun]) -> str:
     """Say whether the variance of a mean falls as one over the number of sequences (A15)."""
     table = tables.over_runs(tables.inverse_law_table, stored)
@@ -172,11 +156,7 @@ def formats() -> str:
 
 
 def limits(stored: Sequence[StoredRun]) -> str:
-    """Say what the numbers rest on.
-
-    Args:
-        stored: All runs, of which `measured` chooses.
-    """
+    """Say what the numbers rest on."""
     runs = measured(stored)
     if not runs:
         return _MISSING

@@ -19,7 +19,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
-from fp8study.core.files import kept
+from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
 
 #: Names the results folder, if it is not the one beside the report.
@@ -28,20 +28,16 @@ RESULTS_VARIABLE = "FP8STUDY_RESULTS"
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a page shows is taken from here."""
+    """Everything that a page shows is taken from here; `report_of` says how it is made."""
 
     runs: pd.DataFrame
-    """From `fp8study.analysis.frames.runs_frame`, with short names of arms."""
+    """With short names of arms."""
     metrics: pd.DataFrame
-    """From `fp8study.analysis.frames.metrics_frame`."""
     throughput: pd.DataFrame
-    """From `fp8study.analysis.speed.throughput_table`."""
     loss_gaps: pd.DataFrame
-    """From `fp8study.analysis.losses.loss_gap_table`."""
     validation_gaps: pd.DataFrame
-    """The same for the validation loss."""
+    """As ``loss_gaps``, of the validation loss."""
     instruments: pd.DataFrame
-    """From `fp8study.analysis.instruments.instruments_frame`."""
     stored: Sequence[StoredRun]
     """The records themselves, for what no frame holds."""
     unreadable: tuple[str, ...]
@@ -68,37 +64,27 @@ class Report:
         )
 
 
-def find_results(start: Path | None = None) -> Path:
-    """Return the results folder: `RESULTS_VARIABLE`, or ``results`` in the nearest parent.
-
-    Args:
-        start: Where to look from; none: the current folder.
+def find_results() -> Path:
+    """Return the results folder: `RESULTS_VARIABLE`, or the checkout's.
 
     Raises:
-        UserError: The variable names no folder, or no parent holds ``results``.
+        UserError: There is none.
     """
-    named = os.environ.get(RESULTS_VARIABLE)
-    if named:
-        if not Path(named).is_dir():
-            raise UserError(f"{RESULTS_VARIABLE}: {named!r} is not a folder; correct or unset it")
-        return Path(named)
-    here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
-        if (folder / "results").is_dir():
-            return folder / "results"
-    raise UserError(
-        f"results: none found in {here} or above; render from the checkout or set "
-        f"{RESULTS_VARIABLE}"
-    )
+    folder = Path(os.environ.get(RESULTS_VARIABLE) or results_dir())
+    if not folder.is_dir():
+        raise UserError(
+            f"results: '{folder}' is not a folder; render from the checkout, or correct "
+            f"{RESULTS_VARIABLE}"
+        )
+    return folder
 
 
-def load_report(results_dir: Path | None = None) -> Report:
+def load_report(results: Path | None = None) -> Report:
     """Read all records and compute the tables that several pages use; once, while no file changes.
 
-    Args:
-        results_dir: Holds ``local/`` and ``reference/``; none: `find_results`.
+    Without a folder that holds ``local/`` and ``reference/`` it is that of `find_results`.
     """
-    folder = (results_dir or find_results()).resolve()
+    folder = (results or find_results()).resolve()
     files = [*folder.rglob("run*.json"), *folder.rglob("metrics.jsonl*")]
     stats = ((path, path.stat()) for path in files)
     return _load(folder, frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
@@ -120,13 +106,8 @@ def _read_report(folder: Path) -> Report:
     return dataclasses.replace(report, unreadable=(*told, *aside))
 
 
-def report_of(stored: Sequence[StoredRun], unreadable: tuple[str, ...] = ()) -> Report:
-    """Compute what several pages use from records that are read already.
-
-    Args:
-        stored: From `fp8study.core.records.load_runs`, or a selection of it.
-        unreadable: One line for each record that could not be read.
-    """
+def report_of(stored: Sequence[StoredRun]) -> Report:
+    """Compute what several pages use from records that are read already."""
     runs = shorten_arms(runs_frame(stored))
     return Report(
         runs=runs,
@@ -136,5 +117,5 @@ def report_of(stored: Sequence[StoredRun], unreadable: tuple[str, ...] = ()) -> 
         validation_gaps=loss_gap_table(runs, "validation_loss"),
         instruments=instruments_frame(stored, runs),
         stored=stored,
-        unreadable=unreadable,
+        unreadable=(),
     )

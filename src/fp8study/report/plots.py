@@ -7,12 +7,10 @@ stale optimizer.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -35,15 +33,11 @@ from fp8study.report.words import number, recipe
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
 _CONTEXT = ["model", "study", "machine", "setting"]
+_LOSS_AXES = ("step", "training loss, nats/token")
 
 
 def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
-    """Draw tokens/s per GPU against the number of GPUs, with each arm's lead over BF16.
-
-    Args:
-        table: From `throughput_table`. CPU rows are left out: they emulate FP8.
-        empty: What to say if nothing is left.
-    """
+    """Draw tokens/s per GPU against the number of GPUs, with each arm's lead over BF16."""
     return _bars(table, "tokens_per_second_per_gpu", "tokens/s per GPU", _lead, empty)
 
 
@@ -133,20 +127,12 @@ def _smooth(loss: pd.Series) -> pd.Series:
 def loss_curves_figure(
     metrics: pd.DataFrame, runs: pd.DataFrame, empty: str = "No loss records yet"
 ) -> Figure:
-    """Draw the training loss of every run: faint as logged, strong as a running mean.
-
-    Args:
-        metrics: From `metrics_frame`.
-        runs: The rows of `runs_frame` to draw; one panel per machine, study, model, number of
-            GPUs and setting.
-        empty: What to say if no run logged a loss.
-    """
+    """Draw the training loss of every run of `runs`: faint as logged, strong as a running mean."""
     curves = list(_curves(metrics, _without_shares(runs)))
     if not curves:
         return message_figure(empty)
     table = pd.DataFrame([run for run, _ in curves]).assign(curve=range(len(curves)))
-    labels = ("step", "training loss, nats/token")
-    figure, drawn = panels(table.sort_values(SETTING), SETTING, setting_title, labels)
+    figure, drawn = panels(table.sort_values(SETTING), SETTING, setting_title, _LOSS_AXES)
     styles = line_styles(table)
     for axis, _, group in drawn:
         for arm, curve in zip(group["arm"], group["curve"], strict=True):
@@ -162,43 +148,36 @@ def document_a_figure(
 ) -> Figure:
     """Draw document A's single-GPU failure, with and without the stale optimizer, in one panel.
 
-    Args:
-        metrics: From `metrics_frame`.
-        runs: Rows of `runs_frame`: the arms of one machine and model. Every seed is drawn
-            faintly, their mean strongly; the label carries the mean of the records' final losses.
-        empty: What to say if none of them logged a loss.
+    `runs` are the arms of one machine and model. Every seed is drawn faintly, their mean strongly;
+    the legend has the mean of the records' final losses.
     """
     runs = newest_per_seed(runs)
     curves = list(_curves(metrics, runs[runs["status"].isin(["completed", "diverged"])]))
     if not curves:
         return message_figure(empty)
-    axes_labels = ("step", "training loss, nats/token")
-    figure, [(axis, _, _)] = panels(runs[:1], ["model"], lambda _: "", axes_labels, 4.3, 1)
-    last_step = max(int(loss.index.max()) for _, loss in curves)
+    figure, [(axis, _, _)] = panels(runs[:1], ["model"], lambda _: "", _LOSS_AXES, 4.3, 1)
     arms: dict[tuple[str, str], list[tuple[pd.Series, pd.Series]]] = {}
     for run, loss in curves:
-        axis.plot(loss.index, loss, color=colour(run["precision"]), alpha=0.13, linewidth=0.6)
         arms.setdefault((str(run["arm"]), str(run["master_dtype"])), []).append((run, loss))
-    styles = line_styles(runs)
-    labels = []
-    for (name, master), seeds in sorted(arms.items(), key=lambda arm: arm[0][0][:4] != "BF16"):
+    styles, handles = line_styles(runs), []
+    for (arm, master), seeds in sorted(arms.items()):
+        # The paler of two lines in one style has the finer master weights.
+        style = styles[arm] | {"alpha": 0.5 if master == "fp32" else 1.0}
         logged = pd.concat([loss for _, loss in seeds], axis=1)
-        axis.plot(logged.index, _smooth(logged.mean(axis=1)), **styles[name])
+        axis.plot(logged, color=style["color"], alpha=0.13, linewidth=0.6)
+        axis.plot(logged.index, _smooth(logged.mean(axis=1)), **style)
         # The record's own mean is over steps; the curve holds logged rows only.
         end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()
         final = "diverged" if pd.isna(end) else f"{end:.2f}"
-        place = logged.stack().iloc[-1] if pd.isna(end) else end
-        text = textwrap.fill(f"{name}, {master.upper()} master weights: {final}", 34)
-        labels.append((float(place), text, styles[name]["color"]))
-    guess = _uniform_guess(runs)
-    if guess:
-        axis.axhline(guess[0], color=GREY, linewidth=1, linestyle=(0, (6, 4)))
-        labels.append((*guess, GREY))
-    low = min(value for value, _, _ in labels)
-    high = max(*(value for value, _, _ in labels), *(float(loss.max()) for _, loss in curves))
-    axis.set_xlim(0, last_step)
-    axis.set_ylim(low - 0.12 * (high - low), high + 0.04 * (high - low))
-    _label_ends(axis, labels, last_step)
+        handles.append(
+            Line2D([], [], label=f"{arm}, {master.upper()} master weights: {final}", **style)
+        )
+    if guess := _uniform_guess(runs):
+        line: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (6, 4))}
+        axis.axhline(guess[0], **line)
+        handles.append(Line2D([], [], label=guess[1], **line))
+    axis.set_xlim(left=0)
+    add_legend(figure, handles)
     return figure
 
 
@@ -212,34 +191,5 @@ def _uniform_guess(runs: pd.DataFrame) -> tuple[float, str] | None:
         sizes = runs[column].dropna().unique()
         if len(sizes) == 1:
             loss = math.log(float(sizes[0]))
-            text = f"uniform guess over {words} {int(sizes[0]):,} tokens: {loss:.2f}"
-            return loss, textwrap.fill(text, 34)
+            return loss, f"uniform guess over {words} {int(sizes[0]):,} tokens: {loss:.2f}"
     return None
-
-
-def _label_ends(axis: Axes, labels: list[tuple[float, str, str]], last_step: int) -> None:
-    """Write each label to the right of its curve, moved apart where two would overlap.
-
-    The labels keep the order of the curves; a thin line joins a moved label to its curve.
-    """
-    low, high = axis.get_ylim()
-    line_height = (high - low) * 0.048
-    labels = sorted(labels)
-    halves = [line_height * (text.count("\n") + 1.35) / 2 for _, text, _ in labels]
-    centres: list[float] = []
-    floor = low
-    for (value, _, _), half in zip(labels, halves, strict=True):
-        centres.append(max(value, floor + half))
-        floor = centres[-1] + half
-    # What grew past the top is pushed back down, label by label.
-    ceiling = high + line_height
-    for place in reversed(range(len(labels))):
-        centres[place] = min(centres[place], ceiling - halves[place])
-        ceiling = centres[place] - halves[place]
-    for (value, text, shade), centre in zip(labels, centres, strict=True):
-        line = {"arrowstyle": "-", "color": shade, "linewidth": 0.7, "shrinkA": 1, "shrinkB": 0}
-        axis.annotate(
-            text, xy=(last_step, value), xytext=(1.03 * last_step, centre), va="center",
-            fontsize=10, color=shade, annotation_clip=False,
-            arrowprops=line | {"relpos": (0, 0.5)},
-        )  # fmt: skip

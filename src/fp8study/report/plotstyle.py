@@ -60,9 +60,6 @@ def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
     BF16 is wide and solid, so that an FP8 curve on top of it leaves it visible. The arms of one
     precision share its colour and differ in their dashes.
-
-    Args:
-        table: With the columns ``arm``, ``precision`` and ``stale``.
     """
     styles: dict[str, dict[str, Any]] = {}
     for arm, precision, _ in list_arms(table):
@@ -92,18 +89,10 @@ def panels(
     height: float = 2.6,
     columns: int = 2,
 ) -> Panels:
-    """Make one panel for each group of a table.
+    """Make one panel for each group of a table that has rows: the figure, then axes, key, rows.
 
-    Args:
-        table: Has rows.
-        keys: Columns that a panel's rows share.
-        title: Makes the title from the values of `keys`; its lines are kept.
-        labels: Of the horizontal and the vertical axis.
-        height: Of a panel, inches.
-        columns: Panels beside each other, at most.
-
-    Returns:
-        The figure, and for each panel its axes, its key and its rows.
+    The `title` is made from the values of `keys`; `labels` are of the horizontal and the vertical
+    axis; the `height` of a panel is in inches; at most `columns` stand beside each other.
     """
     groups = list(table.groupby(list(keys), sort=False))
     columns = min(columns, len(groups))

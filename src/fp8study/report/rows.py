@@ -65,24 +65,22 @@ def shares(kernels: pd.DataFrame) -> pd.DataFrame:
     """How much of the GEMMs was FP8, per study and precision; from `kernels_table`."""
     columns = {"share": "fp8_gemm_flops_pct", "expected": "fp8_expected_pct"}
     columns |= {"time": "fp8_gemm_time_pct"}
-    rows = []
-    for (machine, study, precision), group in kernels.groupby(
-        ["machine", "study", "precision"], sort=False
-    ):
-        row = {"machine": machine, "study": study, "num_runs": group["num_runs"].sum()}
-        row["arm"] = recipe(precision)
-        for name, column in columns.items():
-            known = group[column].dropna().astype(float)
-            row[name] = span(known, ".1f") if len(known) else None
-        rows.append(row)
-    return pd.DataFrame(rows)
+
+    def spans(values: pd.Series) -> str | None:
+        known = values.dropna().astype(float)
+        return span(known, ".1f") if len(known) else None
+
+    groups = kernels.groupby(["machine", "study", "precision"], sort=False)
+    table = groups[["num_runs"]].sum()
+    table[[*columns]] = groups[[*columns.values()]].agg(spans)
+    table = table.reset_index()
+    return table.assign(arm=table["precision"].map(recipe))
 
 
 def utilisation(frame: pd.DataFrame) -> pd.DataFrame:
     """Add ``gemm_pct``: how fast the GEMMs ran inside the profiled step, % of their GEMM peak."""
-    table, rates = instruments.utilisation_table(frame), instruments.product_rates(frame)
-    pct = 100 * rates["profiled_tflops"] / rates["achievable_tflops"]
-    return table.assign(gemm_pct=table["arm_key"].map(pct.groupby(rates["arm_key"]).median()))
+    table = instruments.utilisation_table(frame)
+    return table.assign(gemm_pct=table["arm_key"].map(instruments.gemm_pct(frame)))
 
 
 def overhead(frame: pd.DataFrame) -> pd.DataFrame:
@@ -110,12 +108,8 @@ def rungs(ladder: pd.DataFrame) -> pd.DataFrame:
 def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
     """Put the ends of an arm's passes, and of its run, beside each other.
 
-    Args:
-        table: From `fp8study.analysis.passes.pass_table`.
-
-    Returns:
-        A row per arm with a column for each end: the mean paired difference and half of its
-        95 % interval, in %; and the layout with these columns.
+    From `fp8study.analysis.losses.pass_table`: a row per arm with a column for each end, the mean
+    paired difference and half of its 95 % interval, in %; and the layout with these columns.
     """
     arm = ["machine", "study", "model", "num_gpus", "setting", "arm", "arm_key"]
     cells = table.assign(
@@ -221,13 +215,10 @@ def _medians(
     values: Mapping[str, tuple[str, float]],
     ranges: Mapping[str, tuple[str, float]] | None = None,
 ) -> pd.DataFrame:
-    """Take medians over seeds at each point, over all parameters.
+    """Take medians over seeds at each point, over all parameters, by `keys`.
 
-    Args:
-        table: With the columns of `noise_tables.over_runs`.
-        keys: What tells the rows of a point apart.
-        values: New column → the column that it is the median of, and a factor.
-        ranges: New column → the column whose intervals it is the hull of, and a factor.
+    `values` and `ranges`: new column → the column that it is the median of, or whose intervals it
+    is the hull of, and a factor.
     """
     if table.empty:
         return table

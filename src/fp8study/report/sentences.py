@@ -17,9 +17,7 @@ from fp8study.report.words import (
     escape,
     how_to_get,
     number,
-    per_machine,
     recipe,
-    span,
 )
 
 
@@ -108,28 +106,8 @@ def _judged_too(rows: pd.DataFrame, gaps: pd.DataFrame) -> str:
     )
 
 
-def memory(report: Report) -> str:
-    """Say what FP8 did to peak memory where every parameter is trained."""
-    table = _healthy(report).dropna(subset="memory_change_pct")
-    if table.empty:
-        return f"No FP8 run on a GPU has a BF16 partner yet: {how_to_get('quick')}."
-    return per_machine(table, _memory)
-
-
-def _memory(rows: pd.DataFrame) -> str:
-    return (
-        f"FP8's peak differs from BF16's by {span(rows['memory_change_pct'], '+.1f', ' %')} in "
-        f"{count(len(rows), 'arm')} (medians of paired ratios; stale optimizers left out)."
-    )
-
-
 def kept_in_bf16(report: Report, study: str = "") -> str:
-    """Say which layers the FP8 runs keep out of FP8, where the arms' names do not.
-
-    Args:
-        report: The records.
-        study: Speak of the studies of that name's beginning only.
-    """
+    """Say which layers the FP8 runs keep out of FP8, where the arms' names do not."""
     runs = report.runs[report.runs["study"].fillna("").str.startswith(study)]
     known = runs.dropna(subset="kept_in_bf16").drop_duplicates(["study", "kept_in_bf16"])
     if known.empty:
@@ -181,18 +159,3 @@ def _thin(report: Report, runs: pd.DataFrame) -> str:
         ).sum(),
     }
     return "; ".join(f"{number} {what}" for what, number in known.items() if number) + "."
-
-
-def epochs(report: Report) -> str:
-    """Say whether the data were repeated."""
-    seen = report.runs["epochs"].dropna()
-    if seen.empty:
-        return "No record says how much of its corpus it saw."
-    repeated = int((seen > 1).sum())
-    if not repeated:
-        return "No run saw its corpus more than once."
-    return (
-        f"{count(repeated, 'run')} saw {'its' if repeated == 1 else 'their'} corpus more than "
-        f"once (at most {seen.max():.2f} passes): a low loss there is partly memory. Both runs of "
-        "a pair saw the same data."
-    )

@@ -9,11 +9,7 @@ from fp8study.core.records import RunRecord
 
 
 def instruments_text(record: RunRecord) -> str:
-    """Return what a run measured: time, utilisation, memory, energy, GEMMs, communication.
-
-    Args:
-        record: Of any run; what it does not hold is left out.
-    """
+    """Return what a run measured: time, utilisation, memory, energy, GEMMs, communication."""
     results, found = record.results, record.instruments
     why = f": {record.status_detail}" if record.status_detail else ""
     lines = [f"{record.run_id} ({record.status}{why})"]

@@ -33,13 +33,7 @@ class Layout:
 
 
 def show(table: pd.DataFrame, layout: Layout, empty: str) -> HTML:
-    """Write a table for a page; the line over a group of rows is their header.
-
-    Args:
-        table: Numbers, from `fp8study.analysis`.
-        layout: Its columns, and what its rows are grouped by.
-        empty: The sentence to show if there are no rows.
-    """
+    """Write a table for a page; the line over a group of rows is their header."""
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
     columns = _filled(table, layout)

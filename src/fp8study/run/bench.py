@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.analysis.arms import arm_config, group_arms, read_folder
-from fp8study.analysis.compare import RelativeComparison, compare_relative
+from fp8study.analysis.compare import Comparison, compare_relative
 from fp8study.analysis.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
@@ -38,9 +38,7 @@ def find_baseline(study: str, machine: Machine) -> Path | None:
     return None
 
 
-def run_bench(
-    machine: Machine, overrides: Mapping[str, Any], baseline: Path | None
-) -> RelativeComparison:
+def run_bench(machine: Machine, overrides: Mapping[str, Any], baseline: Path | None) -> Comparison:
     """Measure the bench study of this machine and compare it with a baseline.
 
     Args:

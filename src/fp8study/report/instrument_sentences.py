@@ -75,15 +75,8 @@ def _energy(rows: pd.DataFrame) -> str:
     if change.empty:
         return ""
     less, more = int((change < -SAME_PCT).sum()), int((change > SAME_PCT).sum())
-    text = (
+    return (
         f"FP8 takes less energy per token than BF16 in {less} and more in {more} of "
         f"{count(len(change), 'comparison')} ({span(change, '+.1f', ' %')}; changes of up to "
         f"{SAME_PCT:g} % count as neither)."
     )
-    bf16 = rows[(rows["precision"] == "bf16") & ~rows["stale"].fillna(False).astype(bool)]
-    if capped := int((bf16["power_cap_pct"] > 50).sum()):
-        text += (
-            f" {capped} of {count(len(bf16), 'BF16 arm')} ran at the power limit for more than "
-            "half of the time: the datasheet's peak was out of reach."
-        )
-    return text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -29,11 +28,9 @@ def measured(stored: Sequence[StoredRun]) -> list[StoredRun]:
     """
     found = _all_measured(stored)
     real = [run for run in found if not run.record.noise.get("emulated")]
-    places = Counter(_place(run) for run in real or found)
-    if not places:
-        return []
-    best = max(places, key=lambda place: places[place])
-    return [run for run in real or found if _place(run) == best]
+    places = [_place(run) for run in real or found]
+    best = max(places, key=places.count, default=None)
+    return [run for run, place in zip(real or found, places, strict=True) if place == best]
 
 
 def _all_measured(stored: Sequence[StoredRun]) -> list[StoredRun]:

@@ -25,35 +25,36 @@ GEMMS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "we
 
 def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """Say what each study with runs asks, the reader's own first; the records know."""
-    asked: dict[tuple[str, str], list[str]] = {}
-    for run in stored:
-        if run.record.study not in _CHECKS:
-            question = run.record.judgement.get("question") or ""
-            asked.setdefault((run.machine_label, run.record.study), []).append(question)
-    rows = [
-        {"machine": machine, "study": study, "num_runs": len(said), "question": said[-1]}
-        for (machine, study), said in sorted(asked.items())
+    asked = [
+        (run.machine_label, run.record.study, run.record.judgement.get("question") or "")
+        for run in stored
+        if run.record.study not in _CHECKS
     ]
-    rows.sort(key=lambda row: (row["machine"] != "local", row["machine"]))
-    return pd.DataFrame(rows)
+    groups = pd.DataFrame(asked, columns=["machine", "study", "question"]).groupby(
+        ["machine", "study"], as_index=False
+    )
+    return _own_first(groups.agg(num_runs=("question", "size"), question=("question", "last")))
 
 
 def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """List what the runs of a machine warn of, and how many of which studies do."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for run in stored:
-        for text in run.record.warnings:
-            found.setdefault((run.machine_label, text), []).append(run.record.study)
-    order = sorted(found, key=lambda key: (key[0] != "local", key[0], -len(found[key])))
-    return pd.DataFrame(
-        {
-            "machine": machine,
-            "warning": text,
-            "num_runs": len(found[machine, text]),
-            "studies": ", ".join(dict.fromkeys(found[machine, text])),
-        }
-        for machine, text in order
+    found = [
+        (run.machine_label, text, run.record.study)
+        for run in stored
+        for text in run.record.warnings
+    ]
+    groups = pd.DataFrame(found, columns=["machine", "warning", "study"]).groupby(
+        ["machine", "warning"], as_index=False, sort=False
     )
+    table = groups.agg(
+        num_runs=("study", "size"), studies=("study", lambda names: ", ".join(dict.fromkeys(names)))
+    )
+    return _own_first(table.sort_values("num_runs", ascending=False, kind="stable"))
+
+
+def _own_first(table: pd.DataFrame) -> pd.DataFrame:
+    own = {"local": ""}
+    return table.sort_values("machine", key=lambda names: names.replace(own), kind="stable")
 
 
 def peaks() -> pd.DataFrame:

@@ -282,8 +282,10 @@ def test_numbers_are_written_one_way(value: float, spec: str, text: str) -> None
 
 @pytest.mark.slow
 def test_ranges_that_a_page_states_are_in_its_tables(site: dict[str, str]) -> None:
-    for name, holding in (("index", "performance"), ("instruments",) * 2, ("attribution",) * 2):
-        cells = re.findall(r"<td[^>]*>([^<]*)</td>", site[holding])
+    holding = {"index": ("performance", "quality"), "instruments": (), "attribution": ()}
+    for name, others in holding.items():
+        tables = "".join(site[other] for other in (name, *others))
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", tables)
         prose = plain(re.sub(r"<table.*?</table>", "", site[name], flags=re.S))
         found = re.findall(r"([+\u2212]\d[\d.]*) %", prose)
         assert found, name

@@ -307,7 +307,7 @@ def _write_tables(folder: Path, machine: str | None) -> None:
     names = sorted({run.machine_label for run in stored})
     if machine is not None and machine not in names:
         raise UserError(
-            f"machine: no record of '{machine}'; there are {', '.join(names) or 'none'}"
+            f"--machine: no record of '{machine}'; name one of {', '.join(names) or '(none yet)'}"
         )
     chosen = [run for run in stored if machine in (None, run.machine_label)]
     print("\n".join(str(path) for path in write_tables(chosen, folder)))

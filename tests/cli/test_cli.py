@@ -58,6 +58,8 @@ def fp8study(*arguments: str) -> Done:
             ["--set: unknown parameter 'sed'", "did you mean 'seed'"],
         ),
         (["plan", "smoke", "--set", "precision=[bf16"], ["--set", "precision"]),
+        (["plan", "smoke", "--set", "skip=*.no_such"], ["skip: '*.no_such' matches no"]),
+        (["plan", "--lst"], ["--lst", "plan --help"]),
         (["plan", "smoke", "--set", "precision=[bf16]"], ["precision", "choose one of bf16"]),
         (["reproduce", "smoke", "--set", "precision=fp8_tensr"], ["precision", "fp8_tensorwise"]),
         (["reproduce", "smoke", "--set", "num_gpus=9999"], ["num_gpus", "CPU cores", "lower it"]),
@@ -174,6 +176,17 @@ def test_a_plan_tells_its_runs_apart_within_80_columns(study: str) -> None:
 @pytest.mark.usefixtures("checkout")
 def test_plan_without_a_name_is_the_smoke_study_on_a_machine_without_gpu() -> None:
     assert fp8study("plan").stdout.startswith("Study smoke: ")
+
+
+@pytest.mark.usefixtures("checkout")
+def test_an_unquoted_pattern_and_none_are_what_they_say() -> None:
+    done = fp8study("plan", "smoke", "--set", "skip=*.o_proj", "--set", "noise_at_steps=none")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "skip=*.o_proj" in done.stdout
+    assert "compile=false" in done.stdout
+    assert "num_gpus=1" in done.stdout
+    none_fits = fp8study("plan", "smoke", "--set", "num_gpus=64", "--set", "strategy=fsdp2")
+    assert "None of them can be run here" in " ".join(none_fits.stdout.split())
 
 
 @pytest.mark.usefixtures("checkout")

@@ -147,7 +147,7 @@ def check_names(values: Mapping[str, Any], source: str) -> None:
         elif name not in FIELDS:
             raise UserError(
                 f"{source}: unknown parameter '{name}'{nearest(str(name), FIELDS)}; "
-                f"known: {', '.join(FIELDS)}"
+                "`fp8study fields` lists them"
             )
 
 

@@ -53,7 +53,8 @@ def read_mapping(path: Path, what: str, keys: str) -> dict[str, Any]:
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot read the {what} ({one_line(error)})") from error
+        reason = one_line(error).replace(' in "<unicode string>"', "")
+        raise UserError(f"{path}: cannot read the {what} ({reason}); mend it") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a mapping {keys}")
     return content
@@ -92,6 +93,8 @@ def _convert(value: Any, kind: Any) -> Any:
     """Return a value as one kind, or raise ValueError."""
     origin, text = typing.get_origin(kind), isinstance(value, str)
     if origin is tuple:
+        if value == "none":
+            return ()
         parts = [part.strip() for part in value.split(",") if part.strip()] if text else value
         parts = parts if isinstance(parts, list | tuple) else [parts]
         return tuple(_convert(part, typing.get_args(kind)[0]) for part in parts)

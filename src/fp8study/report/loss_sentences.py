@@ -70,13 +70,15 @@ def _tested(gaps: pd.DataFrame) -> str:
     better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
     margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
     found = gaps["detectable_pct"].astype(float)
+    seen = f"True gaps of {found.min():.2f} %"
+    if found.max() > found.min():
+        seen = f"True gaps from {found.min():.2f} % (quietest setting) to {found.max():.2f} % (noisiest)"
     text = (
         f"Of {count(len(gaps), 'paired difference')} with three seeds or more, at {margins}: "
         f"{counts.get('equivalent', 0)} equivalent, {counts.get('different', 0)} different"
         f"{f' (FP8 is better in {better})' if better else ''}, {counts.get('undecided', 0)} "
-        f"undecided (means {span(gaps['gap_pct'], '+.2f', ' %')}; +: FP8 is worse). True gaps from "
-        f"{found.min():.2f} % (quietest setting) to {found.max():.2f} % (noisiest) would be "
-        "detected with 80 % power."
+        f"undecided (means {span(gaps['gap_pct'], '+.2f', ' %')}; +: FP8 is worse). {seen} "
+        "would be detected with 80 % power."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += (

@@ -62,7 +62,8 @@ def plan_text(study: Study, machine: Machine) -> str:
     lines = [
         f"Study {study.name}: {study.question}",
         f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do, "
-        f"about {minutes:.0f} min.",
+        f"about {minutes:.0f} min."
+        + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
     ]
@@ -105,4 +106,6 @@ def _cell(name: str, chosen: dict[str, Any]) -> str:
     value = chosen[name]
     if isinstance(value, tuple):
         value = ", ".join(map(str, value)) or "none"
+    if value is None or isinstance(value, bool):
+        value = str(value).lower()
     return str(value) if name in _PLAIN_VALUES else f"{name}={value}"

@@ -73,7 +73,9 @@ class OneLineErrors(TyperGroup):
             status = super().main(_modern(list(sys.argv[1:] if args is None else args)), **extra)
         except _UsageError as error:
             message = " ".join(getattr(error, "format_message", error.__str__)().split())
-            status = complain(f"{message.rstrip('.')}; fp8study --help lists what there is")
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "fp8study"
+            status = complain(f"{message.rstrip('.')}; {command} --help lists what there is")
         except UserError as error:
             status = complain(str(error))
         except OSError as error:
@@ -102,7 +104,8 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
         if not equals:
             raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
         try:
-            values[name.strip()] = read_yaml(text)
+            # A pattern such as *.o_proj is a text, not one of YAML's aliases.
+            values[name.strip()] = text if text.startswith("*") else read_yaml(text)
         except yaml.YAMLError:
             raise UserError(
                 f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "

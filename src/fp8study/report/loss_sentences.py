@@ -72,7 +72,10 @@ def _tested(gaps: pd.DataFrame) -> str:
     found = gaps["detectable_pct"].astype(float)
     seen = f"True gaps of {found.min():.2f} %"
     if found.max() > found.min():
-        seen = f"True gaps from {found.min():.2f} % (quietest setting) to {found.max():.2f} % (noisiest)"
+        seen = (
+            f"True gaps from {found.min():.2f} % (quietest setting) to {found.max():.2f} % "
+            "(noisiest)"
+        )
     text = (
         f"Of {count(len(gaps), 'paired difference')} with three seeds or more, at {margins}: "
         f"{counts.get('equivalent', 0)} equivalent, {counts.get('different', 0)} different"

@@ -18,6 +18,7 @@ from fp8study.analysis.losses import (
     seed_spread,
     ways_table,
 )
+from fp8study.analysis.pairing import pairs_of
 from fp8study.analysis.speed import document_a_table, throughput_table
 from fp8study.analysis.stats import smallest_detectable
 from fp8study.core.records import load_runs, read_record, write_record
@@ -261,3 +262,11 @@ def test_no_table_of_losses_follows_a_study_of_speed(speed_only: bool, tmp_path:
         loss_gap_table(runs),
     ]
     assert [table.empty for table in tables] == [speed_only] * 4
+
+
+def test_a_bf16_run_with_untrained_weights_is_nobodys_partner(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_tensorwise"):
+        record = make_record(precision=precision, untrained=["model.layers.*"])
+        record.model["parameters_outside_optimizer_pct"] = 78.4
+        store(tmp_path, "local", record)
+    assert pairs_of(runs_frame(load_runs(tmp_path)), "loss_last20_mean").empty

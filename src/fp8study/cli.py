@@ -7,6 +7,7 @@ it, so that none waits for torch or for plotting that it does not use.
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import Study, load_study, study_names
 from fp8study.run.defaults import config_for, study_for
 from fp8study.run.machine import Machine, this_machine
-from fp8study.run.terminal import OneLineErrors, parse_assignments, say, using_model
+from fp8study.run.terminal import OneLineErrors, complain, parse_assignments, say, using_model
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -303,7 +304,11 @@ def _write_tables(folder: Path, machine: str | None) -> None:
     from fp8study.core.records import load_runs
     from fp8study.report.export import write_tables
 
-    stored = load_runs(results_dir())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        stored = load_runs(results_dir())
+    for item in caught:
+        complain(f"left out: {item.message}")
     names = sorted({run.machine_label for run in stored})
     if machine is not None and machine not in names:
         raise UserError(

@@ -41,3 +41,20 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(UserError, match=r"^folder: '.*taken.txt' cannot be one \(File exists\)"):
         export.write_tables(load_runs(tmp_path), file)
+
+
+def test_a_damaged_record_is_left_out_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store(tmp_path / "results", "local", make_record())
+    store(tmp_path / "results", "local", make_record(precision="fp8_rowwise"))
+    damaged = sorted((tmp_path / "results").rglob("run.json"))[0]
+    damaged.write_text("{")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fp8study", "report", "--tables", str(tmp_path / "t")])
+    with pytest.raises(SystemExit) as end:
+        cli.app()
+    assert not end.value.code
+    told = [line for line in capfd.readouterr().err.splitlines() if "left out" in line]
+    assert len(told) == 1
+    assert damaged.parent.name in told[0]

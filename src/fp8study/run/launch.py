@@ -95,8 +95,6 @@ def launch(
     machine = machine or this_machine()
     check_possible(config, machine)
     config = config.resolved(on_gpu=bool(machine.gpus))
-    with writing("run_dir", run_dir):  # before the corpus is read, which can take minutes
-        run_dir.mkdir(parents=True, exist_ok=True)
     prepared = tokens.prepare(config, model_vocab_size(config.model), show)
     if note := unsupported_gpu():
         show(note)

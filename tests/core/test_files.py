@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,17 @@ def test_a_closed_folder_costs_time_and_no_result(
     (tmp_path / "file").touch()
     monkeypatch.setenv("FP8STUDY_CACHE", str(tmp_path / "file" / "below"))
     assert kept("test", [], lambda: 3) == 3
+
+
+def test_a_damaged_kept_result_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FP8STUDY_CACHE", str(tmp_path))
+    assert kept("thing", [], lambda: [1]) == [1]
+    place = tmp_path / "thing.pickle"
+    whole = place.read_bytes()
+    key = pickle.dumps(pickle.loads(whole))
+    for damage in (b"", whole[:-4], key + b"\x80\x05K\x01K\x02R.", key + b"I12x\n."):
+        place.write_bytes(damage)
+        assert kept("thing", [], lambda: [2]) == [2]
+        assert kept("thing", [], lambda: [3]) == [2]

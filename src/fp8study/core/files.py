@@ -126,8 +126,9 @@ def kept(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
         with place.open("rb") as stream:
             if pickle.load(stream) == key:
                 return pickle.load(stream)
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
-        pass  # none yet, or of another version of pandas: made anew
+    except Exception:  # a damaged pickle raises almost anything
+        with suppress(OSError):
+            place.unlink()  # none yet, damaged, or of another version of pandas: made anew
     made = make()
     part = place.with_name(f".{place.name}.{os.getpid()}")
     try:

@@ -1,0 +1,24 @@
+"""Fit the laws of memory and speed to all committed records, and freeze their constants.
+
+Run it in the checkout's root, once; records that come later then test what was frozen.
+"""
+
+from __future__ import annotations
+
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.frozen import PATH, provenance
+from fp8study.analysis.laws.memory import fit_memory
+from fp8study.core.files import results_dir
+from fp8study.core.records import write_json
+
+
+def main() -> None:
+    """Write ``constants.json`` beside the laws."""
+    runs = read_runs(results_dir())
+    cells = cells_of(runs)
+    write_json(PATH, provenance(runs) | {"memory": fit_memory(cells)})
+    print(PATH)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Measured cells: everything that was run of one configuration on one kind of GPU, pooled.
+
+Repeats, seeds, sessions and studies of a configuration are one cell; fields that change neither
+speed nor memory (corpus, learning rate, number of steps …) do not count. What a cell says is the
+median over its runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fp8study.analysis.frames import key_of
+from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.pairing import ALLOCATOR_EVENTS, MEMORY_LIMIT_SHARE
+from fp8study.core.config import ResolvedConfig, completed, make_config
+from fp8study.core.errors import UserError
+from fp8study.core.fields import FIELDS
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import RunRecord, read_record
+
+#: Fields of the task that change no kernel.
+_INERT = (
+    "seed", "corpus", "tokenizer", "learning_rate", "lr_schedule", "lr_warmup_steps",
+    "weight_decay", "adam_beta2", "num_steps", "fp8_emulate",
+)  # fmt: skip
+IGNORED = (*_INERT, *(name for name, field in FIELDS.items() if field.group == "measurement"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All completed runs of one configuration on one kind of GPU."""
+
+    config: ResolvedConfig
+    shape: ModelShape
+    gpu: str
+    """As its driver names it."""
+    runs: tuple[tuple[str, RunRecord], ...]
+    """``machine/study/run_id`` and record, oldest first."""
+
+    @property
+    def ids(self) -> list[str]:
+        return [name for name, _ in self.runs]
+
+    @cached_property
+    def peak_gib(self) -> float | None:
+        """Peak of what tensors took on the fullest rank."""
+        return _median(record.results.get("memory_peak_gib") for _, record in self.runs)
+
+    @cached_property
+    def slack_pct(self) -> float | None:
+        """What the allocator reserved beyond its steady peak, %."""
+        memory = [record.instruments.get("memory", {}) for _, record in self.runs]
+        shares = [100 * (m["steady_reserved_gib"] / m["steady_allocated_gib"] - 1)
+                  for m in memory if m.get("steady_allocated_gib")]  # fmt: skip
+        return _median(shares)
+
+    @cached_property
+    def step_ms(self) -> float | None:
+        """Median step; runs whose allocator was at work are left out."""
+        return _median(record.results.get("step_time_ms_median") for record in self.timed)
+
+    @property
+    def timed(self) -> list[RunRecord]:
+        return [record for _, record in self.runs if not _is_void(record)]
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second and GPU of each run whose timing holds."""
+        found = (record.results.get("tokens_per_second_per_gpu") for record in self.timed)
+        return [float(rate) for rate in found if rate]
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _is_void(record: RunRecord) -> bool:
+    """As `pairing.timing_is_void`, of one record."""
+    events = [record.results.get(name) for name in ALLOCATOR_EVENTS]
+    peak, size = record.results.get("memory_peak_gib"), record.machine.get("gpu_memory_gib")
+    is_full = peak and size and peak > MEMORY_LIMIT_SHARE * size
+    return any(events) or bool(events[1] is None and is_full)
+
+
+def cell_key(config: ResolvedConfig, gpu: str) -> str:
+    """Return what runs of one cell have in common, as one text."""
+    values = {name: value for name, value in config.to_dict().items() if name not in IGNORED}
+    values["max_grad_norm"] = config.max_grad_norm is not None
+    if not config.is_fp8:  # nothing of what is said of FP8 alone
+        for name in ("skip", "fp8_all_gather", "gather_cast"):
+            del values[name]
+    return key_of(values, place=gpu)
+
+
+def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
+    """Pool completed runs of presets on GPUs into cells, in the order in which they are met.
+
+    `runs`: ``machine/study/run_id`` and record.
+    """
+    groups: dict[str, list[tuple[str, RunRecord]]] = {}
+    configs: dict[str, ResolvedConfig] = {}
+    for name, record in sorted(runs, key=lambda run: run[1].ended_at):
+        gpu = record.machine.get("gpu_name")
+        if record.status != "completed" or record.machine.get("device") != "cuda" or not gpu:
+            continue
+        if (config := recorded_config(record)) is None:
+            continue
+        key = cell_key(config, gpu)
+        configs.setdefault(key, config)
+        groups.setdefault(key, []).append((name, record))
+    return [
+        Cell(config, shape_of(config.model), found[0][1].machine["gpu_name"], tuple(found))
+        for key, found in groups.items()
+        for config in (configs[key],)
+    ]
+
+
+def recorded_config(record: RunRecord) -> ResolvedConfig | None:
+    """Return a record's configuration; None of one that is refused today or is of no preset."""
+    values = completed(record.config, record.machine.get("device"))
+    known = {name: value for name, value in values.items() if name in FIELDS}
+    try:
+        config = make_config(known, record.run_id).resolved()
+    except UserError:
+        return None
+    return config if config.model in PRESETS else None
+
+
+def read_runs(results: Path) -> list[tuple[str, RunRecord]]:
+    """Read the records below a folder of results, without their steps; damaged ones are left out.
+
+    Names are ``machine/study/run_id``.
+    """
+    found = []
+    for path in sorted(results.glob("reference/*/*/*/run.json")):
+        try:
+            found.append(("/".join(path.parts[-4:-1]), read_record(path)))
+        except UserError:  # `fp8study report` names them
+            continue
+    return found

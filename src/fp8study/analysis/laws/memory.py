@@ -1,0 +1,319 @@
+"""The memory law: what fills one GPU at the fullest moment of a training step, GiB.
+
+Tensors are counted, not fitted: weights, optimizer states, gradients, what each decoder layer keeps
+for its backward pass, the loss head's logits, gathered and cast copies of weights. A step is
+fullest either at the loss, when all layers' activations are there, or at the update, when all
+gradients are; the larger of the two counts. What is not counted are a few constants,
+fitted to records (`Constants`).
+
+h: hidden size, f: intermediate size, q: queries, kv: keys (each heads × head_dim), V: vocabulary,
+T: tokens of one micro batch on one GPU, n: GPUs that share the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.frozen import fit_with_errors, values_of
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.core.config import ResolvedConfig, RunConfig
+
+GIB = 2**30
+#: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.loss_head.CHUNK`).
+CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is fitted to records; `constants.json` holds values, errors and where they are from."""
+
+    logit_bytes: float = 12.0
+    """The plain loss head, bytes a logit: BF16, FP32, log-softmax and gradients."""
+    hidden_bytes: float = 10.0
+    """At the loss, bytes a token and hidden feature: the last states and their gradients."""
+    workspace_gib: float = 0.065
+    """GEMM workspaces and the like."""
+    slack_default: float = 0.1
+    """What torch's allocator reserves beyond the peak, over the peak."""
+    slack_default_fsdp2: float = 0.1
+    """The same under FSDP2, whose streams cannot share what they free."""
+    slack_expandable: float = 0.1
+    """The first with ``allocator=expandable``."""
+    slack_expandable_fsdp2: float = 0.1
+    """The second with ``allocator=expandable``."""
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """One GPU's memory at the fullest moment of a step, GiB."""
+
+    parameters: float
+    optimizer: float
+    gradients: float
+    activations: float
+    loss_head: float
+    """Logits, their gradient, and the loss head's weight and gradient in other dtypes."""
+    gathered: float
+    """Weights of decoder layers that FSDP2 has gathered and not yet freed."""
+    copies: float
+    """Weights of decoder layers in BF16 or FP8 that are kept for the backward pass."""
+    workspace: float
+    moment: str
+    """``loss`` or ``update``: when the step is fullest."""
+    slack: float
+    """What torch's allocator reserves besides; no part of the total."""
+    building: float
+    """The whole model, which each GPU holds alone before it is shared out; no part of the total."""
+
+    @property
+    def total(self) -> float:
+        """The peak of what tensors take: a record's ``memory_peak_gib``."""
+        return sum(self.parts().values())
+
+    @property
+    def needed(self) -> float:
+        """What a GPU must have: the peak or the whole model, whichever is larger."""
+        return max(self.total, self.building)
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts of the total by name."""
+        others = ("moment", "slack", "building")
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                if f.name not in others}  # fmt: skip
+
+
+def predicted_memory(
+    config: RunConfig, shape: ModelShape, constants: Constants | None = None
+) -> MemoryParts:
+    """Return what one GPU holds at the fullest moment of a step; `constants`: the frozen ones.
+
+    What no record has tested: activation checkpointing, gradient accumulation, DDP, and mixtures,
+    whose tokens are taken to spread evenly over the experts.
+    """
+    constants = constants or Constants(**values_of("memory"))
+    config = config.resolved()
+    sharded = config.num_gpus if config.strategy == "fsdp2" else 1
+    weight_bytes = 4 if config.master_dtype == "fp32" else 2
+    stale = _untrained(config, shape)
+    parameters = weight_bytes * shape.num_parameters / sharded
+    optimizer = 2 * weight_bytes * (shape.num_parameters - stale) / sharded
+    kept = _gradients_kept(config, shape, weight_bytes, stale) / sharded
+    at_loss = {
+        "gradients": kept,
+        "activations": _activations(config, shape),
+        "loss_head": _loss_head(config, shape, constants),
+        "gathered": _gathered(config, shape),
+        "copies": _copies(config, shape),
+    }
+    at_update = {"gradients": _gradients_at_update(config, shape, weight_bytes) / sharded,
+                 "loss_head": _head_gradients(config, shape)}  # fmt: skip
+    moments = {"loss": at_loss, "update": at_update}
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    gib = dict.fromkeys(("activations", "gathered", "copies"), 0.0)
+    gib |= {"parameters": parameters, "optimizer": optimizer} | moments[moment]
+    gib = {name: value / GIB for name, value in gib.items()}
+    gib["workspace"] = constants.workspace_gib
+    slack = getattr(constants, _slack_name(config))
+    return MemoryParts(
+        **gib,
+        moment=moment,
+        slack=slack * sum(gib.values()),
+        building=weight_bytes * shape.num_parameters / GIB,
+    )
+
+
+def fit_memory(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    """Fit `Constants` to the cells with a peak; name → value and error (`fit_with_errors`).
+
+    The slacks are medians, with the largest that was seen as their error.
+    """
+
+    def miss(values: Mapping[str, float], cell: Cell) -> float:
+        law = predicted_memory(cell.config, cell.shape, Constants(**values))
+        return law.total / (cell.peak_gib or 1) - 1
+
+    names = ("logit_bytes", "hidden_bytes", "workspace_gib")
+    start = {name: getattr(Constants(), name) for name in names}
+    found = fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib])
+    slacks: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.slack_pct is not None:
+            slacks.setdefault(_slack_name(cell.config), []).append(cell.slack_pct / 100)
+    for name, shares in slacks.items():
+        middle = statistics.median(shares)
+        found[name] = {"value": middle, "error": max(shares) - middle}
+    return found
+
+
+def largest_batch(
+    config: RunConfig, shape: ModelShape, capacity_gib: float, headroom: float = 0.1
+) -> int:
+    """Return the largest micro batch whose peak leaves `headroom` of the GPU free; 0: none does.
+
+    `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
+    What the allocator reserves besides does not count: it gives that back before it runs out.
+    """
+    usable = (1 - headroom) * capacity_gib
+
+    def fits(batch: int) -> bool:
+        tried = dataclasses.replace(config, micro_batch_size=batch)
+        return predicted_memory(tried, shape).needed <= usable
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _slack_name(config: ResolvedConfig) -> str:
+    return f"slack_{config.allocator}" + "_fsdp2" * (config.strategy == "fsdp2")
+
+
+def _computes_in_autocast(config: ResolvedConfig) -> bool:
+    """Whether FP32 weights are cast by autocast, which keeps the residual stream in FP32."""
+    return config.strategy != "fsdp2" and config.master_dtype == "fp32"
+
+
+def _is_fp8(config: ResolvedConfig, *parts: str) -> bool:
+    """Whether all the linear layers of these names compute in FP8, in a layer of the middle."""
+    return config.is_fp8 and not any(
+        fnmatch.fnmatchcase(f"model.layers.1.{part}", pattern)
+        for part in parts for pattern in config.skip
+    )  # fmt: skip
+
+
+def _layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what a decoder layer keeps for its backward pass, bytes a token.
+
+    Compiled: the residual stream, the output of attention's projection, queries, keys, values,
+    attention's output and its softmax sums, and the MLP's two halves; where a layer computes in
+    BF16 also its input. FP8 layers make theirs again, from the norm or product before it. Of a
+    model that is not compiled, every norm and activation keeps its own, FP8 or not.
+    """
+    h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
+    f *= shape.num_active_experts
+    in_autocast = _computes_in_autocast(config)
+    kept = (4 if in_autocast else 2) * h + 2 * h + 2 * (q + 2 * kv) + 2 * q + 4 * f
+    kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)
+    eager = not config.compile
+    if eager or not _is_fp8(config, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+        kept += 2 * h
+    if eager or not _is_fp8(config, "mlp.gate_proj", "mlp.up_proj"):
+        kept += 2 * h
+    if eager or not _is_fp8(config, "mlp.down_proj"):
+        kept += 2 * f
+    if eager:
+        kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
+    return kept
+
+
+def _tokens(config: ResolvedConfig) -> int:
+    return config.micro_batch_size * config.sequence_length
+
+
+def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
+    a_layer = _layer_bytes(config, shape)
+    if config.activation_checkpointing:  # each layer's input, and one layer made again
+        width = 4 if _computes_in_autocast(config) else 2
+        return _tokens(config) * (shape.num_layers * width * shape.hidden_size + a_layer)
+    return _tokens(config) * shape.num_layers * a_layer
+
+
+def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: Constants) -> float:
+    """Return the bytes of the loss head at its fullest."""
+    tokens, vocabulary, head = _tokens(config), shape.vocab_size, shape.head_parameters
+    hidden = constants.hidden_bytes * tokens * shape.hidden_size
+    is_sharded = config.strategy == "fsdp2"
+    # Its weight in BF16: cast by autocast, gathered by FSDP2, or the weight itself.
+    weight = 2 * head if is_sharded or _computes_in_autocast(config) else 0
+    if config.loss_head == "plain":
+        return weight + constants.logit_bytes * tokens * vocabulary + hidden
+    if config.loss_head == "compiled":
+        return weight + 4 * tokens * vocabulary + hidden
+    # Chunked: the weight's gradient is summed in FP32; FSDP2 has the embedding gathered too.
+    chunk = min(CHUNK, tokens)
+    total = weight + 4 * head + 4 * chunk * vocabulary + hidden
+    if is_sharded:
+        total += 2 * (shape.root_parameters - head)
+        if config.num_gpus > 1 and config.reshard_after_forward is False:
+            total += 2 * head
+    return total
+
+
+def _gathered(config: ResolvedConfig, shape: ModelShape) -> float:
+    if config.strategy != "fsdp2":
+        return 0.0
+    share = {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
+    width = 1 if config.fp8_all_gather else 2
+    return share * width * shape.num_layers * shape.layer_parameters
+
+
+def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return casts of weights that the backward pass uses again.
+
+    Autocast keeps a BF16 copy of FP32 weights. Of weights that were gathered in FP8 the compiled
+    backward pass keeps the MLP's and one of the small projections', whatever FSDP2 frees.
+    """
+    if config.strategy == "fsdp2":
+        if not (config.fp8_all_gather and config.num_gpus > 1):
+            return 0.0
+        mlp = 3 * shape.hidden_size * shape.intermediate_size * shape.num_experts
+        return float(shape.num_layers * (mlp + shape.hidden_size * shape.kv_size))
+    if config.master_dtype == "bf16":
+        return 0.0
+    every = shape.num_layers * shape.layer_parameters
+    return 2.0 * (shape.matched(config.skip) if config.is_fp8 else every)
+
+
+def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return the weights that a planted fault or a stale optimizer leaves out."""
+    is_stale = (
+        config.optimizer_binding == "before_conversion"
+        and config.fp8_all_gather
+        and config.strategy != "fsdp2"
+    )
+    if is_stale:
+        return shape.num_layers * shape.layer_parameters - shape.matched(config.skip)
+    return shape.matched(config.untrained)
+
+
+def _gradients_kept(
+    config: ResolvedConfig, shape: ModelShape, weight_bytes: int, untrained: int
+) -> float:
+    """Return bytes of gradients that are there during the forward pass, over all ranks.
+
+    Those that no optimizer frees; with accumulation all, which FSDP2 keeps whole, in FP32, until
+    they are reduced.
+    """
+    if config.gradient_accumulation_steps == 1:
+        return weight_bytes * untrained
+    whole = config.strategy == "fsdp2" and config.num_gpus > 1
+    return (4 * config.num_gpus if whole else weight_bytes) * shape.num_parameters
+
+
+def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes: int) -> float:
+    if config.optimizer_step == "in_backward" and config.gradient_accumulation_steps == 1:
+        return weight_bytes * max(shape.layer_parameters, shape.root_parameters)
+    buckets = 2 if config.strategy == "ddp" else 1
+    return buckets * weight_bytes * shape.num_parameters
+
+
+def _head_gradients(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what the last gradients of a backward pass, the embedding's, take on their way.
+
+    FSDP2 copies them from BF16 to FP32 to reduce them; one GPU with FP32 weights needs no copy.
+    """
+    if config.strategy == "fsdp2":
+        reduces = config.num_gpus > 1 or config.master_dtype == "bf16"
+        return (6 if reduces else 2) * shape.root_parameters
+    return 4 * shape.head_parameters if shape.is_tied else 0.0

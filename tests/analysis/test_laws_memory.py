@@ -1,0 +1,93 @@
+"""The memory law: counted parts, constants that records give again, and records it must meet."""
+
+import dataclasses
+import functools
+import statistics
+
+import pytest
+
+from fp8study.analysis.laws import frozen
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.memory import (
+    Constants,
+    fit_memory,
+    largest_batch,
+    predicted_memory,
+)
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.core.config import RunConfig
+from fp8study.core.errors import UserError
+from fp8study.core.presets import PRESETS
+from tests.checkout import ROOT
+
+
+@functools.cache
+def fitted_cells():
+    runs = [run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run)]
+    assert frozen.provenance(runs) == {
+        name: frozen.frozen()[name] for name in ("last_run_ended", "records")
+    }
+    return [cell for cell in cells_of(runs) if cell.peak_gib]
+
+
+def errors_pct(constants=None):
+    laws = [predicted_memory(c.config, c.shape, constants).total for c in fitted_cells()]
+    return [100 * (law / c.peak_gib - 1) for law, c in zip(laws, fitted_cells(), strict=True)]
+
+
+def test_fitting_again_gives_the_frozen_constants():
+    for name, entry in fit_memory(fitted_cells()).items():
+        assert entry == pytest.approx(frozen.frozen()["memory"][name], rel=1e-3), name
+
+
+def test_meets_nearly_all_cells_within_five_percent_and_most_within_one():
+    missed = [abs(error) > 5 for error in errors_pct()]
+    # One BF16 run whose compiler kept less than in all runs like it: 28 KB a token and layer.
+    assert sum(missed) <= 1
+    assert statistics.median(map(abs, errors_pct())) < 0.5
+
+
+@pytest.mark.parametrize("name", ["logit_bytes", "workspace_gib"])
+def test_a_wrong_constant_would_be_seen(name):
+    right = Constants(**frozen.values_of("memory"))
+    wrong = dataclasses.replace(right, **{name: 3 * getattr(right, name) + 1})
+    assert sum(abs(error) > 5 for error in errors_pct(wrong)) > 10
+
+
+def test_counts_the_weights_of_every_preset():
+    assert shape_of("llama-3.2-1b").num_parameters == 1_235_814_400
+    assert shape_of("qwen3-4b").num_parameters == 4_022_468_096
+    for name in PRESETS:
+        assert shape_of(name).num_parameters > 0
+
+
+def test_an_8b_needs_sixteen_bytes_a_weight_at_the_update():
+    config = RunConfig(model="llama-3.1-8b", sequence_length=2048)
+    law = predicted_memory(config, shape_of("llama-3.1-8b"))
+    states = 16 * 8_030_261_248 / 2**30
+    assert law.moment == "update"
+    assert law.parameters + law.gradients + law.optimizer == pytest.approx(states)
+    assert states < law.total < states + 3
+
+
+def test_two_gpus_halve_the_states():
+    one, two = (predicted_memory(RunConfig(num_gpus=n), shape_of("llama-3.2-1b")) for n in (1, 2))
+    assert two.optimizer == pytest.approx(one.optimizer / 2)
+    assert one.building == two.building == pytest.approx(4 * 1_235_814_400 / 2**30)
+
+
+def test_the_largest_batch_just_fits():
+    config, shape = RunConfig(model="llama-3.2-1b", path="tuned"), shape_of("llama-3.2-1b")
+    best = largest_batch(config, shape, capacity_gib=79.6)
+    filled = [
+        predicted_memory(dataclasses.replace(config, micro_batch_size=n), shape).needed
+        for n in (best, best + 1)
+    ]
+    assert filled[0] <= 0.9 * 79.6 < filled[1]
+    assert largest_batch(config, shape, capacity_gib=10) == 0
+
+
+def test_refuses_a_kind_of_model_without_a_law(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UserError, match="gpt2, of which no law is known"):
+        shape_of(str(tmp_path))

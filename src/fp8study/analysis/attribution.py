@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.pairing import DIVERGED, newest_per_seed
+from fp8study.analysis.pairing import DIVERGED, newest_per_seed, together
 
 
 class Cell(NamedTuple):
@@ -75,7 +75,7 @@ FACTORS = {
 EFFECT_COLUMNS = [
     "machine", "device", "gpu_name", "study", "model", "setting", "effect_key", "part", "masters",
     "num_pairs", "loss_reference", "mean", "mean_pct", "low_pct", "high_pct", "interval",
-    "p_value", "p_holm", "margin_pct", "verdict", "detectable_pct", "share_pct",
+    "p_value", "p_holm", "margin_pct", "verdict", "detectable_pct", "share_pct", "run_ids",
 ]  # fmt: skip
 
 
@@ -140,10 +140,12 @@ def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
 def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
     losses: dict[Cell, dict[int, float]] = {}  # by seed, the newest of each
+    ids: dict[Cell, dict[int, str]] = {}
     diverged = set()
     for _, run in group.sort_values("ended_at", kind="stable").iterrows():
         if run["status"] == "completed":
             losses.setdefault(_cell(run), {})[int(run["seed"])] = float(run["loss_last20_mean"])
+            ids.setdefault(_cell(run), {})[int(run["seed"])] = run["run_ids"]
         else:
             diverged.add(_cell(run))
     margin = float(group["margin_pct"].iloc[0])
@@ -157,6 +159,8 @@ def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
         if by_seed:
             row = context | {"effect_key": key, "part": part.name, "masters": part.masters}
             row |= _numbers(part, by_seed, losses, margin)
+            arms = (*part.plus, *part.minus, part.reference)
+            row["run_ids"] = together(ids[arm][seed] for arm in arms for seed in by_seed)
             if diverged & {*part.plus, *part.minus}:
                 row["verdict"] = DIVERGED  # however close the seeds that are left
             rows.append(row)
@@ -233,10 +237,11 @@ def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
             if len(levels) > 1 and len(group) > len(levels):
                 taken = stats.one_way(levels)
                 rows.append(
-                    context | {"effect_key": key, "factor": factor, "num_runs": len(group)}
+                    context | {"effect_key": key, "factor": factor, "num_runs": len(group),
+                     "run_ids": together(group["run_ids"])}
                     | dataclasses.asdict(taken)
                 )  # fmt: skip
-    columns = [*EFFECT_COLUMNS[:5], "effect_key", "factor", "num_runs"]
+    columns = [*EFFECT_COLUMNS[:5], "effect_key", "factor", "num_runs", "run_ids"]
     return pd.DataFrame(rows, columns=[*columns, "between_pct", "spread_within", "p_value"])
 
 

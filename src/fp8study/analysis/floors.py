@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.pairing import PRECISION_LABELS, newest_per_seed, paired_losses
+from fp8study.analysis.pairing import PRECISION_LABELS, newest_per_seed, paired_losses, together
 from fp8study.core.records import StoredRun
 
 AGAIN = "the same run again"
@@ -20,10 +20,12 @@ KERNELS = "other kernels"
 SEED = "another seed"
 FAULT = "stale optimizer"
 
-LADDER_COLUMNS = ["machine", "study", "model", "rung", "precision", "difference_pct"]
+LADDER_COLUMNS = ["machine", "study", "model", "rung", "precision", "difference_pct",
+                  "run_ids"]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting", "arm", "precision"]
 CURVE_COLUMNS = [
     *_PLACE, "rung", "step", "num_pairs", "gap_pct", "low_95", "high_95", "margin_pct", "verdict",
+    "run_ids",
 ]  # fmt: skip
 
 
@@ -54,8 +56,10 @@ def kernel_pairs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _joined(runs: pd.DataFrame, base: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    theirs = base.drop_duplicates(keys).set_index(keys)[["run_id", "loss_last20_mean"]]
-    return runs.join(theirs.add_suffix("_base"), on=keys, how="inner")
+    theirs = base.drop_duplicates(keys).set_index(keys)[["run_id", "run_ids", "loss_last20_mean"]]
+    pairs = runs.join(theirs.add_suffix("_base"), on=keys, how="inner")
+    pairs["run_ids"] += " " + pairs.pop("run_ids_base")
+    return pairs
 
 
 def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -89,8 +93,9 @@ def _apart(runs: pd.DataFrame, keys: list[str], rung: str) -> Iterator[dict[str,
         first = group.iloc[0][LADDER_COLUMNS[:3]].to_dict() | {"rung": rung}
         first["precision"] = group["precision"].iloc[0]
         mean = group["loss_last20_mean"].mean()
-        for one, other in itertools.combinations(group["loss_last20_mean"], 2):
-            yield first | {"difference_pct": 100 * abs(one - other) / mean}
+        runs_of = zip(group["loss_last20_mean"], group["run_ids"], strict=True)
+        for (one, a), (other, b) in itertools.combinations(runs_of, 2):
+            yield first | {"difference_pct": 100 * abs(one - other) / mean, "run_ids": f"{a} {b}"}
 
 
 def _against(pairs: pd.DataFrame, base: str) -> pd.DataFrame:
@@ -131,5 +136,6 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
             pct, first = scored["gap_pct"].tolist(), scored.iloc[0]
             row = {name: first[name] for name in [*_PLACE, "rung", "margin_pct"]}
             row |= {"step": step, "num_pairs": len(pct), "gap_pct": sum(pct) / len(pct)}
+            row["run_ids"] = together(scored["run_ids"])
             rows.append(row | stats.judged(pct, float(first["margin_pct"])))
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)

@@ -20,6 +20,9 @@ The keys by which runs are compared are made here, once, from the configuration:
     equal for runs that differ by their attention kernel and by compilation alone.
 
 Runs with equal ``arm_key`` and ``pair_key`` are repeats of one seed.
+
+``run_ids`` names a row's record as MACHINE/STUDY/RUN; where rows are put together the tables keep
+the ids of all, those of the arm first.
 """
 
 from __future__ import annotations
@@ -29,10 +32,17 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from fp8study.analysis.pairing import arm_label, setting_label, stale_note, unusual_switches
+from fp8study.analysis.pairing import (
+    arm_label,
+    setting_label,
+    stale_note,
+    together,
+    unusual_switches,
+)
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.hardware import bf16_peak_tflops
@@ -57,7 +67,7 @@ RUN_COLUMNS: dict[str, str] = {
     **{f"startup_{name}": NUMBER for name in _STARTUP},
     **{f"version_{name}": TEXT for name in _VERSIONS},
     **kinds(
-        text="git_commit arm setting path "
+        text="run_ids git_commit arm setting path "
         "arm_key asked_key pair_key effect_key switch_key kernel_key",
         count="model_vocab_size num_warnings",
         flag="git_dirty stale planted",
@@ -126,6 +136,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     trained = _trained(record)
     asked = _key(run, config, varying("repeat"))
     return row | {
+        "run_ids": run_path(run),
         "model_vocab_size": record.model.get("vocab_size"),
         "num_warnings": len(record.warnings),
         "git_commit": record.git.get("commit"),
@@ -142,6 +153,11 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "switch_key": _key(run, config, varying("switch") + alone) + trained,
         "kernel_key": _key(run, config, (*KERNEL_FIELDS, "repeat")) + trained,
     }
+
+
+def run_path(run: StoredRun) -> str:
+    """Name a record among all: its machine, study and run id, quoted as in a URL."""
+    return quote(f"{run.machine_label}/{run.record.study}/{run.record.run_id}")
 
 
 def key_of(config: Mapping[str, Any], ignored: Iterable[str] = (), place: Any = None) -> str:
@@ -194,6 +210,7 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
         first_run=("started_at", "min"),
         last_run=("ended_at", "max"),
         num_runs=("run_id", "size"),
+        run_ids=("run_ids", together),
         statuses=(
             "status",
             lambda s: ", ".join(f"{n} {end}" for end, n in s.value_counts().items()),
@@ -207,7 +224,7 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
 def failures_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Every run that did not complete, with what it says of itself."""
     columns = ["machine", "study", "model", "num_gpus", "arm", "seed", "run_id"]
-    columns += ["status", "steps_completed", "status_detail"]
+    columns += ["status", "steps_completed", "status_detail", "run_ids"]
     return runs.loc[runs["status"] != "completed", columns].reset_index(drop=True)
 
 
@@ -224,6 +241,7 @@ def data_table(runs: pd.DataFrame) -> pd.DataFrame:
             tokens_seen_max=("num_tokens_seen", "max"),
             epochs_max=("epochs", "max"),
             num_seeds=("seed", "nunique"),
+            run_ids=("run_ids", together),
         )
         .reset_index()
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered
+from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered, together
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.records import StoredRun
 
@@ -76,19 +76,24 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
     chosen = frame[frame["device"] == "cuda"]
     values = pd.DataFrame({new: numbers(chosen, old) for new, old in columns.items()})
     values = values[values.notna().any(axis=1)]
-    table = pd.concat([chosen.loc[values.index, ARM], values], axis=1)
+    table = pd.concat([chosen.loc[values.index, [*ARM, "run_ids"]], values], axis=1)
     if table.empty:
-        return pd.DataFrame(columns=[*ARM, "num_runs", *columns])
+        return pd.DataFrame(columns=[*ARM, "num_runs", "run_ids", *columns])
     return ordered(medians_by(table, ["arm_key"], list(columns), ARM).reset_index())
 
 
-def _against_bf16(table: pd.DataFrame, column: str) -> pd.Series:
-    """Return by how much a healthy FP8 arm differs from the BF16 arm of its context, %."""
+def _against_bf16(table: pd.DataFrame, column: str, change: str) -> pd.DataFrame:
+    """Add as `change` by how much a healthy FP8 arm differs from its context's BF16 arm, %."""
     key, is_healthy = context(table), ~table["stale"].astype(bool)  # a stale run does less work
     is_bf16 = table["precision"] == "bf16"
     base = table[is_bf16 & is_healthy].assign(_key=key).drop_duplicates("_key")
     reference = key.map(base.set_index("_key")[column])
-    return (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
+    differs = (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
+    theirs = key.map(base.set_index("_key")["run_ids"]).where(differs.notna())
+    ids = [together(both) for both in zip(table["run_ids"], theirs, strict=True)]
+    table = table.assign(run_ids=ids)
+    table[change] = differs
+    return table
 
 
 def context(table: pd.DataFrame) -> pd.Series:
@@ -109,9 +114,9 @@ def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     """GEMM peaks by model: medians over all runs that measured them, and the spread."""
     names = ["bf16_tflops", "fp8_tensorwise_tflops", "fp8_rowwise_tflops", "copy_tb_per_s"]
     keys = ["machine", "gpu_name", "model", "num_tokens"]
-    columns = [*keys, "num_runs", *names, "spread_pct"]
+    columns = [*keys, "num_runs", *names, "spread_pct", "run_ids"]
     values = {name: numbers(frame, f"ceilings.{name}") for name in ["num_tokens", *names]}
-    table = frame[keys[:3]].assign(**values)
+    table = frame[[*keys[:3], "run_ids"]].assign(**values)
     table = table[table["bf16_tflops"].notna()]
     if table.empty:
         return pd.DataFrame(columns=columns)
@@ -168,18 +173,19 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def products_table(frame: pd.DataFrame) -> pd.DataFrame:
     """The GEMMs of a profiled step by dtypes, with the kernel that took longest."""
-    columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions"]
+    columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions", "run_ids"]
     gemms = _items(frame[frame["device"] == "cuda"], "step.gemm")
     if gemms.empty:
         return pd.DataFrame(columns=columns)
     gemms["dtypes"] = gemms["dtypes"].map(short_dtypes)
     gemms["kernel"] = [names[0] if isinstance(names, list) and names else "–"
                        for names in gemms.get("kernels", [None] * len(gemms))]  # fmt: skip
-    groups = gemms.join(frame[["machine", "model", "arm"]]).groupby(columns[:3])
+    groups = gemms.join(frame[["machine", "model", "arm", "run_ids"]]).groupby(columns[:3])
     result = groups.agg(
         kernel=("kernel", lambda names: names.mode().iloc[0]),
         num_runs=("kernel", "size"),
         precisions=("arm", lambda arms: ", ".join(dict.fromkeys(arms))),
+        run_ids=("run_ids", together),
     )
     return result.reset_index()[columns]
 
@@ -216,10 +222,10 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
     sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
     table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
-    change = _against_bf16(table, "joule_per_token")
+    table = _against_bf16(table, "joule_per_token", "change_pct")
     strained = (table[[*ALLOCATOR_EVENTS]] > 0).any(axis=1)
     contexts = context(table)
-    table["change_pct"] = change.where(~contexts.isin(set(contexts[strained])))
+    table["change_pct"] = table["change_pct"].where(~contexts.isin(set(contexts[strained])))
     return table
 
 
@@ -230,15 +236,17 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     with their share; ``all_gather_change_pct`` is against BF16. Of an arm the last run counts.
     """
     moved = _items(frame, "step.communication")
-    runs = frame.loc[moved.index.unique(), ARM].drop_duplicates("arm_key", keep="last")
+    runs = frame.loc[moved.index.unique(), [*ARM, "run_ids"]].drop_duplicates(
+        "arm_key", keep="last"
+    )
     if runs.empty:
-        return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib"])
+        return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib", "run_ids"])
     for collective in ("all_gather", "reduce_scatter", "all_reduce"):
         parts = moved[moved["collective"] == collective].groupby(level=0)
         runs[f"{collective}_gib"] = parts["gib"].sum()
         dtypes = {run: _by_dtype(part) for run, part in parts}
         runs[f"{collective}_dtypes"] = pd.Series(dtypes, dtype=object)
-    return ordered(runs.assign(all_gather_change_pct=_against_bf16(runs, "all_gather_gib")))
+    return ordered(_against_bf16(runs, "all_gather_gib", "all_gather_change_pct"))
 
 
 def _by_dtype(parts: pd.DataFrame) -> str:
@@ -256,6 +264,7 @@ def audit_table(frame: pd.DataFrame) -> pd.DataFrame:
         run = runs.iloc[0]
         found = {
             "num_runs": len(runs),
+            "run_ids": together(runs["run_ids"]),
             "converted": f"{run['audit.num_linear_fp8']:.0f} of {run['audit.num_linear']:.0f}",
             "matmul_dtypes": _list(run.get("audit.matmul_dtypes")),
             "gradient_dtypes": _list(run.get("audit.gradient_dtypes")),
@@ -304,7 +313,8 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     no shorter. Arms whose allocator was in distress are left out.
     """
     columns = [*ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
-               "step_time_ms", "step_time_ms_bf16", "break_even_steps"]  # fmt: skip
+               "step_time_ms", "step_time_ms_bf16", "break_even_steps",
+               "run_ids"]  # fmt: skip
     events = [numbers(frame, f"memory.{name}").fillna(0) for name in ALLOCATOR_EVENTS]
     timed = (frame["device"] == "cuda") & frame["warm_up_seconds"].notna()
     calm = frame[timed & ~frame["stale"] & (sum(events) == 0)]
@@ -316,12 +326,15 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     names = [name for name in ARM if name != "arm"]
     table = medians_by(calm, ["_context", "arm", "cache"], ["warm_up_seconds"], names)
     # A step is as long with a cold cache as with a warm one.
-    steps = calm.groupby(["_context", "arm"])["step_time_ms_median"].median()
-    table = table.reset_index().join(steps.rename("step_time_ms"), on=["_context", "arm"])
+    arms = calm.groupby(["_context", "arm"])
+    steps = arms["step_time_ms_median"].median().rename("step_time_ms")
+    table = table.drop(columns="run_ids").reset_index().join(steps, on=["_context", "arm"])
+    table = table.join(arms["run_ids"].agg(together), on=["_context", "arm"])
     keys = ["_context", "cache"]
     bf16 = table[table["precision"] == "bf16"].set_index(keys)
-    bf16 = bf16[["warm_up_seconds", "step_time_ms"]].add_suffix("_bf16")
+    bf16 = bf16[["warm_up_seconds", "step_time_ms", "run_ids"]].add_suffix("_bf16")
     pairs = table[table["precision"] != "bf16"].join(bf16, on=keys, how="inner")
+    pairs["run_ids"] += " " + pairs["run_ids_bf16"]
     later = (pairs["warm_up_seconds"] - pairs["warm_up_seconds_bf16"]).clip(lower=0)
     gained_s = (pairs["step_time_ms_bf16"] - pairs["step_time_ms"]) / 1000
     pairs["break_even_steps"] = (later / gained_s).where(gained_s > 0, math.inf)

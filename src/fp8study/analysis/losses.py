@@ -25,6 +25,7 @@ from fp8study.analysis.pairing import (
     ordered,
     paired_losses,
     pairs_of,
+    together,
 )
 
 #: Logged steps in the running mean of a loss.
@@ -34,12 +35,13 @@ LOSS_GAP_COLUMNS = [
     *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss", "gap",
     "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95", "gap_pct_high_95", "interval",
     "p_value", "p_holm", "detectable_pct", "margin_pct", "judged", "verdict",
+    "run_ids",
 ]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
 GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
 SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
 _PASS_PLACE = [*_PLACE, "arm", "precision", "arm_key"]
-_JUDGED = ["low_95", "high_95", "margin_pct", "verdict"]
+_JUDGED = ["low_95", "high_95", "margin_pct", "verdict", "run_ids"]
 PASS_COLUMNS = [*_PASS_PLACE, "passes", "step", "num_pairs", "gap_pct", *_JUDGED]
 #: Their product is the effective batch.
 _COUNTS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
@@ -124,6 +126,7 @@ def _gap_row(
         "margin_pct": margin,
         "judged": judged,
         "verdict": DIVERGED if len(diverged) else found["verdict"],
+        "run_ids": together([*group["run_ids"], *diverged["run_ids"]]),
     }
 
 
@@ -177,7 +180,7 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
             if len(apart) >= stats.MIN_PAIRS_FOR_INTERVAL:
                 row = dict(zip(WAYS_COLUMNS, (*key, one, other), strict=False))
                 row |= {"num_pairs": len(apart), "difference_pct": sum(apart) / len(apart)}
-                rows.append(row | _judged(apart, group))
+                rows.append(row | _judged(apart, group[group["way"].isin([one, other])]))
     return pd.DataFrame(rows, columns=WAYS_COLUMNS)
 
 
@@ -194,7 +197,8 @@ def _with_ways(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 def _judged(gaps: Sequence[float], runs: pd.DataFrame) -> dict[str, Any]:
     margin = float(runs["margin_pct"].iloc[0])
-    return {"margin_pct": margin} | stats.judged(gaps, margin)
+    ids = {"margin_pct": margin, "run_ids": together(runs["run_ids"].unique())}
+    return ids | stats.judged(gaps, margin)
 
 
 def _gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis import noise
+from fp8study.analysis.frames import run_path
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun
 
@@ -35,7 +36,7 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
 
     Returns:
         Their frames below each other, after the columns machine, study, run_id, model, trained
-        (the precision of the training), seed and emulated; empty if no run measured noise.
+        (the precision of the training), seed, emulated and run_ids; empty if no run measured noise.
     """
     frames = []
     for run in runs:
@@ -50,6 +51,7 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
             "trained": record.config.get("precision"),
             "seed": record.config.get("seed"),
             "emulated": record.noise.get("emulated"),
+            "run_ids": run_path(run),
         }
         frame = table(record.noise)
         frames.append(pd.DataFrame(identity, index=frame.index).join(frame))

@@ -9,7 +9,7 @@ trained)" in its ``arm`` in every table, so that it never passes for an FP8 spee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -157,7 +157,8 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     """Give every FP8 run the `value` of the BF16 run that differs in precision alone.
 
     Each seed of an arm counts once, see `newest_per_seed`. The FP8 rows that have a partner, stale
-    ones too, get its run_id, value, peak memory and allocator events in columns ``…_bf16``.
+    ones too, get its run_id, value, peak memory and allocator events in columns ``…_bf16``, and
+    its ``run_ids`` after their own.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -165,10 +166,12 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         usable[(usable["precision"] == "bf16") & ~usable["stale"]]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
-        .set_index("pair_key")[["run_id", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
+        .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
         .add_suffix("_bf16")
     )
-    return usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
+    pairs = usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
+    pairs["run_ids"] += " " + pairs.pop("run_ids_bf16")
+    return pairs
 
 
 def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:
@@ -203,12 +206,21 @@ def medians_by(
 ) -> pd.DataFrame:
     """Return one row per group: `names` of its first run, ``num_runs``, medians of `columns`.
 
-    The `keys` are the index; missing values are left out of the medians.
+    And ``run_ids``, where the `table` has them. The `keys` are the index; missing values are left
+    out of the medians.
     """
     groups = table.groupby(keys, sort=False)
     result = groups[[name for name in names if name not in keys]].first()
     result["num_runs"] = groups.size()
+    if "run_ids" in table:
+        result["run_ids"] = groups["run_ids"].agg(together)
     return result.join(groups[list(columns)].median()) if columns else result
+
+
+def together(run_ids: Iterable[object]) -> str:
+    """Join the run ids of rows, each once, in the order in which they come."""
+    texts = [text for text in run_ids if isinstance(text, str)]
+    return " ".join(dict.fromkeys(" ".join(texts).split()))
 
 
 def ordered(table: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,8 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_of
-from fp8study.analysis.pairing import arm_label, setting_label
+from fp8study.analysis.frames import run_path
+from fp8study.analysis.pairing import arm_label, setting_label, together
 from fp8study.core.errors import UserError, nearest, one_line
 from fp8study.core.recipes import RECIPES
 from fp8study.core.record_shape import check_shape
@@ -172,7 +173,7 @@ _PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
 PEER_COLUMNS = [
     *_PLACE, "max_grad_norm", "arm", "peer", "num_runs", "num_peer_runs",
     "tokens_per_second_per_gpu", "range", "peer_tokens_per_second_per_gpu", "peer_range", "ratio",
-    "ratio_interval", "reserved_gib", "peer_reserved_gib",
+    "ratio_interval", "reserved_gib", "peer_reserved_gib", "run_ids",
 ]  # fmt: skip
 
 
@@ -192,7 +193,10 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
         there = [run for run in stored if run.run_dir.parent == folder]
         place = {"machine": there[0].machine_label, "study": there[0].record.study}
         pairs = compare_with_peers([run.record for run in there], read_peers(folder))
-        rows += [place | _peer_row(*pair) for pair in pairs]
+        paths = {run.record.run_id: run_path(run) for run in there}
+        for peer, arm, ratio in pairs:
+            ids = {"run_ids": together(arm.completed["run_id"].map(paths))}
+            rows.append(place | _peer_row(peer, arm, ratio) | ids)
     table = pd.DataFrame(rows, columns=PEER_COLUMNS)
     order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
     return table.sort_values(order, kind="stable", na_position="first")

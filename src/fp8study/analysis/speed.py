@@ -19,6 +19,7 @@ from fp8study.analysis.pairing import (
     ordered,
     pairs_of,
     timing_is_void,
+    together,
 )
 from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS
@@ -32,14 +33,16 @@ _MEASURED = [
     _MEMORY, "startup_seconds", *(f"startup_{part}_seconds" for part in PARTS),
     "first_step_seconds", "compile_seconds",
 ]  # fmt: skip
-THROUGHPUT_COLUMNS = [*ARM, "num_runs", *_MEASURED, "speedup_pct", "memory_change_pct", "note"]
+THROUGHPUT_COLUMNS = [*ARM, "num_runs", *_MEASURED, "speedup_pct", "memory_change_pct", "note",
+                      "run_ids"]  # fmt: skip
 SWITCH_COLUMNS = [
     "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
     _RATE, f"{_RATE}_plain", "gain_pct", _MEMORY, "memory_change_pct", "num_pairs", "loss_gap_pct",
-    "low_95", "high_95", "verdict",
+    "low_95", "high_95", "verdict", "run_ids",
 ]  # fmt: skip
 OCCUPANCY_COLUMNS = [
     "machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct", "of_held_pct",
+    "run_ids",
 ]  # fmt: skip
 #: What a run does before it takes its GPUs.
 _BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
@@ -67,6 +70,8 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     # A run that waits for the allocator makes its partner look fast.
     table["speedup_pct"] = speed.where(~full).groupby(pairs["arm_key"]).median()
     table["memory_change_pct"] = memory.groupby(pairs["arm_key"]).median()
+    paired_ids = pairs.groupby("arm_key")["run_ids"].agg(together)
+    table["run_ids"] = [together([own, paired_ids.get(k)]) for k, own in table["run_ids"].items()]
     strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timing_is_void(timed), "arm_key"])
     paired = set(pairs["arm_key"])
     table["note"] = [
@@ -91,7 +96,7 @@ def _medians_of_repeats(runs: pd.DataFrame) -> pd.DataFrame:
         columns={"num_runs": "num_repeats"}
     )
     measured = measured.join(each.groupby(seed)[events].max())
-    kept = newest_per_seed(each).drop(columns=[*_MEASURED, *events])
+    kept = newest_per_seed(each).drop(columns=[*_MEASURED, *events, "run_ids"])
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 
@@ -121,6 +126,8 @@ def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFr
     speed = throughput_table(chosen).set_index("arm_key")
     for name in (_RATE, _MEMORY, "speedup_pct", "memory_change_pct"):
         table[name] = pd.to_numeric(speed[name].reindex(table.index), errors="coerce")
+    both = (table["run_ids"], speed["run_ids"].reindex(table.index))
+    table["run_ids"] = [together(ids) for ids in zip(*both, strict=True)]
     # A CPU's tokens per second with emulated FP8 say nothing; leave nothing to be quoted.
     table.loc[table["device"] == "cpu", _RATE] = math.nan
     rank = (table["precision"] != "bf16").astype(int) + table["stale"].astype(int)
@@ -173,6 +180,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
         "gain_pct": math.nan if void else 100 * (ours[_RATE] / theirs[_RATE] - 1),
         _MEMORY: ours[_MEMORY],
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
+        "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),
     }
     if arm["speed_only"].any():
         return row
@@ -207,7 +215,9 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
         used = float((seconds * counts).sum())
         held = float((_held_seconds(group) * counts).sum(skipna=False))
         shares = (100 * used / (wall * num_gpus), 100 * used / held)
-        rows.append((machine, study, len(group), num_gpus, wall / 60, *shares))
+        rows.append(
+            (machine, study, len(group), num_gpus, wall / 60, *shares, together(group["run_ids"]))
+        )
     return pd.DataFrame(rows, columns=OCCUPANCY_COLUMNS)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -18,6 +18,10 @@ MISSING = "–"
 IF_ANY = "if any"
 #: A word of more characters may be broken: the name of a layer would push a table off the page.
 _LONGEST_WORD = 20
+#: A table of more rows is `searchable` unless it is said otherwise.
+_LONG_TABLE = 15
+#: The heading over the links to the runs behind each row.
+_RECORDS = "records"
 
 
 @dataclass(frozen=True)
@@ -32,24 +36,46 @@ class Layout:
     in common is said once, and the numbers keep their place on the screen."""
 
 
-def show(table: pd.DataFrame, layout: Layout, empty: str) -> HTML:
-    """Write a table for a page; the line over a group of rows is their header."""
+def show(
+    table: pd.DataFrame,
+    layout: Layout,
+    empty: str,
+    searchable: bool | None = None,
+    choose: Sequence[str] = (),
+) -> HTML:
+    """Write a table for a page; the line over a group of rows is their header.
+
+    Where the table has ``run_ids``, the last column counts the runs behind a row, partners
+    included, and leads to them. A `searchable` table, by default one of more than
+    `_LONG_TABLE` rows, can be filtered, sorted and downloaded where scripts run, and by the
+    values of the columns to `choose` from. See ``report/tables.js``.
+    """
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
     columns = _filled(table, layout)
-    head = "".join(_html_cell(heading, spec, "th") for heading, spec in columns.values())
+    traced = "run_ids" in table
+    head = "".join(
+        _html_cell(heading, spec, "th", " data-choose" if name in choose else "")
+        for name, (heading, spec) in columns.items()
+    )
+    head += _html_cell(_RECORDS, "d", "th") if traced else ""
     bodies = []
     for group, rows in _groups(table, layout):
         lines = [
             "".join(map(_html_cell, row, [spec for _, spec in columns.values()]))
             for row in _texts(rows, columns)
         ]
+        if traced:
+            lines = [
+                f"{line}{_runs_cell(ids)}" for line, ids in zip(lines, rows["run_ids"], strict=True)
+            ]
         if group:
             style = "text-align: left; white-space: normal; font-weight: 600;"
-            title = f'<th scope="rowgroup" colspan="{len(columns)}" style="{style}">'
+            title = f'<th scope="rowgroup" colspan="{len(columns) + traced}" style="{style}">'
             lines.insert(0, f"{title}{html.escape(group)}</th>")
         bodies.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
-    return _html(f"<thead><tr>{head}</tr></thead>", *bodies)
+    long = len(table) > _LONG_TABLE if searchable is None else searchable
+    return _html(f"<thead><tr>{head}</tr></thead>", *bodies, searchable=long)
 
 
 def markdown(table: pd.DataFrame, layout: Layout) -> str:
@@ -102,15 +128,26 @@ def _cell(value: object, spec: str) -> str:
     return number(value, spec)  # type: ignore[arg-type]
 
 
-def _html(*parts: str) -> HTML:
-    # The class is pandas' own: renderers know how to treat it.
+def _html(*parts: str, searchable: bool = False) -> HTML:
+    # The first class is pandas' own: renderers know how to treat it.
     body = "\n".join(parts)
-    return HTML(f'<table class="dataframe">\n{body}\n</table>')
+    classes = "dataframe searchable" if searchable else "dataframe"
+    return HTML(f'<table class="{classes}">\n{body}\n</table>')
 
 
-def _html_cell(text: str, spec: str, tag: str = "td") -> str:
+def runs_link(run_ids: str) -> str:
+    """Return a link to the page of runs that says how many `run_ids` there are."""
+    ids = run_ids.split()
+    return f'<a href="runs.html#{ids[0]}">{len(ids)}</a>' if ids else MISSING
+
+
+def _runs_cell(ids: object) -> str:
+    return f'<td style="text-align: right;">{runs_link(ids if isinstance(ids, str) else "")}</td>'
+
+
+def _html_cell(text: str, spec: str, tag: str = "td", more: str = "") -> str:
     style = f"text-align: {'right' if spec else 'left'};"
     if any(len(word) > _LONGEST_WORD for word in text.split()):
         style += " overflow-wrap: anywhere; min-width: 9em;"
-    scope = ' scope="col"' if tag == "th" else ""
+    scope = f' scope="col"{more}' if tag == "th" else ""
     return f'<{tag}{scope} style="{style}">{html.escape(text)}</{tag}>'

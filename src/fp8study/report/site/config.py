@@ -30,6 +30,8 @@ class Project(Options):
     output_dir: Literal["_site"] = "_site"
     execute_dir: Literal["project"]
     render: list[PageName] = Field(min_length=1)
+    resources: list[str] = []
+    """Files that only scripts and styles name; ours come with the links to them."""
 
 
 class NavItem(Options):
@@ -48,12 +50,19 @@ class Website(Options):
     navbar: Navbar
 
 
+class Include(Options):
+    """HTML that every page gets."""
+
+    text: str
+
+
 class Html(Options):
     toc: bool = True
     html_math_method: Literal["mathml"]
     theme: Any = None
-    """Looks: for Quarto, our one style stands in for it. So is the next."""
-    css: Any = None
+    """Looks: for Quarto, our one style stands in for it."""
+    css: str | None = None
+    include_after_body: Include | None = None
 
 
 class Format(Options):

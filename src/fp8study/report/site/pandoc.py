@@ -53,7 +53,8 @@ def write_html(page: Page, markdown: str, config: Config, scratch: Path) -> str:
 
 def _options(name: str, config: Config) -> dict[str, Any]:
     """What pandoc calls a defaults file; text in its metadata is literal."""
-    website = config.website
+    website, html = config.website, config.format.html
+    include = html.include_after_body
     nav = [
         {"href": Path(item.href).with_suffix(".html").name, "text": item.text}
         | ({"current": True} if item.href == name else {})
@@ -73,9 +74,10 @@ def _options(name: str, config: Config) -> dict[str, Any]:
         "template": str(HERE / "template.html"),
         "filters": [str(HERE / "filter.lua")],
         "html-math-method": {"method": "mathml"},
-        "table-of-contents": config.format.html.toc,
+        "table-of-contents": html.toc,
         "wrap": "preserve",
         "metadata": metadata,
+        "variables": {"include-after": include.text if include else "", "css": html.css or ""},
     }
 
 

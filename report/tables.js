@@ -1,0 +1,118 @@
+// Tables of class `searchable` get a text filter, headings that sort, and a CSV download; headings
+// with `data-choose` a list of their values. Without this script they read as they are.
+"use strict";
+
+function numeric(text) {
+  const found = text.replace(/[,\u00a0]/g, "").replace("\u2212", "-").match(/[-+]?\d*\.?\d+(e[-+]?\d+)?/i);
+  return found ? parseFloat(found[0]) : NaN;
+}
+
+function compare(one, other) {
+  const [a, b] = [numeric(one), numeric(other)];
+  if (isNaN(a) || isNaN(b)) return isNaN(a) - isNaN(b) || one.localeCompare(other);
+  return a - b;
+}
+
+function rowsOf(body) {
+  return [...body.rows].filter((row) => row.cells[0].scope !== "rowgroup");
+}
+
+function groupOf(body) {
+  return body.rows[0].cells[0].scope === "rowgroup" ? body.rows[0] : null;
+}
+
+function element(tag, properties, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+function filter(table, search, choices, counter) {
+  const words = search.value.toLowerCase().split(/\s+/);
+  let shown = 0;
+  for (const body of table.tBodies) {
+    const group = groupOf(body);
+    let any = false;
+    for (const row of rowsOf(body)) {
+      const text = `${group ? group.textContent : ""} ${row.textContent}`.toLowerCase();
+      const chosen = choices.every(
+        ([place, list]) => !list.value || row.cells[place].textContent.trim() === list.value);
+      row.hidden = !chosen || !words.every((word) => text.includes(word));
+      any ||= !row.hidden;
+      shown += !row.hidden;
+    }
+    if (group) group.hidden = !any;
+  }
+  counter.textContent = `${shown} rows`;
+}
+
+function sort(heading, place, table) {
+  const down = heading.getAttribute("aria-sort") === "ascending";
+  for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+  for (const body of table.tBodies) {
+    const text = (row) => row.cells[place].textContent.trim();
+    const sorted = rowsOf(body).sort((a, b) => (down ? -1 : 1) * compare(text(a), text(b)));
+    body.append(...sorted);
+  }
+}
+
+function csv(table) {
+  const quote = (text) => `"${text.trim().replace(/"/g, '""')}"`;
+  const lines = [["group", ...[...table.tHead.rows[0].cells].map((cell) => cell.textContent)]];
+  for (const body of table.tBodies) {
+    const group = groupOf(body) ? groupOf(body).textContent : "";
+    for (const row of rowsOf(body)) {
+      if (!row.hidden) lines.push([group, ...[...row.cells].map((cell) => cell.textContent)]);
+    }
+  }
+  return lines.map((line) => line.map(quote).join(",")).join("\r\n");
+}
+
+function enhance(table) {
+  const float = table.closest("figure[id], div[id]");
+  const name = (float && float.id) || "table";
+  const search = element("input", { type: "search", placeholder: "filter" });
+  search.setAttribute("aria-label", "Filter the rows");
+  const counter = element("output", {});
+  const save = element("button", { type: "button", textContent: "CSV" });
+  save.setAttribute("aria-label", "Download the rows shown as CSV");
+  save.onclick = () => {
+    const file = URL.createObjectURL(new Blob([csv(table)], { type: "text/csv" }));
+    element("a", { href: file, download: `${name}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(file), 1000);
+  };
+  const headings = [...table.tHead.rows[0].cells];
+  const choices = headings.flatMap((heading, place) => {
+    if (!("choose" in heading.dataset)) return [];
+    const rows = [...table.tBodies].flatMap(rowsOf);
+    const values = [...new Set(rows.map((row) => row.cells[place].textContent.trim()))].sort();
+    const any = element("option", { value: "", textContent: `any ${heading.textContent}` });
+    const options = values.map((value) => element("option", { value, textContent: value }));
+    const list = element("select", {}, any, ...options);
+    list.setAttribute("aria-label", heading.textContent);
+    return [[place, list]];
+  });
+  const update = () => filter(table, search, choices, counter);
+  search.oninput = update;
+  for (const [, list] of choices) list.onchange = update;
+  for (const [place, heading] of headings.entries()) {
+    const button = element("button", { type: "button" }, ...heading.childNodes);
+    button.onclick = () => sort(heading, place, table);
+    heading.append(button);
+  }
+  const tools = element("div", { className: "table-tools" }, search,
+    ...choices.map(([, list]) => list), counter, save);
+  (table.closest(".table-scroll") || table).before(tools);
+  update();
+}
+
+function openTarget() {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)))
+    || document.getElementById(location.hash.slice(1));
+  if (target && target.tagName === "DETAILS") target.open = true;
+}
+
+document.querySelectorAll("table.searchable").forEach((table) => table.tHead && enhance(table));
+addEventListener("hashchange", openTarget);
+openTarget();

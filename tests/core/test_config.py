@@ -23,8 +23,9 @@ H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 OTHER: dict[str, Any] = {
     "model": "tiny-llama", "precision": "bf16", "num_gpus": 2, "strategy": "ddp",
     "sequence_length": 128, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
-    "num_steps": 11, "num_warmup_steps": 0, "learning_rate": 1e-3, "lr_schedule": "cosine",
-    "lr_warmup_steps": 5, "weight_decay": 0.1, "adam_beta2": 0.95, "max_grad_norm": 1.0,
+    "num_steps": 11, "num_warmup_steps": 0, "timed_seconds": 20.0,
+    "learning_rate": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 5,
+    "weight_decay": 0.1, "adam_beta2": 0.95, "max_grad_norm": 1.0,
     "seed": 1, "compile": False, "activation_checkpointing": True, "master_dtype": "bf16",
     "optimizer_binding": "before_conversion", "fp8_all_gather": True, "fp8_emulate": True,
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",

@@ -104,7 +104,7 @@ def test_what_runs_has_no_open_field_once_the_machine_is_known() -> None:
     planned = asked.resolved()
     assert isinstance(planned, ResolvedConfig)
     open_fields = {name for name, value in planned.to_dict().items() if value is None}
-    assert open_fields == {"max_grad_norm", "fp8_emulate"}
+    assert open_fields == {"max_grad_norm", "fp8_emulate", "timed_seconds"}
     for on_gpu in (False, True):
         assert planned.resolved(on_gpu).fp8_emulate is not on_gpu
         assert asked.resolved(on_gpu) == planned.resolved(on_gpu)

@@ -94,6 +94,15 @@ class Fields:
         "clocks).", low=0, high=_MANY, refused=(
             (lambda c: c.num_warmup_steps >= c.num_steps,
              "leaves none of num_steps={num_steps} to time; lower the one or raise the other"),))
+    timed_seconds: float | None = declare(
+        None, "measurement", "Time steps for this long, after a warm-up of at least as long that "
+        "ends when the step time is steady; `num_steps` is then the most steps. None: `num_steps` "
+        "and `num_warmup_steps` decide.", low=0.1, high=3600, refused=(
+            (lambda c: c.timed_seconds and not c.is_timed,
+             "says nothing in a run without timings; leave it out"),
+            (lambda c: c.timed_seconds and (c.validation_sequences or c.lr_schedule != "constant"),
+             "leaves open how long the run is, which validation_sequences and lr_schedule ask for; "
+             "set validation_sequences=0 and lr_schedule=constant")))
     learning_rate: float = declare(
         3e-4, "task", "Peak learning rate of AdamW.", low=1e-12, high=1000)
     lr_schedule: Literal["constant", "linear", "cosine"] = declare(

@@ -91,6 +91,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
     },
     "instruments": {
         "startup": {f"{part}_seconds": NUMBER for part in PARTS},
+        "warm_up": {"seconds": NUMBER, "step_time_ms": ["number!"]},
         "memory": kinds(
             number="parameters_gib optimizer_gib gradients_gib steady_allocated_gib "
             "steady_reserved_gib num_alloc_retries num_device_allocs"

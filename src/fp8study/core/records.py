@@ -104,8 +104,8 @@ class RunRecord:
     audit: dict[str, Any] = field(default_factory=dict)
     """What `fp8study.measure.audit` saw around the first optimizer step; empty in older records."""
     instruments: dict[str, Any] = field(default_factory=dict)
-    """startup, memory (`memory.summarise_memory`), energy (`energy.summarise_energy`),
-    step (one profiled step, `fp8study.measure.trace.read_trace`), ceilings
+    """startup, warm_up (`fp8study.train.pace`), memory (`memory.summarise_memory`), energy
+    (`energy.summarise_energy`), step (one profiled step, `measure.trace.read_trace`), ceilings
     (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`).
     What could not be measured is absent; empty in older records."""
     noise: dict[str, Any] = field(default_factory=dict)

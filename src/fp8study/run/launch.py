@@ -100,6 +100,8 @@ def launch(
         show(note)
         prepared.warnings.append(note)
     judgement = judgement_of(study)
+    if config.timed_seconds:  # as many steps as fitted: no two such losses can be compared
+        judgement["speed_only"] = True
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))

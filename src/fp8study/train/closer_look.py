@@ -58,7 +58,7 @@ def _watched(trainer: Trainer, step: Step) -> Iterator[Callable[[], None]]:
         def measured() -> None:
             for done in watch.clock.end_step(*step()):
                 if trainer.state.is_main_process:
-                    log_step(done, trainer.config, trainer.work, metrics)
+                    log_step(done, trainer.config, trainer.work, metrics, trainer.pace)
 
         watch.power.open_window()
         try:

@@ -10,6 +10,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.measure.clock import FinishedStep
 from fp8study.measure.flops import Work
 from fp8study.run.job import PROGRESS
+from fp8study.train.pace import Pace
 
 
 def learning_rate(config: ResolvedConfig, step: int) -> float:
@@ -23,11 +24,13 @@ def learning_rate(config: ResolvedConfig, step: int) -> float:
     return config.learning_rate * (1 - 0.9 * fall)
 
 
-def log_step(done: FinishedStep, config: ResolvedConfig, work: Work, metrics: TextIO) -> None:
+def log_step(
+    done: FinishedStep, config: ResolvedConfig, work: Work, metrics: TextIO, pace: Pace
+) -> None:
     """Append a step to ``metrics.jsonl``, if it is its turn, and print it for the launcher."""
-    number = done.step + 1
+    number, first_timed = done.step + 1, pace.first_timed
     rate, tflops = work.rates(config, done.step_time_ms / 1000)
-    if number % config.log_every == 0 or number == config.num_steps:
+    if number % config.log_every == 0 or number == pace.num_steps:
         row = {
             "step": number,
             "loss": _finite(done.loss),
@@ -36,15 +39,16 @@ def log_step(done: FinishedStep, config: ResolvedConfig, work: Work, metrics: Te
             "step_time_ms": done.step_time_ms,
             "tokens_per_second_per_gpu": rate,
             "tokens_seen": number * config.tokens_per_step,
-            "timed": done.step >= config.num_warmup_steps and config.is_timed,
+            "timed": first_timed is not None and done.step >= first_timed and config.is_timed,
         }
         metrics.write(json.dumps(row) + "\n")
         metrics.flush()
-    left_s = (config.num_steps - number) * done.step_time_ms / 1000
+    left_s = (pace.num_steps - number) * done.step_time_ms / 1000
+    eta = f"  ETA {int(left_s) // 60}:{int(left_s) % 60:02}"
+    of, then = (" (warm-up)", "") if first_timed is None else (f"/{pace.num_steps}", eta)
     print(
-        f"{PROGRESS}step {number:>5}/{config.num_steps}  loss {done.loss:7.4f}  "
-        f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU  "
-        f"ETA {int(left_s) // 60}:{int(left_s) % 60:02}",
+        f"{PROGRESS}step {number:>5}{of}  loss {done.loss:7.4f}  "
+        f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU{then}",
         flush=True,
     )
 

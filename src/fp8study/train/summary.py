@@ -21,12 +21,17 @@ _RATES = (
 
 
 def summarise(
-    steps: list[FinishedStep], config: ResolvedConfig, work: Work, gpu_names: Collection[str]
+    steps: list[FinishedStep],
+    config: ResolvedConfig,
+    work: Work,
+    gpu_names: Collection[str],
+    num_warm_up: int | None = None,
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
-    Rates are tokens over wall-clock time of the whole timed window: the steps after
-    ``num_warmup_steps``. Without any such step, or in a run that is not timed, they are null.
+    Rates are tokens over wall-clock time of the whole timed window: the steps after the first
+    `num_warm_up`, by default the configuration's. Without any such step, or in a run that is not
+    timed, they are null.
 
     The run's own GPUs, one name each, decide the peaks of the utilisations.
 
@@ -36,7 +41,8 @@ def summarise(
     """
     losses = [s.loss for s in steps]
     # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
-    timed = steps[config.num_warmup_steps :] if config.is_timed else []
+    num_warm_up = config.num_warmup_steps if num_warm_up is None else num_warm_up
+    timed = steps[num_warm_up:] if config.is_timed else []
     results: dict[str, Any] = {
         "steps_completed": len(steps),
         "loss_start": losses[0] if losses else None,
@@ -53,7 +59,7 @@ def summarise(
     p10, median, p90 = (float(q) for q in np.quantile(times, [0.1, 0.5, 0.9]))
     rate, tflops = work.rates(config, statistics.fmean(times) / 1000)
     compile_s = max(0.0, steps[0].step_time_ms - median) / 1000
-    before = [s.step_time_ms for s in steps[: config.num_warmup_steps]]
+    before = [s.step_time_ms for s in steps[:num_warm_up]]
     return results | {
         "step_time_ms_median": median,
         "step_time_ms_p10": p10,

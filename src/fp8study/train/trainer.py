@@ -41,6 +41,7 @@ from fp8study.model.sharding import (
 )
 from fp8study.model.updates import Look, make_updates, parameter_groups
 from fp8study.run.job import Job, Outcome, StartupClock
+from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
@@ -100,6 +101,7 @@ class Trainer:
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
         self.instruments = Instruments(config, self.device, config.num_steps)
+        self.pace = Pace(config)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
@@ -178,16 +180,22 @@ class Trainer:
         self.noise.measure_if_due(0)
         watch.start()
         try:
-            for step in range(config.num_steps):
-                if step == config.num_warmup_steps:
+            step = 0
+            while step < self.pace.num_steps:
+                if step == self.pace.first_timed:
                     _settle_garbage()
                     self._log(watch.open_window(), metrics)
                 with nullcontext() if step else blaming_model(config):
                     done = self.step(step)
                 self._log(watch.clock.end_step(*done), metrics)
-                self.noise.measure_if_due(step + 1)
-                if step + 1 < config.num_steps:  # the last one follows the timed window
-                    self.validate_if_due(step + 1)
+                step += 1
+                self.noise.measure_if_due(step)
+                if step < config.num_steps:  # the last one follows the timed window
+                    self.validate_if_due(step)
+                if self.pace.wants_look(step):
+                    self._log(watch.clock.finish(), metrics)
+                    self.pace.look(self.steps)
+                    watch.clock.restart()
             self._log(watch.close_window(), metrics)
         finally:
             watch.stop()
@@ -262,7 +270,7 @@ class Trainer:
         for done in finished:
             self.steps.append(done)
             if metrics is not None:
-                log_step(done, self.config, self.work, metrics)
+                log_step(done, self.config, self.work, metrics, self.pace)
             if not math.isfinite(done.loss):
                 raise Diverged(
                     f"loss is {done.loss} at step {done.step + 1}; {self._gradient_history()}; try "
@@ -276,9 +284,12 @@ class Trainer:
 
     def outcome(self, status: str, detail: str | None) -> Outcome:
         """Collect the results over all ranks; every rank must call it."""
-        results = summarise(self.steps, self.config, self.work, self.job.gpus.values())
+        names, first = self.job.gpus.values(), self.pace.first_timed
+        num_warm_up = len(self.steps) if first is None else first
+        results = summarise(self.steps, self.config, self.work, names, num_warm_up)
         results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
         found = self.found | {"startup": self.startup.parts}
+        found |= {"warm_up": warm_up} if (warm_up := self.pace.facts()) else {}
         if self.config.is_timed:  # else they would describe something else
             found |= self.instruments.facts(results["num_timed_steps"])
         results |= headline(results, found)
@@ -286,7 +297,7 @@ class Trainer:
             results["validation_losses"] = [{"step": n, "loss": x} for n, x in scored.items()]
             if self.config.num_steps in scored:
                 results["validation_loss"] = scored[self.config.num_steps]
-        notes = self.warnings() + notes_on_timing(results)
+        notes = [*self.warnings(), *self.pace.warnings(), *notes_on_timing(results)]
         return Outcome(
             status,
             detail,

@@ -1,14 +1,26 @@
-"""That a run which asks for compilation is compiled as a whole."""
+"""Compilation: begun when it is needed, and of a run that asks for it, whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit
 
 from fp8study.core.config import ResolvedConfig
+
+
+@cache
+def compiled(function: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    """Return a function as `torch.compile` makes it, each time the same.
+
+    For use where the function is called: as a decorator, `torch.compile` would import torch's
+    compiler into every run, also those that compile nothing, which takes a second.
+    """
+    return torch.compile(function, dynamic=dynamic)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
+from fp8study.model.compiling import compiled
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,13 @@ def _compile_casts() -> None:
     Shard.fsdp_pre_all_gather = pre_all_gather
 
 
-@torch.compile(dynamic=True)  # flat and of any length: one kernel for all weights
 def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    # Flat and of any length: one kernel for all weights.
+    fp8_N: torch.Tensor = compiled(_scaled, dynamic=True)(weight_N, scale, dtype)
+    return fp8_N
+
+
+def _scaled(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     largest = torch.finfo(dtype).max
     return (weight_N.float() * scale).clamp(-largest, largest).to(dtype)
 

@@ -1,8 +1,14 @@
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import setuptools  # noqa: F401  # torch's compiler wants it to come before distutils
+
+WARM = Path(__file__).parent / "warm"
 
 
 def pytest_configure() -> None:
@@ -16,3 +22,36 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FP8STUDY_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("FP8STUDY_LOCKS", str(tmp_path_factory.mktemp("locks")))
         yield
+
+
+@pytest.fixture(scope="session")
+def _warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    socket = tmp_path_factory.mktemp("warm") / "socket"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment["TOKENIZERS_PARALLELISM"] = "false"
+    server = subprocess.Popen(
+        [sys.executable, WARM / "sitecustomize.py", socket], env=environment, stdin=subprocess.PIPE
+    )
+    while not socket.exists():
+        assert server.poll() is None, "the warm process has ended"
+        time.sleep(0.1)
+    yield socket
+    assert server.stdin is not None
+    server.stdin.close()
+    server.wait()
+
+
+@pytest.fixture(scope="module")
+def warm_training(_warm_socket: Path) -> Iterator[None]:
+    """Let training processes be forked from one that has imported torch (`tests/warm`)."""
+    path = os.pathsep.join(filter(None, [str(WARM), os.environ.get("PYTHONPATH")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARM_TRAINING", str(_warm_socket))
+        patch.setenv("PYTHONPATH", path)
+        yield
+
+
+@pytest.fixture
+def cold_training(warm_training: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start training processes as users do: where the process itself is what is tested."""
+    monkeypatch.delenv("WARM_TRAINING")

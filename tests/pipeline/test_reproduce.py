@@ -102,6 +102,7 @@ def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
     assert list((checkout / "results/local/tiny").glob("*/run.failed1.json"))
 
 
+@pytest.mark.usefixtures("cold_training")
 def test_a_killed_pipeline_loses_no_finished_run(checkout: Path) -> None:
     study = checkout / "pipelines/studies/tiny.yaml"
     long_run = "arms: [{num_steps: 4}, {num_steps: 100000}]\n"

@@ -12,6 +12,11 @@ from fp8study.run.launch import launch
 from tests.train.tiny_runs import CPU, TINY, Run
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm(warm_training: None) -> None:
+    """Import torch once for all runs of these tests; `cold_training` does otherwise."""
+
+
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Train a configuration once, however many tests look at it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,10 @@ from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_record
 from fp8study.run.launch import RunFailed, launch
-from fp8study.run.machine import Machine
+from tests.train.tiny_runs import CPU, TINY, Run
 
-CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
-TINY: dict[str, Any] = {
-    "model": "tiny-llama", "sequence_length": 64, "micro_batch_size": 2, "num_steps": 8,
-    "num_warmup_steps": 2, "learning_rate": 3e-3, "compile": False, "strategy": "none",
-}  # fmt: skip
 #: What a stale run with the default ``skip`` loses: every linear layer but the loss head.
-LOST = {"untrained": ["model.layers.*"]}
+LOST = "model.layers.*"
 
 #: Trains as usual and fails if a planted weight moved or any other stood still.
 WATCH = """
@@ -45,8 +39,9 @@ sys.exit(train.main())
 """
 
 
-def run(run_dir: Path, **changes: Any) -> RunRecord:
-    return launch(make_config(TINY | changes), run_dir, show=str, machine=CPU)
+def train(run_dir: Path, **changes: Any) -> RunRecord:
+    config = make_config(TINY | {"strategy": "none", "profile": False} | changes)
+    return launch(config, run_dir, show=str, machine=CPU)
 
 
 def test_planted_weights_do_not_move_and_all_others_do(
@@ -54,17 +49,17 @@ def test_planted_weights_do_not_move_and_all_others_do(
 ) -> None:
     command = [sys.executable, "-c", WATCH, str(tmp_path / "run")]
     monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
-    record = run(tmp_path / "run", **LOST)
+    record = train(tmp_path / "run", untrained=LOST)
     assert "watched 28" in (tmp_path / "run" / "train.log").read_text()
     assert record.audit["num_planted"] == 28
     assert problems(record.audit) == []
     assert any(w.startswith("planted fault: ") for w in record.warnings)
 
 
-def test_a_planted_run_loses_what_the_stale_run_loses(tmp_path: Path) -> None:
-    planted = run(tmp_path / "planted", **LOST)
-    stale = run(
-        tmp_path / "stale", precision="fp8", fp8_all_gather=True,
+def test_a_planted_run_loses_what_the_stale_run_loses(run: Run) -> None:
+    planted, _ = run(strategy="none", untrained=LOST)
+    stale, _ = run(
+        strategy="none", precision="fp8", fp8_all_gather=True,
         optimizer_binding="before_conversion",
     )  # fmt: skip
     share = "parameters_outside_optimizer_pct"
@@ -74,8 +69,8 @@ def test_a_planted_run_loses_what_the_stale_run_loses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
-def test_a_fault_can_be_planted_on_two_processes(strategy: str, tmp_path: Path) -> None:
-    record = run(tmp_path / "run", strategy=strategy, num_gpus=2, **LOST)
+def test_a_fault_can_be_planted_on_two_processes(strategy: str, run: Run) -> None:
+    record, _ = run(strategy=strategy, num_gpus=2, untrained=LOST)
     assert record.status == "completed"
     assert record.audit["num_planted"] == 28
     assert record.model["parameters_outside_optimizer_pct"] > 50
@@ -104,11 +99,11 @@ def test_losing_more_than_was_asked_for_is_stopped(
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
     monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
     with pytest.raises(RunFailed, match=told):
-        run(tmp_path / "run", **asked)
+        train(tmp_path / "run", **asked)
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
 
 
 def test_a_misspelt_pattern_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"untrained: 'model\.layer\.' matches no linear layer"):
-        run(tmp_path / "run", untrained=["model.layer."])
+        train(tmp_path / "run", untrained=["model.layer."])
     assert not (tmp_path / "run").exists()

@@ -3,7 +3,7 @@
     python updates_worker.py OUT.json                               strategy=none
     torchrun --nproc-per-node N updates_worker.py OUT.json          strategy=fsdp2
 
-Everything runs in one group of processes: starting one takes far longer than five tiny steps.
+Everything runs in one group of processes: starting one takes far longer than three tiny steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fp8study.model import loss_head
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
 from fp8study.model.updates import make_updates, parameter_groups
 
-NUM_STEPS = 5
+NUM_STEPS = 3
 CHANGES: dict[str, dict[str, Any]] = {
     "": {},
     "tied": {},

@@ -277,6 +277,41 @@ def bench(
 
 
 @app.command()
+def claims(
+    results: Annotated[
+        Path | None, typer.Option(help="A folder that holds local/ and reference/.")
+    ] = None,
+    document: Annotated[str | None, typer.Option(help="Only those of document A, B or C.")] = None,
+    verdict: Annotated[str | None, typer.Option(help="Only those with this verdict.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Judge the claims of three documents by the records, this machine's own ones first."""
+    from fp8study.analysis.claims.finding import Verdict
+    from fp8study.analysis.claims.ledger import claims_table, judge
+    from fp8study.report.ledger import ledger_text
+    from fp8study.report.page import load_report
+
+    for name, value, known in (
+        ("--document", document, ("A", "B", "C")),
+        ("--verdict", verdict, tuple(map(str, Verdict))),
+    ):
+        if value is not None and value not in known:
+            raise UserError(f"{name}: '{value}' is none of {', '.join(known)}; choose one")
+    found = load_report(results or results_dir())
+    if found.runs.empty:
+        raise UserError(
+            f"results: '{results or results_dir()}' holds no record below local/ or reference/; "
+            "name a folder that does, or make reproduce first"
+        )
+    ledger = [
+        each
+        for each in judge(found)
+        if document in (None, each.claim.document) and verdict in (None, each.finding.verdict)
+    ]
+    _print(json.loads(claims_table(ledger).to_json(orient="records")), ledger_text(ledger), as_json)
+
+
+@app.command()
 def report(
     force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
     tables: Annotated[

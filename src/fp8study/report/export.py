@@ -10,6 +10,7 @@ import pandas as pd
 from fp8study.analysis import instruments
 from fp8study.analysis import noise_tables as noise
 from fp8study.analysis.attribution import effect_table
+from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, validation_curve
 from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
 from fp8study.analysis.peers import peer_table
@@ -44,6 +45,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "break-even": lambda report: instruments.break_even_table(report.instruments),
     "switches": lambda report: switch_table(report.runs),
     "peers": lambda report: peer_table(report.stored),
+    "claims": lambda report: claims_table(judge(report)),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
 }
 

@@ -1,0 +1,110 @@
+"""All claims, judged: which machines answer which claim, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+# Importing them enters their tests.
+from fp8study.analysis.claims import (  # noqa: F401
+    cause,
+    formats,
+    grid,
+    losses,
+    payoff,
+    software,
+    traffic,
+)
+from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict
+from fp8study.analysis.claims.tables import Frames, Tables
+
+#: The label of what ran in this checkout.
+_OWN = "local"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim and what one class of machines says of it."""
+
+    claim: Claim
+    machines: str
+    """Their GPUs, and the labels of those that the finding rests on; empty where on none."""
+    finding: Finding
+    is_own: bool
+    """Whether it is of the runs that were made in this checkout."""
+
+
+@cache
+def all_claims() -> tuple[Claim, ...]:
+    """Return the claims in the order of their ids."""
+    text = Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8")
+    return tuple(Claim(id=name, **values) for name, values in yaml.safe_load(text).items())
+
+
+def machine_classes(runs: pd.DataFrame) -> dict[str, list[str]]:
+    """Group labels of machines by their GPUs, one's own machine first and always by itself.
+
+    Runs of two machines are never a pair; a class only answers a claim with all of its machines'
+    pairs. Returns the name of each class with its labels.
+    """
+    gpus = runs["gpu_name"].where(runs["device"] == "cuda", "CPU").fillna("unknown GPU")
+    kinds = gpus.groupby(runs["machine"]).agg(lambda names: " and ".join(sorted({*names})))
+    classes: dict[str, list[str]] = {}
+    for label, kind in sorted(kinds.items(), key=lambda item: (item[0] != _OWN, item[0])):
+        name = f"this machine, {kind}" if label == _OWN else kind
+        classes.setdefault(name, []).append(str(label))
+    return classes
+
+
+def judge(frames: Frames) -> list[Judged]:
+    """Judge every claim by every class of machines; a claim's own machine comes first.
+
+    A class that has nothing to say of a claim is left out where another one has.
+    """
+    classes = machine_classes(frames.runs)
+    tables = {name: Tables(frames, labels) for name, labels in classes.items()}
+    ledger = []
+    for claim in all_claims():
+        found = {kind: _found(claim, of_class) for kind, of_class in tables.items()}
+        telling = {kind: finding for kind, finding in found.items() if finding.runs}
+        for kind, finding in (telling or dict([*found.items()][:1])).items():
+            labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
+            name = f"{kind} ({', '.join(labels)})" if labels else ""
+            ledger.append(Judged(claim, name, finding, _OWN in labels))
+    return ledger
+
+
+def _found(claim: Claim, tables: Tables) -> Finding:
+    finding = TESTS[claim.id](tables, claim)
+    if finding.verdict is Verdict.UNDECIDED and claim.needs:
+        return replace(
+            finding, verdict=Verdict.NOT_TESTABLE, why=f"{finding.why}; it takes {claim.needs}"
+        )
+    return finding
+
+
+def claims_table(ledger: Sequence[Judged]) -> pd.DataFrame:
+    """Return one row per claim and class of machines, with the ids of its runs."""
+    rows = []
+    for each in ledger:
+        claim, finding = each.claim, each.finding
+        figure = asdict(finding.figure) if finding.figure else {}
+        rows.append({
+            "id": claim.id, "document": claim.document, "claim": claim.statement,
+            "their_figure": claim.figure, "machines": each.machines,
+            "verdict": str(finding.verdict),
+            **{name: figure.get(name) for name in ("what", "value", "unit", "low", "high", "span")},
+            "why": finding.why, "settles": settles(each), "num_runs": len(finding.runs),
+            "runs": " ".join(finding.runs),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def settles(each: Judged) -> str:
+    """Say what would settle a claim that is open."""
+    return each.claim.settles if each.finding.verdict is Verdict.UNDECIDED else ""

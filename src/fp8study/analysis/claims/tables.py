@@ -1,0 +1,215 @@
+"""What the tests of claims look at: the report's tables, of one class of machines.
+
+Each table is computed when a test first asks for it, from the frames that the report has already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import pandas as pd
+
+from fp8study.analysis import instruments
+from fp8study.analysis import losses as loss_tables
+from fp8study.analysis import noise_tables as noise
+from fp8study.analysis.pairing import pairs_of
+from fp8study.analysis.speed import MEMORY_FULL
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import RESULTS, StoredRun
+
+RATE = "tokens_per_second_per_gpu"
+_PLACE = ["machine", "study", "run_id"]
+#: What the runs of an arm have in common and a table of arms does not say.
+_OF_AN_ARM = [
+    "sequence_length", "micro_batch_size", "gradient_accumulation_steps", "compile", "master_dtype",
+    "learning_rate", "num_parameters", "num_steps",
+]  # fmt: skip
+#: How an arm's setting writes a field.
+_IN_SETTING = {
+    "sequence_length": r"\d+ tokens",
+    "micro_batch_size": r"batch \d+",
+    "compile": "compiled|eager",
+}
+
+
+class Frames(Protocol):
+    """The frames that a report is made of."""
+
+    @property
+    def runs(self) -> pd.DataFrame: ...
+    @property
+    def metrics(self) -> pd.DataFrame: ...
+    @property
+    def throughput(self) -> pd.DataFrame: ...
+    @property
+    def loss_gaps(self) -> pd.DataFrame: ...
+    @property
+    def instruments(self) -> pd.DataFrame: ...
+    @property
+    def stored(self) -> Sequence[StoredRun]: ...
+
+
+class Tables:
+    """The tables of the machines with some labels; those of arms hold healthy runs on GPUs."""
+
+    def __init__(self, frames: Frames, machines: Collection[str]) -> None:
+        def ours(frame: pd.DataFrame) -> pd.DataFrame:
+            return frame[frame["machine"].isin(list(machines))]
+
+        self.runs, self.metrics = ours(frames.runs), ours(frames.metrics)
+        self._throughput, self._loss_gaps = ours(frames.throughput), ours(frames.loss_gaps)
+        self.instruments = ours(frames.instruments)
+        self.stored = [run for run in frames.stored if run.machine_label in machines]
+
+    @cached_property
+    def arms(self) -> pd.DataFrame:
+        """Rows of `throughput_table` whose timings count, with the configuration of the arm."""
+        rates = self._throughput[~self._throughput["note"].str.contains(MEMORY_FULL)]
+        return self._of_gpus(rates[rates["tokens_per_second_per_gpu"].notna()])
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """The FP8 arms among them that have a BF16 partner, ``other_key``, and a lead over it."""
+        return self.arms[self.arms["speedup_pct"].notna()]
+
+    @cached_property
+    def gaps(self) -> pd.DataFrame:
+        """Rows of `loss_gap_table`, with the configuration of the arm."""
+        return self._of_gpus(self._loss_gaps)
+
+    @cached_property
+    def stale_gaps(self) -> pd.DataFrame:
+        """As `gaps`, of the arms that leave weights out of the optimizer."""
+        return self._of_gpus(self._loss_gaps, stale=True)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """FP8 arms beside their BF16 partners: peaks, first steps and weights, GiB and % of BF16.
+
+        Of `throughput_table` the change of the peak, and of `memory_split_table` the rest.
+        """
+        paired = self._of_gpus(self._throughput[self._throughput["memory_change_pct"].notna()])
+        split = instruments.memory_split_table(self.instruments)
+        columns = ["parameters_gib", "first_step_allocated_gib", "working_gib"]
+        split = split.set_index("arm_key")[columns] if len(split) else pd.DataFrame(columns=columns)
+        return paired.join(split, on="arm_key").join(split.add_suffix("_bf16"), on="other_key")
+
+    @cached_property
+    def effective_batches(self) -> pd.DataFrame:
+        return self._of_gpus(loss_tables.effective_batch_table(self.runs))
+
+    @cached_property
+    def passes(self) -> pd.DataFrame:
+        return loss_tables.pass_table(self.metrics, self.runs)
+
+    @cached_property
+    def gap_curves(self) -> pd.DataFrame:
+        return loss_tables.gap_by_step(self.metrics, self.runs)
+
+    @cached_property
+    def seed_spread(self) -> pd.DataFrame:
+        return loss_tables.seed_spread(self.metrics, self.runs)
+
+    @cached_property
+    def communication(self) -> pd.DataFrame:
+        on_gpus = self.instruments[self.instruments["device"] == "cuda"]
+        return instruments.communication_table(on_gpus)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        return instruments.kernels_table(self.instruments)
+
+    @cached_property
+    def break_even(self) -> pd.DataFrame:
+        table = instruments.break_even_table(self.instruments)
+        return table.join(self._configurations[["num_parameters"]], on="arm_key")
+
+    @cached_property
+    def crossings(self) -> pd.DataFrame:
+        return noise.over_runs(noise.crossing_table, self.stored)
+
+    @cached_property
+    def gradients(self) -> pd.DataFrame:
+        return noise.over_runs(noise.gradient_table, self.stored)
+
+    @cached_property
+    def inverse_law(self) -> pd.DataFrame:
+        return noise.over_runs(noise.inverse_law_table, self.stored)
+
+    def of_records(
+        self, read: Callable[[StoredRun], dict[str, Any] | None], *columns: str
+    ) -> pd.DataFrame:
+        """Make one row of each record of which `read` says something: its place and `columns`."""
+        rows = [
+            {"machine": run.machine_label, "study": run.record.study, "run_id": run.record.run_id}
+            | found
+            for run in self.stored
+            if (found := read(run)) is not None
+        ]
+        return pd.DataFrame(rows, columns=[*_PLACE, *columns])
+
+    def behind(self, *tables: pd.DataFrame) -> tuple[str, ...]:
+        """Name the runs that rows of runs, or of arms and their partners, rest on."""
+        found: set[str] = set()
+        for table in tables:
+            if "run_id" in table:
+                rows = table
+            else:
+                names = ("arm_key", "other_key", "before_key")
+                keys = {key for name in names if name in table for key in table[name]}
+                rows = self._results[self._results["arm_key"].isin(keys)]
+            found |= {"/".join(place) for place in rows[_PLACE].to_numpy().tolist()}
+        return tuple(sorted(found))
+
+    @cached_property
+    def _results(self) -> pd.DataFrame:
+        return self.runs[self.runs["status"].isin(RESULTS)]
+
+    @cached_property
+    def _configurations(self) -> pd.DataFrame:
+        return self._results.drop_duplicates("arm_key").set_index("arm_key")[_OF_AN_ARM]
+
+    @cached_property
+    def _partners(self) -> pd.Series:
+        """FP8 arm → its BF16 arm."""
+        keys = self._results.set_index(_PLACE)["arm_key"].rename("other_key")
+        pairs = pairs_of(self.runs, "steps_completed")
+        joined = pairs.join(keys, on=["machine", "study", "run_id_bf16"])
+        return joined.drop_duplicates("arm_key").set_index("arm_key")["other_key"]
+
+    def _of_gpus(self, table: pd.DataFrame, stale: bool = False) -> pd.DataFrame:
+        chosen = table[(table["device"] == "cuda") & (table["stale"].astype(bool) == stale)]
+        width = chosen["model"].map(lambda name: PRESETS.get(name, {}).get("hidden_size"))
+        chosen = chosen.assign(hidden_size=width).join(self._configurations, on="arm_key")
+        return chosen.join(self._partners, on="arm_key")
+
+
+def along(arms: pd.DataFrame, *fields: str) -> Iterator[pd.DataFrame]:
+    """Yield the arms that differ in these fields alone, two or more, ordered by the first.
+
+    ``model`` stands for everything that a model brings with it, and is ordered by its size.
+    """
+    same = ["machine", "study", "model", "num_gpus", "precision", "arm"]
+    gone = {*fields, *(["arm"] if "precision" in fields else [])}
+    written = "|".join(_IN_SETTING[name] for name in fields if name in _IN_SETTING)
+    setting = arms["setting"].map(lambda text: re.sub(written, "", text) if written else text)
+    first = "num_parameters" if fields[0] == "model" else fields[0]
+    keys = [name for name in same if name not in gone]
+    for _, group in arms.groupby([*keys, setting.rename("_setting")], sort=False):
+        if group[first].nunique() > 1:
+            yield group.sort_values(first, kind="stable")
+
+
+def steps(groups: Iterator[pd.DataFrame], field: str, *values: str) -> pd.DataFrame:
+    """Set each arm of a group beside the one before it: columns ``…`` and ``…_before``."""
+    found = []
+    for group in groups:
+        before = group[[field, "arm_key", *values]].shift().add_suffix("_before")
+        both = group.join(before).rename(columns={"arm_key_before": "before_key"})
+        found.append(both[both["before_key"].notna()])
+    columns = ["arm_key", "before_key", field, *values]
+    columns += [f"{name}_before" for name in (field, *values)]
+    return pd.concat(found) if found else pd.DataFrame(columns=columns)

@@ -1,0 +1,299 @@
+"""Every verdict can come out otherwise, and the committed records give one for each claim."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fp8study.analysis.claims.finding import TESTS, Verdict
+from fp8study.analysis.claims.ledger import _found, all_claims, claims_table, judge
+from fp8study.core.records import RunRecord
+from fp8study.report.page import load_report
+from tests.checkout import ROOT
+from tests.claim_factories import (
+    FP8,
+    LARGE,
+    SMALL,
+    curves,
+    gathered,
+    grid,
+    losses,
+    measured,
+    noisy,
+    pair,
+    report,
+    run,
+    tables,
+)  # fmt: skip
+
+CLAIMS = {claim.id: claim for claim in all_claims()}
+YES, PARTLY, NO = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.CONTRADICTED
+OPEN, ARTEFACT, ELSEWHERE = Verdict.UNDECIDED, Verdict.ARTEFACT, Verdict.NOT_TESTABLE
+
+Records = Callable[[], list[RunRecord]]
+SCHEDULE = {"precision_schedule": "bf16 first"}
+WORK = {SMALL: 1.0, LARGE: 6.7}
+
+
+def leads(pct: float) -> Records:
+    return lambda: grid(lambda m, s, g, p: 100 * (1 + pct / 100 * (p != "bf16")))
+
+
+def rates(rate: Callable[[str, int, int], float]) -> Records:
+    return lambda: grid(lambda m, s, g, p: rate(m, s, g))
+
+
+def one_batch(batch: int, gap: float, **changes: Any) -> list[RunRecord]:
+    return losses(gap, micro_batch_size=batch, study="effective-batch", **changes)
+
+
+def four_arms(tensorwise: float, rowwise: float, compiled: float, eager: float) -> Records:
+    return lambda: [
+        run(precision, LARGE, rate, compile=rate != eager, num_gpus=1)
+        for precision, rate in (
+            (FP8[0], tensorwise), (FP8[1], rowwise), ("bf16", compiled), ("bf16", eager),
+        )
+    ] + pair(tensorwise / compiled, model=LARGE, study="other")  # fmt: skip
+
+
+def warm_up(seconds: float) -> Records:
+    def records() -> list[RunRecord]:
+        both = pair(20, model=LARGE, rate=10_000, instruments={"memory": {"num_alloc_retries": 0}})
+        for record, cost in zip(both, (10.0, seconds), strict=True):
+            record.results.update(
+                warm_up_seconds=cost, compile_cache_hits=0, compile_cache_misses=2
+            )
+        return both
+
+    return records
+
+
+def recipes(speeds: tuple[float, ...], errors: tuple[float, ...]) -> Records:
+    return lambda: [run(rate=100)] + [
+        run(precision, rate=rate) for precision, rate in zip(FP8, speeds, strict=True)
+    ] + [noisy(errors)]  # fmt: skip
+
+
+def memories(parameters: float, working: float, peak: float, first: float = 18.0) -> Records:
+    memory = {"parameters_gib": parameters, "steady_allocated_gib": parameters + 10 + working,
+              "first_step_allocated_gib": first}  # fmt: skip
+    return lambda: measured(memory=memory, fp8={"results": {"memory_peak_gib": peak}})
+
+
+def sweep(status: str) -> Records:
+    def records() -> list[RunRecord]:
+        low = pair(learning_rate=1e-4)
+        high = pair(learning_rate=1e-3, fp8={"status": status, "results": {"steps_completed": 30}})
+        return low + high
+
+    return records
+
+
+def kernels(name: str) -> Records:
+    gemm = {"dtypes": "float8_e4m3fn × float8_e4m3fn", "num": 1, "tflop": 1.0, "time_ms": 1.0,
+            "kernels": [name]}  # fmt: skip
+    return lambda: measured(step={"gemm": [gemm]})
+
+
+def mixture(**audit: Any) -> Records:
+    def records() -> list[RunRecord]:
+        found = measured(audit={"skipped": {"router of a mixture of experts": 4}} | audit)
+        return found
+
+    return records
+
+
+def skips(first_and_last: float, none: float) -> Records:
+    ends = {"skip": ["model.layers.0.self_attn.q_proj", "lm_head"]}
+    return lambda: losses(first_and_last, config=ends) + losses(none, config={"skip": []})[1::2]
+
+
+def nothing() -> list[RunRecord]:
+    return []
+
+
+#: Claim, verdict, records, and what is changed in the document's figures.
+CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
+    ("A01", YES, leads(12), {}),
+    ("A01", NO, leads(-12), {}),
+    ("A02", YES, rates(lambda m, s, g: {2048: 90, 4096: 100, 8192: 80}[s]), {}),
+    ("A02", NO, rates(lambda m, s, g: {2048: 100, 4096: 90, 8192: 80}[s]), {}),
+    ("A03", YES, rates(lambda m, s, g: 100), {}),
+    ("A03", NO, rates(lambda m, s, g: 100 / WORK[m] ** 2), {}),
+    ("A04", YES, rates(lambda m, s, g: 1e6 / s), {}),
+    ("A04", NO, rates(lambda m, s, g: 100), {}),
+    ("A05", YES, rates(lambda m, s, g: 100 / WORK[m]), {}),
+    ("A05", NO, rates(lambda m, s, g: 100), {}),
+    ("A06", YES, lambda: pair(0, fp8={"results": {"tflops_per_gpu": 5.0}}), {}),
+    ("A06", NO, leads(5), {}),
+    ("A07", YES, rates(lambda m, s, g: 100 / g), {}),
+    ("A07", NO, rates(lambda m, s, g: 100 + g), {}),
+    ("A08", YES, rates(lambda m, s, g: 100 - g), {}),
+    ("A08", NO, rates(lambda m, s, g: 100 / g), {}),
+    ("A09", YES, lambda: pair(results={"mfu_bf16_peak_pct": 5.0}), {}),
+    ("A09", NO, lambda: pair(results={"mfu_bf16_peak_pct": 45.0}), {}),
+    ("A10", YES, lambda: losses(0, num_gpus=4), {}),
+    ("A10", NO, lambda: losses(3, num_gpus=4), {}),
+    ("A11", YES, lambda: losses(0, num_gpus=2), {}),
+    ("A11", NO, lambda: losses(3, num_gpus=2), {}),
+    ("A12", YES, lambda: losses(50, master_dtype="bf16"), {}),
+    ("A12", NO, lambda: losses(0, master_dtype="bf16"), {}),
+    ("A12", ARTEFACT, lambda: losses(0, master_dtype="bf16")
+     + losses(50, master_dtype="bf16", outside=78.0, optimizer_binding="before_conversion"), {}),
+    ("A13", YES, lambda: one_batch(1, 40) + one_batch(2, 0) + [noisy([0.9])], {"batches": [1, 2]}),
+    ("A13", NO, lambda: one_batch(1, 0) + one_batch(2, 0) + [noisy([0.01])], {}),
+    ("A14", YES, lambda: one_batch(1, 40) + one_batch(4, 0), {}),
+    ("A14", NO, lambda: one_batch(1, 40) + one_batch(4, 40), {}),
+    ("A14", ARTEFACT, lambda: one_batch(1, 0) + one_batch(4, 0), {}),
+    ("A15", YES, lambda: [noisy()], {"within": 0.3}),
+    ("A15", NO, lambda: [noisy(alike=4) for _ in range(3)], {}),
+    ("A16", YES, lambda: measured(step=gathered("uint8", 5.0)), {}),
+    ("A16", NO, lambda: measured(step=gathered("uint8", 10.0)), {}),
+    ("A17", YES, lambda: measured(step=gathered("uint8", 5.0, "uint8")), {}),
+    ("A17", NO, lambda: measured(step=gathered("uint8", 5.0)), {}),
+    ("A18", YES, lambda: measured(step={"fp8_gemm_flops_pct": 0.0}), {}),
+    ("A18", NO, lambda: measured(), {}),
+    ("A19", YES, memories(2.5, 4.0, 10.0), {}),
+    ("A19", NO, memories(5.0, 8.0, 20.0), {}),
+    ("A20", YES, nothing, {"bf16_tflops": 2250, "fp8_tflops": 4500}),
+    ("A21", YES, nothing, {"E4M3": 6, "E5M2": 11}),
+    ("A22", YES, nothing, {"fp8": 0.03125, "bf16": 0.5}),
+    ("A23", YES, lambda: pair(model_facts={"flops_per_token": 4e9, "fp8_flops_per_token": 3e9}),
+     {"speedup": 1.6}),
+    ("A23", NO, lambda: pair(model_facts={"flops_per_token": 4e9, "fp8_flops_per_token": 1e9}), {}),
+    ("A24", YES, skips(0, 3), {}),
+    ("A24", NO, skips(3, 0), {}),
+    ("A25", YES, lambda: [run(FP8[0], status="failed", status_detail="no",
+                              config={"cpu_ram_efficient_loading": True})], {}),
+    ("A25", NO, lambda: [run(FP8[0], config={"cpu_ram_efficient_loading": True})], {}),
+    ("A26", YES, lambda: pair(rate=100, machine={"gpu_link": "PHB"})
+     + pair(rate=60, num_gpus=4, machine={"gpu_link": "PHB"}), {}),
+    ("A26", ELSEWHERE, leads(10), {}),
+    ("A27", YES, recipes((125, 110, 108), (0.3, 0.2, 0.1)), {}),
+    ("A27", NO, recipes((105, 110, 108), (0.1, 0.2, 0.3)), {}),
+    ("A28", YES, lambda: pair(strategy="ddp", num_gpus=2), {}),
+    ("A28", NO, lambda: pair(strategy="ddp", num_gpus=2, fp8={"status": "failed",
+                                                               "status_detail": "no"}), {}),
+    ("A29", NO, lambda: measured(audit={"gradient_dtypes": ["float8_e5m2"]}), {}),
+    ("A29", PARTLY, lambda: measured(), {}),
+    ("B01", YES, lambda: losses(0) + losses(0, FP8[1])[1::2], {}),
+    ("B01", NO, lambda: losses(3) + losses(3, FP8[1])[1::2], {}),
+    ("B02", YES, four_arms(108, 92, 87, 81), {}),
+    ("B02", NO, four_arms(81, 87, 92, 108), {}),
+    ("B03", NO, four_arms(81, 87, 92, 108), {}),
+    ("B04", YES, four_arms(108, 92, 87, 81), {}),
+    ("B04", NO, four_arms(81, 87, 92, 108), {}),
+    ("B05", YES, warm_up(500), {}),
+    ("B05", NO, warm_up(11), {}),
+    ("B06", YES, lambda: pair(-70, compile=False), {}),
+    ("B06", NO, lambda: pair(10, compile=False), {}),
+    ("C01", YES, lambda: pair(10), {}),
+    ("C01", PARTLY, lambda: pair(-10), {}),
+    ("C01", NO, lambda: pair(-10), {"without": "H100"}),
+    ("C02", YES, lambda: pair(2, model="tiny-llama"), {}),
+    ("C02", NO, lambda: pair(20, model="tiny-llama"), {}),
+    ("C02", OPEN, lambda: pair(20), {}),
+    ("C03", YES, lambda: measured(step=gathered("uint8", 5.0)), {}),
+    ("C04", YES, lambda: measured(audit={"fp8_gemm_flops_pct": 0.0}), {"wrong": [{}]}),
+    ("C04", NO, lambda: measured(), {}),
+    ("C05", YES, kernels("sm90_scaled_mm_tn"), {}),
+    ("C05", NO, kernels("nvjet_sm90_qqtst"), {}),
+    ("C06", NO, nothing, {"setting": {"num_gpus": 2}}),
+    ("C06", YES, nothing, {"setting": {"precision": "fp8_rowwise_gw_hp", "strategy": "none"}}),
+    ("C07", YES, mixture(), {}),
+    ("C07", NO, mixture(num_linear_fp8=0), {}),
+    ("C08", PARTLY, lambda: pair(20) + pair(-70, compile=False), {}),
+    ("C08", NO, lambda: pair(-70) + pair(20, compile=False), {}),
+    ("C09", YES, lambda: curves(5, 0), {}),
+    ("C09", NO, lambda: curves(0, 5), {}),
+    ("C10", YES, lambda: losses(3) + losses(0, both=SCHEDULE), {}),
+    ("C10", NO, lambda: losses(0) + losses(3, both=SCHEDULE), {}),
+    ("C11", YES, memories(5.0, 8.0, 20.0, first=19.0), {}),
+    ("C11", PARTLY, memories(5.0, 8.0, 10.0), {}),
+    ("C12", YES, lambda: pair(0) + pair(20, micro_batch_size=8), {}),
+    ("C12", NO, lambda: pair(20) + pair(0, micro_batch_size=8), {}),
+    ("C13", YES, lambda: pair(0, machine={"compute_capability": "8.0"}), {}),
+    ("C13", NO, lambda: pair(30, machine={"compute_capability": "8.9"}), {}),
+    ("C13", ELSEWHERE, lambda: pair(30, machine={"compute_capability": "9.0"}), {}),
+    ("C14", YES, sweep("diverged"), {}),
+    ("C14", NO, sweep("completed"), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "records", "figures"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES]
+)
+def test_a_verdict_follows_its_records(
+    name: str, verdict: Verdict, records: Records, figures: dict[str, Any]
+) -> None:
+    claim = CLAIMS[name]
+    changed = dataclasses.replace(claim, published={**claim.published, **figures})
+    found = _found(changed, tables(records()))
+    assert found.verdict == verdict, found.why
+    assert found.why
+
+
+@pytest.fixture(scope="module")
+def ledger() -> list[Any]:
+    return judge(load_report(ROOT / "results"))
+
+
+def test_the_committed_records_judge_every_claim_and_could_otherwise(ledger: list[Any]) -> None:
+    reference = {each.claim.id: each for each in ledger if not each.is_own}
+    assert len(CLAIMS) == 49
+    assert CLAIMS.keys() == TESTS.keys() == reference.keys()
+    for name, each in reference.items():
+        others = {verdict for claim, verdict, *_ in CASES if claim == name}
+        assert others - {each.finding.verdict}, f"{name}: no test has it come out otherwise"
+    open_ones = [n for n, each in reference.items() if each.finding.verdict is OPEN]
+    assert len(open_ones) <= len(CLAIMS) / 4, open_ones
+
+
+def test_findings_rest_on_runs_that_exist_or_say_what_it_would_take(ledger: list[Any]) -> None:
+    folders = {
+        "/".join(path.parent.parts[-3:])
+        for path in (ROOT / "results").glob("reference/*/*/*/run.json")
+    }
+    for each in ledger:
+        if not each.is_own:
+            assert set(each.finding.runs) <= folders, each.claim.id
+            labels = {name.split("/")[0] for name in each.finding.runs}
+            assert all(label in each.machines for label in labels)
+        if each.finding.verdict is ELSEWHERE:
+            assert each.claim.needs in each.finding.why
+        if each.finding.verdict is OPEN:
+            assert "minute" in each.claim.settles, each.claim.id
+
+
+def test_a_finding_without_evidence_is_no_verdict() -> None:
+    arithmetic = {"A20", "A21", "A22", "C04", "C06"}
+    for name, claim in CLAIMS.items():
+        found = _found(claim, tables(nothing()))
+        assert (found.verdict in (OPEN, ELSEWHERE)) == (name not in arithmetic), name
+
+
+def test_two_machines_are_never_pooled() -> None:
+    ours = report(pair(12, model=SMALL) + pair(12, model=LARGE, num_gpus=2)
+                  + pair(12, model=LARGE) + pair(12, num_gpus=2))  # fmt: skip
+    theirs = report(leads(-12)(), "h100x8")
+    for record in theirs.stored:
+        record.record.machine["gpu_name"] = "NVIDIA H100"
+    from fp8study.report.page import report_of
+
+    both = [each for each in judge(report_of([*theirs.stored, *ours.stored]))
+            if each.claim.id == "A01"]  # fmt: skip
+    assert [(each.is_own, each.finding.verdict) for each in both] == [(True, YES), (False, NO)]
+    assert both[0].machines == "this machine, NVIDIA H200 (local)"
+    assert both[1].machines == "NVIDIA H100 (h100x8)"
+
+
+def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> None:
+    table = claims_table(ledger)
+    assert table["id"].is_unique
+    assert set(table["document"]) == {"A", "B", "C"}
+    assert not table["why"].str.contains(r"\bnan\b|None", regex=True).any()
+    assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["runs"])

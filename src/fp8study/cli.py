@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from fp8study import __version__
-from fp8study.core.config import ResolvedConfig, make_config
+from fp8study.core.config import ResolvedConfig, check_names, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir, studies_dir
 from fp8study.core.presets import check_model_name
 from fp8study.core.records import RunRecord, read_record
 from fp8study.core.studies import Study, load_study, study_names
-from fp8study.run.defaults import config_for, study_for
+from fp8study.run.defaults import MACHINE_STUDY, config_for, study_for
 from fp8study.run.machine import Machine, this_machine
 from fp8study.run.terminal import OneLineErrors, complain, parse_assignments, say, using_model
 
@@ -33,9 +33,12 @@ app = typer.Typer(
 )
 
 StudyName = Annotated[
-    str | None, typer.Argument(help="A file of pipelines/studies; by default smoke, or quick on "
-                               "a machine with GPUs.")
+    str | None, typer.Argument(help="A file of pipelines/studies; by default machine, chosen for "
+                               "the GPUs that are there, or smoke without any.")
 ]  # fmt: skip
+Budget = Annotated[
+    float | None, typer.Option(help="Minutes that the study machine may take; 20 by default.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
 ]
@@ -43,9 +46,20 @@ RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _load(name: str | None, overrides: list[str] | None) -> tuple[Study, Machine, dict[str, Any]]:
+def _load(
+    name: str | None, overrides: list[str] | None, budget: float | None
+) -> tuple[Study, Machine, dict[str, Any]]:
+    """Return a study, the machine, and the overrides that its file does not hold."""
     machine, values = this_machine(), parse_assignments(overrides)
-    return load_study(name or study_for(machine), values), machine, values
+    name = name or study_for(machine)
+    if name == MACHINE_STUDY:
+        from fp8study.run.machine_study import machine_study
+
+        check_names(values, "--set")
+        return machine_study(machine, values, budget), machine, {}
+    if budget is not None:
+        raise UserError(f"--budget: the runs of '{name}' are given; it is for the study machine")
+    return load_study(name, values), machine, values
 
 
 def _read_run(run: Path) -> RunRecord:
@@ -143,6 +157,7 @@ def plan(
     study: StudyName = None,
     set_: Overrides = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies instead.")] = False,
+    budget: Budget = None,
 ) -> None:
     """Show a study's runs, what they cost here, and which are done."""
     if list_:
@@ -154,7 +169,7 @@ def plan(
         return
     from fp8study.run.plan import plan_text
 
-    loaded, machine, _ = _load(study, set_)
+    loaded, machine, _ = _load(study, set_, budget)
     print(plan_text(loaded, machine))
 
 
@@ -163,11 +178,12 @@ def reproduce(
     study: StudyName = None,
     set_: Overrides = None,
     report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
+    budget: Budget = None,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
     from fp8study.run.pipeline import check_results, run_study
 
-    loaded, machine, values = _load(study, set_)
+    loaded, machine, values = _load(study, set_, budget)
     done = run_study(loaded, machine, values)
     if report:
         _render(only_if_changed=True)

@@ -259,6 +259,23 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
     assert "energy" not in fp8study("show", "run.json").stdout  # absent, not zero
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("smoke", "--budget", "30"), "--budget: the runs of 'smoke' are given"),
+        (("machine",), "STUDY: 'machine' is for GPUs"),
+        (("machine", "--set", "modl=x"), "--set: unknown parameter 'modl'"),
+    ],
+)
+def test_a_budget_is_for_the_machines_study_and_that_for_gpus(
+    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = fp8study("plan", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"fp8study: {words}")
+
+
 @pytest.mark.parametrize("study", ["quick", "document-a"])
 def test_records_older_than_the_instruments_are_shown(study: str) -> None:
     paths = sorted((ROOT / "results/reference/h200x4" / study).glob("*/run.json"))

@@ -360,7 +360,7 @@ def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
     assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)
     assert (gpu.model, gpu.corpus, gpu.compile) == ("llama-3.2-1b", "tinystories", True)
     assert cpu.precision == gpu.precision == "fp8_tensorwise"
-    assert (study_for(Machine((), 2)), study_for(Machine((H200,), 8))) == ("smoke", "quick")
+    assert (study_for(Machine((), 2)), study_for(Machine((H200,), 8))) == ("smoke", "machine")
 
 
 def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:

@@ -277,9 +277,9 @@ def test_unwritable_results_are_named(checkout: Path) -> None:
 def test_time_is_shared_among_gpus_but_never_below_one_run(checkout: Path) -> None:
     study = load(checkout, factors={"num_gpus": [1, 2, 4]}, seeds=[0, 1], minutes_per_run=3)
     runs = list(study.runs)
-    assert estimated_minutes(study, runs, num_slots=7) == 6.0
-    assert estimated_minutes(study, runs, num_slots=100) == 3.0
-    assert estimated_minutes(study, [], num_slots=1) == 0.0
+    assert estimated_minutes(runs, num_slots=7) == 6.0
+    assert estimated_minutes(runs, num_slots=100) == 3.0
+    assert estimated_minutes([], num_slots=1) == 0.0
 
 
 def test_checkout_is_found_from_a_folder_below(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value
@@ -23,8 +25,10 @@ from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_re
 _KEYS: dict[str, Any] = {
     "question": str, "claims": [str], "expectation": str, "margin_pct": float, "base": dict,
     "arms": [dict], "factors": dict, "seeds": [int], "minutes_per_run": float,
-    "reference": dict, "speed_only": bool,
+    "reference": dict, "speed_only": bool, "notes": [str], "session": dict,
 }  # fmt: skip
+#: What an arm may hold besides fields of a run.
+_ARM_KEYS: dict[str, Any] = {"seeds": [int], "gpus": [int], "minutes": float, "why": str}
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,12 @@ class PlannedRun:
     config: ResolvedConfig
     """As on any machine: whether FP8 is emulated is still open."""
     run_dir: Path
+    minutes: float = 1.0
+    """Rough length on the machine that its study was written for, start-up included."""
+    gpus: tuple[int, ...] = ()
+    """Places in the machine's list of GPUs of those that it has to have; empty: any."""
+    why: str = ""
+    """What it is there for, where its study says that of each run."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,10 @@ class Study:
     """Field → its value in the arms that the others are divided by; empty if nothing was said."""
     speed_only: bool = False
     """Whether its few steps are there to be timed, so that their losses are not judged."""
+    notes: tuple[str, ...] = ()
+    """What a reader of its plan must know besides, as what was left out and why."""
+    content: Mapping[str, Any] | None = None
+    """What its file is to hold, of a study that was made here instead of read."""
 
     def pending(self) -> list[PlannedRun]:
         return [run for run in self.runs if _what_is_missing(run) is not None]
@@ -73,15 +87,24 @@ class Study:
         folder = results_dir() / "local" / self.name
         there = {path.parent.name for path in folder.glob("*/run.json")}
         is_unfinished = any(run in possible for run in self.pending())
-        if not there or (is_unfinished and there <= {run.run_id for run in self.runs}):
+        if there and not (is_unfinished and there <= {run.run_id for run in self.runs}):
+            _put_aside(folder)
+
+    def keep_content(self) -> None:
+        """Write the file of a study that was made here, so that a later call goes on with it.
+
+        What another session made, on other GPUs or with other fields set, is moved away.
+        """
+        if self.content is None:
             return
-        # One level further down, so that it is no study of its own to `load_runs`.
-        earlier = results_dir() / "local" / "earlier"
-        earlier.mkdir(exist_ok=True)
-        paths = (earlier / f"{self.name}-{number}" for number in itertools.count(1))
-        target = next(path for path in paths if not path.exists())
-        folder.rename(target)
-        print(f"the earlier call is kept in {target}")
+        path = chosen_path(self.name)
+        if path.exists() and not continues(read_study(path), self.content):
+            _put_aside(path.parent)
+        with writing("results", path, "make the folder writable or free some space"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text(yaml.safe_dump(dict(self.content), sort_keys=False), "utf-8")
+            partial.replace(path)
 
     def write_configs(self) -> None:
         """Write each unfinished run's ``config.yaml``, which the pipeline hands to the notebook.
@@ -97,6 +120,28 @@ class Study:
                 save_config(run.config, path)
 
 
+def _put_aside(folder: Path) -> None:
+    # One level further down, so that it is no study of its own to `load_runs`.
+    earlier = results_dir() / "local" / "earlier"
+    earlier.mkdir(exist_ok=True)
+    paths = (earlier / f"{folder.name}-{number}" for number in itertools.count(1))
+    target = next(path for path in paths if not path.exists())
+    folder.rename(target)
+    print(f"the earlier call is kept in {target}")
+
+
+def chosen_path(name: str) -> Path:
+    """Return where the file of a study is that was made on this machine."""
+    return results_dir() / "local" / name / "study.yaml"
+
+
+def continues(earlier: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Whether a study's content goes on with an earlier one: same GPUs, same fields set."""
+    sessions = (earlier.get("session", {}), content.get("session", {}))
+    first, second = ({name: s.get(name) for name in ("gpus", "set")} for s in sessions)
+    return first == second
+
+
 def study_names() -> list[str]:
     return sorted(path.stem for path in studies_dir().glob("*.yaml"))
 
@@ -107,35 +152,47 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     Raises:
         UserError: There is no such study, or the file or a run in it is invalid.
     """
-    path = studies_dir() / f"{name}.yaml"
+    path = _path_of(name)
     if not path.is_file():
         names = study_names()
         if not names:
-            raise UserError(f"STUDY: there are none in '{path.parent}'; run in a checkout")
+            raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")
         raise UserError(
             f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
         )
     check_names(overrides or {}, "--set")
-    content = _read(path)
+    return expanded(name, read_study(path), str(path), overrides)
+
+
+def expanded(
+    name: str, content: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None
+) -> Study:
+    """Return the study that a file of this `content` describes; `source` is its name in errors.
+
+    Raises:
+        UserError: A run in it is invalid.
+    """
     factors = content.get("factors", {})
-    asked = (
-        content.get("base", {})
-        | {name: value for name, value in arm.items() if name != "seeds"}
-        | dict(zip(factors, combination, strict=True))
-        | {"seed": seed}
-        | dict(overrides or {})
-        for arm in content.get("arms") or [{}]
-        for combination in itertools.product(*factors.values())
-        for seed in arm.get("seeds") or content.get("seeds") or [0]
-    )
-    # An override of a factor makes its combinations equal: each is run once.
-    configs = dict.fromkeys(make_config(values, str(path)).resolved() for values in asked)
+    minutes = content.get("minutes_per_run", 1.0)
+    runs: dict[ResolvedConfig, PlannedRun] = {}
+    for arm in content.get("arms") or [{}]:
+        told = {"minutes": minutes} | {n: v for n, v in arm.items() if n in _ARM_KEYS}
+        fields = {n: v for n, v in arm.items() if n not in _ARM_KEYS}
+        told["gpus"] = tuple(told.get("gpus", ()))
+        seeds = told.pop("seeds", None) or content.get("seeds") or [0]
+        for combination, seed in itertools.product(itertools.product(*factors.values()), seeds):
+            values = content.get("base", {}) | fields | dict(zip(factors, combination, strict=True))
+            asked = values | {"seed": seed} | dict(overrides or {})
+            config = make_config(asked, source).resolved()
+            # An override of a factor makes its combinations equal: each is run once.
+            runs.setdefault(config, _planned(config, name, told))
     return Study(
         name=name,
         claims=content.get("claims", ()),
-        runs=tuple(_planned(config, name) for config in configs),
-        minutes_per_run=content.get("minutes_per_run", 1.0),
+        runs=tuple(runs.values()),
+        minutes_per_run=minutes,
         reference=content.get("reference", {}),
+        notes=tuple(content.get("notes", ())),
         **_judgement(content),
     )
 
@@ -146,8 +203,14 @@ def judgement_of(study: str) -> dict[str, Any]:
     Raises:
         UserError: The file is invalid.
     """
-    path = studies_dir() / f"{study}.yaml"
-    return _judgement(_read(path)) if path.is_file() else {}
+    path = _path_of(study)
+    return _judgement(read_study(path)) if path.is_file() else {}
+
+
+def _path_of(name: str) -> Path:
+    """Return a study's file: one that was written, else one that was made on this machine."""
+    written = studies_dir() / f"{name}.yaml"
+    return written if written.is_file() else chosen_path(name)
 
 
 def _judgement(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,8 +222,12 @@ def _judgement(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read a study's file: every value of its type, and no key that says nothing."""
+def read_study(path: Path) -> dict[str, Any]:
+    """Read a study's file: every value of its type, and no key that says nothing.
+
+    Raises:
+        UserError: It cannot be read, or something in it is invalid.
+    """
     content = read_mapping(path, "study", f"with {', '.join(_KEYS)}")
     for key in content:
         if key not in _KEYS:
@@ -188,7 +255,12 @@ def _read(path: Path) -> dict[str, Any]:
         if not _read_list(f"{path}: factors: {name}", values):
             raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
     for arm in arms:
-        _read_list(f"{path}: arms: seeds", arm.get("seeds", []), int)
+        for key, kind in _ARM_KEYS.items():
+            name = f"{path}: arms: {key}"
+            if key in arm and isinstance(kind, list):
+                arm[key] = _read_list(name, arm[key], *kind)
+            elif key in arm:
+                arm[key] = read_value(name, arm[key], kind)
     if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
         raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     return content
@@ -200,10 +272,10 @@ def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:
     return tuple(read_value(name, part, kind) if kind else part for part in value)
 
 
-def _planned(config: ResolvedConfig, study: str) -> PlannedRun:
+def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> PlannedRun:
     model = config.model.rstrip("/").split("/")[-1]
     run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
-    return PlannedRun(run_id, config, results_dir() / "local" / study / run_id)
+    return PlannedRun(run_id, config, results_dir() / "local" / study / run_id, **told)
 
 
 def _what_is_missing(run: PlannedRun) -> str | None:
@@ -223,7 +295,11 @@ def _what_is_missing(run: PlannedRun) -> str | None:
     return None if record.status in RESULTS else record.status
 
 
-def estimated_minutes(study: Study, runs: list[PlannedRun], num_slots: int) -> float:
+def estimated_minutes(runs: list[PlannedRun], num_slots: int) -> float:
     """Return a rough wall-clock time of the given runs on `num_slots` GPUs, or CPU cores."""
-    gpus = sum(run.config.num_gpus / run.config.runs_per_gpu for run in runs)
-    return max(gpus * study.minutes_per_run / num_slots, study.minutes_per_run if runs else 0.0)
+    shared = sum(r.minutes * r.config.num_gpus / r.config.runs_per_gpu for r in runs) / num_slots
+    queues = (
+        sum(run.minutes for run in runs if gpu in run.gpus)
+        for gpu in {gpu for run in runs for gpu in run.gpus}
+    )
+    return max(shared, *queues, *(run.minutes for run in runs), 0.0)

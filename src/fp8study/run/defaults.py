@@ -8,6 +8,9 @@ from typing import Any
 from fp8study.core.config import RunConfig, make_config
 from fp8study.run.machine import Machine
 
+#: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.machine_study`.
+MACHINE_STUDY = "machine"
+
 _ON_GPU: dict[str, Any] = {"precision": "fp8_tensorwise", "corpus": "tinystories"}
 
 #: A minute on two CPU cores: a tiny model, FP8 emulated, nothing compiled.
@@ -38,4 +41,4 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
 
 def study_for(machine: Machine) -> str:
     """Return the study that ``make reproduce`` runs when none is named."""
-    return "quick" if machine.gpus else "smoke"
+    return MACHINE_STUDY if machine.gpus else "smoke"

@@ -32,6 +32,7 @@ from fp8study.run.children import end, killed, stoppable, telling_line
 from fp8study.run.gpu_lease import CLAIM, claimed
 from fp8study.run.job import PROGRESS, Job, Outcome
 from fp8study.run.machine import (
+    Gpu,
     Machine,
     git_state,
     machine_facts,
@@ -115,7 +116,7 @@ def launch(
             kept_as = set_aside(run_dir / "run.json", "earlier")
             show(f"an earlier record of this run is kept as {kept_as.name}")
         started_at = _utc_now()
-        gpus = {gpu.index: gpu.name for gpu in machine.gpus}
+        gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
         with writing("run_dir", run_dir):
             save_config(config, run_dir / "config.yaml")
             Job(prepared, gpus, launched_at=time.time()).save(run_dir)
@@ -146,6 +147,12 @@ def launch(
         last = "\n".join(tail)
         raise RunFailed(f"{last}\nrun {record.run_id} {record.status}: {record.status_detail}")
     return record
+
+
+def _allowed(machine: Machine) -> list[Gpu]:
+    """Return the GPUs that the run may take: those in ``$FP8STUDY_GPUS``, by number, or all."""
+    chosen = os.environ.get("FP8STUDY_GPUS", "").split(",")
+    return [gpu for gpu in machine.gpus if str(gpu.index) in chosen] or list(machine.gpus)
 
 
 def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,12 @@ class Machine:
     def num_slots(self) -> int:
         """Places among which runs are shared out: GPUs, or CPU cores."""
         return len(self.gpus) or self.num_cpus
+
+    @property
+    def gpus_in_words(self) -> str:
+        """As ``2 × NVIDIA H200``; empty without any."""
+        names = Counter(gpu.name for gpu in self.gpus)
+        return " and ".join(f"{number} × {name}" for name, number in names.items())
 
     def check(self, config: RunConfig) -> None:
         """Refuse a run that this machine cannot do.

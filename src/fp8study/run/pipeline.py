@@ -61,6 +61,7 @@ def run_study(
         possible = [run for run in study.runs if run not in impossible]
         if anew:
             study.put_aside_earlier_call(possible)
+        study.keep_content()
         study.make_room()
         say(plan_text(study, machine))
         pending = [run for run in study.pending() if run in possible]
@@ -108,14 +109,18 @@ def _snakemake(
         if one_at_a_time
         else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
         for run in pending
+        if not run.gpus
     }
-    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": list(shares)}
-    write_json(plan_path, plan | {"gpu_shares": shares})
+    gpus = {run.run_id: [machine.gpus[place].index for place in run.gpus] for run in pending}
+    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": list(gpus)}
+    write_json(plan_path, plan | {"gpu_shares": shares, "gpus": gpus})
+    # Of runs that have to have a GPU one trains on it, in the study's order, and one gets ready.
+    queues = [f"gpu_{gpu.index}=2" for gpu in machine.gpus]
     command = [
         sys.executable, "-m", "fp8study.run.children", "snakemake",
         "--snakefile", "pipelines/Snakefile",
         "--cores", str(max(machine.num_slots, machine.num_cpus)),
-        "--resources", f"gpu_shares={num_shares}",
+        "--resources", f"gpu_shares={num_shares}", *queues,
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
         "--configfile", str(plan_path),  # on its command line, numbers would become texts
@@ -161,7 +166,12 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
         if alive and time.monotonic() - spoken > 30:
             spoken = time.monotonic()
             rows = [(run, read_metrics(run.run_dir)) for run in waiting]
-            steps = [f"{r.run_id} step {m[-1]['step']}/{r.config.num_steps}" for r, m in rows if m]
+            steps = [
+                f"{r.run_id} step {m[-1]['step']}"
+                + ("" if r.config.timed_seconds else f"/{r.config.num_steps}")
+                for r, m in rows
+                if m
+            ]
             say(f"[{spoken - started:4.0f} s] running: {'; '.join(steps) or 'starting …'}")
         if alive:
             time.sleep(0.5)

@@ -11,6 +11,7 @@ from fp8study.core.files import project_root
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
+from fp8study.run.estimates import check_memory, needed_gib
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.terminal import fit, using_model
 
@@ -19,6 +20,8 @@ _MAIN = (
     "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
     "num_steps", "corpus",
 )  # fmt: skip
+#: Told of each run where its study says what it is there for.
+_WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 #: Their value follows from other fields unless someone chooses it.
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 #: A value that says by itself what it is.
@@ -31,13 +34,15 @@ def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
     Raises:
         UserError: A run is wrong whatever the machine.
     """
-    reasons = {}
+    reasons, pending = {}, set(study.pending())
     for run in study.runs:
         check_corpus_name(run.config.corpus)
         with using_model(run.config.model):
             check_model(run.config)
         try:
             machine.check(run.config)
+            if machine.gpus and run in pending:  # a result needs no permission
+                check_memory(run.config, machine)
         except UserError as error:
             reasons[run] = str(error)
     return reasons
@@ -48,17 +53,15 @@ def plan_text(study: Study, machine: Machine) -> str:
     impossible = impossible_runs(study, machine)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
-    minutes = estimated_minutes(study, pending, machine.num_slots)
-    where = (
-        f"{len(machine.gpus)} × {machine.gpus[0].name}"
-        if machine.gpus
-        else f"{machine.num_cpus} CPU cores, FP8 emulated"
-    )
+    minutes = estimated_minutes(pending, machine.num_slots)
+    where = machine.gpus_in_words or f"{machine.num_cpus} CPU cores, FP8 emulated"
     judged = f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
     if study.speed_only:
         judged = "Speed alone is asked for: losses are not judged"
     chosen = [_chosen(run.config) for run in study.runs]
     shared, varied = _fields(chosen)
+    if all(run.why for run in study.runs):  # which says the rest
+        varied = [name for name in varied if name in _WITH_REASON]
     lines = [
         f"Study {study.name}: {study.question}",
         f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do, "
@@ -67,21 +70,32 @@ def plan_text(study: Study, machine: Machine) -> str:
         f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
     ]
-    if not study.speed_only and any(run.config.corpus == "synthetic" for run in study.runs):
+    with_losses = [r.config for r in study.runs if not (study.speed_only or r.config.timed_seconds)]
+    if any(config.corpus == "synthetic" for config in with_losses):
         lines += ["Synthetic text is easier than real text: name a corpus to judge losses for it."]
     rows = [[_cell(name, values) for name in varied] for values in chosen]
+    if machine.gpus:
+        rows = [[*row, *_costs(run)] for run, row in zip(study.runs, rows, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for run, row in zip(study.runs, rows, strict=True):
         state = "to do" if run in pending else "cannot" if run in impossible else "done"
         cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"  {state:<7} {run.config.digest()}  {cells}".rstrip())
-    if note := unsupported_gpu():
-        lines.append(f"  {note}")
+    lines += [f"  {note}" for note in (unsupported_gpu(), *study.notes) if note]
     for reason in dict.fromkeys(impossible.values()):
         lines.append(f"  cannot be run here: {reason}")
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
+
+
+def _costs(run: PlannedRun) -> list[str]:
+    """Return a run's memory where a law knows it, its minutes, and what it is there for."""
+    try:
+        memory = f"{needed_gib(run.config):.0f} GiB"
+    except UserError:
+        memory = "? GiB"
+    return [memory, f"{run.minutes:.1f} min", run.why]
 
 
 def _fields(chosen: list[dict[str, Any]]) -> tuple[list[str], list[str]]:

@@ -1,0 +1,108 @@
+"""The study ``machine``: what `make reproduce` runs on GPUs, chosen once for what is there.
+
+`fp8study.run.selection` chooses; here are the facts that it needs, and the file that keeps what was
+chosen: ``results/local/machine/study.yaml``, which a later call goes on with. A larger budget adds
+to it, and no finished run is done again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fp8study.core.errors import UserError
+from fp8study.core.presets import is_reachable
+from fp8study.core.studies import Study, chosen_path, continues, expanded, read_study
+from fp8study.data.corpus import check_corpus_name
+from fp8study.run.defaults import MACHINE_STUDY
+from fp8study.run.machine import Machine
+from fp8study.run.selection import BASE, Chosen, select
+
+_QUESTION = (
+    "Should I pre-train in FP8 on this machine: what does it gain, by model, batch and number of "
+    "GPUs, and what does it do to the loss?"
+)
+BUDGET_MINUTES = 20.0
+#: The selection decides these itself.
+_OURS = ("precision", "repeat", "seed", "num_steps")
+#: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
+_NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
+#: Of a text: no tokenizer here makes longer tokens on average.
+_BYTES_PER_TOKEN = 5
+
+
+def machine_study(
+    machine: Machine, overrides: Mapping[str, Any], budget_minutes: float | None = None
+) -> Study:
+    """Return the study of this machine: the one that was begun here, or else a new one.
+
+    Args:
+        machine: It has GPUs.
+        overrides: Fields set in every run; ``corpus`` is the text that losses are judged on.
+        budget_minutes: From start to end; None: as before, or `BUDGET_MINUTES`.
+
+    Raises:
+        UserError: No run fits the GPUs or the budget, or an override leaves nothing to choose.
+    """
+    if not machine.gpus:
+        raise UserError("STUDY: 'machine' is for GPUs, and none is visible here; use smoke")
+    for name in set(_OURS) & overrides.keys():
+        raise UserError(f"--set {name}: the study 'machine' chooses it itself; leave it out")
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise UserError(f"--budget: {budget_minutes:g} is no time; give minutes, as 20")
+    path = chosen_path(MACHINE_STUDY)
+    before = read_study(path) if path.is_file() else {}
+    session = dict(before.get("session", {}))
+    fields = {name: value for name, value in overrides.items() if name != "corpus"}
+    asked: dict[str, Any] = {
+        "gpus": [gpu.name for gpu in machine.gpus],
+        "set": fields or session.get("set", {}),
+        "corpus": overrides.get("corpus", session.get("corpus")) or _default_corpus(),
+        "budget_minutes": budget_minutes or session.get("budget_minutes", BUDGET_MINUTES),
+    }
+    kept = []
+    if continues(before, {"session": asked}):
+        kept = [_read_arm(before["base"], arm) for arm in before["arms"]]
+        asked["budget_minutes"] = max(asked["budget_minutes"], session["budget_minutes"])
+    corpus = asked["corpus"]
+    text = (corpus, _num_tokens(corpus)) if corpus else None
+    chosen = select(machine, asked["budget_minutes"], text, asked["set"], kept)
+    if not chosen.runs:
+        raise UserError(
+            f"--budget: {asked['budget_minutes']:g} min hold no run here; {'; '.join(chosen.notes)}"
+        )
+    content = {
+        "question": _QUESTION,
+        "session": asked,
+        "notes": list(chosen.notes),
+        "base": BASE,
+        "arms": [_arm(run) for run in chosen.runs],
+    }
+    return dataclasses.replace(expanded(MACHINE_STUDY, content, MACHINE_STUDY), content=content)
+
+
+def _default_corpus() -> str | None:
+    return "tinystories" if is_reachable() else None
+
+
+def _num_tokens(corpus: str) -> int:
+    check_corpus_name(corpus)
+    path = Path(corpus.removeprefix("text:"))
+    return _NUM_TOKENS.get(corpus) or path.stat().st_size // _BYTES_PER_TOKEN
+
+
+def _arm(run: Chosen) -> dict[str, Any]:
+    """Write a chosen run as an arm of a study."""
+    fields = {n: v for n, v in run.values.items() if n != "seed" and (n, v) not in BASE.items()}
+    seeds = [run.values.get("seed", 0)]
+    minutes = round(run.minutes, 2)
+    return fields | {"seeds": seeds, "gpus": [*run.gpus], "minutes": minutes, "why": run.why}
+
+
+def _read_arm(base: Mapping[str, Any], arm: Mapping[str, Any]) -> Chosen:
+    told = ("seeds", "gpus", "minutes", "why")
+    fields = {name: value for name, value in arm.items() if name not in told}
+    values = {**base, **fields} | ({"seed": arm["seeds"][0]} if any(arm["seeds"]) else {})
+    return Chosen(values, tuple(arm["gpus"]), arm["minutes"], arm["why"])

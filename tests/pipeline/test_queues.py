@@ -1,0 +1,77 @@
+"""Runs that have to have certain GPUs: each GPU does its own in the study's order."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fp8study.core.studies import load_study
+from fp8study.run import launch, pipeline
+from fp8study.run.machine import Machine
+from tests.checkout import copy_checkout
+from tests.run.test_selection import H200, machine
+
+#: Stands for papermill: holds the GPUs as a run does, and notes which and when.
+TRAINS_NOTHING = """
+import json, os, sys, time
+from pathlib import Path
+from fp8study.core.config import load_config
+from fp8study.core.records import write_record
+from fp8study.run.gpu_lease import lease
+from tests.factories import make_record
+
+told = dict(zip(sys.argv, sys.argv[1:]))
+path, allowed = Path(told["-f"]), [int(n) for n in os.environ["FP8STUDY_GPUS"].split(",")]
+config = load_config(path)
+with lease(config.num_gpus, allowed, poll_seconds=0.02) as held:
+    start = time.time()
+    time.sleep(1)
+    row = [config.repeat, held.indices, start, time.time()]
+path.with_name("held.json").write_text(json.dumps(row))
+write_record(make_record(run_id=path.parent.name), path.parent)
+"""
+ARMS = [  # numbered by `repeat`, the wide one last
+    *({"repeat": n, "gpus": [0]} for n in range(4)),
+    *({"repeat": n, "gpus": [1]} for n in range(4, 6)),
+    {"repeat": 6, "gpus": [0, 1], "num_gpus": 2},
+]
+
+
+@pytest.mark.slow
+def test_each_gpu_does_its_runs_in_order_and_the_wide_ones_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout = copy_checkout(tmp_path)
+    content = {"question": "In order?", "base": {"model": "tiny-llama"}, "arms": ARMS}
+    (checkout / "pipelines/studies/queued.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "stub").mkdir()
+    (tmp_path / "stub" / "papermill.py").write_text(TRAINS_NOTHING)
+    parts = [tmp_path / "stub", Path(__file__).parents[2] / "src", Path(__file__).parents[2]]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, parts)))
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.chdir(checkout)
+    study = load_study("queued")
+    study.write_configs()
+    there = machine(H200, H200)
+    lock = os.open(tmp_path / "lock", os.O_CREAT)
+    pipeline._snakemake(study, Machine(there.gpus, 8), {}, list(study.runs), lock, False)
+
+    rows = [json.loads((run.run_dir / "held.json").read_text()) for run in study.runs]
+    assert [gpus for _, gpus, *_ in rows] == [arm["gpus"] for arm in ARMS]
+    first_end = rows[6][3]
+    for gpu, queue in ((0, [0, 1, 2, 3]), (1, [4, 5])):
+        after = sorted((row for row in rows[:6] if gpu in row[1]), key=lambda row: row[2])
+        assert after[0][2] >= first_end
+        # The two that begin together may change places; a block is random anyway.
+        assert sorted(row[0] for row in after[:2]) == queue[:2]
+        assert [row[0] for row in after[2:]] == queue[2:]
+    assert rows[4][2] < rows[1][3]  # GPUs do not wait for each other
+
+
+def test_a_run_may_be_told_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = machine(H200, H200, H200)
+    for told, numbers in (("2,0", [0, 2]), ("", [0, 1, 2])):
+        monkeypatch.setenv("FP8STUDY_GPUS", told)
+        assert [gpu.index for gpu in launch._allowed(there)] == numbers

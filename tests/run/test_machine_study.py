@@ -1,0 +1,138 @@
+"""The study of the machine at hand: chosen once, kept in a file, gone on with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.errors import UserError
+from fp8study.core.records import write_record
+from fp8study.core.studies import Study, chosen_path, judgement_of, load_study
+from fp8study.run import machine_study as module
+from fp8study.run.machine import Machine
+from fp8study.run.machine_study import machine_study
+from fp8study.run.plan import impossible_runs, plan_text
+from tests.factories import H200, make_record
+from tests.run.test_selection import MACHINES
+
+ONE, TWO = MACHINES["H200"], MACHINES["2 H200"]
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
+    (tmp_path / "my.txt").write_text("word " * 1_000_000)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "is_reachable", lambda: False)
+    return tmp_path
+
+
+def begun(there: Machine, budget: float | None = None, **overrides: Any) -> Study:
+    study = machine_study(there, overrides, budget)
+    study.keep_content()
+    return study
+
+
+def finish(study: Study) -> None:
+    run = study.runs[0]
+    config = run.config.resolved(on_gpu=True).to_dict()
+    run.run_dir.mkdir(parents=True)
+    write_record(make_record(status="completed", config=config, machine=H200), run.run_dir)
+
+
+def ids(study: Study) -> list[str]:
+    return [run.run_id for run in study.runs]
+
+
+def test_what_is_kept_is_an_ordinary_study_of_the_same_runs() -> None:
+    study = begun(TWO)
+    assert chosen_path("machine").is_file()
+    read = load_study("machine")
+    assert read.runs == study.runs
+    assert read.notes == study.notes
+    assert judgement_of("machine")["question"].startswith("Should I pre-train in FP8")
+
+
+def test_a_later_call_goes_on_and_a_larger_budget_adds() -> None:
+    first = begun(TWO, 20)
+    finish(first)
+    assert ids(begun(TWO)) == ids(begun(TWO, 5)) == ids(first)
+    more = begun(TWO, 60)
+    assert set(ids(first)) < set(ids(more))
+    assert first.runs[0] not in more.pending()
+    assert {run.run_id: run.gpus for run in first.runs}.items() <= {
+        run.run_id: run.gpus for run in more.runs
+    }.items()
+    assert ids(begun(TWO)) == ids(more)  # 60 minutes from now on
+
+
+def test_a_text_that_comes_later_adds_the_part_about_loss() -> None:
+    first = begun(ONE, 20)
+    assert all(run.config.timed_seconds for run in first.runs)
+    more = begun(ONE, 40, corpus="text:my.txt")
+    assert set(ids(first)) < set(ids(more))
+    losses = [run.config for run in more.runs if not run.config.timed_seconds]
+    assert {config.corpus for config in losses} == {"text:my.txt"}
+
+
+def test_where_the_hub_can_be_reached_losses_are_judged_on_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "is_reachable", lambda: True)
+    assert "tinystories" in {run.config.corpus for run in machine_study(ONE, {}).runs}
+
+
+@pytest.mark.parametrize("other", [(TWO, {}), (ONE, {"master_dtype": "bf16"})])
+def test_another_machine_or_setting_begins_anew_and_keeps_the_earlier_call(
+    other: tuple[Machine, dict[str, Any]], checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(begun(ONE))
+    there, overrides = other
+    study = begun(there, **overrides)
+    assert (checkout / "results/local/earlier/machine-1/study.yaml").is_file()
+    assert "the earlier call is kept in " in capsys.readouterr().out
+    assert len(study.pending()) == len(study.runs)
+    if overrides:  # which stay until others are set
+        assert ids(begun(there)) == ids(study)
+
+
+def test_the_plan_gives_each_run_its_memory_minutes_and_reason() -> None:
+    study = machine_study(ONE, {})
+    text = " ".join(plan_text(study, ONE).split())
+    assert f"{len(study.runs)} to do" in text
+    assert "26 GiB" not in text  # 1B with clipping: no such run
+    assert "125 GiB 1.1 min largest model, largest batch, 1; block 1" in text
+    assert "qwen3-14b on 1 GPU needs 225 GiB" in text
+    assert "No part about loss: no text can be had" in text
+
+
+def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path) -> None:
+    path = checkout / "pipelines/studies/large.yaml"
+    path.write_text("question: Does it fit?\nfactors: {model: [llama-3.1-8b, llama-3.2-1b]}\n")
+    study, there = load_study("large"), MACHINES["H100"]
+    ((run, reason),) = impossible_runs(study, there).items()
+    assert run.config.model == "llama-3.1-8b"
+    assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 122 GiB of 80: 2 GPUs, or ")
+    assert "cannot" in plan_text(study, there)
+    assert impossible_runs(study, ONE) == {}
+    finish(study)
+    assert impossible_runs(study, there) == {}  # a result needs no permission
+
+
+@pytest.mark.parametrize(
+    ("there", "overrides", "budget", "words"),
+    [
+        (Machine((), 2), {}, None, "STUDY: 'machine' is for GPUs"),
+        (ONE, {"precision": "bf16"}, None, "--set precision: the study 'machine' chooses it"),
+        (ONE, {}, 0, "--budget: 0 is no time"),
+        (ONE, {}, 1.5, "--budget: 1.5 min hold no run here"),
+        (ONE, {"corpus": "text:none.txt"}, None, "corpus: there is no file 'none.txt'"),
+    ],
+)
+def test_what_leaves_nothing_to_choose_is_one_line(
+    there: Machine, overrides: dict[str, Any], budget: float | None, words: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        machine_study(there, overrides, budget)
+    assert str(caught.value).startswith(words)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,197 @@
+"""Which runs are chosen for a machine's GPUs and a budget: a function of those alone."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+from fp8study.analysis.laws.memory import predicted_memory
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.run.machine import Gpu, Machine
+from fp8study.run.selection import HEADROOM, Chosen, Selection, select
+
+TEXT = ("text:my.txt", 50_000_000)
+H100, H200 = ("NVIDIA H100 80GB HBM3", 79.6, (9, 0)), ("NVIDIA H200", 139.8, (9, 0))
+RTX_4090 = ("NVIDIA GeForce RTX 4090", 23.99, (8, 9))
+A100 = ("NVIDIA A100-SXM4-80GB", 79.6, (8, 0))
+UNKNOWN = ("NVIDIA Something New", 47.5, (12, 0))
+
+
+def machine(*kinds: tuple[str, float, tuple[int, int]]) -> Machine:
+    gpus = (
+        Gpu(index, f"GPU-{index}", name, gib, capability, 700.0, 1980, 2619)
+        for index, (name, gib, capability) in enumerate(kinds)
+    )
+    return Machine(tuple(gpus), 16)
+
+
+MACHINES = {
+    "RTX 4090": machine(RTX_4090),
+    "H100": machine(H100),
+    "H200": machine(H200),
+    "2 H200": machine(H200, H200),
+    "4 H100": machine(*4 * [H100]),
+    "8 H200": machine(*8 * [H200]),
+    "mixed": machine(H200, H100, H100),
+    "A100": machine(A100),
+    "unknown": machine(UNKNOWN, UNKNOWN),
+}
+
+
+def minutes(chosen: Selection, there: Machine) -> float:
+    """How long the busiest GPU has to do, in whatever order wide runs and narrow ones come."""
+    return max(
+        sum(run.minutes for run in chosen.runs if gpu in run.gpus) for gpu in range(len(there.gpus))
+    )
+
+
+def timed(chosen: Selection) -> list[Chosen]:
+    return [run for run in chosen.runs if run.config.timed_seconds]
+
+
+def cells(runs: Iterable[Chosen]) -> set[tuple[str, int, int]]:
+    return {(c.model, c.num_gpus, c.micro_batch_size) for c in (run.config for run in runs)}
+
+
+@pytest.mark.parametrize("budget", [20, 600])
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_run_fits_the_memory_the_budget_and_its_gpus(name: str, budget: float) -> None:
+    there = MACHINES[name]
+    chosen = select(there, budget, TEXT)
+    smallest = min(gpu.memory_gib or 0 for gpu in there.gpus)
+    assert chosen.runs
+    assert minutes(chosen, there) <= budget - 1
+    for run in chosen.runs:
+        assert len(run.gpus) == run.config.num_gpus
+        there.check(run.config)
+        needed = predicted_memory(run.config, shape_of(run.config.model)).needed
+        assert needed <= (1 - HEADROOM) * smallest
+        assert run.minutes > 0
+        assert run.why
+    assert len({run.config for run in chosen.runs}) == len(chosen.runs)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_block_is_one_cell_in_both_precisions_side_by_side_on_the_same_gpus(name: str) -> None:
+    there = MACHINES[name]
+    runs = timed(select(there, 60, TEXT))
+    blocks: dict[tuple[object, ...], list[Chosen]] = {}
+    for run in runs:
+        c = run.config
+        key = (c.model, c.num_gpus, c.micro_batch_size, c.repeat)
+        blocks.setdefault(key, []).append(run)
+    for pair in blocks.values():
+        assert {run.config.precision for run in pair} in (
+            {"bf16", "fp8_tensorwise"},
+            {"bf16", "fp8_rowwise"},
+        )
+        assert len({run.gpus for run in pair}) == 1
+        queue = [run for run in runs if run.gpus[0] in pair[0].gpus]
+        assert abs(queue.index(pair[0]) - queue.index(pair[1])) == 1
+
+
+def test_the_order_within_blocks_is_drawn_and_is_the_same_each_time() -> None:
+    first = [run.config.precision for run in timed(select(MACHINES["8 H200"], 60, TEXT))][::2]
+    assert len(set(first)) == 2
+    assert select(MACHINES["8 H200"], 60, TEXT) == select(MACHINES["8 H200"], 60, TEXT)
+
+
+def test_one_h100_answers_from_1b_to_the_largest_that_fits_at_both_ends_of_the_batch() -> None:
+    chosen = select(MACHINES["H100"], 20, TEXT)
+    assert {(model, batch) for model, _, batch in cells(timed(chosen))} == {
+        ("llama-3.2-1b", 1), ("llama-3.2-1b", 10), ("qwen3-4b", 1),
+    }  # fmt: skip
+    (eight_b,) = (note for note in chosen.notes if note.startswith("llama-3.1-8b"))
+    assert eight_b == (
+        "llama-3.1-8b on 1 GPU needs 125 GiB, and 72 are to be had: 4 GPUs, or master_dtype=bf16 "
+        "with 65 GiB"
+    )
+    losses = [run.config for run in chosen.runs if not run.config.timed_seconds]
+    assert Counter((c.precision, c.seed) for c in losses) == Counter(
+        (precision, seed) for precision in ("bf16", "fp8_tensorwise") for seed in range(3)
+    )
+    assert len({c.num_steps for c in losses}) == 1
+    assert all(not c.is_timed and c.validation_sequences for c in losses)
+
+
+def test_more_gpus_take_wide_cells_and_share_out_the_narrow_ones() -> None:
+    chosen = select(MACHINES["8 H200"], 20, TEXT)
+    assert {"llama-3.2-1b", "qwen3-14b"} <= {m for m, n, _ in cells(timed(chosen)) if n == 8}
+    assert {n for _, n, _ in cells(timed(select(MACHINES["8 H200"], 200, TEXT)))} == {1, 2, 8}
+    alone = [run.gpus for run in timed(chosen) if len(run.gpus) == 1]
+    assert len(set(alone)) > 4
+    widths = [len(run.gpus) for run in chosen.runs]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_what_there_was_no_time_for_is_said_with_the_budget_that_holds_it() -> None:
+    short = select(MACHINES["H200"], 20, TEXT)
+    (note,) = (note for note in short.notes if note.startswith("No time for"))
+    assert "block 3 of" in note
+    assert note.endswith(" holds all")
+    budget = int(note.split("BUDGET=")[1].split()[0])
+    whole = select(MACHINES["H200"], budget, TEXT)
+    assert not any(note.startswith("No time for") for note in whole.notes)
+    assert {run.config.repeat for run in timed(whole)} == {0, 1, 2, 3}
+    assert {run.config.precision for run in whole.runs} == {
+        "bf16", "fp8_tensorwise", "fp8_rowwise",
+    }  # fmt: skip
+
+
+def test_a_larger_budget_keeps_what_was_chosen_and_adds_to_it() -> None:
+    there = MACHINES["2 H200"]
+    first = select(there, 20, TEXT)
+    again = select(there, 20, TEXT, kept=first.runs)
+    more = select(there, 60, TEXT, kept=first.runs)
+    assert set(map(id, again.runs)) == set(map(id, first.runs))
+    assert set(map(id, first.runs)) < set(map(id, more.runs))
+    assert minutes(more, there) <= 59
+    assert len({run.config for run in more.runs}) == len(more.runs)
+
+
+def test_a_card_of_24_gib_takes_shorter_sequences_and_says_so() -> None:
+    chosen = select(MACHINES["RTX 4090"], 20, TEXT)
+    assert {run.config.sequence_length for run in chosen.runs} == {2048}
+    assert chosen.notes[0].startswith("Sequences of 2048 tokens: llama-3.2-1b on 1 GPU needs 23 ")
+
+
+def test_different_gpus_are_named_and_the_smallest_decides() -> None:
+    chosen = select(MACHINES["mixed"], 20, TEXT)
+    assert chosen.notes[0].startswith(
+        "The GPUs differ: 1 × NVIDIA H200 and 2 × NVIDIA H100 80GB HBM3."
+    )
+    assert "llama-3.1-8b" not in {model for model, n, _ in cells(chosen.runs) if n == 1}
+
+
+def test_a_gpu_without_fp8_gets_the_part_about_loss_emulated_and_one_line() -> None:
+    chosen = select(MACHINES["A100"], 20, TEXT)
+    assert timed(chosen) == []
+    assert {run.config.precision for run in chosen.runs} == {"bf16", "fp8_tensorwise"}
+    assert all(run.config.fp8_emulate for run in chosen.runs)
+    assert len(chosen.notes) == 1
+    assert "A100-SXM4-80GB has 8.0" in chosen.notes[0]
+
+
+def test_the_part_about_loss_needs_a_text_and_passes_over_it_once() -> None:
+    without = select(MACHINES["H100"], 20)
+    assert len(timed(without)) == len(without.runs)
+    assert any(note.startswith("No part about loss: no text") for note in without.notes)
+    short = select(MACHINES["H100"], 60, ("text:short.txt", 2_000_000))
+    (steps,) = {run.config.num_steps for run in short.runs if not run.config.timed_seconds}
+    assert 200_000 < steps * 4 * 4096 <= 2_000_000
+    tiny = select(MACHINES["H100"], 60, ("text:tiny.txt", 200_000))
+    assert (
+        "No part about loss: one pass over 'text:tiny.txt' holds less than 50 steps" in tiny.notes
+    )
+
+
+def test_overrides_reach_every_run_and_what_fits() -> None:
+    chosen = select(MACHINES["H100"], 20, TEXT, {"master_dtype": "bf16", "model": "llama-3.1-8b"})
+    assert {run.config.master_dtype for run in chosen.runs} == {"bf16"}
+    assert {model for model, _, _ in cells(timed(chosen))} == {"llama-3.1-8b"}
+    one = select(MACHINES["2 H200"], 20, TEXT, {"num_gpus": 1, "micro_batch_size": 2})
+    assert {(n, batch) for _, n, batch in cells(timed(one))} == {(1, 2)}
+
+
+def test_nothing_is_chosen_where_nothing_fits() -> None:
+    assert select(MACHINES["H100"], 2, TEXT).runs == ()

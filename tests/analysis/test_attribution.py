@@ -18,7 +18,7 @@ from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.losses import effective_batch_table, gap_by_step, seed_spread, ways_table
 from fp8study.analysis.pairing import DIVERGED, paired_losses
 from fp8study.core.records import load_runs
-from fp8study.report.cause_plots import effective_batch_figure, gap_step_figure, ladder_figure
+from fp8study.report.cause_plots import effective_batch_figure, ladder_figure
 from fp8study.report.cause_sentences import attribution, effective_batch, noise
 from fp8study.report.plotstyle import line_styles
 from fp8study.report.rows import rungs as rungs_of
@@ -166,7 +166,6 @@ def test_arms_of_another_machines_records_are_never_paired(tmp_path: Path) -> No
 def test_where_nothing_is_faulty_nothing_is_taken_apart(tmp_path: Path) -> None:
     make_effective_batch(tmp_path)
     assert table(tmp_path).empty
-    assert effects.factor_table(frame(tmp_path)).empty
     assert "STUDY=attribution" in attribution(table(tmp_path))
 
 
@@ -199,17 +198,6 @@ def test_a_stale_run_that_does_not_fail_is_not_called_a_failure(tmp_path: Path) 
     for end, arm in ((6.0, {"precision": "bf16"}), (5.9, fp8 | before), (6.0, fp8)):
         store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
     assert "the failure is not there" in attribution(table(tmp_path))
-
-
-def test_factors_are_scipys_one_way(tmp_path: Path) -> None:
-    make_attribution(tmp_path)
-    runs = frame(tmp_path)
-    factors = effects.factor_table(runs).set_index("factor")
-    groups = [g["loss_last20_mean"] for _, g in runs.groupby("stale")]
-    fault = factors.loc["every parameter trained, or not"]
-    assert fault["p_value"] == pytest.approx(scipy_stats.f_oneway(*groups).pvalue)
-    assert fault["between_pct"] > factors.loc["precision", "between_pct"]
-    assert fault["num_runs"] == len(runs)
 
 
 def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
@@ -264,7 +252,6 @@ def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
     ends = runs[(runs["precision"] == "bf16") & ~runs["stale"]].groupby("master_dtype")
     known = (100 * ends["loss_last20_mean"].std() / ends["loss_last20_mean"].mean()).tolist()
     assert sorted(spread.loc[spread["step"] == 40, "spread_pct"]) == pytest.approx(sorted(known))
-    gap_step_figure(along, spread).savefig(tmp_path / "gap.png")
 
 
 def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> None:
@@ -308,8 +295,8 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
     ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
-    assert "**On h200x8.** Of 7 paired differences with three seeds or more, at ±0.5 %: 7" in text
-    assert "**On local.** 1 comparison with fewer than three seeds has no interval" in text
+    assert "**On h200x8.** Of 7 gaps with three seeds or more, 7 equivalent at ±0.5 %" in text
+    assert "**On local.** 1 gap with fewer than three seeds: no verdict." in text
     assert "learns at an effective batch of 1 too" in text
     assert "Pairs of ways to one effective batch that are equivalent: 6 of 6." in text
     failing = batches.assign(gap_pct=40.0)
@@ -362,7 +349,6 @@ def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
     record.model["parameters_outside_optimizer_pct"] = 50.0
     store(tmp_path, "local", record)
     assert len(table(tmp_path)) == len(whole)
-    assert len(effects.factor_table(frame(tmp_path))) == len(effects.FACTORS)
 
 
 def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:

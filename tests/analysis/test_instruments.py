@@ -132,8 +132,9 @@ def test_gemms_inside_a_step_are_held_against_their_peak(tmp_path: Path) -> None
     fast = {"gemm": [{"dtypes": "x", "num": 1, "tflop": 33.0, "time_ms": 20.0}]}  # of 1100
     measured = instruments_of("fp8_tensorwise", step=fast)
     store_measured(tmp_path, "fp8_tensorwise", instruments=measured)
-    both = rows.utilisation(frame(tmp_path))["gemm_pct"]
-    assert both.tolist() == [pytest.approx(100), pytest.approx(150)]
+    both = rows.utilisation(frame(tmp_path))  # the faster GEMMs are the peak
+    assert both["gemm_pct"].tolist() == [pytest.approx(100)] * 2
+    assert both["achievable_tflops"].tolist() == [pytest.approx(750), pytest.approx(1650)]
 
 
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
@@ -210,6 +211,7 @@ def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame
     (row,) = rows.overhead(measured).to_dict("records")
     assert row["num_pairs"] == 48  # one of the eight in each run was half as long again
     assert row["median_pct"] == pytest.approx(0.1)
+    assert "took +0.10 % of a step more" in sentences.overhead(rows.overhead(measured))
 
 
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
@@ -218,13 +220,13 @@ def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:
         sentences.proof(empty),
         sentences.audits(empty),
         sentences.energy(tables.energy_table(empty)),
+        sentences.overhead(rows.overhead(empty)),
     ):
         assert "make reproduce STUDY=instruments" in said
     for make in (
         tables.utilisation_table,
         tables.ceilings_table,
         tables.kernels_table,
-        tables.products_table,
         tables.memory_split_table,
         tables.energy_table,
         tables.communication_table,

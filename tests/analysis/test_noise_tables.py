@@ -133,9 +133,7 @@ def test_figures_draw_what_there_is_and_say_if_there_is_nothing(section: dict[st
     drawn = table[(table["step"] == 0) & (table["scope"] == "all")]["sampling_error"]
     assert np.allclose(sampling.get_ydata(), drawn)
     assert len(noise_plots.layer_figure(tables.parameter_table(section)).axes) == 2
-    products = tables.product_table(section)
-    assert len(noise_plots.gemm_figure(products).axes) == 1
-    for draw in (noise_plots.budget_figure, noise_plots.layer_figure, noise_plots.gemm_figure):
+    for draw in (noise_plots.budget_figure, noise_plots.layer_figure):
         assert "No noise" in draw(table.head(0)).texts[0].get_text()
 
 

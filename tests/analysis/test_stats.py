@@ -7,7 +7,6 @@ from statsmodels.stats.weightstats import ttost_paired
 from fp8study.analysis.stats import (
     holm,
     median_interval,
-    one_way,
     paired_t_interval,
     paired_t_p_value,
     tost,
@@ -139,29 +138,6 @@ def test_holm_keeps_the_false_alarms_of_a_family_rare() -> None:
 def test_holm_refuses_what_is_no_probability(p_values: list[float]) -> None:
     with pytest.raises(UserError, match="p_values"):
         holm(p_values)
-
-
-def test_one_way_is_scipys() -> None:
-    groups = [differences(0.0, 1.0, 4), differences(1.0, 1.0, 5), differences(0.2, 2.0, 3)]
-    outcome = one_way(groups)
-    assert outcome.p_value == pytest.approx(scipy_stats.f_oneway(*groups).pvalue)
-    pooled = sum((len(g) - 1) * np.var(g, ddof=1) for g in groups) / (12 - 3)
-    assert outcome.spread_within == pytest.approx(np.sqrt(pooled))
-    total = np.var(np.concatenate(groups)) * 12
-    assert outcome.between_pct == pytest.approx(100 * (1 - pooled * 9 / total))
-
-
-def test_one_way_at_its_ends() -> None:
-    assert one_way([[1.0, 1.0], [2.0, 2.0]]).between_pct == 100
-    assert one_way([[1.0, 1.0], [2.0, 2.0]]).p_value == 0
-    assert one_way([[1.0, 1.0], [1.0]]).between_pct == 0
-
-
-@pytest.mark.parametrize("groups", [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []],
-                                    [[1.0, float("nan")], [2.0]]])  # fmt: skip
-def test_one_way_refuses_too_little(groups: list[list[float]]) -> None:
-    with pytest.raises(UserError, match="groups"):
-        one_way(groups)
 
 
 @pytest.mark.parametrize("count", [6, 9, 16, 48])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8study.core.records import StoredRun, load_runs
 from fp8study.report import page as pages
 from fp8study.report.site import render_site
 from tests.factories import make_results
@@ -47,14 +48,31 @@ def bare_machine(folder: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The text of every page of the report on all synthetic records, by its name."""
-    results = make_results(tmp_path_factory.mktemp("results"))
-    make_instruments(results)
-    make_noise(results)
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All synthetic records."""
+    folder = make_results(tmp_path_factory.mktemp("results"))
+    make_instruments(folder)
+    make_noise(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def records(results: Path) -> list[StoredRun]:
+    return load_runs(results)
+
+
+@pytest.fixture(scope="session")
+def built_site(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the report on all synthetic records, made without torch and network."""
     output = tmp_path_factory.mktemp("site") / "_site"
     bare = tmp_path_factory.mktemp("bare")
     with pytest.MonkeyPatch.context() as patch, bare_machine(bare):
         patch.setenv(pages.RESULTS_VARIABLE, str(results))
         render_site(ROOT / "report", output, preload="fp8study.report.page:load_report")
-    return {path.stem: path.read_text(encoding="utf-8") for path in output.glob("*.html")}
+    return output
+
+
+@pytest.fixture(scope="session")
+def site(built_site: Path) -> dict[str, str]:
+    """The text of every page, by its name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in built_site.glob("*.html")}

@@ -175,23 +175,6 @@ def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path:
     assert (row["underflow_pct"], row["saturated_pct"]) == (pytest.approx(25), 0)
 
 
-def test_each_seed_is_shown_with_its_own_interval(tmp_path: Path) -> None:
-    make_noise(tmp_path)
-    runs = stored(tmp_path)
-    crossing = layouts.with_labels(tables.over_runs(tables.crossing_table, runs))
-    rows = layouts.by_seed(crossing, tables.over_runs(tables.scale_table, runs))
-    assert rows[["step", "seed"]].values.tolist() == [[0, 0], [0, 1], [50, 0], [50, 1]]
-    assert set(rows["what"]) == {"FP8 rowwise"}  # it trained in a recipe not measured
-    unbounded = crossing.assign(crossing_batch_high=math.inf)
-    rows = layouts.by_seed(unbounded, tables.over_runs(tables.scale_table, runs))
-    assert rows["crossing_range"].str.endswith("∞").all()
-    trained = crossing.assign(precision="fp8_tensorwise", what="FP8 tensorwise")
-    both = pd.concat([crossing, trained], ignore_index=True)
-    rows = layouts.by_seed(both, tables.over_runs(tables.scale_table, runs))
-    assert len(rows) == 4
-    assert set(rows["what"]) == {"FP8 tensorwise"}
-
-
 def test_the_gradient_is_judged_by_both_references(tmp_path: Path) -> None:
     make_noise(tmp_path)
     found = tables.over_runs(tables.gradient_table, stored(tmp_path))

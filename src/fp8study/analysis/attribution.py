@@ -11,7 +11,6 @@ parameter is in the optimizer, whenever it was made.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 import statistics
@@ -63,14 +62,6 @@ PLANTED = "the fault planted in BF16"
 TWIN = "stale FP8 against planted BF16"
 MASTERS = "BF16 masters instead of FP32, in BF16"
 MASTERS_IN_FP8 = "what BF16 masters add to FP8's cost"
-
-#: What the arms differ by, and the column that holds it.
-FACTORS = {
-    "every parameter trained, or not": "stale",
-    "masters": "master_dtype",
-    "precision": "precision",
-    "seed": "seed",
-}
 
 EFFECT_COLUMNS = [
     "machine", "device", "gpu_name", "study", "model", "setting", "effect_key", "part", "masters",
@@ -217,32 +208,6 @@ def _share(part: Part, by_seed: Mapping[int, float], losses: Losses) -> float | 
     shared = whole.keys() & by_seed.keys()
     gap = sum(whole[seed] for seed in shared)
     return 100 * sum(by_seed[seed] for seed in shared) / gap if gap > 0 else None
-
-
-def factor_table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Say how much of the spread of final losses each factor explains, taken alone.
-
-    The arms are no full crossing, so the shares overlap and do not add up.
-
-    One row per setting with a fault and factor: ``factor``, ``num_runs``, ``between_pct`` (share of
-    the sum of squares between the factor's levels), ``spread_within`` (nats) and ``p_value`` of the
-    F test. Runs that diverged have no loss and are left out.
-    """
-    rows = []
-    for key, group in _faulty_settings(runs):
-        context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
-        group = group[group["status"] == "completed"]
-        for factor, column in FACTORS.items():
-            levels = [g.tolist() for _, g in group.groupby(column)["loss_last20_mean"]]
-            if len(levels) > 1 and len(group) > len(levels):
-                taken = stats.one_way(levels)
-                rows.append(
-                    context | {"effect_key": key, "factor": factor, "num_runs": len(group),
-                     "run_ids": together(group["run_ids"])}
-                    | dataclasses.asdict(taken)
-                )  # fmt: skip
-    columns = [*EFFECT_COLUMNS[:5], "effect_key", "factor", "num_runs", "run_ids"]
-    return pd.DataFrame(rows, columns=[*columns, "between_pct", "spread_within", "p_value"])
 
 
 def absent_parts(table: pd.DataFrame, effect_key: str) -> list[str]:

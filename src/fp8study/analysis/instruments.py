@@ -171,25 +171,6 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def products_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """The GEMMs of a profiled step by dtypes, with the kernel that took longest."""
-    columns = ["machine", "model", "dtypes", "kernel", "num_runs", "precisions", "run_ids"]
-    gemms = _items(frame[frame["device"] == "cuda"], "step.gemm")
-    if gemms.empty:
-        return pd.DataFrame(columns=columns)
-    gemms["dtypes"] = gemms["dtypes"].map(short_dtypes)
-    gemms["kernel"] = [names[0] if isinstance(names, list) and names else "–"
-                       for names in gemms.get("kernels", [None] * len(gemms))]  # fmt: skip
-    groups = gemms.join(frame[["machine", "model", "arm", "run_ids"]]).groupby(columns[:3])
-    result = groups.agg(
-        kernel=("kernel", lambda names: names.mode().iloc[0]),
-        num_runs=("kernel", "size"),
-        precisions=("arm", lambda arms: ", ".join(dict.fromkeys(arms))),
-        run_ids=("run_ids", together),
-    )
-    return result.reset_index()[columns]
-
-
 def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Memory of the fullest rank, GiB: what it is for, its peaks, and the allocator's distress.
 

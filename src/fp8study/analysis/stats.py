@@ -166,46 +166,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-@dataclass(frozen=True)
-class OneWay:
-    """The spread of values taken apart by one factor (one-way analysis of variance)."""
-
-    between_pct: float
-    """Share of the sum of squares that lies between the groups, %."""
-    spread_within: float
-    """Standard deviation within groups, pooled, in the unit of the values."""
-    p_value: float
-    """Of the F test that all groups have one mean."""
-
-
-def one_way(groups: Sequence[Sequence[float]]) -> OneWay:
-    """Take the spread of values apart: between the levels of one factor, and within them.
-
-    `groups` are the values at each level: two levels or more, and more values than levels.
-    """
-    arrays = [np.asarray(group, dtype=float) for group in groups]
-    count = sum(array.size for array in arrays)
-    if len(arrays) < 2 or min(a.size for a in arrays) < 1 or count <= len(arrays):
-        raise UserError(
-            f"groups: {count} values in {len(arrays)} groups are too few; give two groups or "
-            "more, and more values than groups"
-        )
-    everything = np.concatenate(arrays)
-    if not np.isfinite(everything).all():
-        raise UserError("groups: not all values are finite; leave out runs without a loss")
-    within = float(sum(((a - a.mean()) ** 2).sum() for a in arrays))
-    between = float(sum(a.size * (a.mean() - everything.mean()) ** 2 for a in arrays))
-    freedoms = len(arrays) - 1, count - len(arrays)
-    if within + between == 0:
-        return OneWay(0.0, 0.0, 1.0)
-    ratio = math.inf if within == 0 else (between / freedoms[0]) / (within / freedoms[1])
-    return OneWay(
-        between_pct=100 * between / (within + between),
-        spread_within=math.sqrt(within / freedoms[1]),
-        p_value=float(stats.f.sf(ratio, *freedoms)),
-    )
-
-
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise UserError(f"level: {level!r} is not between 0 and 1")

@@ -1,4 +1,4 @@
-"""The figures of noise and effect: the ladder, the gap along a run, the gap by batch."""
+"""The figures of noise and effect: the ladder, and the gap by batch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,15 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.report.plotstyle import (
-    BAND,
     DASHED,
     GREY,
-    SETTING,
     add_legend,
     colour,
-    line_styles,
     message_figure,
     panels,
-    setting_title,
     signed_ticks,
 )
 
@@ -56,6 +51,8 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
                     alpha=0.55, markersize=6, clip_on=False,
                 )  # fmt: skip
             axis.plot([shown.median()] * 2, [place - 0.28, place + 0.28], color=shade, lw=2.2)
+            median = f"{rows['difference_pct'].median():.2g} %"
+            axis.text(1.01, place, median, transform=axis.get_yaxis_transform(), va="center")
         axis.set_xscale("log")
         axis.set_xlim(floor, 2 * max(table["difference_pct"].max(), 3 * floor))
         axis.set_yticks(range(len(rungs)), rungs)
@@ -63,35 +60,6 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if equal.any():
         add_legend(figure, [_mark("equal to the last digit", "o", "white")])
-    return figure
-
-
-def gap_step_figure(
-    gaps: pd.DataFrame, spread: pd.DataFrame, empty: str = "No pairs with curves yet"
-) -> Figure:
-    """Draw the healthy loss gap against the step, over the spread of BF16 seeds."""
-    bands = spread.groupby([*SETTING, "step"])["spread_pct"].mean()
-    known = gaps.merge(spread[SETTING].drop_duplicates(), on=SETTING)
-    if known.empty:
-        return message_figure(empty)
-    figure, drawn = panels(known, SETTING, setting_title, ("step", _GAP))
-    styles = line_styles(known.assign(stale=False))
-    for axis, key, rows in drawn:
-        band = bands.loc[key]
-        axis.fill_between(band.index.astype(float), -band, band, color=BAND, linewidth=0)
-        for arm, curves in rows.groupby("arm", sort=False):
-            style = styles[str(arm)]
-            for _, seed in curves.groupby("seed"):
-                axis.plot(seed["step"], seed["gap_pct"], color=style["color"], alpha=0.2, lw=0.7)
-            mean = curves.groupby("step")["gap_pct"].mean()
-            axis.plot(mean.index, mean, **style)
-        axis.axhline(0, color=GREY, linewidth=0.8)
-        # Linear about zero, logarithmic beyond: seeds differ by many times what precisions do.
-        axis.set_yscale("symlog", linthresh=0.1)
-        axis.yaxis.set_major_formatter(signed_ticks)
-    lines = [Line2D([], [], label=arm, **style) for arm, style in styles.items()]
-    band = Patch(label="spread of BF16 seeds (± 1 SD)", facecolor=BAND)
-    add_legend(figure, [*lines, band])
     return figure
 
 

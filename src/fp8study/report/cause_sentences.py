@@ -73,12 +73,36 @@ def main_setting(table: pd.DataFrame) -> str | None:
     return str(places.sort_values(["gpu", "parts", "pairs"], kind="stable").index[-1])
 
 
+def main_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the setting to speak of."""
+    return table[table["effect_key"] == main_setting(table)]
+
+
+def corners(table: pd.DataFrame) -> str:
+    """Say what the fault alone does to speed and memory: the stale arm against the healthy one."""
+    fp8 = table[(table["precision"] != "bf16") & (table["device"] == "cuda")]
+    keys = ["machine", "study", "model", "masters"]
+    healthy, stale = (fp8[fp8["stale"] == ill].set_index(keys) for ill in (False, True))
+    both = stale.join(healthy.add_suffix("_healthy"), how="inner")
+    if both.empty:
+        return f"**Speed and memory: no records yet:** {how_to_get('corner-arms')}."
+    speed, memory = (
+        100 * (both[name] / both[f"{name}_healthy"] - 1)
+        for name in ("tokens_per_second_per_gpu", "memory_peak_gib")
+    )
+    return (
+        f"Against the healthy arm, the stale FP8 arm's tokens/s change by "
+        f"{span(speed, '+.1f', ' %')} and its peak memory by {span(memory, '+.1f', ' %')} "
+        f"({count(len(both), 'model')}): the optimizer's work that it leaves out."
+    )
+
+
 def attribution(table: pd.DataFrame) -> str:
     """Say what document A's gap is made of, and what is not known of it yet."""
     key = main_setting(table)
     if key is None:
         return f"**No run with a fault yet:** {how_to_get('attribution')}."
-    rows = table[table["effect_key"] == key]
+    rows = main_rows(table)
     first = rows.iloc[0]
     where = f"{escape(first['model'])}, {place(first)} ({escape(in_words(first['setting']))})"
     text = [f"In {where}:", _whole(rows), _planted(rows)]

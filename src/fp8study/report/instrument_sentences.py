@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis import instruments as tables
-from fp8study.report.words import count, how_to_get, per_machine, span
+from fp8study.report.words import count, how_to_get, number, per_machine, span
 
 #: A change of the energy per token by less is taken for none, %.
 SAME_PCT = 1.0
@@ -62,6 +62,22 @@ def audits(frame: pd.DataFrame) -> str:
         return text + f"only the {count(len(bad), 'deliberately stale run')} failed."
     names = ", ".join(f"`{name}`" for name in bad.loc[~asked, "run_id"])
     return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
+
+
+def overhead(table: pd.DataFrame) -> str:
+    """Say what the instruments cost; from `fp8study.report.rows.overhead`."""
+    if table.empty:
+        return _missing("What measuring costs")
+    return per_machine(table, _overhead)
+
+
+def _overhead(rows: pd.DataFrame) -> str:
+    row = rows.iloc[0]
+    return (
+        f"Blocks of steps with the instruments took {number(row['median_pct'], '+.2f')} % of a "
+        f"step more than blocks without, in turns (median; 95 % CI {row['interval']}; "
+        f"n = {row['num_pairs']} pairs)."
+    )
 
 
 def energy(table: pd.DataFrame) -> str:

@@ -54,7 +54,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "epochs": ("passes", ".1f"),
     "passes": ("passes", ".1f"),
     "loss_bf16": ("BF16 loss", ".3f"),
-    "gap_pct": ("paired difference, %", "+.2f"),
+    "gap_pct": ("gap, %", "+.2f"),
+    "gap": ("gap, nats", "+.4f"),
     "loss_gap_pct": ("loss v plain, %", "+.2f"),
     "interval": ("its CI, %", ""),
     "detectable_pct": ("detectable, %", ".2f"),
@@ -65,13 +66,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "parameters_outside_optimizer_pct": ("parameters outside the optimizer, %", ".1f"),
     "mean_pct": ("% of BF16 loss", "+.2f"),
     "share_pct": ("share of the gap, %", ".1f"),
-    "between_pct": ("share of the spread, %", ".1f"),
-    "spread_within": ("standard deviation left, nats", ".3f"),
-    "p_value": ("p", ".2g"),
     "effective_batch": ("effective batch", ".0f"),
     "way": ("reached by", ""),
-    "rung": ("what tells two runs apart", ""),
-    "median_pct": ("median difference, %", ".3g"),
     "corpus_sha": ("SHA-256", ""),
     "vocab_size": ("vocabulary", ",d"),
     "num_train_tokens": ("tokens", ",d"),
@@ -103,8 +99,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "share": ("FP8, % of GEMM FLOPs", ""),
     "expected": ("expected, %", ""),
     "time": ("FP8, % of GEMM time", ""),
-    "dtypes": ("dtypes of the factors", ""),
-    "kernel": ("kernel that takes longest", ""),
     "converted": ("layers in FP8", ""),
     "matmul_dtypes": ("dtypes of GEMMs", ""),
     "moved_pct": ("weights moved by the first step, %", ".0f"),
@@ -209,7 +203,7 @@ PUBLISHED = _layout(
     "setting gpus bf16 fp8_tensorwise fp8_tensorwise_pct fp8_rowwise fp8_rowwise_pct", "{source}"
 )
 LOSS_GAP = _layout(
-    "arm pairs epochs loss_bf16 gap_pct interval detectable_pct p_holm judged num_warned",
+    "arm judged gap_pct gap interval pairs epochs loss_bf16 detectable_pct p_holm num_warned",
     _GROUP + ", GPUs: {num_gpus}" + _MARGIN,
 )
 PASSES = _layout("arm num_pairs passes", _GROUP)
@@ -223,25 +217,17 @@ DOCUMENT_A = _layout(
     "{model} on {machine}, {masters} master weights",
 )
 EFFECTS = _layout(
-    "part num_pairs mean_pct interval share_pct p_holm verdict detectable_pct",
+    "part mean_pct verdict interval share_pct num_pairs p_holm detectable_pct",
     "{model}, {study} on {machine}: {setting}; {masters} master weights" + _MARGIN,
     verdict="at the margin",
     interval="95 % CI, %",
 )
-FACTORS = _layout(
-    "factor num_runs between_pct spread_within p_value", "{model}, {study} on {machine}"
-)
 EFFECTIVE_BATCH = _layout(
-    "effective_batch way num_pairs loss_bf16 gap_pct interval detectable_pct verdict",
+    "effective_batch way gap_pct verdict interval num_pairs loss_bf16 detectable_pct",
     "{arm}, {model}, {study} on {machine}" + _MARGIN,
 )
-LADDER = _layout("rung num_pairs median_pct", "{model}, {study} on {machine}")
 CROSSING = _layout(
     "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range", _POINT, **_CIS
-)
-SEEDS = _layout(
-    "seed noise_scale noise_scale_range ratio_pct ratio_range crossing_batch crossing_range",
-    "after {step} steps: {what}",
 )
 SCALE = _layout(
     "step noise_scale noise_scale_range noise_scale_tokens",
@@ -255,11 +241,10 @@ GEMM_ERROR = _layout(
     "what gemm relative_pct sqnr_db underflow_pct saturated_pct", _POINT, what="recipe"
 )
 SHARES = _layout("arm num_runs share expected time", "{study} on {machine}")
-GEMMS = _layout("dtypes num_runs kernel", "{model} on {machine}")
 AUDIT = _layout("num_gpus arm num_runs converted matmul_dtypes moved_pct", _GROUP)
 UTILISATION = _layout(
-    "num_gpus arm tflops_per_gpu mfu_bf16_peak_pct bf16_peak_tflops mfu_mixed_peak_pct "
-    "mixed_peak_tflops mfu_achievable_pct achievable_tflops gemm_pct",
+    "num_gpus arm tflops_per_gpu mfu_bf16_peak_pct mfu_mixed_peak_pct mixed_peak_tflops "
+    "mfu_achievable_pct achievable_tflops gemm_pct",
     _GROUP,
     mfu_bf16_peak_pct="% of dense BF16 peak",
 )
@@ -292,12 +277,6 @@ ENERGY = _layout(
     "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median clock_sm_mhz_min "
     "power_cap_pct",
     _GROUP,
-)
-OVERHEAD = _layout(
-    "machine num_pairs median_pct interval",
-    num_pairs="pairs of blocks",
-    median_pct="median difference, % of a step",
-    interval="95 % CI, %",
 )
 PEAKS = _layout("name_part bf16_tflops fp8_tflops memory_tb_per_s source")
 PROVENANCE = _layout(

@@ -50,10 +50,7 @@ def verdicts(gaps: pd.DataFrame) -> str:
     if tested.any():
         parts.append(_tested(gaps[tested]))
     if untested := int((~gone & ~tested).sum()):
-        parts.append(
-            f"{count(untested, 'comparison')} with fewer than three seeds "
-            f"{'has' if untested == 1 else 'have'} no interval and no verdict."
-        )
+        parts.append(f"{count(untested, 'gap')} with fewer than three seeds: no verdict.")
     return " ".join(parts)
 
 
@@ -69,31 +66,21 @@ def _tested(gaps: pd.DataFrame) -> str:
     counts = gaps["verdict"].value_counts()
     better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
     margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
-    found = gaps["detectable_pct"].astype(float)
-    seen = f"True gaps of {found.min():.2f} %"
-    if found.max() > found.min():
-        seen = (
-            f"True gaps from {found.min():.2f} % (quietest setting) to {found.max():.2f} % "
-            "(noisiest)"
-        )
+    said = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     text = (
-        f"Of {count(len(gaps), 'paired difference')} with three seeds or more, at {margins}: "
-        f"{counts.get('equivalent', 0)} equivalent, {counts.get('different', 0)} different"
-        f"{f' (FP8 is better in {better})' if better else ''}, {counts.get('undecided', 0)} "
-        f"undecided (means {span(gaps['gap_pct'], '+.2f', ' %')}; +: FP8 is worse). {seen} "
-        "would be detected with 80 % power."
+        f"Of {count(len(gaps), 'gap')} with three seeds or more, {said}"
+        f"{f' (FP8 is better in {better})' if better else ''} at {margins} "
+        f"({span(gaps['gap_pct'], '+.2f', ' %')}; positive: FP8 is worse). True gaps of "
+        f"{span(gaps['detectable_pct'], '.2f', ' %')} would be detected with 80 % power."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
-        text += (
-            " All are from studies of document A's failure, at a learning rate far below a usual "
-            "one."
-        )
+        text += " All are from studies of document A's failure, at its very small learning rate."
     within = gaps[gaps["verdict"] == "equivalent"]
     sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
     if sure:
         text += (
-            f" Equivalent is not equal: in {sure} of them the 95 % CI leaves out zero, a "
-            "difference smaller than the margin."
+            f" In {sure} of the equivalent ones the 95 % CI leaves out zero: a difference, smaller "
+            "than the margin."
         )
     return text
 

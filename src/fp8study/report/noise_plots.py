@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -21,7 +19,6 @@ from fp8study.report.plotstyle import (
     message_figure,
     panels,
 )
-from fp8study.report.rows import GEMMS
 from fp8study.report.words import recipe
 
 _EQUAL = "#F6E3A1"
@@ -92,22 +89,11 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
     Points are the layer's FP8 weights (its parameters that are no matrices of FP8 layers are
     left out), lines the median over them and over runs.
     """
-    if not table.empty:
-        table = table[table["is_fp8"] & (table["reference"] == "bf16") & (table["layer"] >= 0)]
-    return _by_layer(table, "step", "after {} steps".format, "gradient SQNR, dB", empty)
-
-
-def gemm_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> Figure:
-    """Draw the SQNR of single FP8 GEMMs by layer, dB, a panel for each of a layer's three."""
-    return _by_layer(table, "product", lambda name: GEMMS[name], "GEMM SQNR, dB", empty)
-
-
-def _by_layer(
-    table: pd.DataFrame, key: str, title: Callable[..., str], ylabel: str, empty: str
-) -> Figure:
     if table.empty:
         return message_figure(empty)
-    figure, drawn = panels(table, [key], title, ("decoder layer", ylabel))
+    table = table[table["is_fp8"] & (table["reference"] == "bf16") & (table["layer"] >= 0)]
+    labels = ("decoder layer", "gradient SQNR, dB")
+    figure, drawn = panels(table, ["step"], "after {} steps".format, labels)
     precisions = [str(p) for p in table["precision"].unique()]
     for axis, _, group in drawn:
         for place, precision in enumerate(precisions):

@@ -19,14 +19,12 @@ from fp8study.analysis.pairing import newest_per_seed
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.report.plotstyle import (
     GREY,
-    SETTING,
     add_legend,
     colour,
     line_styles,
     list_arms,
     message_figure,
     panels,
-    setting_title,
 )
 from fp8study.report.words import number, recipe
 
@@ -115,32 +113,13 @@ def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Seri
             yield run, curve.sort_values("step").set_index("step")["loss"]
 
 
-def _smooth(loss: pd.Series) -> pd.Series:
+def smooth(loss: pd.Series) -> pd.Series:
     """Return the running mean; its window opens slowly, so that the steep start stays in place."""
     half = min(SMOOTHING_STEPS, len(loss) // 8) // 2
     means = [
         loss.iloc[max(0, i - min(i, half)) : i + min(i, half) + 1].mean() for i in range(len(loss))
     ]
     return pd.Series(means, index=loss.index)
-
-
-def loss_curves_figure(
-    metrics: pd.DataFrame, runs: pd.DataFrame, empty: str = "No loss records yet"
-) -> Figure:
-    """Draw the training loss of every run of `runs`: faint as logged, strong as a running mean."""
-    curves = list(_curves(metrics, _without_shares(runs)))
-    if not curves:
-        return message_figure(empty)
-    table = pd.DataFrame([run for run, _ in curves]).assign(curve=range(len(curves)))
-    figure, drawn = panels(table.sort_values(SETTING), SETTING, setting_title, _LOSS_AXES)
-    styles = line_styles(table)
-    for axis, _, group in drawn:
-        for arm, curve in zip(group["arm"], group["curve"], strict=True):
-            loss = curves[curve][1]
-            axis.plot(loss.index, loss, color=styles[arm]["color"], alpha=0.18, linewidth=0.8)
-            axis.plot(loss.index, _smooth(loss), **styles[arm])
-    add_legend(figure, [Line2D([], [], label=arm, **style) for arm, style in styles.items()])
-    return figure
 
 
 def document_a_figure(
@@ -165,7 +144,7 @@ def document_a_figure(
         style = styles[arm] | {"alpha": 0.5 if master == "fp32" else 1.0}
         logged = pd.concat([loss for _, loss in seeds], axis=1)
         axis.plot(logged, color=style["color"], alpha=0.13, linewidth=0.6)
-        axis.plot(logged.index, _smooth(logged.mean(axis=1)), **style)
+        axis.plot(logged.index, smooth(logged.mean(axis=1)), **style)
         # The record's own mean is over steps; the curve holds logged rows only.
         end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()
         final = "diverged" if pd.isna(end) else f"{end:.2f}"

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from fp8study.analysis import instruments, stats
+from fp8study.analysis.frames import run_path
+from fp8study.analysis.pairing import together
 from fp8study.core.hardware import GPU_PEAKS
 from fp8study.core.records import StoredRun
 from fp8study.report import layouts
@@ -26,28 +28,37 @@ GEMMS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "we
 def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """Say what each study with runs asks, the reader's own first; the records know."""
     asked = [
-        (run.machine_label, run.record.study, run.record.judgement.get("question") or "")
+        (
+            run.machine_label,
+            run.record.study,
+            run.record.judgement.get("question") or "",
+            run_path(run),
+        )
         for run in stored
         if run.record.study not in _CHECKS
     ]
-    groups = pd.DataFrame(asked, columns=["machine", "study", "question"]).groupby(
-        ["machine", "study"], as_index=False
+    columns = ["machine", "study", "question", "run_ids"]
+    groups = pd.DataFrame(asked, columns=columns).groupby(["machine", "study"], as_index=False)
+    table = groups.agg(
+        num_runs=("question", "size"), question=("question", "last"), run_ids=("run_ids", together)
     )
-    return _own_first(groups.agg(num_runs=("question", "size"), question=("question", "last")))
+    return _own_first(table)
 
 
 def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
     """List what the runs of a machine warn of, and how many of which studies do."""
     found = [
-        (run.machine_label, text, run.record.study)
+        (run.machine_label, text, run.record.study, run_path(run))
         for run in stored
         for text in run.record.warnings
     ]
-    groups = pd.DataFrame(found, columns=["machine", "warning", "study"]).groupby(
+    groups = pd.DataFrame(found, columns=["machine", "warning", "study", "run_ids"]).groupby(
         ["machine", "warning"], as_index=False, sort=False
     )
     table = groups.agg(
-        num_runs=("study", "size"), studies=("study", lambda names: ", ".join(dict.fromkeys(names)))
+        num_runs=("study", "size"),
+        studies=("study", lambda names: ", ".join(dict.fromkeys(names))),
+        run_ids=("run_ids", together),
     )
     return _own_first(table.sort_values("num_runs", ascending=False, kind="stable"))
 
@@ -74,18 +85,28 @@ def shares(kernels: pd.DataFrame) -> pd.DataFrame:
     groups = kernels.groupby(["machine", "study", "precision"], sort=False)
     table = groups[["num_runs"]].sum()
     table[[*columns]] = groups[[*columns.values()]].agg(spans)
+    table["run_ids"] = groups["run_ids"].agg(together)
     table = table.reset_index()
     return table.assign(arm=table["precision"].map(recipe))
 
 
 def utilisation(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add ``gemm_pct``: how fast the GEMMs ran inside the profiled step, % of their GEMM peak."""
+    """Add ``gemm_pct``: how fast the GEMMs ran inside the profiled step, % of their GEMM peak.
+
+    That peak is the faster of what they did alone and what they did there.
+    """
     table = instruments.utilisation_table(frame)
-    return table.assign(gemm_pct=table["arm_key"].map(instruments.gemm_pct(frame)))
+    inside = table["arm_key"].map(instruments.gemm_pct(frame))
+    faster = inside.clip(lower=100).fillna(100) / 100
+    return table.assign(
+        gemm_pct=inside / faster,
+        achievable_tflops=table["achievable_tflops"] * faster,
+        mfu_achievable_pct=table["mfu_achievable_pct"] / faster,
+    )
 
 
 def overhead(frame: pd.DataFrame) -> pd.DataFrame:
-    """What blocks of steps with instruments took more than those without, by machine, %."""
+    """By how much steps with instruments took longer than steps without, by machine, %."""
     rows = []
     for (machine, gpu), runs in frame.groupby(["machine", "gpu_name"]):
         pairs = instruments.overhead_pairs(runs)
@@ -123,8 +144,9 @@ def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
     wide = cells.pivot_table(index=arm, columns="end", values="cell", aggfunc="first")
     ends = sorted(dict.fromkeys(cells["end"]), key=lambda end: end == _END)  # the end comes last
     columns = dict(layouts.PASSES.columns) | {end: (end, "") for end in ends}
-    rows = table.groupby(arm)[["num_pairs", "passes"]].max().join(wide).reset_index()
-    return rows, Layout(columns, layouts.PASSES.group)
+    groups = table.groupby(arm)
+    rows = groups[["num_pairs", "passes"]].max().join(groups["run_ids"].agg(together)).join(wide)
+    return rows.reset_index(), Layout(columns, layouts.PASSES.group)
 
 
 def with_labels(table: pd.DataFrame) -> pd.DataFrame:
@@ -189,27 +211,6 @@ def gemm_errors(table: pd.DataFrame) -> pd.DataFrame:
     return _medians(found, ["what", "gemm"], values)
 
 
-def by_seed(crossing: pd.DataFrame, scale: pd.DataFrame) -> pd.DataFrame:
-    """One row a run and point: its noise scale, and the errors of the recipe it trained in.
-
-    A run that trained in another precision is shown with the first FP8 recipe.
-    """
-    if crossing.empty:
-        return crossing
-    keys = ["run_id", "step"]
-    fp8 = crossing[(crossing["scope"] == "all") & (crossing["precision"] != "bf16")]
-    fp8 = fp8.assign(other=fp8["precision"] != fp8["trained"])
-    fp8 = fp8.sort_values([*keys, "other"], kind="stable").drop_duplicates(keys)
-    columns = ["noise_scale", "noise_scale_low", "noise_scale_high"]
-    found = fp8.merge(scale[scale["scope"] == "all"][[*keys, *columns]], on=keys)
-    for name, column, unit in (("noise_scale", "noise_scale", 1), ("ratio", "ratio_at_1", 100),
-                               ("crossing", "crossing_batch", 1)):  # fmt: skip
-        ends = found[[f"{column}_low", f"{column}_high"]] * unit
-        found[f"{name}_range"] = [_hull(row) for row in ends.to_numpy().tolist()]
-    found["ratio_pct"] = 100 * found["ratio_at_1"]
-    return found.sort_values(["step", "seed"], kind="stable")
-
-
 def _medians(
     table: pd.DataFrame,
     keys: list[str],
@@ -227,6 +228,7 @@ def _medians(
     for key, group in table[table["scope"] == "all"].groupby([*_POINT, *keys], sort=False):
         row = dict(zip([*_POINT, *keys], key, strict=True))
         row["num_seeds"] = group["seed"].nunique()
+        row["run_ids"] = together(group["run_ids"])
         row |= {new: unit * group[old].median() for new, (old, unit) in values.items()}
         for new, (old, unit) in (ranges or {}).items():
             row[new] = _hull([unit * group[f"{old}_low"].min(), unit * group[f"{old}_high"].max()])

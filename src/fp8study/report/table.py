@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-from IPython.display import HTML
+from IPython.display import Markdown
 from tabulate import tabulate
 
 from fp8study.report.words import escape, in_words, number
@@ -42,13 +42,13 @@ def show(
     empty: str,
     searchable: bool | None = None,
     choose: Sequence[str] = (),
-) -> HTML:
+) -> Markdown:
     """Write a table for a page; the line over a group of rows is their header.
 
     Where the table has ``run_ids``, the last column counts the runs behind a row, partners
     included, and leads to them. A `searchable` table, by default one of more than
     `_LONG_TABLE` rows, can be filtered, sorted and downloaded where scripts run, and by the
-    values of the columns to `choose` from. See ``report/tables.js``.
+    values of the columns to `choose` from. See ``report/report.js``.
     """
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
@@ -128,11 +128,19 @@ def _cell(value: object, spec: str) -> str:
     return number(value, spec)  # type: ignore[arg-type]
 
 
-def _html(*parts: str, searchable: bool = False) -> HTML:
+def _html(*parts: str, searchable: bool = False) -> Markdown:
     # The first class is pandas' own: renderers know how to treat it.
     body = "\n".join(parts)
     classes = "dataframe searchable" if searchable else "dataframe"
-    return HTML(f'<table class="{classes}">\n{body}\n</table>')
+    return raw_html(f'<table class="{classes}">\n{body}\n</table>')
+
+
+def raw_html(text: str) -> Markdown:
+    """Show HTML as a raw block of Markdown: for an HTML output Quarto loads require.js and jQuery.
+
+    Source: `haveOutputType` in ``src/core/jupyter/widgets.ts`` of quarto-cli.
+    """
+    return Markdown(f"```{{=html}}\n{text}\n```")
 
 
 def runs_link(run_ids: str) -> str:

@@ -1,3 +1,4 @@
+// Every figure leads to its full size, and a link to a run opens it.
 // Tables of class `searchable` get a text filter, headings that sort, and a CSV download; headings
 // with `data-choose` a list of their values. Without this script they read as they are.
 "use strict";
@@ -113,6 +114,11 @@ function openTarget() {
   if (target && target.tagName === "DETAILS") target.open = true;
 }
 
+document.querySelectorAll("main img").forEach((image) => {
+  const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
+  image.replaceWith(link);
+  link.append(image);
+});
 document.querySelectorAll("table.searchable").forEach((table) => table.tHead && enhance(table));
 addEventListener("hashchange", openTarget);
 openTarget();

@@ -1,0 +1,159 @@
+"""The figures of loss gaps: every judged pair of arms on one axis, and each study's curves."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.transforms import blended_transform_factory
+
+from fp8study.analysis.losses import gap_by_step, seed_spread
+from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
+from fp8study.report.page import Report
+from fp8study.report.plots import smooth
+from fp8study.report.plotstyle import (
+    BAND,
+    GREY,
+    SETTING,
+    add_legend,
+    colour,
+    line_styles,
+    message_figure,
+    panels,
+    signed_ticks,
+)
+from fp8study.report.words import count, in_words, number
+
+#: Their losses are on the page Why it fails.
+ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
+#: Characters of a row's label, and of the line over a study's rows.
+_LABEL_WIDTH, _TITLE_WIDTH = 36, 104
+_ROW_INCHES = 0.27
+
+
+def judged(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a `loss_gap_table` on GPUs, healthy, with an interval."""
+    known = (gaps["device"] == "cuda") & gaps["gap_pct_low_95"].notna()
+    return gaps[known & ~gaps["stale"].astype(bool)]
+
+
+def forest_figure(
+    training: pd.DataFrame, validation: pd.DataFrame, empty: str = "No judged pairs yet"
+) -> Figure:
+    """Draw the paired loss gap of every judged arm with its 95 % interval and the margin, in %.
+
+    Both are tables of `fp8study.analysis.losses.loss_gap_table`; nats and verdicts of the training
+    loss stand beside.
+    """
+    training = judged(training)
+    if training.empty:
+        return message_figure(empty)
+    unseen = judged(validation).set_index("arm_key")
+    rows = list(_lines(training))
+    # One panel of the shared style, as high as its rows.
+    height = _ROW_INCHES * (sum(text.count("\n") + 1 for text, _ in rows) + 3)
+    labels = ("FP8 − BF16, % of the BF16 loss (positive: FP8 is worse)", "")
+    figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height, 1)
+    across = blended_transform_factory(figure.transFigure, axis.transData)
+    labelled, place = {}, 0.0
+    for text, row in rows:
+        place -= (text.count("\n") + 1) / 2
+        if row is None:
+            title = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
+            title.set(fontsize=9, in_layout=False, backgroundcolor="white", zorder=3)
+        else:
+            labelled[place] = text
+            _draw_row(axis, place, row, unseen)
+        place -= (text.count("\n") + 1) / 2
+    axis.set_yticks([*labelled], [*labelled.values()], fontsize=9)
+    axis.grid(False, axis="y")
+    axis.locator_params(axis="x", nbins=10)
+    axis.axvline(0, color=GREY, linewidth=0.8)
+    axis.set_ylim(place - 0.5, 0.5)
+    axis.xaxis.set_major_formatter(signed_ticks)
+    add_legend(figure, [
+        Line2D([], [], color=GREY, marker="o", label="training loss, 95 % CI"),
+        Line2D([], [], color=GREY, marker="D", mfc="white", label="text never trained on"),
+        Patch(facecolor=BAND, label="the study's margin"),
+    ])  # fmt: skip
+    return figure
+
+
+def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) -> None:
+    shade, margin = colour(row["precision"]), row["margin_pct"]
+    axis.fill_between([-margin, margin], place - 0.5, place + 0.5, color=BAND, linewidth=0)
+    found = [(row, place + 0.13, "o", shade)]
+    if row["arm_key"] in unseen.index:
+        found.append((unseen.loc[row["arm_key"]], place - 0.2, "D", "white"))
+    for gap, height, mark, face in found:
+        ends = [gap["gap_pct_low_95"], gap["gap_pct_high_95"]]
+        axis.plot(ends, [height] * 2, color=shade, linewidth=1.5)
+        axis.plot(gap["gap_pct"], height, mark, color=shade, markerfacecolor=face, markersize=4.5)
+    said = (
+        f"{number(row['gap_pct'], '+.2f')} %  {number(row['gap'], '+.4f')} nats  {row['verdict']}"
+    )
+    axis.text(1.01, place, said, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
+
+
+def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
+    """Yield the rows' labels from above, each study's own line first, without a row."""
+    for (machine, study), rows in table.groupby(["machine", "study"], sort=False):
+        parts = [_parts(row) for _, row in rows.iterrows()]
+        shared = [part for part in parts[0] if all(part in other for other in parts)]
+        title = f"{study} on {machine}: {in_words(', '.join(shared))}"
+        yield textwrap.fill(title, _TITLE_WIDTH), None
+        for own, (_, row) in zip(parts, rows.iterrows(), strict=True):
+            label = ", ".join(part for part in own if part not in shared) or str(row["arm"])
+            yield textwrap.fill(in_words(label), _LABEL_WIDTH), row
+
+
+def _parts(row: pd.Series) -> list[str]:
+    return [row["model"], count(row["num_gpus"], "GPU"), *row["setting"].split(", "), row["arm"]]
+
+
+def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure]]:
+    """Yield the judged gaps of every study whose losses are asked about, with its curves.
+
+    A figure has a row a setting: the training loss, and the gap with the spread of BF16's seeds.
+    """
+    table = judged(report.loss_gaps)
+    table = table[~table["study"].str.startswith(ELSEWHERE)]
+    for _, rows in table.groupby(["machine", "study"], sort=False):
+        wanted = report.runs.merge(rows[SETTING].drop_duplicates(), on=SETTING)
+        runs = newest_per_seed(wanted[~wanted["stale"] & (wanted["status"] == "completed")])
+        yield rows, _curves_figure(report.metrics, runs)
+
+
+def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
+    gaps, spread = gap_by_step(metrics, runs), seed_spread(metrics, runs)
+    curves = runs.merge(metrics, on=["machine", "study", "run_id"])
+    both = pd.concat([curves.assign(of="loss"), gaps.assign(of="gap")])
+    figure, drawn = panels(
+        both.sort_values(SETTING, kind="stable"), [*SETTING, "of"],
+        lambda *key: key[-2] if key[-1] == "loss" else "", ("step", ""),
+        2.4 + 0.1 * runs["arm"].nunique(),
+    )  # fmt: skip
+    styles = line_styles(runs)
+    for axis, key, rows in drawn:
+        for arm, own in rows.groupby("arm", sort=False):
+            mean = own.groupby("step")["loss" if key[-1] == "loss" else "gap_pct"].mean()
+            axis.plot(mean.index, smooth(mean) if key[-1] == "loss" else mean, **styles[str(arm)])
+        if key[-1] == "loss":
+            axis.set_ylabel("training loss, nats/token")
+            continue
+        seeds = spread.merge(rows[SETTING].drop_duplicates(), on=SETTING)
+        band = seeds.groupby("step")["spread_pct"].mean()
+        axis.fill_between(band.index.astype(float), -band, band, color=BAND, linewidth=0)
+        axis.axhline(0, color=GREY, linewidth=0.8)
+        # Linear about zero, logarithmic beyond: seeds differ by many times what precisions do.
+        axis.set_yscale("symlog", linthresh=0.1)
+        axis.yaxis.set_major_formatter(signed_ticks)
+        axis.set_ylabel("gap to BF16, %")
+    lines = [Line2D([], [], label=arm, **style) for arm, style in styles.items()]
+    add_legend(figure, [*lines, Patch(label="BF16 seeds, ± 1 SD", facecolor=BAND)])
+    return figure

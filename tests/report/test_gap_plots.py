@@ -1,0 +1,50 @@
+"""The figures of loss gaps: what they draw, what they leave out, and what they say of nothing."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from fp8study.report import gap_plots
+from fp8study.report.page import load_report
+from tests.factories import make_attribution, make_record, store
+
+
+def test_every_judged_arm_has_a_row_with_its_verdict_and_margin(tmp_path: Path) -> None:
+    make_attribution(tmp_path)
+    report = load_report(tmp_path)
+    judged = gap_plots.judged(report.loss_gaps)
+    assert len(judged) and not judged["stale"].any()
+    (axis,) = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps).axes
+    assert len(axis.get_yticks()) == len(judged)
+    said = [text.get_text() for text in axis.texts]
+    for verdict, number in judged["verdict"].value_counts().items():
+        assert sum(str(verdict) in text and "nats" in text for text in said) == number
+    assert any(text.startswith("attribution on ") for text in said)
+    assert len(axis.collections) == len(judged)  # a band a row
+
+
+def test_what_has_no_interval_is_not_drawn(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        store(tmp_path, "local", make_record(precision=precision))
+    report = load_report(tmp_path)
+    assert gap_plots.judged(report.loss_gaps).empty
+    figure = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps, "nothing yet")
+    assert figure.texts[0].get_text() == "nothing yet"
+    assert not list(gap_plots.study_curves(report))
+
+
+def test_only_studies_whose_losses_are_judged_have_curves(tmp_path: Path) -> None:
+    make_attribution(tmp_path / "failure")
+    assert not list(gap_plots.study_curves(load_report(tmp_path / "failure")))
+    steps = [9.0 - step / 50 for step in range(40)]
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise"):
+            end = {"loss_last20_mean": 8.3 + seed / 100 + (precision != "bf16") / 1000}
+            run = make_record(precision=precision, seed=seed, study="parity", results=end)
+            store(tmp_path / "own", "local", run, [loss + seed / 100 for loss in steps])
+    ((rows, figure),) = gap_plots.study_curves(load_report(tmp_path / "own"))
+    assert rows["study"].tolist() == ["parity"]
+    assert [axis.get_ylabel() for axis in figure.axes] == [
+        "training loss, nats/token", "gap to BF16, %",
+    ]  # fmt: skip
+    assert pd.Series([len(axis.lines) for axis in figure.axes]).ge(2).all()

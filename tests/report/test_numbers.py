@@ -1,0 +1,98 @@
+"""Every number that the pages print is in a table, and every row of a table leads to its runs.
+
+What is left out, because no record holds it: whole numbers (counts of runs, seeds, steps, GPUs;
+levels of confidence), the worst rounding errors of the number formats, which follow from their
+definitions, and what the text of a page itself says, as a document's figures.
+"""
+
+import bisect
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fp8study.core.records import StoredRun
+from fp8study.report.export import tables_of
+
+ROOT = Path(__file__).parents[2]
+#: Tables that rest on no run: data sheets, and what others published.
+OF_NO_RUN = {"tbl-peaks", "tbl-published"}
+#: Printed as computed from the formats, not from records; see `noise_sentences.formats`.
+FORMATS = re.compile(r"The worst relative error of rounding.*?no such sum occurs in them\.", re.S)
+NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
+
+
+def text_of(html: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def measured(text: str) -> list[str]:
+    """The numbers of a text that have a sign, decimals or thousands, without a trailing comma."""
+    found = (number.rstrip(",") for number in NUMBER.findall(text))
+    return [number for number in found if re.search(r"[+\u2212.,]", number)]
+
+
+def value_of(number: str) -> float:
+    return float(number.replace(",", "").replace("\u2212", "-"))
+
+
+class Known:
+    """Values to look a printed number up in."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = sorted(values)
+
+    def holds(self, number: str) -> bool:
+        value, decimals = value_of(number), len(number.partition(".")[2])
+        half = 0.5000001 * 10.0**-decimals
+        place = bisect.bisect_left(self.values, value - half)
+        return place < len(self.values) and self.values[place] <= value + half
+
+
+@pytest.fixture(scope="session")
+def known(records: list[StoredRun], site: dict[str, str]) -> Known:
+    """All numbers of the exported tables, and those that the tables of the pages print."""
+    columns = [c for table in tables_of(records).values() for _, c in table.items()]
+    numeric = pd.concat([pd.to_numeric(c, errors="coerce") for c in columns]).dropna()
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", "".join(site.values()), flags=re.S)
+    printed = [value_of(n) for cell in cells for n in NUMBER.findall(text_of(cell))]
+    return Known([*numeric.astype(float), *printed])
+
+
+@pytest.mark.slow
+def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known) -> None:
+    checked = 0
+    for name, html in site.items():
+        if name == "runs":  # prints the records themselves
+            continue
+        main = html.partition("<main")[2].partition("</main>")[0]
+        main = re.sub(r"<(table|svg|math|code|time)\b.*?</\1>", " ", main, flags=re.S)
+        own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
+        for number in measured(FORMATS.sub("", text_of(main))):
+            if number.replace("\u2212", "-") not in own:
+                checked += 1
+                assert known.holds(number), (name, number)
+    assert checked > 20
+
+
+@pytest.mark.slow
+def test_every_row_with_a_number_leads_to_its_runs(site: dict[str, str]) -> None:
+    checked = 0
+    for name, html in site.items():
+        for label, table in re.findall(
+            r'<figure id="(tbl-[\w-]+)".*?(<table.*?</table>)', html, flags=re.S
+        ):
+            for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
+                if label not in OF_NO_RUN and measured(text_of(row)) and "<td" in row:
+                    checked += 1
+                    (target,) = re.findall(r'href="runs\.html#([^"]+)"', row) or [None]
+                    assert target and f'id="{target}"' in site["runs"], (name, label, row)
+    assert checked > 100
+
+
+def test_a_number_that_no_table_holds_is_found_out() -> None:
+    known = Known([12.3456, -0.5])
+    assert all(map(known.holds, ("12.35", "12.3", "\u22120.50")))
+    assert not any(map(known.holds, ("12.34", "+0.50", "1,234.6")))
+    assert measured("n = 3, +1.5 % of 1,200 at 0.25, sm_90, v2.1") == ["+1.5", "1,200", "0.25"]

@@ -297,3 +297,16 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
     assert set(table["document"]) == {"A", "B", "C"}
     assert not table["why"].str.contains(r"\bnan\b|None", regex=True).any()
     assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["runs"])
+
+
+def test_runs_of_a_cpu_are_judged_without_a_word_on_speed() -> None:
+    records = report(leads(12)(), "cpu")
+    for each in records.stored:
+        each.record.machine.update(device="cpu", gpu_name=None)
+        each.record.instruments.clear()
+    from fp8study.report.page import report_of
+
+    found = {each.claim.id: each.finding for each in judge(report_of(records.stored))}
+    assert len(found) == len(CLAIMS)
+    assert found["A01"].verdict is OPEN
+    assert found["A19"].verdict is OPEN

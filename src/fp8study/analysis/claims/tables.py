@@ -94,7 +94,8 @@ class Tables:
         paired = self._of_gpus(self._throughput[self._throughput["memory_change_pct"].notna()])
         split = instruments.memory_split_table(self.instruments)
         columns = ["parameters_gib", "first_step_allocated_gib", "working_gib"]
-        split = split.set_index("arm_key")[columns] if len(split) else pd.DataFrame(columns=columns)
+        split = split.reindex(columns=["arm_key", *columns]).astype({"arm_key": str})
+        split = split.set_index("arm_key")
         return paired.join(split, on="arm_key").join(split.add_suffix("_bf16"), on="other_key")
 
     @cached_property

@@ -115,12 +115,12 @@ def test_products_that_ran_in_another_arithmetic_than_they_should_are_found() ->
     assert silent["fp8_gemm_flops_pct_expected"] == pytest.approx(80)
     assert silent["communication_dtypes"] == {"all_gather": ["uint8", "bfloat16"]}
     assert problems(silent) == [
-        "0 % of the matrix products' FLOPs ran in FP8 in the profiled step, but 80 % should"
+        "0 % of the GEMMs' FLOPs ran in FP8 in the profiled step, but 80 % should"
     ]
     healthy = audited_products(step | {"fp8_gemm_flops_pct": 79.0}, work, emulated=False)
     assert problems(healthy) == []
     stray = audited_products(step | {"fp8_gemm_flops_pct": 3.0}, Work(1100, 100, 0.0), False)
-    assert problems(stray) == ["3 % of the matrix products ran in FP8, but none should"]
+    assert problems(stray) == ["3 % of the GEMMs' FLOPs ran in FP8, but none should"]
     # Emulated products are in high precision by design, and other ranks record nothing.
     assert problems(audited_products(step, work, emulated=True)) == []
     assert audited_products({}, work, emulated=False) == {}

@@ -239,7 +239,10 @@ def test_impossible_runs_start_nothing(
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_an_unwritable_place_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_unwritable_place_is_met_before_tokenising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr("fp8study.run.launch.tokens.prepare", None)
     with pytest.raises(UserError, match="run_dir: cannot write"):
         launch(make_config(TINY), tmp_path / "file" / "run", show=str, machine=CPU)

@@ -22,6 +22,7 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.pairing import DIVERGED, newest_per_seed, together
+from fp8study.core.recipes import GATHERED_IN_FP8
 
 
 class Cell(NamedTuple):
@@ -163,7 +164,7 @@ def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _cell(run: pd.Series) -> Cell:
     fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
-    gathers = run["precision"] == "fp8_tensorwise" and run["fp8_all_gather"] is True
+    gathers = run["precision"] in GATHERED_IN_FP8 and run["fp8_all_gather"] is True
     return Cell(str(run["master_dtype"]), str(run["precision"]), gathers, fault)
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered, together
 from fp8study.core.audit_rules import problems, without_hidden_products
+from fp8study.core.recipes import ARITHMETICS
 from fp8study.core.records import StoredRun
 
 _KEY = ["machine", "study", "run_id"]
@@ -112,7 +113,7 @@ def utilisation_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def ceilings_table(frame: pd.DataFrame) -> pd.DataFrame:
     """GEMM peaks by model: medians over all runs that measured them, and the spread."""
-    names = ["bf16_tflops", "fp8_tensorwise_tflops", "fp8_rowwise_tflops", "copy_tb_per_s"]
+    names = [*(f"{arithmetic}_tflops" for arithmetic in ARITHMETICS), "copy_tb_per_s"]
     keys = ["machine", "gpu_name", "model", "num_tokens"]
     columns = [*keys, "num_runs", *names, "spread_pct", "run_ids"]
     values = {name: numbers(frame, f"ceilings.{name}") for name in ["num_tokens", *names]}

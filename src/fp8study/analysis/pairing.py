@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.core.config import completed
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED
-from fp8study.core.recipes import RECIPES
+from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES
 from fp8study.core.records import RESULTS, RunRecord
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
@@ -49,7 +49,7 @@ def arm_label(record: RunRecord) -> str:
     parts = [PRECISION_LABELS.get(precision, precision)]
     if precision != "bf16":
         gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
-        if precision == "fp8_tensorwise" and gathers and config.get("fp8_all_gather") is False:
+        if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
             parts.append("BF16 all-gather")
         skip = config.get("skip")
         if skip is not None and list(skip) != DEFAULT_SKIP:

@@ -7,7 +7,7 @@ from typing import Any
 
 #: Recomputation changes by some points how much of the arithmetic the FP8 layers do.
 PRODUCTS_TOLERANCE_PCT = 10.0
-#: Above this share of unmoved weights, BF16 masters stall rather than train.
+#: Above this share of unchanged weights, BF16 masters stall rather than train.
 STALL_PCT = 50.0
 _DEFECTS = {
     "unexplained": "{n} linear layers should compute in FP8 but do not",
@@ -27,19 +27,19 @@ def problems(audit: Mapping[str, Any]) -> list[str]:
     measured, expected = audit.get("fp8_gemm_flops_pct"), audit.get("fp8_gemm_flops_pct_expected")
     if measured is not None and expected is not None:
         if expected == 0 and measured > 0:
-            found.append(f"{measured:.0f} % of the matrix products ran in FP8, but none should")
+            found.append(f"{measured:.0f} % of the GEMMs' FLOPs ran in FP8, but none should")
         elif measured < expected - PRODUCTS_TOLERANCE_PCT:
             found.append(
-                f"{measured:.0f} % of the matrix products' FLOPs ran in FP8 in the profiled step, "
+                f"{measured:.0f} % of the GEMMs' FLOPs ran in FP8 in the profiled step, "
                 f"but {expected:.0f} % should"
             )
     return found
 
 
 def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out which share of the products ran in FP8, where a trace cannot tell.
+    """Leave out which share of the GEMMs ran in FP8, where a trace cannot tell.
 
-    A replayed CUDA graph shows kernels but no products: those of the compiled layers are missing
+    A replayed CUDA graph shows kernels but no GEMMs: those of the compiled layers are missing
     from the profiled step, in BF16 runs too. Such a run is proof of nothing, and is not counted.
     The `part` is a record's ``audit``, or the ``step`` of its instruments.
     """
@@ -54,7 +54,7 @@ def cautions(audit: Mapping[str, Any]) -> list[str]:
         return []
     masters = ", ".join(audit.get("master_dtypes", []))
     return [
-        f"{stalled:.0f} % of the weights did not move in the first step: the learning rate is "
+        f"{stalled:.0f} % of the weights did not change in the first step: the learning rate is "
         f"too small for {masters} masters"
     ]
 
@@ -77,12 +77,12 @@ def audit_text(audit: Mapping[str, Any]) -> str:
             lines.append(f"  {'dtype':<9} {collective.replace('_', '-')}: {', '.join(dtypes)}")
     if audit.get("fp8_gemm_flops_pct") is not None:
         lines.append(
-            f"  products  {audit['fp8_gemm_flops_pct']:.1f} % of their FLOPs in FP8 in a profiled "
-            f"step, {audit['fp8_gemm_flops_pct_expected']:.1f} % expected"
+            f"  GEMMs     {audit['fp8_gemm_flops_pct']:.1f} % of their FLOPs in FP8 in the "
+            f"profiled step, {audit['fp8_gemm_flops_pct_expected']:.1f} % expected"
         )
     stalled = audit["stalled_pct"]
     if stalled is not None:
-        lines.append(f"  moved     {100 - stalled:.1f} % of the weights, in the first step")
+        lines.append(f"  weights   {100 - stalled:.1f} % of them changed in the first step")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 from fp8study.core.errors import UserError
@@ -66,6 +67,17 @@ def writing(
     except OSError as error:
         message = f"{field}: cannot write '{path}' ({error.strerror}); {remedy}"
         raise UserError(message) from error
+
+
+def check_writable(folder: Path, field: str) -> None:
+    """Refuse a folder that cannot be written, or not be made, without making it.
+
+    Raises:
+        UserError: It names `field`, what the user set to get here.
+    """
+    with writing(field, folder):
+        there = next(f for f in (folder, *folder.absolute().parents) if f.exists())
+        TemporaryFile(dir=there).close()
 
 
 def open_lock(path: Path, field: str) -> int:

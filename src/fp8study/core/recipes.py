@@ -50,5 +50,13 @@ RECIPES: dict[Precision, Recipe] = {
 #: Those that compute in FP8.
 FP8_RECIPES = tuple(name for name, recipe in RECIPES.items() if recipe.fp8_gemms)
 
+#: Those whose weights FSDP2 can gather in FP8.
+GATHERED_IN_FP8 = tuple(name for name, recipe in RECIPES.items() if recipe.gathers_in_fp8)
+
+#: Ways to compute one GEMM, by the recipe whose three GEMMs are all computed so.
+ARITHMETICS: tuple[str, ...] = tuple(
+    name for name, recipe in RECIPES.items() if recipe.fp8_gemms in ((), GEMMS)
+)
+
 #: Shorter names for `Precision`.
 ALIASES: dict[str, Precision] = {"fp8": "fp8_tensorwise"}

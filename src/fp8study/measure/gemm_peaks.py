@@ -21,10 +21,9 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig, make_config
-from fp8study.core.recipes import GEMMS, RECIPES, Precision
+from fp8study.core.recipes import ARITHMETICS, GEMMS, RECIPES, Precision
 from fp8study.model.float8 import float8_config, is_converted, why_skipped
 
-ARITHMETICS = ("bf16", "fp8_tensorwise", "fp8_rowwise")
 _COPY_BYTES = 2**30
 _REPEATS = 12
 _WARM_UPS = 3
@@ -182,7 +181,7 @@ def ceilings_text(ceilings: dict[str, Any]) -> str:
 
     lines = [
         f"{ceilings['num_tokens']} tokens; TFLOP/s of the GEMMs alone, without casts",
-        f"  {'layer':<28}{'product':<12}{'BF16':>10}{'tensor':>10}{'row':>10}",
+        f"  {'layer':<28}{'GEMM':<12}{'BF16':>10}{'tensor':>10}{'row':>10}",
     ]
     for row in ceilings["products"]:
         layer = f"{row['in_features']} → {row['out_features']} ({row['count']} ×)"

@@ -22,7 +22,7 @@ from typing import Any
 
 from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import one_line
-from fp8study.core.files import locked, writing
+from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
 from fp8study.core.studies import judgement_of
@@ -95,6 +95,7 @@ def launch(
     """
     machine = machine or this_machine()
     check_possible(config, machine)
+    check_writable(run_dir, "run_dir")  # tokenising takes minutes
     config = config.resolved(on_gpu=bool(machine.gpus))
     prepared = tokens.prepare(config, model_vocab_size(config.model), show)
     if note := unsupported_gpu():

@@ -296,7 +296,7 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
     assert table["id"].is_unique
     assert set(table["document"]) == {"A", "B", "C"}
     assert not table["why"].str.contains(r"\bnan\b|None", regex=True).any()
-    assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["runs"])
+    assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["run_ids"])
 
 
 def test_runs_of_a_cpu_are_judged_without_a_word_on_speed() -> None:

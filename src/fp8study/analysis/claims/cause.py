@@ -5,7 +5,7 @@ from __future__ import annotations
 from scipy import stats as scipy_stats
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import by_parts, count, mean_gap, spread, with_pairs
+from fp8study.analysis.claims.rules import behind, by_parts, count, mean_gap, spread, with_pairs
 from fp8study.analysis.claims.tables import Tables
 
 
@@ -18,8 +18,8 @@ def fails_alone(tables: Tables, claim: Claim) -> Finding:
     stale, healthy = (with_pairs(gaps) for gaps in alone)
     large = claim.published["gap_pct"]
     if healthy.empty:
-        return undecided("no FP8 run at batch 1 on one GPU has three pairs", tables.behind(*alone))
-    runs = tables.behind(stale, healthy)
+        return undecided("no FP8 run at batch 1 on one GPU has three pairs", behind(*alone))
+    runs = behind(stale, healthy)
     fails = healthy["gap_pct_low_95"] > large
     if fails.any():
         why = f"FP8 ends {healthy['gap_pct'].max():+.1f} % above BF16 with every weight trained"
@@ -62,7 +62,7 @@ def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
         "batches and not at 1"
     )
     figure = spread("both errors equal at a batch of", meet["crossing_batch"], spec=".0f")
-    return Finding(by_parts(bool(turns), bool(near)), why, figure, tables.behind(gaps, meet))
+    return Finding(by_parts(turns, near), why, figure, behind(gaps, meet))
 
 
 @judges("A14")
@@ -84,7 +84,7 @@ def larger_batch_mends(tables: Tables, claim: Claim) -> Finding:
     gaps = with_pairs(tables.gaps)
     size = gaps["micro_batch_size"] * gaps["gradient_accumulation_steps"]
     chosen = gaps[(gaps["num_gpus"] == 1) & (size >= least)]
-    runs = tables.behind(chosen)
+    runs = behind(chosen)
     if larger is None or alone is None:
         return undecided("FP8 was not run at batch 1 and at 4 on one GPU with three pairs", runs)
     said = {True: "works", False: "fails", None: "was not run"}
@@ -122,4 +122,4 @@ def variance_falls(tables: Tables, claim: Claim) -> Finding:
     low, high = float(ratio.min()), float(ratio.max())
     figure = Figure("variance × number, over one sequence's", float(ratio.median()), "", low, high,
                     f"range of {len(laws)}", ".2f")  # fmt: skip
-    return Finding(verdict, why, figure, tables.behind(laws))
+    return Finding(verdict, why, figure, behind(laws))

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, judges, undecided
-from fp8study.analysis.claims.rules import by_parts, by_share, count, named, spread
+from fp8study.analysis.claims.rules import (
+    behind,
+    by_parts,
+    by_share,
+    count,
+    named,
+    of_cells,
+    spread,
+)
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
+from fp8study.analysis.pairing import pairs_of
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 
@@ -29,14 +38,14 @@ def _by_model(cells: pd.DataFrame, column: str) -> pd.Series:
 def leads_everywhere(tables: Tables, claim: Claim) -> Finding:
     cells = _grid(tables.cells)
     if len(cells) < _CELLS or cells["model"].nunique() < 2:
-        return undecided(f"{count(len(cells), 'timed cell')} of a grid", tables.behind(cells))
+        return undecided(f"{count(len(cells), 'timed cell')} of a grid", behind(cells))
     ahead = cells["speedup_pct"] > 0
     why = (
         f"FP8 leads in {ahead.sum()} of {len(cells)} cells at batch 1; median lead by model: "
         f"{named(_by_model(cells, 'speedup_pct'))}"
     )
     figure = spread("lead over BF16", cells["speedup_pct"], "%")
-    return Finding(by_share(ahead.mean()), why, figure, tables.behind(cells))
+    return of_cells(ahead, why, figure, behind(cells))
 
 
 @judges("A02")
@@ -55,12 +64,12 @@ def best_length(tables: Tables, claim: Claim) -> Finding:
     said = ", ".join(f"{length} tokens in {n}" for length, n in tally.items())
     why = f"of {count(len(groups), 'arm')} timed at all three lengths the best is {said}"
     figure = Figure("arms whose best length it is", 100 * share, "%")
-    return Finding(by_share(share), why, figure, tables.behind(*groups))
+    return Finding(by_share(share), why, figure, behind(*groups))
 
 
 @judges("A03")
 def larger_is_better(tables: Tables, claim: Claim) -> Finding:
-    pairs = steps(along(_grid(tables.arms), "model"), "num_parameters", "tflops_per_gpu")
+    pairs = steps(along(_grid(tables.arms), "model"), "tflops_per_gpu")
     if pairs.empty:
         return undecided("no two models were timed in one setting")
     better = pairs["tflops_per_gpu"] > pairs["tflops_per_gpu_before"]
@@ -71,7 +80,7 @@ def larger_is_better(tables: Tables, claim: Claim) -> Finding:
     )
     ratio = pairs["tflops_per_gpu"] / pairs["tflops_per_gpu_before"]
     figure = spread("larger model's TFLOP/s over the smaller's", ratio, "times")
-    return Finding(by_share(better.mean()), why, figure, tables.behind(pairs))
+    return of_cells(better, why, figure, behind(pairs))
 
 
 @judges("A04")
@@ -82,15 +91,13 @@ def halves_with_length(tables: Tables, claim: Claim) -> Finding:
         return undecided("no arm was timed at a length and at twice that")
     kept = pairs[RATE] / pairs[f"{RATE}_before"]
     low, high = claim.published["ratio"]
-    inside = ((kept >= low) & (kept <= high)).mean()
+    inside = kept.between(low, high)
     why = (
-        f"of {count(len(pairs), 'doubling')} of the length {100 * inside:.0f} % keep "
-        f"{low:g} to {high:g} of the tokens/s; the median keeps {kept.median():.2f}"
+        f"of {count(len(pairs), 'doubling')} of the length {inside.sum()} keep {low:g} to {high:g} "
+        f"of the tokens/s; the median keeps {kept.median():.2f}"
     )
-    return Finding(
-        by_share(float(inside)), why, spread("tokens/s kept when the length doubles", kept),
-        tables.behind(pairs),
-    )  # fmt: skip
+    figure = spread("tokens/s kept when the length doubles", kept, spec=".2f")
+    return of_cells(inside, why, figure, behind(pairs))
 
 
 @judges("A05")
@@ -110,7 +117,7 @@ def small_is_fast(tables: Tables, claim: Claim) -> Finding:
         f"tokens/s in {far.sum()} of {count(len(groups), 'setting')}"
     )
     figure = spread("smallest model's tokens/s over the largest's", ratio, "times")
-    return Finding(by_share(float(far.mean())), why, figure, tables.behind(*groups))
+    return of_cells(far, why, figure, behind(*groups))
 
 
 @judges("A06")
@@ -118,23 +125,23 @@ def tokens_without_tflops(tables: Tables, claim: Claim) -> Finding:
     cells = _grid(tables.cells)
     if cells.empty:
         return undecided("no FP8 run is timed beside its BF16 run")
-    base = tables.arms.set_index("arm_key")[["tflops_per_gpu", RATE]]
-    both = cells.join(base.add_suffix("_bf16"), on="other_key")
-    both = both.dropna(subset=["tflops_per_gpu_bf16"])
-    leads = [100 * (both[n] / both[f"{n}_bf16"] - 1) for n in ("tflops_per_gpu", RATE)]
+    leads = []
+    for name in ("tflops_per_gpu", RATE):
+        pairs = pairs_of(tables.runs, name).set_index("run_ids")
+        pairs = pairs[pairs["arm_key"].isin(cells["arm_key"])]
+        leads.append(100 * (pairs[name] / pairs[f"{name}_bf16"] - 1))
     apart = (leads[0] - leads[1]).abs()
-    differ = (apart >= claim.published["points"]).mean()
     why = (
         "a lead in TFLOP/s is the same lead in tokens/s, since both precisions do the same work a "
-        f"token: over {count(len(both), 'cell')} the two differ by {apart.max():.2f} points at most"
+        f"token: they differ by {apart.max():.2f} points at most in {count(len(apart), 'pair')}"
     )
     figure = spread("lead in tokens/s", leads[1], "%")
-    return Finding(by_share(float(differ)), why, figure, tables.behind(both))
+    return of_cells(apart >= claim.published["points"], why, figure, behind(cells))
 
 
 @judges("A07")
 def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
-    pairs = steps(along(_grid(tables.arms), "num_gpus"), "num_gpus", RATE)
+    pairs = steps(along(_grid(tables.arms), "num_gpus"), RATE)
     if pairs.empty:
         return undecided("no arm was timed on two numbers of GPUs")
     change = 100 * (pairs[RATE] / pairs[f"{RATE}_before"] - 1)
@@ -143,13 +150,13 @@ def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
         f"median change by model: {named(_by_model(pairs.assign(change=change), 'change'))}"
     )
     figure = spread("change of tokens/s per GPU", change, "%")
-    return Finding(by_share(float((change < 0).mean())), why, figure, tables.behind(pairs))
+    return of_cells(change < 0, why, figure, behind(pairs))
 
 
 def _efficiency(arms: pd.DataFrame) -> pd.DataFrame:
     """Set four GPUs beside one: ``efficiency_pct`` of four times one GPU's tokens/s."""
     few = arms[arms["num_gpus"].isin([1, 4])]
-    pairs = steps(along(few, "num_gpus"), "num_gpus", RATE)
+    pairs = steps(along(few, "num_gpus"), RATE)
     return pairs.assign(efficiency_pct=100 * pairs[RATE] / pairs[f"{RATE}_before"])
 
 
@@ -166,7 +173,7 @@ def scales(tables: Tables, claim: Claim) -> Finding:
         f"{named(_by_model(pairs, 'efficiency_pct'), '.0f')}"
     )
     figure = spread("scaling efficiency on 4 GPUs", pairs["efficiency_pct"], "%")
-    return Finding(by_share(float(enough.mean())), why, figure, tables.behind(pairs))
+    return of_cells(enough, why, figure, behind(pairs))
 
 
 @judges("A09")
@@ -185,7 +192,7 @@ def utilisation(tables: Tables, claim: Claim) -> Finding:
         f"{claim.published['gpu']}'s dense peak"
     )
     figure = spread("MFU (BF16 peak)", arms["mfu_bf16_peak_pct"], "%")
-    return Finding(by_share(float(inside.mean())), why, figure, tables.behind(arms))
+    return of_cells(inside, why, figure, behind(arms))
 
 
 @judges("A23")
@@ -214,7 +221,7 @@ def amdahl(tables: Tables, claim: Claim) -> Finding:
         f"{named(_by_model(counted, 'share_pct'), '.0f')}, and the largest lead {most} times"
     )
     figure = spread("share of FLOPs that FP8 takes over", _by_model(counted, "share_pct"), "%")
-    return Finding(by_parts(sound, bool(near.all())), why, figure, tables.behind(counted))
+    return Finding(by_parts(sound, near.all()), why, figure, behind(counted))
 
 
 @judges("A26")
@@ -229,7 +236,7 @@ def scales_over_pcie(tables: Tables, claim: Claim) -> Finding:
     inside = pairs["efficiency_pct"].between(low, high)
     why = f"{inside.sum()} of {len(pairs)} arms without NVLink scale at {low:g} to {high:g} %"
     figure = spread("scaling efficiency on 4 GPUs", pairs["efficiency_pct"], "%")
-    return Finding(by_share(float(inside.mean())), why, figure, tables.behind(pairs))
+    return of_cells(inside, why, figure, behind(pairs))
 
 
 def _forecast(tables: Tables, claim: Claim) -> str:

@@ -100,7 +100,7 @@ def claims_table(ledger: Sequence[Judged]) -> pd.DataFrame:
             "verdict": str(finding.verdict),
             **{name: figure.get(name) for name in ("what", "value", "unit", "low", "high", "span")},
             "why": finding.why, "settles": settles(each), "num_runs": len(finding.runs),
-            "runs": " ".join(finding.runs),
+            "run_ids": " ".join(finding.runs),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

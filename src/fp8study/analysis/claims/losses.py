@@ -7,11 +7,13 @@ import pandas as pd
 from fp8study.analysis import stats
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
 from fp8study.analysis.claims.rules import (
+    behind,
     by_parts,
     by_share,
     count,
     equal_losses,
     mean_gap,
+    of_cells,
     spread,
     with_pairs,
 )
@@ -26,7 +28,7 @@ _PLACE = ["machine", "study", "run_id"]
 def equal_on_several_gpus(tables: Tables, claim: Claim) -> Finding:
     gaps = tables.gaps[tables.gaps["num_gpus"] == claim.published["num_gpus"]]
     gaps = gaps[gaps["precision"] == "fp8_tensorwise"]
-    return equal_losses(gaps, tables)
+    return equal_losses(gaps)
 
 
 @judges("A24")
@@ -36,7 +38,7 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
         lambda run: {"skip": " ".join(run.record.config.get("skip") or [])}, "skip"
     )
     pairs = pairs_of(tables.runs[~tables.runs["speed_only"]], "loss_last20_mean")
-    pairs = pairs[~pairs["stale"]].merge(skips, on=_PLACE)
+    pairs = pairs[~pairs["stale"]].merge(skips[[*_PLACE, "skip"]], on=_PLACE)
     pairs["gap"] = 100 * (pairs["loss_last20_mean"] / pairs["loss_last20_mean_bf16"] - 1)
     ends = pairs["skip"].str.contains("lm_head") & pairs["skip"].str.contains(r"layers\.0\.")
     keys = ["machine", "study", "pair_key"]
@@ -54,7 +56,7 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
         f"over {len(apart)} seeds the gap to BF16 is {sum(apart) / len(apart):+.2f} points with "
         f"both layers in BF16 against all in FP8: {found['verdict']} at ±{margin:g} %"
     )
-    runs = tables.behind(both, both[["machine", "study"]].assign(run_id=both["run_id_all"]))
+    runs = behind(both, both[["run_ids_all"]].set_axis(["run_ids"], axis=1))
     if found["verdict"] == "undecided":
         return Finding(Verdict.UNDECIDED, why, figure, runs)
     lead = tables.cells.set_index("arm_key")["speedup_pct"]
@@ -70,8 +72,8 @@ def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
     gaps = gaps[(gaps["sequence_length"] == 4096) & (gaps["num_gpus"] == 1)]
     recipes = gaps.groupby(["machine", "study"])["precision"].transform("nunique")
     gaps = gaps[recipes > 1]
-    runs = tables.behind(gaps)
-    ended = equal_losses(gaps, tables)
+    runs = behind(gaps)
+    ended = equal_losses(gaps)
     passes = tables.passes
     first = passes[(passes["passes"] == 1) & passes["arm_key"].isin(gaps["arm_key"])]
     if ended.verdict is not Verdict.CONTRADICTED or first.empty:
@@ -117,7 +119,7 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
         verdict = Verdict.PARTLY
     apart = timed["fp8_tensorwise"] - timed["fp8_rowwise"]
     figure = spread("tensorwise's lead less rowwise's", apart, "points", "+.1f")
-    return Finding(verdict, why, figure, tables.behind(keys, chosen))
+    return Finding(verdict, why, figure, behind(keys, chosen))
 
 
 @judges("C09")
@@ -153,10 +155,10 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
         f"{found['early'].max():.2f} of that spread"
     )
     arms = tables.gaps.merge(found[[*place, "arm"]], on=[*place, "arm"])
-    verdict = by_parts(bool(shown.any()), bool(settled.all()))
+    verdict = by_parts(shown.any(), settled.all())
     verdict = verdict if shown.any() else Verdict.CONTRADICTED
     figure = spread("largest early gap over the spread of seeds", found["early"], spec=".2f")
-    return Finding(verdict, why, figure, tables.behind(arms))
+    return Finding(verdict, why, figure, behind(arms))
 
 
 @judges("C10")
@@ -177,9 +179,8 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     both = gaps[with_one].merge(gaps[~with_one], on=place, suffixes=("", "_constant"))
     helps = both["gap_pct_high_95"] < both["gap_pct_low_95_constant"]
     why = f"the gap is smaller with a schedule in {helps.sum()} of {count(len(both), 'comparison')}"
-    return Finding(
-        by_share(float(helps.mean())), why, mean_gap("gap with a schedule", gaps[with_one]),
-        tables.behind(gaps[with_one]),
+    return of_cells(helps, why, mean_gap("gap with a schedule", gaps[with_one]),
+        behind(gaps[with_one]),
     )  # fmt: skip
 
 
@@ -189,7 +190,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     runs = tables.runs[tables.runs["status"].isin(["completed", "diverged"])]
     runs = runs[(runs["device"] == "cuda") & ~runs["stale"]].drop_duplicates("arm_key")
     lost = (runs["status"] == "diverged") & (runs["steps_completed"] <= claim.published["steps"])
-    sweeps = steps(along(runs.assign(lost=lost), "learning_rate"), "learning_rate", "lost")
+    sweeps = steps(along(runs.assign(lost=lost), "learning_rate"), "lost")
     sweeps = sweeps[sweeps["precision"] != "bf16"] if len(sweeps) else sweeps
     if sweeps.empty:
         return undecided("no FP8 arm was run at two learning rates")
@@ -200,4 +201,4 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     )
     verdict = Verdict.REPRODUCED if cured.any() else Verdict.CONTRADICTED
     figure = Figure("steps of the sweep that break FP8", 100 * float(cured.mean()), "%")
-    return Finding(verdict, why, figure, tables.behind(sweeps))
+    return Finding(verdict, why, figure, behind(sweeps))

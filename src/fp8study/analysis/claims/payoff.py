@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import by_parts, by_share, count, spread
+from fp8study.analysis.claims.rules import behind, by_parts, by_share, count, of_cells, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
@@ -42,7 +42,7 @@ def _ordered(tables: Tables, claim: Claim, column: str, what: str, sign: int = 1
             said.append(f"{words} never run")
     missing = sum("never" in text for text in said)
     why = f"{what} of an 8B at 4096 tokens and batch 1: {'; '.join(said)}"
-    runs = tables.behind(*used)
+    runs = behind(*used)
     if not holds or missing == len(said):
         return undecided(why, runs)
     share = sum(holds) / len(holds)
@@ -83,7 +83,7 @@ def warm_up_pays(tables: Tables, claim: Claim) -> Finding:
         f"figures give {own:,.0f} for tensorwise against the compiled baseline"
     )
     figure = spread("steps to break even", gains["break_even_steps"])
-    return Finding(by_share(float(long.mean())), why, figure, tables.behind(gains))
+    return of_cells(long, why, figure, behind(gains))
 
 
 @judges("B06")
@@ -94,7 +94,7 @@ def slow_without_compile(tables: Tables, claim: Claim) -> Finding:
     slower = cells["speedup_pct"] < 0
     why = f"eager FP8 is slower than eager BF16 in {slower.sum()} of {count(len(cells), 'cell')}"
     figure = spread("lead of eager FP8", cells["speedup_pct"], "%")
-    return Finding(by_share(float(slower.mean())), why, figure, tables.behind(cells))
+    return of_cells(slower, why, figure, behind(cells))
 
 
 @judges("C01")
@@ -111,9 +111,9 @@ def helps_on_hopper(tables: Tables, claim: Claim) -> Finding:
         f"{count(len(largest), 'cell')} here; that an {claim.published['without']} does not is "
         "read off its data sheet, which knows no FP8 units"
     )
-    verdict = by_parts(bool(ahead.all()), without is not None and without.fp8_tflops is None)
+    verdict = by_parts(ahead.all(), without is not None and without.fp8_tflops is None)
     figure = spread("lead of the largest model", largest["speedup_pct"], "%")
-    return Finding(verdict, why, figure, tables.behind(largest))
+    return Finding(verdict, why, figure, behind(largest))
 
 
 def _has_fp8(gpu_name: str) -> bool:
@@ -133,7 +133,7 @@ def narrow_gains_little(tables: Tables, claim: Claim) -> Finding:
     most = claim.published["little_pct"]
     why = f"{little.sum()} of {count(len(narrow), 'narrow cell')} gain under {most} %"
     figure = spread("lead below that width", narrow["speedup_pct"], "%")
-    return Finding(by_share(float(little.mean())), why, figure, tables.behind(narrow))
+    return of_cells(little, why, figure, behind(narrow))
 
 
 @judges("C08")
@@ -149,14 +149,14 @@ def compile_and_pipelines(tables: Tables, claim: Claim) -> Finding:
         f"FP8's median lead is {compiled.median():+.1f} % compiled and {eager.median():+.1f} % "
         f"eager; {count(len(pipelines), 'run')} with pipeline parallelism, which this trainer lacks"
     )
-    verdict = by_parts(bool(compiled.median() > eager.median()), worked)
+    verdict = by_parts(compiled.median() > eager.median(), worked)
     figure = spread("lead of compiled FP8", compiled, "%")
-    return Finding(verdict, why, figure, tables.behind(cells, pipelines))
+    return Finding(verdict, why, figure, behind(cells, pipelines))
 
 
 @judges("C12")
 def batch_extracts(tables: Tables, claim: Claim) -> Finding:
-    pairs = steps(along(tables.cells, "micro_batch_size"), "micro_batch_size", "speedup_pct")
+    pairs = steps(along(tables.cells, "micro_batch_size"), "speedup_pct")
     if pairs.empty:
         return undecided("no FP8 arm is timed beside BF16 at two batch sizes")
     more = pairs["speedup_pct"] - pairs["speedup_pct_before"]
@@ -166,7 +166,7 @@ def batch_extracts(tables: Tables, claim: Claim) -> Finding:
         f"{pairs['speedup_pct'].median():+.1f} %"
     )
     figure = spread("points of lead gained", more)
-    return Finding(by_share(float((more > 0).mean())), why, figure, tables.behind(pairs))
+    return of_cells(more > 0, why, figure, behind(pairs))
 
 
 @judges("C13")
@@ -184,4 +184,4 @@ def old_gpus(tables: Tables, claim: Claim) -> Finding:
     even = cells["speedup_pct"] <= claim.published["little_pct"]
     why = f"FP8 has no lead in {even.sum()} of {count(len(cells), 'cell')} on older GPUs"
     figure = spread("lead before Hopper", cells["speedup_pct"], "%")
-    return Finding(by_share(float(even.mean())), why, figure, tables.behind(cells))
+    return of_cells(even, why, figure, behind(cells))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Figure, Finding, Verdict, undecided
-from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.pairing import DIVERGED
+from fp8study.analysis.pairing import DIVERGED, together
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 
@@ -17,9 +16,21 @@ def by_share(share: float) -> Verdict:
     return Verdict.PARTLY if share >= 0.5 else Verdict.CONTRADICTED
 
 
-def by_parts(*parts: bool) -> Verdict:
+def by_parts(*parts: object) -> Verdict:
     """Judge a claim of several parts by which of them hold."""
     return by_share(1.0 if all(parts) else 0.5 if any(parts) else 0.0)
+
+
+def behind(*tables: pd.DataFrame) -> tuple[str, ...]:
+    """Name the runs that the rows of tables rest on."""
+    columns = ("run_ids", "run_ids_before")
+    texts = [table[name] for table in tables for name in columns if name in table]
+    return tuple(together(pd.concat(texts)).split()) if texts else ()
+
+
+def of_cells(holds: pd.Series, why: str, figure: Figure, runs: tuple[str, ...]) -> Finding:
+    """Judge by the share of cells in which a claim holds."""
+    return Finding(by_share(float(holds.mean())), why, figure, runs)
 
 
 def spread(what: str, values: pd.Series, unit: str = "", spec: str = ".1f") -> Figure:
@@ -45,10 +56,10 @@ def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps[(gaps["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL) | (gaps["verdict"] == DIVERGED)]
 
 
-def equal_losses(gaps: pd.DataFrame, tables: Tables) -> Finding:
+def equal_losses(gaps: pd.DataFrame) -> Finding:
     """Judge the claim that losses are those of BF16, from rows of loss gaps."""
     paired = with_pairs(gaps)
-    runs = tables.behind(paired)
+    runs = behind(paired)
     same = paired["verdict"] == "equivalent"
     apart = paired["verdict"].isin(["different", DIVERGED])
     if not (same | apart).any():
@@ -61,7 +72,7 @@ def equal_losses(gaps: pd.DataFrame, tables: Tables) -> Finding:
         f"±{margin} %: {same.sum()}, different: {apart.sum()}, "
         f"undecided: {(~same & ~apart).sum()}"
     )
-    verdict = by_parts(bool(same.any()), not apart.any())
+    verdict = by_parts(same.any(), not apart.any())
     if not same.any():
         verdict = Verdict.CONTRADICTED
     return Finding(verdict, why, mean_gap("loss gap", paired[same | apart]), runs)

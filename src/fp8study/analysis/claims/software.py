@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import by_parts, by_share, count
+from fp8study.analysis.claims.rules import behind, by_parts, by_share, count, of_cells
 from fp8study.analysis.claims.tables import Tables
 from fp8study.core import config
 from fp8study.core.audit_rules import problems, without_hidden_products
@@ -49,7 +49,7 @@ def _works(tables: Tables, runs: pd.DataFrame, what: str) -> Finding:
     sound = (runs["status"] == "completed") & ~runs["problems"].map(bool)
     why = f"{sound.sum()} of {count(len(runs), 'FP8 run')} {what} completed with a sound audit"
     figure = Figure("runs that worked", 100 * float(sound.mean()), "%")
-    return Finding(by_share(float(sound.mean())), why, figure, tables.behind(runs))
+    return of_cells(sound, why, figure, behind(runs))
 
 
 @judges("A25")
@@ -62,7 +62,7 @@ def efficient_loading(tables: Tables, claim: Claim) -> Finding:
     failed = runs["status"] != "completed"
     why = f"{failed.sum()} of {count(len(runs), 'FP8 run')} with it failed"
     figure = Figure("runs that failed", 100 * float(failed.mean()), "%")
-    return Finding(by_share(float(failed.mean())), why, figure, tables.behind(runs))
+    return of_cells(failed, why, figure, behind(runs))
 
 
 @judges("A28")
@@ -86,9 +86,9 @@ def silent_bf16(tables: Tables, claim: Claim) -> Finding:
         f"{count(len(runs), 'completed FP8 run')} whose profile shows its GEMMs {idle.sum()} did "
         "none of them in FP8"
     )
-    verdict = by_parts(bool(taken), bool(idle.any()))
+    verdict = by_parts(taken, idle.any())
     figure = Figure("wrong settings that are taken", len(taken), spec=".0f")
-    return Finding(verdict, why, figure, tables.behind(runs))
+    return Finding(verdict, why, figure, behind(runs))
 
 
 @judges("C05")
@@ -110,7 +110,7 @@ def kernel_names(tables: Tables, claim: Claim) -> Finding:
         "Records name kernels, not the operators that launch them"
     )
     figure = Figure("kernels of that name", 100 * float(called.mean()), "%")
-    return Finding(by_share(float(called.mean())), why, figure, tables.behind(runs))
+    return of_cells(called, why, figure, behind(runs))
 
 
 @judges("C06")
@@ -141,10 +141,10 @@ def experts_stay_out(tables: Tables, claim: Claim) -> Finding:
     if runs.empty and mixtures.empty:
         return undecided("no mixture of experts was run")
     sound = int(runs["sound"].sum()) if len(runs) else 0
-    total = len({*tables.behind(runs), *tables.behind(mixtures)})
+    total = len({*behind(runs), *behind(mixtures)})
     why = (
         f"in {sound} of {count(total, 'FP8 run')} of a mixture the router or the experts stay out "
         "while other layers are converted"
     )
     figure = Figure("runs with that split", 100 * sound / total, "%")
-    return Finding(by_share(sound / total), why, figure, tables.behind(runs, mixtures))
+    return Finding(by_share(sound / total), why, figure, behind(runs, mixtures))

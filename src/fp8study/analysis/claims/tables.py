@@ -6,7 +6,7 @@ Each table is computed when a test first asks for it, from the frames that the r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import pandas as pd
 from fp8study.analysis import instruments
 from fp8study.analysis import losses as loss_tables
 from fp8study.analysis import noise_tables as noise
-from fp8study.analysis.pairing import pairs_of
+from fp8study.analysis.frames import run_path
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
@@ -72,7 +72,7 @@ class Tables:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """The FP8 arms among them that have a BF16 partner, ``other_key``, and a lead over it."""
+        """The FP8 arms among them that have a BF16 partner and a lead over it."""
         return self.arms[self.arms["speedup_pct"].notna()]
 
     @cached_property
@@ -93,10 +93,12 @@ class Tables:
         """
         paired = self._of_gpus(self._throughput[self._throughput["memory_change_pct"].notna()])
         split = instruments.memory_split_table(self.instruments)
-        columns = ["parameters_gib", "first_step_allocated_gib", "working_gib"]
-        split = split.reindex(columns=["arm_key", *columns]).astype({"arm_key": str})
-        split = split.set_index("arm_key")
-        return paired.join(split, on="arm_key").join(split.add_suffix("_bf16"), on="other_key")
+        sizes = split[["parameters_gib", "first_step_allocated_gib", "working_gib"]]
+        bf16 = (split["precision"] == "bf16") & ~split["stale"].astype(bool)
+        base = sizes[bf16].set_axis(instruments.context(split)[bf16]).add_suffix("_bf16")
+        base = base[~base.index.duplicated()]
+        paired = paired.join(sizes.set_axis(split["arm_key"]), on="arm_key")
+        return paired.assign(_context=instruments.context(paired)).join(base, on="_context")
 
     @cached_property
     def effective_batches(self) -> pd.DataFrame:
@@ -145,47 +147,23 @@ class Tables:
     ) -> pd.DataFrame:
         """Make one row of each record of which `read` says something: its place and `columns`."""
         rows = [
-            {"machine": run.machine_label, "study": run.record.study, "run_id": run.record.run_id}
+            dict(zip(_PLACE, (run.machine_label, run.record.study, run.record.run_id), strict=True))
+            | {"run_ids": run_path(run)}
             | found
             for run in self.stored
             if (found := read(run)) is not None
         ]
-        return pd.DataFrame(rows, columns=[*_PLACE, *columns])
-
-    def behind(self, *tables: pd.DataFrame) -> tuple[str, ...]:
-        """Name the runs that rows of runs, or of arms and their partners, rest on."""
-        found: set[str] = set()
-        for table in tables:
-            if "run_id" in table:
-                rows = table
-            else:
-                names = ("arm_key", "other_key", "before_key")
-                keys = {key for name in names if name in table for key in table[name]}
-                rows = self._results[self._results["arm_key"].isin(keys)]
-            found |= {"/".join(place) for place in rows[_PLACE].to_numpy().tolist()}
-        return tuple(sorted(found))
-
-    @cached_property
-    def _results(self) -> pd.DataFrame:
-        return self.runs[self.runs["status"].isin(RESULTS)]
+        return pd.DataFrame(rows, columns=[*_PLACE, "run_ids", *columns])
 
     @cached_property
     def _configurations(self) -> pd.DataFrame:
-        return self._results.drop_duplicates("arm_key").set_index("arm_key")[_OF_AN_ARM]
-
-    @cached_property
-    def _partners(self) -> pd.Series:
-        """FP8 arm → its BF16 arm."""
-        keys = self._results.set_index(_PLACE)["arm_key"].rename("other_key")
-        pairs = pairs_of(self.runs, "steps_completed")
-        joined = pairs.join(keys, on=["machine", "study", "run_id_bf16"])
-        return joined.drop_duplicates("arm_key").set_index("arm_key")["other_key"]
+        results = self.runs[self.runs["status"].isin(RESULTS)]
+        return results.drop_duplicates("arm_key").set_index("arm_key")[_OF_AN_ARM]
 
     def _of_gpus(self, table: pd.DataFrame, stale: bool = False) -> pd.DataFrame:
         chosen = table[(table["device"] == "cuda") & (table["stale"].astype(bool) == stale)]
         width = chosen["model"].map(lambda name: PRESETS.get(name, {}).get("hidden_size"))
-        chosen = chosen.assign(hidden_size=width).join(self._configurations, on="arm_key")
-        return chosen.join(self._partners, on="arm_key")
+        return chosen.assign(hidden_size=width).join(self._configurations, on="arm_key")
 
 
 def along(arms: pd.DataFrame, *fields: str) -> Iterator[pd.DataFrame]:
@@ -204,13 +182,9 @@ def along(arms: pd.DataFrame, *fields: str) -> Iterator[pd.DataFrame]:
             yield group.sort_values(first, kind="stable")
 
 
-def steps(groups: Iterator[pd.DataFrame], field: str, *values: str) -> pd.DataFrame:
-    """Set each arm of a group beside the one before it: columns ``…`` and ``…_before``."""
-    found = []
-    for group in groups:
-        before = group[[field, "arm_key", *values]].shift().add_suffix("_before")
-        both = group.join(before).rename(columns={"arm_key_before": "before_key"})
-        found.append(both[both["before_key"].notna()])
-    columns = ["arm_key", "before_key", field, *values]
-    columns += [f"{name}_before" for name in (field, *values)]
-    return pd.concat(found) if found else pd.DataFrame(columns=columns)
+def steps(groups: Iterable[pd.DataFrame], *values: str) -> pd.DataFrame:
+    """Set each arm of a group beside the one before it, whose `values` end in ``_before``."""
+    columns = [*values, "run_ids"]
+    found = [group.join(group[columns].shift().add_suffix("_before")).iloc[1:] for group in groups]
+    both = [name for value in columns for name in (value, f"{value}_before")]
+    return pd.concat(found) if found else pd.DataFrame(columns=[*both, "precision"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import by_parts, by_share, count, spread
+from fp8study.analysis.claims.rules import behind, by_parts, count, of_cells, spread
 from fp8study.analysis.claims.tables import Tables
 
 #: What a profile calls the bytes of FP8 weights; torch's own names of the formats begin so.
@@ -28,14 +28,14 @@ def gathers_half(tables: Tables, claim: Claim) -> Finding:
         return undecided("no profiled run gathers its weights in FP8 beside one in BF16")
     saved = -table["all_gather_change_pct"].astype(float)
     half, some = claim.published["saved_pct"]
-    verdict = by_parts(bool((saved >= some).all()), bool((saved >= half).all()))
+    verdict = by_parts((saved >= some).all(), (saved >= half).all())
     why = (
         f"the all-gather of {count(len(table), 'profiled arm')} moves {saved.min():.1f} to "
         f"{saved.max():.1f} % fewer bytes than BF16's; what is not converted is gathered in BF16 "
         f"(of {table['model'].iloc[0]}, GiB a step: {table['all_gather_dtypes'].iloc[0]})"
     )
     figure = spread("fewer bytes in the all-gather", saved, "%")
-    return Finding(verdict, why, figure, tables.behind(table))
+    return Finding(verdict, why, figure, behind(table))
 
 
 @judges("A17")
@@ -51,7 +51,7 @@ def reduces_in_fp8(tables: Tables, claim: Claim) -> Finding:
         f"they travel as {formats}"
     )
     figure = Figure("arms that reduce in FP8", 100 * float(in_fp8.mean()), "%")
-    return Finding(by_share(float(in_fp8.mean())), why, figure, tables.behind(table))
+    return of_cells(in_fp8, why, figure, behind(table))
 
 
 @judges("A18")
@@ -72,7 +72,7 @@ def upcast_before_matmul(tables: Tables, claim: Claim) -> Finding:
         "again, would leave no trace in a record"
     )
     figure = spread("converted FLOPs whose inputs are BF16", upcast.clip(lower=0), "%")
-    return Finding(by_share(float(holds.mean())), why, figure, tables.behind(table))
+    return of_cells(holds, why, figure, behind(table))
 
 
 @judges("A19")
@@ -92,8 +92,8 @@ def halves_memory(tables: Tables, claim: Claim) -> Finding:
         f"{parts['working'].median():.0f} % less (medians of {count(len(split), 'arm')}), and the "
         f"peak is lower by {abs(saved.min()):.1f} to {saved.max():.1f} %"
     )
-    verdict = by_parts(*(bool(part.median() >= half) for part in parts.values()))
-    return Finding(verdict, why, spread("lower peak", saved, "%"), tables.behind(table))
+    verdict = by_parts(*(part.median() >= half for part in parts.values()))
+    return Finding(verdict, why, spread("lower peak", saved, "%"), behind(table))
 
 
 @judges("C11")
@@ -116,12 +116,12 @@ def saves_no_memory(tables: Tables, claim: Claim) -> Finding:
         f"of memory in {count(lost, 'pair')}"
     )
     verdict = by_parts(
-        bool(len(gathers) and gathers.max() < 0),
-        bool(change.median() > -slack),
-        bool((first >= claim.published["first_gib"]).any() or lost),
+        len(gathers) and gathers.max() < 0,
+        change.median() > -slack,
+        (first >= claim.published["first_gib"]).any() or lost,
     )
     figure = spread("change of the peak", change, "%", "+.1f")
-    return Finding(verdict, why, figure, tables.behind(table))
+    return Finding(verdict, why, figure, behind(table))
 
 
 def _only_fp8_ran_out(pair: pd.DataFrame) -> bool:
@@ -151,4 +151,4 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     )
     verdict = Verdict.CONTRADICTED if in_fp8 else Verdict.PARTLY
     figure = Figure("kinds of tensors outside GEMMs in FP8", len(in_fp8), spec=".0f")
-    return Finding(verdict, why, figure, tables.behind(audited))
+    return Finding(verdict, why, figure, behind(audited))

@@ -221,6 +221,27 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def cost_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return what each study held of its GPUs, hours; runs on a CPU have no row.
+
+    One row per machine and study: ``num_runs``, ``gpu_hours`` from a run's claim on its GPUs to its
+    end, where the record knows when it had them (else from its start), times its GPUs; runs that
+    shared a GPU share its time; and the days of the first and the last run.
+    """
+    gpu = runs[runs["device"] == "cuda"]
+    lasted = pd.to_datetime(gpu["ended_at"]) - pd.to_datetime(gpu["started_at"])
+    held = lasted.dt.total_seconds() - gpu["startup_gpu_wait_seconds"].fillna(0)
+    share = gpu["num_gpus"].astype(float) / gpu["runs_per_gpu"].fillna(1).astype(float)
+    groups = gpu.assign(gpu_hours=held * share / 3600).groupby(["machine", "study"], sort=False)
+    return groups.agg(
+        num_runs=("run_id", "size"),
+        gpu_hours=("gpu_hours", "sum"),
+        first_run=("started_at", lambda times: times.min()[:10]),
+        last_run=("ended_at", lambda times: times.max()[:10]),
+        run_ids=("run_ids", together),
+    ).reset_index()
+
+
 def failures_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Every run that did not complete, with what it says of itself."""
     columns = ["machine", "study", "model", "num_gpus", "arm", "seed", "run_id"]

@@ -156,6 +156,9 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "version_torchao": ("torchao", ""),
     "version_transformers": ("transformers", ""),
     "warning": ("what the runs say", ""),
+    "gpu_hours": ("GPU-hours", ".2f"),
+    "first_run": ("first run", ""),
+    "last_run": ("last run", ""),
     "steps_completed": ("steps", "d"),
     "status_detail": ("what it says", ""),
 }
@@ -283,6 +286,7 @@ PROVENANCE = _layout(
     "hardware driver version_torch version_torchao version_transformers commit",
     "{study} on {machine}, {first_run} to {last_run}: {statuses}",
 )
+COSTS = _layout("study num_runs gpu_hours first_run last_run", "{machine}")
 WARNINGS = _layout("warning num_runs studies", "{machine}")
 FAILURES = _layout(
     "model num_gpus arm seed status steps_completed status_detail", "{study} on {machine}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import html
 import json
@@ -11,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-import yaml
 from IPython.display import Markdown
 
 from fp8study.analysis.frames import run_path
 from fp8study.analysis.pairing import ordered
 from fp8study.core.audit_rules import cautions, problems, without_hidden_products
-from fp8study.core.files import project_root
 from fp8study.core.records import RunRecord, StoredRun
+from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
 from fp8study.report.table import raw_html
 from fp8study.report.words import count, escape, in_words, no_gpu_records, number
@@ -142,17 +140,9 @@ def _record(run: StoredRun) -> str:
     path = html.escape(f"results/{place}{run_path(run)}")
     file = run.run_dir / "run.json"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.exists() else "unknown"
-    url = repository_url()
+    url = html.escape(repository_url())
     link = f'<a href="{url}/tree/HEAD/{path}">{path}</a>' if url and place else path
     return f"{link}; SHA-256 of run.json {digest}…"
-
-
-@functools.cache
-def repository_url() -> str:
-    """Return where the repository is hosted, from CITATION.cff; empty if it does not say."""
-    file = project_root() / "CITATION.cff"
-    said = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return html.escape(str(said.get("repository-code") or "")).rstrip("/")
 
 
 def _curve(run: StoredRun) -> str:

@@ -20,8 +20,10 @@ from fp8study.analysis.frames import (
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.peers import published_table
 from fp8study.analysis.speed import document_a_table, throughput_table
+from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
-from fp8study.report import plots
+from fp8study.measure.flops import count_flops
+from fp8study.report import plots, speed_rows
 from tests.factories import make_broken, make_document_a, make_record, make_results, store
 from tests.table_factories import frame, store_pair
 
@@ -60,10 +62,6 @@ def test_every_table_names_the_stale_optimizer(table: Any, tmp_path: Path) -> No
 def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
     make_document_a(tmp_path)
     runs, metrics = frame(tmp_path), metrics_frame(load_runs(tmp_path))
-    speed = throughput_table(runs)
-    for figure in (plots.throughput_figure(speed), plots.memory_figure(speed)):
-        words = [text.get_text() for text in figure.legends[0].get_texts()]
-        assert sum(STALE in word for word in words) == 1
     document_a = plots.document_a_figure(metrics, runs)
     words = [text.get_text() for text in document_a.legends[0].get_texts()]
     assert sum(STALE in word for word in words) == 1
@@ -151,6 +149,22 @@ def test_reporting_imports_no_torch() -> None:
     code = "import sys, fp8study.report.page, fp8study.report.plots, fp8study.report.sentences; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_documents_are_restated_with_our_count() -> None:
+    table = pd.read_csv(Path(__file__).parents[2] / "report" / "documents.csv")
+    of_a = table[table["document"].str.startswith("A")]
+    for length in (2048, 4096, 8192):
+        counted = count_flops(
+            make_config({"model": "llama-3.1-8b", "sequence_length": length}).resolved()
+        )
+        row = of_a[of_a["setting"].str.contains(f" {length} tokens")].iloc[0]
+        assert row["gflop"] == pytest.approx(counted.total / 1e9, abs=1e-3)
+        assert row["gflop_stated"] == pytest.approx(counted.document_a / 1e9, abs=1e-3)
+    restated = speed_rows.restated(table)
+    compiled = restated[restated["setting"].str.contains("compiled")].set_index("precision")
+    assert compiled.loc["BF16", "mfu_pct"] == pytest.approx(45.5, abs=0.1)
+    assert compiled.loc["FP8 tensorwise", "lead_pct"] == pytest.approx(24.2, abs=0.1)
 
 
 def test_published_leads_are_computed(tmp_path: Path) -> None:

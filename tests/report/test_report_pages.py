@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fp8study.report import cause_sentences, layouts, loss_sentences, rows, sentences, words
+from fp8study.report import (
+    cause_sentences,
+    layouts,
+    loss_sentences,
+    rows,
+    sentences,
+    speed_rows,
+    words,
+)
 from fp8study.report import page as pages
 from fp8study.report.table import show
+from tests.analysis.test_leads import store_leads
 from tests.factories import (
     make_attribution,
     make_broken,
@@ -80,18 +89,21 @@ def test_page_has_no_python_leftovers(site: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["performance", "quality", "attribution"])
-def test_stale_run_is_labelled_on_every_page(site: dict[str, str], name: str) -> None:
-    assert STALE in plain(site[name])
+def test_stale_run_is_labelled_wherever_it_is_shown(site: dict[str, str]) -> None:
+    for name in ("quality", "attribution"):
+        assert STALE in plain(site[name])
+    for name in ("index", "performance"):
+        assert "stale" not in plain(site[name].partition("sec-document-a")[0])
 
 
 @pytest.mark.slow
 def test_answer_is_computed(site: dict[str, str]) -> None:
     text = plain(site["index"])
-    # One more sits near the memory limit of one GPU.
-    assert "Speed on h200x8 (NVIDIA H200). Tokens/s against BF16, medians of paired ratios" in text
-    assert "1 not compared, memory nearly full" in text
-    assert "+20.0 % (" in text
+    assert "h200x8 (NVIDIA H200): " in text
+    assert "+20.0 %" in text
+    assert "measure more" in text
+    # One sits near the memory limit of one GPU.
+    assert "1 lead left out, memory nearly full" in text
     assert "What would a synthetic run decide?" in text
     assert "the stale optimizer made the failure" in text
 
@@ -105,7 +117,7 @@ def test_failed_runs_and_their_reasons_are_shown(site: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_every_image_has_an_alternative(site: dict[str, str]) -> None:
     images = re.findall(r"<img[^>]*>", "".join(site.values()))
-    assert len(images) >= 10
+    assert len(images) >= 12
     assert all(re.search(r'alt="[^"]{40,}"', image) for image in images)
 
 
@@ -122,6 +134,7 @@ def run_cells(page: str) -> str:
         value = eval(f"({code})", names)
         texts = [t.get_text() for t in getattr(value, "texts", [])]
         shown += [str(getattr(value, "data", "")), *texts]
+    shown += [eval(code, names).data for code in re.findall(r"`\{python\} (Markdown[^`]*)`", text)]
     return plain("\n".join(shown))
 
 
@@ -164,7 +177,8 @@ def test_cpu_runs_alone_claim_no_speed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
     monkeypatch.chdir(REPORT)
     text = "".join(run_cells(page) for page in NAMES)
-    assert "medians of paired ratios:" not in text
+    assert "No answer yet" in text
+    assert "once its loss is checked" not in text and "in BF16;" not in text
     assert "tokens/s per GPU" not in text
     assert "No GPU records yet" in text
 
@@ -194,26 +208,24 @@ def test_document_a_sentence_follows_the_losses(
     assert "78.4 %" in text
 
 
-def test_slower_fp8_is_called_slower(tmp_path: Path) -> None:
-    store(tmp_path, "local", make_record())
-    store(tmp_path, "local", make_record(precision="fp8_rowwise"))
+def test_slower_fp8_is_left_alone(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    told = sentences.decide(pages.load_report(tmp_path))
+    assert "Keep llama-3.2-1b (\u22129.0 %) in BF16." in told
+    assert "in FP8" not in told
+
+
+def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
+    for gpus, leads in ((1, (0.90, 0.91, 0.92)), (2, (1.0, 1.1)), (4, (1.20, 1.21, 1.22))):
+        store_leads(tmp_path, 1, *leads, num_gpus=gpus)
     report = pages.load_report(tmp_path)
-    told = sentences.speed(report)
-    assert "FP8 rowwise, compiled: \u221210.0 % (1 GPU, batch 1)" in told
-    assert "faster" not in told
-
-
-def test_the_ends_of_a_range_say_where_they_were_measured(tmp_path: Path) -> None:
-    for gpus, rate in ((1, 9_000.0), (4, 12_000.0)):
-        for precision, speed in (("bf16", 10_000.0), ("fp8_rowwise", rate)):
-            results = {"tokens_per_second_per_gpu": speed}
-            record = make_record(
-                precision=precision, results=results, num_gpus=gpus, strategy="fsdp2"
-            )
-            store(tmp_path, "local", record)
-    told = sentences.speed(pages.load_report(tmp_path))
-    assert "\u221210.0 % (1 GPU, batch 1) to +20.0 % (4 GPUs, batch 1)" in told
-    assert "Of 1 faster arm, none has a conclusive loss verdict" in told
+    assert (
+        "Train llama-3.2-1b (4 GPUs, batch 1, +21.0 %) in FP8 once its loss is checked; "
+        "keep llama-3.2-1b (1 GPU, batch 1, \u22129.0 %) in BF16; measure more in 1 setting of 3."
+    ) in sentences.decide(report)
+    unknown = sentences.unknown(report)
+    assert "Of 1 setting in which FP8 is surely faster, none has a conclusive loss" in unknown
+    assert "would end in *FP8* or *BF16*" in sentences.changes(report)
 
 
 def test_no_range_joins_two_machines(tmp_path: Path) -> None:
@@ -232,13 +244,15 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
                 record.judgement["question"] = "Is FP8 faster here?"
                 store(tmp_path, place, record)
     report = pages.load_report(tmp_path)
-    for tell in (sentences.speed, loss_sentences.training):
+    for tell in (sentences.decide, loss_sentences.training):
         own, theirs = tell(report).split("h200x8 (NVIDIA H200)")
         assert "local (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
-    limits = sentences.limits(report).splitlines()
-    assert limits[0].startswith("- **local (NVIDIA H100") and "h200x8" in limits[1]
-    asked = rows.questions(report.stored)
+    unknown = sentences.unknown(report).splitlines()
+    assert unknown[0].startswith("- **local (NVIDIA H100") and "h200x8" in unknown[1]
+    (both,) = speed_rows.side_by_side(speed_rows.decisions(report.decisions)).to_dict("records")
+    assert (round(both["lead_pct"]), round(both["lead_pct_other"])) == (-20, 20)
+    asked = rows.questions(report)
     assert asked["machine"].tolist() == ["local", "h200x8"]
     assert set(asked["question"]) == {"Is FP8 faster here?"}
 
@@ -253,7 +267,7 @@ def test_runs_that_warn_are_counted_where_their_numbers_are_judged(tmp_path: Pat
     assert "runs with a warning" in shown
     listed = show(rows.warnings(report.stored), layouts.WARNINGS, "").data
     assert "a fallback &lt;b&gt;" in listed
-    assert "1 runs with a warning" in sentences.limits(report)
+    assert "1 run with [a warning]" in sentences.unknown(report)
 
 
 def test_what_rows_share_is_their_header(tmp_path: Path) -> None:
@@ -328,7 +342,6 @@ def test_attribution_says_what_its_records_say(site: dict[str, str]) -> None:
     assert "attribution on h200x8" in text
     assert "The stale optimizer is nearly all of it (99.9 %)" in text
     assert "masters" not in text
-    assert "planted (78.4 % of parameters not trained)" in plain(site["performance"])
     assert "So the fault makes the failure, whatever the precision." in text
     assert "Of 7 gaps with three seeds or more, 7 equivalent at" in text
     assert "No run was done again with its seed: run make reproduce STUDY=loss-parity" in text

@@ -173,7 +173,8 @@ _PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
 PEER_COLUMNS = [
     *_PLACE, "max_grad_norm", "arm", "peer", "num_runs", "num_peer_runs",
     "tokens_per_second_per_gpu", "range", "peer_tokens_per_second_per_gpu", "peer_range", "ratio",
-    "ratio_interval", "reserved_gib", "peer_reserved_gib", "run_ids",
+    "ratio_interval", "reserved_gib", "peer_reserved_gib", "run_ids", "tokens_per_gpu",
+    *(f"{side}lead{end}_pct" for side in ("", "peer_") for end in ("", "_low", "_high")),
 ]  # fmt: skip
 
 
@@ -183,7 +184,9 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians and
     ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's interval
     in words, and medians of what each side's allocator had reserved, GiB. Arms that clip gradients
-    (at ``max_grad_norm``) say so in their name and share the others' setting.
+    (at ``max_grad_norm``) say so in their name and share the others' setting. ``lead_pct`` and
+    ``peer_lead_pct`` are each side's own FP8 over its own BF16, both as ratios of geometric means
+    with Welch's 95 % interval.
 
     Raises:
         UserError: A peer's record is broken.
@@ -197,6 +200,10 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
         for peer, arm, ratio in pairs:
             ids = {"run_ids": together(arm.completed["run_id"].map(paths))}
             rows.append(place | _peer_row(peer, arm, ratio) | ids)
+    bf16 = {_alike(row): row for row in rows if row["precision"] == "bf16"}
+    for row in rows:
+        if row["precision"] != "bf16" and _alike(row) in bf16:
+            row |= _leads(row, bf16[_alike(row)])
     table = pd.DataFrame(rows, columns=PEER_COLUMNS)
     order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
     return table.sort_values(order, kind="stable", na_position="first")
@@ -211,6 +218,9 @@ def _peer_row(peer: PeerRecord, arm: Arm, ratio: Ratio | None) -> dict[str, obje
         "max_grad_norm": norm,
         "arm": arm_label(arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",
+        "rates": arm.rates,
+        "peer_rates": peer.rates if peer.status == "completed" else [],
+        "tokens_per_gpu": peer.sequence_length * peer.micro_batch_size,
         "num_runs": len(arm.rates),
         "num_peer_runs": len(peer.rates),
         "tokens_per_second_per_gpu": median(arm.rates),
@@ -222,6 +232,24 @@ def _peer_row(peer: PeerRecord, arm: Arm, ratio: Ratio | None) -> dict[str, obje
         "reserved_gib": median([gib for gib in reserved if gib is not None]),
         "peer_reserved_gib": median(peer.memory_peak_gib),
     }
+
+
+def _alike(row: dict[str, Any]) -> tuple[object, ...]:
+    """What the BF16 row has in common with the FP8 row that it is compared with."""
+    names = ["machine", "study", "model", "num_gpus", "setting", "max_grad_norm", "peer"]
+    return tuple(row[name] for name in names)
+
+
+def _leads(fp8: dict[str, Any], bf16: dict[str, Any]) -> dict[str, float]:
+    found = {}
+    for side in ("", "peer_"):
+        ratio = ratio_of([fp8[f"{side}rates"]], [bf16[f"{side}rates"]])
+        if ratio:
+            found[f"{side}lead_pct"] = 100 * (ratio.estimate - 1)
+            if ratio.interval:
+                found[f"{side}lead_low_pct"] = 100 * (ratio.interval.low - 1)
+                found[f"{side}lead_high_pct"] = 100 * (ratio.interval.high - 1)
+    return found
 
 
 def _range(values: Sequence[float]) -> str | None:

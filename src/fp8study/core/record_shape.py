@@ -35,7 +35,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         flag="compile activation_checkpointing fp8_all_gather",
     ),
     "machine": kinds(
-        text="device gpu_name cpu_name driver", number="gpu_memory_gib", count="num_gpus_on_machine"
+        text="device gpu_name cpu_name driver host_hash",
+        number="gpu_memory_gib",
+        count="num_gpus_on_machine",
     ),
     "data": kinds(
         text="corpus_sha256", number="epochs", count="vocab_size num_train_tokens num_tokens_seen"

@@ -24,6 +24,8 @@ _KEYS = ["arm_key", "effect_key", "pair_key"]
 
 TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "throughput": lambda report: report.throughput,
+    "leads": lambda report: report.leads,
+    "decisions": lambda report: report.decisions,
     "loss-gaps": lambda report: report.loss_gaps,
     "validation-gaps": lambda report: report.validation_gaps,
     "passes": lambda report: pass_table(report.metrics, report.runs),

@@ -10,7 +10,7 @@ from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, 
 from fp8study.report.words import count
 
 #: Column → label and colour, from the bottom of the bar up.
-_TIME = {
+TIME = {
     "gemm_fp8": ("FP8 GEMMs", colour("fp8_tensorwise")),
     "gemm_bf16": ("BF16 GEMMs", colour("bf16")),
     "attention": ("attention", "#56B4E9"),
@@ -30,7 +30,7 @@ _MEMORY = {
 
 def time_figure(table: pd.DataFrame, empty: str = "No profiled step yet") -> Figure:
     """Draw where each arm's step goes, ms."""
-    return _stacked(table, _TIME, "kernel time, ms", "step_time_ms_median", empty)
+    return _stacked(table, TIME, "kernel time, ms", "step_time_ms_median", empty)
 
 
 def memory_figure(table: pd.DataFrame, empty: str = "No memory split yet") -> Figure:

@@ -41,15 +41,28 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "ratio_interval": ("95 % CI", ""),
     "reserved_gib": ("GiB", ".1f"),
     "peer_reserved_gib": ("peer", ".1f"),
-    "wall_minutes": ("wall-clock time, min", ".1f"),
-    "in_steps_pct": ("in training steps, % of GPU time", ".1f"),
-    "of_held_pct": ("of the time GPUs were held", ".1f"),
-    "gpus": ("GPUs", ""),
-    "bf16": ("BF16", ",.0f"),
-    "fp8_tensorwise": ("FP8 tensorwise", ",.0f"),
-    "fp8_tensorwise_pct": ("v BF16, %", "+.1f"),
-    "fp8_rowwise": ("FP8 rowwise", ",.0f"),
-    "fp8_rowwise_pct": ("v BF16, %", "+.1f"),
+    # Decisions and leads.
+    "micro_batch_size": ("batch", "d"),
+    "sequence_length": ("tokens", ",d"),
+    "lead_pct": ("FP8's lead, %", "+.1f"),
+    "lead_range": ("all pairs", ""),
+    "ci": ("95 % CI", ""),
+    "action": ("what to do", ""),
+    "energy_change_pct": ("v BF16, %", "+.1f"),
+    "loss": ("FP8's loss", ""),
+    "form": ("path", ""),
+    "num_sessions": ("sessions", "d"),
+    "lead_pct_other": ("there, %", "+.1f"),
+    "ci_other": ("95 % CI", ""),
+    "action_other": ("what to do there", ""),
+    "tokens_per_second_per_gpu_bf16": ("BF16 tokens/s per GPU", ",.0f"),
+    "tflops_per_gpu_bf16": ("BF16 TFLOP/s per GPU", ".0f"),
+    "peer_lead_pct": ("peer's", "+.1f"),
+    # What others said.
+    "tflops_stated": ("stated TFLOP/s", ".0f"),
+    "mfu_stated_pct": ("stated MFU, %", ".1f"),
+    "tflops": ("restated TFLOP/s", ".0f"),
+    "mfu_pct": ("restated MFU, %", ".1f"),
     # Losses.
     "epochs": ("passes", ".1f"),
     "passes": ("passes", ".1f"),
@@ -177,7 +190,30 @@ _BY_GPUS = "{model} on {num_gpus} × {gpu_name}, {study} on {machine}: {setting}
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 _CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs", "noise_scale_range": "95 % CIs"}
 
-QUESTIONS = _layout("machine study question num_runs")
+QUESTIONS = _layout("study question answer", "{machine}")
+DECISIONS = _layout(
+    "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form "
+    "num_sessions",
+    "{model} on {machine}",
+    lead_pct="FP8, %",
+    memory_change_pct="memory, %",
+    energy_change_pct="J per token, %",
+)
+BESIDE = _layout(
+    "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
+    "{model}: local ({gpus}), then {machine_other}",
+)
+LEADS = _layout(
+    "num_gpus micro_batch_size sequence_length arm lead_pct lead_range ci num_pairs num_sessions "
+    "tokens_per_second_per_gpu_bf16 tokens_per_second_per_gpu tflops_per_gpu_bf16 tflops_per_gpu "
+    "memory_peak_gib memory_change_pct energy_change_pct",
+    "{model} on {machine}: {weights}",
+    tokens_per_second_per_gpu="FP8",
+    tflops_per_gpu="FP8",
+    memory_peak_gib="FP8 memory, GiB",
+    memory_change_pct="v BF16, %",
+    energy_change_pct="energy per token, %",
+)
 THROUGHPUT = _layout(
     "num_gpus arm num_runs tokens_per_second_per_gpu speedup_pct tflops_per_gpu mfu_bf16_peak_pct "
     "memory_peak_gib memory_change_pct note num_warned",
@@ -189,21 +225,14 @@ STARTUP = _layout(
     "first_step_seconds compile_seconds",
     _GROUP,
 )
-SWITCHES = _layout(
-    "setting num_runs tokens_per_second_per_gpu gain_pct memory_peak_gib memory_change_pct "
-    "loss_gap_pct verdict",
-    "{model}, GPUs: {num_gpus}, {precision}, {study} on {machine}; plain: {setting_plain}",
-    memory_change_pct="v plain, %",
-)
 PEERS = _layout(
     "arm num_runs tokens_per_second_per_gpu range peer_tokens_per_second_per_gpu peer_range ratio "
-    "ratio_interval reserved_gib peer_reserved_gib",
+    "ratio_interval lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
     "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
     "{num_peer_runs} runs",
 )
-OCCUPANCY = _layout("study num_runs num_gpus wall_minutes in_steps_pct of_held_pct", "{machine}")
-PUBLISHED = _layout(
-    "setting gpus bf16 fp8_tensorwise fp8_tensorwise_pct fp8_rowwise fp8_rowwise_pct", "{source}"
+RESTATED = _layout(
+    "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct", "{document}"
 )
 LOSS_GAP = _layout(
     "arm judged gap_pct gap interval pairs epochs loss_bf16 detectable_pct p_holm num_warned",

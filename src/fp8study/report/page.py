@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pandas as pd
 
+from fp8study.analysis.decision import decision_table
 from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.instruments import instruments_frame
+from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
+from fp8study.report.words import own_first
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -37,6 +40,10 @@ class Report:
     loss_gaps: pd.DataFrame
     validation_gaps: pd.DataFrame
     """As ``loss_gaps``, of the validation loss."""
+    leads: pd.DataFrame
+    """FP8's lead in every setting of today."""
+    decisions: pd.DataFrame
+    """What to train in, by model, GPUs and batch; the reader's own machine first."""
     instruments: pd.DataFrame
     stored: Sequence[StoredRun]
     """The records themselves, for what no frame holds."""
@@ -109,11 +116,14 @@ def _read_report(folder: Path) -> Report:
 def report_of(stored: Sequence[StoredRun]) -> Report:
     """Compute what several pages use from records that are read already."""
     runs = shorten_arms(runs_frame(stored))
+    leads, gaps = leads_table(runs), loss_gap_table(runs)
     return Report(
         runs=runs,
         metrics=metrics_frame(stored),
         throughput=throughput_table(runs),
-        loss_gaps=loss_gap_table(runs),
+        loss_gaps=gaps,
+        leads=leads,
+        decisions=own_first(decision_table(leads, gaps, runs)),
         validation_gaps=loss_gap_table(runs, "validation_loss"),
         instruments=instruments_frame(stored, runs),
         stored=stored,

@@ -1,75 +1,31 @@
-"""Figures of speed, memory and loss, for a page about 800 pixels wide.
+"""Figures of loss curves, for a page about 800 pixels wide.
 
-Colour names the precision; a second mark (line style, hatching) repeats what matters, above all a
-stale optimizer.
+Colour names the precision, and the style of a line repeats what matters, above all a stale
+optimizer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from fp8study.analysis.pairing import newest_per_seed
-from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.report.plotstyle import (
     GREY,
     add_legend,
-    colour,
     line_styles,
-    list_arms,
     message_figure,
     panels,
 )
-from fp8study.report.words import number, recipe
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
-_CONTEXT = ["model", "study", "machine", "setting"]
 _LOSS_AXES = ("step", "training loss, nats/token")
-
-
-def throughput_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
-    """Draw tokens/s per GPU against the number of GPUs, with each arm's lead over BF16."""
-    return _bars(table, "tokens_per_second_per_gpu", "tokens/s per GPU", _lead, empty)
-
-
-def memory_figure(table: pd.DataFrame, empty: str = "No GPU records yet") -> Figure:
-    """Draw peak memory per GPU, GiB, with each arm's difference from BF16; arguments as above."""
-    return _bars(table, "memory_peak_gib", "peak memory, GiB", _change("memory_change_pct"), empty)
-
-
-def _bars(
-    table: pd.DataFrame, value: str, label: str, text: Callable[[pd.Series], str], empty: str
-) -> Figure:
-    table = _without_shares(table[(table["device"] != "cpu") & table[value].notna()])
-    if table.empty:
-        return message_figure(empty)
-    labels = ("GPUs", label)
-    figure, drawn = panels(table, _CONTEXT, "{}: {} on {}\n{}".format, labels, 2.7)
-    names = list_arms(table)
-    for axis, _, group in drawn:
-        counts = sorted(group["num_gpus"].dropna().unique())
-        arms = [arm for arm, _, _ in names if arm in set(group["arm"])]
-        width = 0.84 / len(arms)
-        for _, row in group.iterrows():
-            shift = (arms.index(row["arm"]) - (len(arms) - 1) / 2) * width
-            place = counts.index(row["num_gpus"]) + shift
-            style = _bar_style(row["arm"], row["precision"], bool(row["stale"]))
-            axis.bar(place, row[value], width * 0.94, **style)
-            axis.text(place, row[value], text(row), ha="center", va="bottom", fontsize=9)
-        axis.set_xticks(range(len(counts)), [str(count) for count in counts])
-        axis.set_xlim(-0.6, len(counts) - 0.4)
-        axis.set_ylim(0, 1.22 * group[value].max())
-        axis.grid(False, axis="x")
-        axis.yaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
-    add_legend(figure, [Patch(label=name[0], **_bar_style(*name)) for name in names])
-    return figure
 
 
 def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
@@ -78,30 +34,6 @@ def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
     if table["arm"].str.extract(f"({share})", expand=False).nunique() <= 1:
         return table
     return table.assign(arm=table["arm"].str.replace(share, "", regex=True))
-
-
-def _bar_style(arm: str, precision: str, stale: bool) -> dict[str, Any]:
-    shade = colour(precision)
-    if stale:
-        return {"facecolor": "white", "edgecolor": shade, "hatch": "////", "linewidth": 1.0}
-    is_usual = arm == recipe(precision)
-    return {"facecolor": shade, "edgecolor": shade, "alpha": 1.0 if is_usual else 0.55}
-
-
-def _change(column: str) -> Callable[[pd.Series], str]:
-    def text(row: pd.Series) -> str:
-        if row["precision"] == "bf16" or pd.isna(row[column]):
-            return ""
-        return f"{number(row[column], '+.0f')} %" + ("\nstale" if row["stale"] else "")
-
-    return text
-
-
-def _lead(row: pd.Series) -> str:
-    """Say over an FP8 bar how far ahead it is, or why that is not said."""
-    if row["precision"] != "bf16" and MEMORY_FULL in row["note"]:
-        return "memory\nfull"
-    return _change("speedup_pct")(row)
 
 
 def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:

@@ -32,7 +32,7 @@ DASHED = (0, (5, 3))
 SETTING = ["machine", "study", "model", "num_gpus", "setting"]
 _WIDTH_INCHES = 8.0
 _DOTS = ((3.5, 2), (1, 1), (5, 1.5, 1, 1.5), (7, 2), (5, 1.5, 1, 1.5, 1, 1.5), (9, 1.5))
-_STYLE: dict[str, Any] = {
+STYLE: dict[str, Any] = {
     "axes.grid": True,
     "grid.color": "#e3e3e3",
     "grid.linewidth": 0.8,
@@ -97,7 +97,7 @@ def panels(
     groups = list(table.groupby(list(keys), sort=False))
     columns = min(columns, len(groups))
     rows = math.ceil(len(groups) / columns)
-    with sns.axes_style("ticks", _STYLE), sns.plotting_context("paper", rc=_STYLE):
+    with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, height * rows + 0.7), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)

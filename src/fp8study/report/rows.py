@@ -1,4 +1,4 @@
-"""The rows of tables that only the pages show: questions, warnings, passes, medians over seeds."""
+"""The rows of tables that only the pages show, in the pages' words."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fp8study.analysis.pairing import together
 from fp8study.core.hardware import GPU_PEAKS
 from fp8study.core.records import StoredRun
 from fp8study.report import layouts
+from fp8study.report.page import Report
 from fp8study.report.table import Layout
-from fp8study.report.words import number, recipe, span
+from fp8study.report.words import number, own_first, recipe, span
 
 #: The checks of the pipeline itself, which ask nothing about FP8.
 _CHECKS = ("adhoc", "smoke", "bench-cpu")
@@ -25,8 +26,8 @@ _END = "end"
 GEMMS = {"output": "forward", "grad_input": "input gradient", "grad_weight": "weight gradient"}
 
 
-def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
-    """Say what each study with runs asks, the reader's own first; the records know."""
+def questions(report: Report) -> pd.DataFrame:
+    """Say what each study with runs asks and what its runs answer, the reader's own first."""
     asked = [
         (
             run.machine_label,
@@ -34,7 +35,7 @@ def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
             run.record.judgement.get("question") or "",
             run_path(run),
         )
-        for run in stored
+        for run in report.stored
         if run.record.study not in _CHECKS
     ]
     columns = ["machine", "study", "question", "run_ids"]
@@ -42,7 +43,26 @@ def questions(stored: Sequence[StoredRun]) -> pd.DataFrame:
     table = groups.agg(
         num_runs=("question", "size"), question=("question", "last"), run_ids=("run_ids", together)
     )
-    return _own_first(table)
+    speeds, gaps = report.throughput.dropna(subset="speedup_pct"), report.loss_gaps
+    speeds, gaps = speeds[~speeds["stale"].astype(bool)], gaps[~gaps["stale"].astype(bool)]
+    table["answer"] = [
+        _answer(*(t[(t["machine"] == row["machine"]) & (t["study"] == row["study"])]
+                  for t in (speeds, gaps)))
+        for _, row in table.iterrows()
+    ]  # fmt: skip
+    return own_first(table)
+
+
+def _answer(speeds: pd.DataFrame, gaps: pd.DataFrame) -> str:
+    parts = []
+    if len(speeds):
+        parts.append(f"speed {span(speeds['speedup_pct'], '+.1f', ' %')}")
+    tested = gaps[gaps["num_pairs"] >= stats.MIN_PAIRS_FOR_INTERVAL]
+    for verdict, rows in tested.groupby("verdict", sort=False):
+        parts.append(f"loss {verdict} in {len(rows)}: {span(rows['gap_pct'], '+.2f', ' %')}")
+    if len(gaps) and tested.empty:
+        parts.append("loss: too few seeds")
+    return "; ".join(parts)
 
 
 def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
@@ -60,12 +80,7 @@ def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
         studies=("study", lambda names: ", ".join(dict.fromkeys(names))),
         run_ids=("run_ids", together),
     )
-    return _own_first(table.sort_values("num_runs", ascending=False, kind="stable"))
-
-
-def _own_first(table: pd.DataFrame) -> pd.DataFrame:
-    own = {"local": ""}
-    return table.sort_values("machine", key=lambda names: names.replace(own), kind="stable")
+    return own_first(table.sort_values("num_runs", ascending=False, kind="stable"))
 
 
 def peaks() -> pd.DataFrame:

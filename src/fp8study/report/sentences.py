@@ -1,4 +1,4 @@
-"""What the records say of speed and memory, and how little that rests on.
+"""What the records say one should train in, how little that rests on, and what would change it.
 
 Each function returns Markdown. The words follow the sign of the numbers, and what is not there
 yet is said together with the command that would make it.
@@ -6,19 +6,196 @@ yet is said together with the command that would make it.
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
-from fp8study.analysis.frames import MIXED
-from fp8study.analysis.speed import MEMORY_FULL
+from fp8study.analysis import decision
+from fp8study.analysis.leads import LEVEL, SESSION_GAP
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.page import Report
-from fp8study.report.words import (
-    by_machine,
-    count,
-    escape,
-    how_to_get,
-    number,
-    recipe,
-)
+from fp8study.report.words import by_machine, count, escape, how_to_get, span
+
+_CONCLUSIVE = ["equivalent", "different"]
+_SAID = {"fp8": "train {} in FP8", "bf16": "keep {} in BF16"}
+
+
+def decide(report: Report) -> str:
+    """Say in one sentence for each machine what to train in."""
+    table = report.decisions
+    if table.empty:
+        return (
+            "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
+            f"alone and ran in its session: {how_to_get('quick')}."
+        )
+    return "\n\n".join(f"**{name}:** {_decision(rows)}" for name, rows in by_machine(table))
+
+
+def _decision(table: pd.DataFrame) -> str:
+    kind = table["action"].map(decision.TO_TRAIN_IN)
+    parts = []
+    for train_in, said in _SAID.items():
+        chosen = table[kind == train_in]
+        models = [_of_model(rows, table[table["model"] == model])
+                  for model, rows in chosen.groupby("model", sort=False)]  # fmt: skip
+        if models:
+            checked = chosen["action"].eq(decision.CHECK).any()
+            then = " once its loss is checked" if checked else ""
+            parts.append(f"{said.format(_joined(models))}{then}")
+    if num_open := int((kind == "").sum()):
+        parts.append(f"measure more in {count(num_open, 'setting')} of {len(table)}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
+    """Name a model with where in its settings, and the leads there."""
+    where = f"{len(rows)} of {len(of_it)} settings, " if len(rows) < len(of_it) else ""
+    if len(rows) == 1 < len(of_it):
+        num_gpus, batch = rows[["num_gpus", "micro_batch_size"]].to_numpy().tolist()[0]
+        where = f"{count(num_gpus, 'GPU')}, batch {batch}, "
+    leads = rows["lead_pct"].dropna()
+    said = span(leads, "+.1f", " %") if len(leads) else "not comparable"
+    return f"{escape(rows['model'].iloc[0])} ({where}{said})"
+
+
+def _joined(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def lead_caption(leads: pd.DataFrame, peers: pd.DataFrame) -> str:
+    """Say what the picture of these leads shows."""
+    parts = []
+    for machine, rows in by_machine(leads.dropna(subset="lead_pct")):
+        sizes = {n: rows.loc[rows["tokens_per_gpu"] == n, "lead_pct"]
+                 for n in sorted(set(rows["tokens_per_gpu"].astype(int)))}  # fmt: skip
+        ends = [min(sizes), max(sizes)] if len(sizes) > 1 else list(sizes)
+        said = ", ".join(f"{span(sizes[n], '+.1f', ' %')} at {n:,} tokens" for n in ends)
+        parts.append(f"{machine}: {said} per GPU and step.")
+    if peers["peer_lead_pct"].notna().any():
+        name = escape(peers["peer"].iloc[0])
+        parts.append(f"Crosses: {name} against itself, a ratio of geometric means, "
+                     f"{span(peers['peer_lead_pct'].dropna(), '+.1f', ' %')}.")  # fmt: skip
+    how = "A lead: medians of paired ratios, averaged over sessions; bars span all pairs."
+    return " ".join([*parts, how])
+
+
+def rule() -> str:
+    """Write down the rule behind the column that says what to do."""
+    worth, level = f"{decision.WORTH_PCT:g} %", f"{100 * LEVEL:.0f} %"
+    return (
+        f"**The rule.** *{decision.CHECK}*: the {level} CI of its lead lies above {worth}. "
+        f"*{decision.FP8}*: and its loss is equivalent in the same setting. "
+        f"*{decision.WORSE}*: and its loss is not. *{decision.LITTLE}*: the CI ends "
+        f"below {worth}. *{decision.BF16}*: it ends below zero. *{decision.TRY}*: the same, where "
+        "weights were gathered in FP8 and gathering in BF16 was not tried. "
+        f"*{decision.MORE}*: all else.\n\n"
+        "**The lead.** Median of the paired ratios of a session, geometric mean over sessions. The "
+        "CI takes the spread between sessions from all settings of the same machine and path that "
+        "were timed in several; where there are none, the spread between the pairs of the one "
+        "session, which says too little of another day. A session ends where the host did nothing "
+        f"for {SESSION_GAP.seconds // 60} minutes."
+    )
+
+
+def changes(report: Report) -> str:
+    """Say setting by setting what would change the answer."""
+    table = report.decisions
+    if table.empty:
+        return f"Any measurement: {how_to_get('quick')}."
+    lines = []
+    check = table[table["action"] == decision.CHECK]
+    if len(check):
+        lines.append(
+            f"A loss that is worse: {count(len(check), 'setting')} "
+            f"{'gains' if len(check) == 1 else 'gain'} {span(check['lead_pct'], '+.1f', ' %')} in "
+            "speed, and a study of the loss there, three seeds or more, would end in *FP8* or "
+            "*BF16*."
+        )
+    if (table["action"] == decision.TRY).any():
+        lines.append(
+            "Gathering weights in BF16 (`fp8_all_gather=false`): the casts before an FP8 "
+            "all-gather may be what keeps the GPU waiting."
+        )
+    open_ = table[table["action"] == decision.MORE]
+    needed = [n for _, row in open_.iterrows() if (n := _sessions_needed(row))]
+    if needed:
+        lines.append(
+            f"More sessions: {span(needed, '.0f')} in all would decide "
+            f"{count(len(needed), 'setting')} that {'is' if len(needed) == 1 else 'are'} open, if "
+            f"their leads and the spread between sessions stay as they are."
+        )
+    if len(open_) > len(needed):
+        lines.append(f"{count(len(open_) - len(needed), 'setting')} more: too few pairs, or memory "
+                     "nearly full, to say how many.")  # fmt: skip
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _sessions_needed(row: pd.Series) -> int | None:
+    """Return how many sessions would take the threshold out of the interval."""
+    away = abs(row["lead_pct"] - decision.WORTH_PCT)
+    half = (row["ci_high_pct"] - row["ci_low_pct"]) / 2
+    if math.isnan(half) or away < 1:
+        return None
+    return math.ceil(row["num_sessions"] * (half / away) ** 2)
+
+
+def unknown(report: Report) -> str:
+    """Say what these answers do not know, machine by machine."""
+    if report.runs.empty:
+        return "- There are no records."
+    lines = [f"- **{name}:** {_unknown(report, rows)}" for name, rows in by_machine(report.runs)]
+    if (report.runs["device"] == "cpu").any():
+        lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")
+    steps = report.runs["num_steps"].max()
+    if pd.notna(steps):
+        lines.append(
+            f"- No run is longer than {int(steps):,} steps: late instabilities, evaluation scores "
+            "and a whole pre-training run are outside."
+        )
+    return "\n".join(lines)
+
+
+def _unknown(report: Report, runs: pd.DataFrame) -> str:
+    machine = runs["machine"].iloc[0]
+    leads, gaps = (t[t["machine"] == machine] for t in (report.leads, report.loss_gaps))
+    gaps = gaps[~gaps["stale"].astype(bool)]
+    parts = []
+    faster = leads[leads["ci_low_pct"] > 0]
+    if len(faster):
+        known = gaps.loc[gaps["verdict"].isin(_CONCLUSIVE), ["model", "num_gpus", "setting", "arm"]]
+        judged = len(faster.merge(known.drop_duplicates()))
+        parts.append(
+            f"of {count(len(faster), 'setting')} in which FP8 is surely faster, "
+            f"{judged or 'none'} {'have' if judged > 1 else 'has'} a conclusive loss verdict"
+        )
+    once, full = ((leads[name] == n).sum() for name, n in (("num_sessions", 1), ("num_pairs", 0)))
+    few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()
+    warned, lost = (runs["num_warnings"] > 0).sum(), (runs["status"] != "completed").sum()
+    numbers = {
+        f"{once} of {count(len(leads), 'lead')} from one session": once,
+        f"{few} of {count(len(gaps), 'loss comparison')} on fewer than three seeds": few,
+        f"{count(full, 'lead')} left out, memory nearly full": full,
+        f"{count(warned, 'run')} with [a warning](methods.qmd#sec-warnings)": warned,
+        f"{count(lost, 'run')} [not completed](methods.qmd#sec-failures)": lost,
+    }
+    parts += [text for text, number in numbers.items() if number]
+    parts = parts or [f"{count(len(runs), 'run')}, none to compare"]
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def beside(report: Report) -> str:
+    """Say how this machine compares with the reference, setting by setting in the same order."""
+    named = report.decisions["machine"]
+    if (named == "local").any() and (named != "local").any():
+        return ""
+    if (named == "local").any():
+        return "There is no reference beside this machine's records."
+    return (
+        "Your machine is not here yet: `make reproduce` runs what fits it, and its answers then "
+        "come first on this page, beside the reference and apart from it."
+    )
 
 
 def machines(report: Report) -> str:
@@ -43,69 +220,6 @@ def unreadable(report: Report) -> str:
     return "Records that could not be read:\n\n" + "\n".join(lines)
 
 
-def _healthy(report: Report) -> pd.DataFrame:
-    """The FP8 arms on GPUs that train every parameter and have a BF16 partner.
-
-    Single switches of the tuned path are left out: nobody would set just one.
-    """
-    table = report.throughput[report.throughput["path"] != MIXED]
-    alone = table["note"].str.contains("no BF16 partner")
-    chosen = (table["device"] == "cuda") & (table["precision"] != "bf16") & ~alone
-    return table[chosen & ~table["stale"].fillna(False).astype(bool)]
-
-
-def speed(report: Report) -> str:
-    """Say for each machine how fast FP8 was, by model, recipe and way of running."""
-    table = _healthy(report)
-    if table["speedup_pct"].dropna().empty:
-        return (
-            "**Speed: no answer yet.** No FP8 run on a GPU has a BF16 partner that differs in "
-            f"precision alone: {how_to_get('quick')}."
-        )
-    kind = table["setting"].map(lambda s: "eager" if "eager" in s else "compiled")
-    table = table.assign(how=kind.where(table["path"] != "tuned", kind + ", tuned path"))
-    parts = []
-    for machine, rows in by_machine(table):
-        lines = [
-            f"- {escape(model)}, {escape(recipe(precision))}, {how}: {_leads(group)}"
-            for (how, model, precision), group in rows.groupby(["how", "model", "precision"])
-        ]
-        head = f"**Speed on {machine}.** Tokens/s against BF16, medians of paired ratios:"
-        parts.append("\n".join([head, "", *lines, "", _judged_too(rows, report.loss_gaps)]))
-    return "\n\n".join(parts)
-
-
-def _leads(group: pd.DataFrame) -> str:
-    """Write the lowest and the highest lead, and where they were measured."""
-    compared = group.dropna(subset="speedup_pct").sort_values("speedup_pct", kind="stable")
-    ends = [_lead(row) for _, row in compared.iloc[[0, -1]].iterrows()] if len(compared) else []
-    if len({where for _, where in ends}) == 1:
-        ends = [(" to ".join(dict.fromkeys(pct for pct, _ in ends)), ends[0][1])]
-    parts = [" to ".join(f"{pct} {where}" for pct, where in ends)] if ends else []
-    if full := len(group) - len(compared):
-        parts.append(f"{full} not compared, memory nearly full")
-    return "; ".join(parts)
-
-
-def _lead(row: pd.Series) -> tuple[str, str]:
-    batch = next(part for part in str(row["setting"]).split(", ") if part.startswith("batch"))
-    where = f"({count(int(row['num_gpus']), 'GPU')}, {batch})"
-    return f"{number(float(row['speedup_pct']), '+.1f')} %", where
-
-
-def _judged_too(rows: pd.DataFrame, gaps: pd.DataFrame) -> str:
-    """Say how many arms that were faster have a loss that could be judged."""
-    faster = rows[rows["speedup_pct"] >= 0.05]
-    if faster.empty:
-        return ""
-    known = gaps.loc[gaps["verdict"].isin(["equivalent", "different"]), "arm_key"]
-    judged = int(faster["arm_key"].isin(known).sum())
-    return (
-        f"Of {count(len(faster), 'faster arm')}, {judged or 'none'} "
-        f"{'have' if judged > 1 else 'has'} a conclusive loss verdict in the same setting."
-    )
-
-
 def kept_in_bf16(report: Report, study: str = "") -> str:
     """Say which layers the FP8 runs keep out of FP8, where the arms' names do not."""
     runs = report.runs[report.runs["study"].fillna("").str.startswith(study)]
@@ -118,44 +232,3 @@ def kept_in_bf16(report: Report, study: str = "") -> str:
     ]
     rest = "" if study else "; elsewhere `lm_head`, unless an arm's name says otherwise"
     return f"Kept out of FP8: {'; '.join(names)}{rest}."
-
-
-def limits(report: Report) -> str:
-    """Say how little the answers rest on, machine by machine."""
-    if report.runs.empty:
-        return "- There is nothing to limit yet: no records."
-    lines = [f"- **{name}:** {_thin(report, rows)}" for name, rows in by_machine(report.runs)]
-    if (report.runs["device"] == "cpu").any():
-        lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")
-    steps = report.runs["num_steps"].max()
-    if pd.notna(steps):
-        lines.append(
-            f"- No run is longer than {int(steps):,} steps. Nothing here speaks of a full "
-            "pre-training run, of evaluation scores, or of late instabilities."
-        )
-    return "\n".join(lines)
-
-
-def _thin(report: Report, runs: pd.DataFrame) -> str:
-    machine = runs["machine"].iloc[0]
-    arms, gaps = (t[t["machine"] == machine] for t in (_healthy(report), report.loss_gaps))
-    compared = arms[arms["speedup_pct"].notna()]
-    gaps = gaps[~gaps["stale"].fillna(False).astype(bool)]
-    known = {
-        f"of {count(len(compared), 'speed comparison')} on one run an arm": (
-            compared["num_runs"] == 1
-        ).sum(),
-        f"of {count(len(gaps), 'loss comparison')} on fewer than three seeds, without interval": (
-            gaps["num_pairs"] < 3
-        ).sum(),
-        "speed comparisons left out, memory nearly full": (
-            arms["note"].str.contains(MEMORY_FULL).sum()
-        ),
-        "runs with a warning, see [Methods](methods.qmd#sec-warnings)": (
-            runs["num_warnings"] > 0
-        ).sum(),
-        "runs not completed, see [Methods](methods.qmd#sec-failures)": (
-            runs["status"] != "completed"
-        ).sum(),
-    }
-    return "; ".join(f"{number} {what}" for what, number in known.items() if number) + "."

@@ -61,6 +61,12 @@ def place(row: pd.Series) -> str:
     return f"{escape(row['study'])} on {escape(row['machine'])}"
 
 
+def own_first(table: pd.DataFrame) -> pd.DataFrame:
+    """Put the rows of the reader's own machine before those of the others."""
+    own = {"local": ""}
+    return table.sort_values("machine", key=lambda names: names.replace(own), kind="stable")
+
+
 def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Split a table by machine, the reader's own first: what two machines did is never pooled.
 
@@ -68,7 +74,7 @@ def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         The machine with its GPUs, safe inside Markdown, and its rows.
     """
     parts = []
-    for machine in sorted(table["machine"].unique(), key=lambda name: (name != "local", name)):
+    for machine in own_first(table)["machine"].unique():
         rows = table[table["machine"] == machine]
         gpus = ", ".join(map(str, rows["gpu_name"].dropna().unique()))
         parts.append((escape(f"{machine} ({gpus})" if gpus else machine), rows))

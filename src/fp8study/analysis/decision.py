@@ -1,0 +1,125 @@
+"""What to train in, setting by setting: the lead in speed, and what is known of the loss.
+
+The rule is `advise`; everything else here finds what it asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.leads import LEAD_COLUMNS
+from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+
+#: A lead that is surely above this pays for the work of checking the loss; in %.
+WORTH_PCT = 3.0
+FP8, CHECK, BF16, MORE = "FP8", "FP8, check its loss first", "BF16", "measure more"
+WORSE, LITTLE = "BF16: worse loss in FP8", f"BF16: gain below {WORTH_PCT:g} %"
+TRY = "BF16, or try BF16 all-gather"
+#: In which order they are shown, and what somebody may do who follows them.
+ACTIONS = (FP8, CHECK, MORE, LITTLE, BF16, TRY, WORSE)
+TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16", TRY: "bf16",
+               WORSE: "bf16"}  # fmt: skip
+
+#: What tells the setting of a loss from that of a speed.
+_FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
+           "master_dtype", "path", "machine"]  # fmt: skip
+LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_study", "loss_machine",
+                "loss_is_same"]  # fmt: skip
+DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
+
+
+def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool = False) -> str:
+    """Return what to do, one of `ACTIONS`.
+
+    Args:
+        low_pct: The lower end of the 95 % interval of FP8's lead, %; NaN where there is none.
+        high_pct: The upper end.
+        loss: The conclusive verdict on FP8's loss in this very setting; None where there is none.
+        gathers_fp8: Whether weights were gathered in FP8, and gathering them in BF16 is untried.
+    """
+    if math.isnan(low_pct):
+        return MORE
+    if high_pct < 0:
+        return TRY if gathers_fp8 else BF16
+    if high_pct <= WORTH_PCT:
+        return LITTLE
+    if low_pct <= WORTH_PCT:
+        return MORE
+    return {None: CHECK, "equivalent": FP8}.get(loss, WORSE)
+
+
+def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Choose one setting for each machine, model, number of GPUs and batch, and judge it.
+
+    The tuned path where it was timed, else the plain one; then FP32 master weights, the length
+    nearest to 4,096 tokens, no clipping, and the most pairs. Of its recipes the one with the
+    largest lead.
+
+    Args:
+        leads: From `fp8study.analysis.leads.leads_table`.
+        gaps: From `fp8study.analysis.losses.loss_gap_table`.
+        runs: The runs that both are made of.
+
+    Returns:
+        The columns of `DECISION_COLUMNS`, models with the largest leads first; those of
+        `LOSS_COLUMNS` are of the judged arm of the model and recipe whose setting differs in the
+        fewest fields.
+    """
+    if leads.empty:
+        return pd.DataFrame(columns=DECISION_COLUMNS)
+    length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    order = leads.assign(
+        _timed=leads["lead_pct"].isna(), _path=leads["path"] != "tuned",
+        _masters=leads["master_dtype"] != "fp32", _length=length,
+        _clips=leads["setting"].str.contains("clipped"), _pairs=-leads["num_pairs"],
+    )  # fmt: skip
+    by = ["_timed", "_path", "_masters", "_length", "_clips", "_pairs"]
+    place = ["machine", "model", "num_gpus", "micro_batch_size"]
+    best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
+    chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])
+    ranked = chosen.sort_values("lead_pct", ascending=False, kind="stable")
+    judged = _judged(gaps, runs)
+    rows = []
+    for _, group in ranked.groupby(place):
+        row = group.iloc[0]
+        loss = _nearest(row, judged)
+        gathers = bool(group["fp8_all_gather"].fillna(False).all() and row["num_gpus"] > 1)
+        same = loss["loss_verdict"] if loss.get("loss_is_same") and loss["_counts"] else None
+        action = advise(row["ci_low_pct"], row["ci_high_pct"], same, gathers)
+        rows.append(row.to_dict() | loss | {"action": action})
+    table = pd.DataFrame(rows).reindex(columns=DECISION_COLUMNS)
+    top = table.groupby(["machine", "model"])["lead_pct"].transform("max")
+    by = ["machine", "_top", "model", "num_gpus", "micro_batch_size"]
+    return table.assign(_top=-top).sort_values(by, kind="stable").drop(columns="_top")
+
+
+def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the arms on GPUs whose loss got a verdict, with what their settings are."""
+    tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
+    found = gaps[tested & ~gaps["stale"].astype(bool) & (gaps["device"] == "cuda")]
+    other = [name for name in _FIELDS if name not in found]
+    facts = runs.drop_duplicates("arm_key").set_index("arm_key")[other]
+    return found.join(facts, on="arm_key")
+
+
+def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
+    """Find the judged loss of a model and recipe whose setting is nearest to that of a row."""
+    found = judged[(judged["model"] == row["model"]) & (judged["precision"] == row["precision"])]
+    if found.empty:
+        return {}
+    apart = sum((found[name] != row[name]).astype(int) for name in _FIELDS)
+    # Of two that are as near the conclusive one counts, and a usual learning rate before a low one.
+    counts = ~found["study"].str.startswith(FAILURE_STUDIES)
+    rank = apart + (found["verdict"] == "undecided") / 4 + ~counts / 2
+    near = found.loc[rank.sort_values(kind="stable").index[0]]
+    conclusive = near["verdict"] != "undecided"
+    return {
+        "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
+        "loss_epochs": near["epochs"], "loss_study": near["study"],
+        "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
+        "_counts": bool(counts[near.name] and conclusive),
+    }  # fmt: skip

@@ -1,0 +1,215 @@
+"""FP8's lead over BF16 in every setting that one would use today, over all of its sessions.
+
+A lead is a ratio of tokens per second, FP8 over BF16, of two runs that differ in precision alone
+and ran in one session. Sessions on one machine differ by more than the repeats of one, so they are
+pooled rather than replaced: the median of a session's paired ratios, and the geometric mean over
+sessions. How far sessions differ is learnt from all settings that were timed in several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats as distributions
+
+from fp8study.analysis import stats
+from fp8study.analysis.frames import MIXED
+from fp8study.analysis.pairing import timing_is_void, together
+from fp8study.core.records import RESULTS
+
+#: A session ends where a host did nothing for so long.
+SESSION_GAP = pd.Timedelta(minutes=30)
+LEVEL = 0.95
+
+_RATE, _MEMORY, _ENERGY = "tokens_per_second_per_gpu", "memory_peak_gib", "energy_joule_per_token"
+_MEASURED = [_RATE, _MEMORY, _ENERGY, "tflops_per_gpu", "step_time_ms_median"]
+_RANGES = [f"{name}{side}{end}" for name in (_RATE, _MEMORY) for side in ("", "_bf16")
+           for end in ("_low", "_high")]  # fmt: skip
+_VOID = ["gpu_memory_gib", "num_alloc_retries", "num_device_allocs"]
+#: What two runs share whose leads are pooled; studies may differ.
+SETTING = [
+    "machine", "gpu_name", "model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps",
+    "sequence_length", "master_dtype", "path", "setting", "version_torch",
+]  # fmt: skip
+LEAD_COLUMNS = [
+    *SETTING, "precision", "arm", "fp8_all_gather", "tokens_per_gpu", "lead_pct", "lead_low_pct",
+    "lead_high_pct", "ci_low_pct", "ci_high_pct", "num_pairs", "num_runs", "num_sessions",
+    *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES, "memory_change_pct",
+    "energy_change_pct", "studies", "sessions", "run_ids",
+]  # fmt: skip
+SCALING_COLUMNS = [
+    "machine", "model", "sequence_length", "micro_batch_size", "path", "master_dtype", "precision",
+    "num_gpus", _RATE, "kept_pct", "run_ids",
+]  # fmt: skip
+
+
+def with_sessions(runs: pd.DataFrame) -> pd.DataFrame:
+    """Add ``session``: when, and on which host, the uninterrupted period began of a run."""
+    table = runs.sort_values("started_at", kind="stable")
+    starts, ends = (pd.to_datetime(table[name]) for name in ("started_at", "ended_at"))
+    hosts = [table["machine"], table["host_hash"].fillna("")]
+    idle_since = ends.fillna(starts).groupby(hosts).cummax().groupby(hosts).shift()
+    begins = idle_since.isna() | (starts - idle_since > SESSION_GAP)
+    first = starts.where(begins).groupby(hosts).ffill()
+    where = hosts[1].map(lambda host: f" on {host}" if host else "")
+    return table.assign(session=first.dt.strftime("%Y-%m-%d %H:%M") + where)
+
+
+def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give every timed FP8 run the BF16 run of its seed and repeat, of the same session.
+
+    Runs on GPUs that train every weight, are compiled and set no switch of their own: earlier forms
+    of the code and trials of single switches have no vote. What the BF16 run measured stands in
+    columns ``…_bf16``; ``ratio`` is missing where the allocator may have made either time.
+    """
+    usable = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["planted"]
+    usable &= runs["compile"].fillna(False) & (runs["path"] != MIXED)
+    usable &= runs["precision"].eq("bf16") | runs["optimizer_binding"].ne("before_conversion")
+    chosen = with_sessions(runs[usable & runs["status"].isin(RESULTS)]).fillna({"repeat": 0})
+    newest = chosen.sort_values("ended_at", kind="stable").drop_duplicates(
+        ["arm_key", "pair_key", "repeat", "session"], keep="last"
+    )
+    timed = newest[(newest["status"] == "completed") & newest[_RATE].notna()]
+    key = ["pair_key", "repeat", "session"]
+    bf16 = timed[timed["precision"] == "bf16"].drop_duplicates(key, keep="last").set_index(key)
+    bf16 = bf16[[*_MEASURED, *_VOID, "run_ids"]].add_suffix("_bf16")
+    pairs = timed[timed["precision"] != "bf16"].join(bf16, on=key, how="inner")
+    void = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
+    return pairs.assign(ratio=(pairs[_RATE] / pairs[f"{_RATE}_bf16"]).where(~void))
+
+
+def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Pool every setting's leads over the sessions of a machine.
+
+    Returns:
+        The columns of `LEAD_COLUMNS`, one row per setting and FP8 arm. ``lead_pct`` is the
+        geometric mean over sessions of the median ratio of a session's pairs, less one, in %;
+        ``lead_low_pct`` and ``lead_high_pct`` are the lowest and the highest pair; the ``ci`` is
+        `_intervals`'. Rates, memory and energy are medians over pairs, changes medians of paired
+        ratios; memory and energy do not ask whether a time is void. ``tokens_per_gpu`` counts those
+        of an optimizer step.
+    """
+    pairs = lead_pairs(runs)
+    if pairs.empty:
+        return pd.DataFrame(columns=LEAD_COLUMNS)
+    names = [*SETTING, "precision", "arm"]
+    keys = [*names, "kept_in_bf16"] if "kept_in_bf16" in pairs else names
+    pairs["log"] = np.log(pairs["ratio"].astype(float))
+    pairs["key"] = pairs.groupby(keys, dropna=False, sort=False).ngroup()
+    by_session = pairs.groupby(["key", "session"])["log"].median().dropna()
+    rows = []
+    for key, group in pairs.groupby("key", sort=False):
+        row = {name: group[name].iloc[0] for name in [*names, "fp8_all_gather"]}
+        row["tokens_per_gpu"] = math.prod(int(row[name]) for name in SETTING[4:7])
+        rows.append(row | {"key": key} | _measured(group) | _lead(group, by_session))
+    table = pd.DataFrame(rows)
+    ends: dict[Hashable, tuple[float, float]] = {}
+    for _, alike in pairs.groupby(["machine", "path"]):
+        ends |= _intervals(alike, by_session)
+    table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
+    by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]
+    return table.sort_values(by, kind="stable")[LEAD_COLUMNS].reset_index(drop=True)
+
+
+def _measured(pairs: pd.DataFrame) -> dict[Any, Any]:
+    """Return medians over the pairs of a setting, ranges over its runs, and who they are."""
+    columns = [*_MEASURED, *(f"{name}_bf16" for name in _MEASURED)]
+    row: dict[Any, Any] = pairs[columns].astype(float).median().to_dict()
+    for name in _RANGES:
+        column, _, end = name.rpartition("_")
+        row[name] = pairs[column].min() if end == "low" else pairs[column].max()
+    for name, column in (("memory", _MEMORY), ("energy", _ENERGY)):
+        change = pairs[column] / pairs[f"{column}_bf16"] - 1
+        row[f"{name}_change_pct"] = 100 * change.astype(float).median()
+    ids = together([*pairs["run_ids"], *pairs["run_ids_bf16"]])
+    row |= {"studies": ", ".join(sorted(set(pairs["study"])))}
+    row |= {"sessions": ", ".join(sorted(set(pairs["session"])))}
+    return row | {"num_runs": len(ids.split()), "run_ids": ids}
+
+
+def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
+    """Return the pooled lead of a setting, the range of its pairs, and their number."""
+    known = pairs["log"].dropna()
+    if known.empty:
+        return {"num_pairs": 0, "num_sessions": 0} | dict.fromkeys(
+            ("lead_pct", "lead_low_pct", "lead_high_pct"), math.nan
+        )
+    sessions = by_session[pairs["key"].iloc[0]]
+    return {
+        "lead_pct": _percent(sessions.mean()),
+        "lead_low_pct": _percent(known.min()),
+        "lead_high_pct": _percent(known.max()),
+        "num_pairs": len(known),
+        "num_sessions": len(sessions),
+    }
+
+
+def _intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
+    """Return the 95 % interval of each setting's lead, in %, by its key; of one machine and path.
+
+    Student's t, on the logarithm. Its standard deviation is that between sessions, pooled over the
+    settings that were timed in several; where there is none, that between the setting's own pairs,
+    if they are three or more. Missing otherwise.
+    """
+    groups = {key: logs.dropna() for key, logs in pairs.groupby("key")["log"]}
+    sessions = {key: by_session[key] for key in groups if key in by_session}
+    several = [leads for leads in sessions.values() if len(leads) > 1]
+    freedom = sum(len(leads) - 1 for leads in several)
+    ends: dict[Hashable, tuple[float, float]] = {}
+    for key, ratios in groups.items():
+        ends[key] = (math.nan, math.nan)
+        if freedom and len(ratios):
+            variance = sum(leads.var(ddof=0) * len(leads) for leads in several) / freedom
+            half = distributions.t.ppf(0.5 + LEVEL / 2, freedom)
+            half *= math.sqrt(variance / len(sessions[key]))
+            middle = sessions[key].mean()
+            ends[key] = (_percent(middle - half), _percent(middle + half))
+        elif len(ratios) >= stats.MIN_PAIRS_FOR_INTERVAL:
+            found = stats.paired_t_interval(ratios.tolist(), LEVEL)
+            ends[key] = (_percent(found.low), _percent(found.high))
+    return ends
+
+
+def _percent(log_ratio: float) -> float:
+    return 100 * math.expm1(log_ratio)
+
+
+def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:
+    """Keep of each setting the FP8 recipe with the largest lead."""
+    ranked = leads.sort_values("lead_pct", ascending=False, kind="stable")
+    return leads.loc[leads.index.isin(ranked.drop_duplicates(SETTING).index)]
+
+
+def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
+    """Return tokens/s per GPU over the number of GPUs, of the models timed on several.
+
+    The columns of `SCALING_COLUMNS`. Of a model's lengths, batches and paths the one that was timed
+    on the most numbers of GPUs, then the length nearest to 4,096 tokens, then the fastest recipe.
+    ``kept_pct`` is the rate
+    per GPU in % of that on the fewest GPUs: 100 is linear scaling.
+    """
+    timed = leads[leads["lead_pct"].notna()].sort_values("num_pairs", ascending=False)
+    alike = ["machine", "model", "micro_batch_size", "gradient_accumulation_steps",
+             "sequence_length", "master_dtype", "path", "arm"]  # fmt: skip
+    timed = timed.drop_duplicates([*alike, "num_gpus"])
+    counts = timed.groupby(alike)["num_gpus"].transform("size")
+    off = (timed["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    several = timed.assign(_counts=-counts, _off=off, _lead=-timed["lead_pct"])[counts > 1]
+    chosen = several.sort_values(["_counts", "_off", "_lead"], kind="stable").drop_duplicates(
+        alike[:2]
+    )
+    rows = []
+    for _, group in several.merge(chosen[alike], on=alike).groupby(alike[:2], sort=False):
+        group = group.sort_values("num_gpus")
+        for column, precision in ((f"{_RATE}_bf16", "bf16"), (_RATE, group["precision"].iloc[0])):
+            kept = 100 * group[column] / group[column].iloc[0]
+            lines = group[["machine", "model", "sequence_length", "micro_batch_size", "path",
+                           "master_dtype", "num_gpus"]]  # fmt: skip
+            lines = lines.assign(precision=precision, kept_pct=kept, run_ids=group["run_ids"])
+            rows.append(lines.assign(**{_RATE: group[column]}))
+    table = pd.concat(rows) if rows else pd.DataFrame(columns=SCALING_COLUMNS)
+    return table[SCALING_COLUMNS].reset_index(drop=True)

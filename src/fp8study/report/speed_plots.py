@@ -1,0 +1,214 @@
+"""Figures of speed: leads, rates, steps taken apart, scaling, and others beside us.
+
+They are made for a phone first: one column, text that stays legible at 390 pixels. On the answer's
+picture a colour is a model; elsewhere it is a precision, as on every page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullLocator
+
+from fp8study.report.instrument_plots import TIME
+from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
+from fp8study.report.words import count, recipe
+
+#: One colour per model, in the order of the table; Okabe and Ito's, but for yellow.
+_MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
+_MARKS = {1: "o", 2: "s", 4: "^", 8: "D"}
+#: Kind of a lead → its mark, and whether it is filled.
+_KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
+    "ours": ("o", "full"), "beside ours": ("x", "full"), "published": ("D", "none"),
+}  # fmt: skip
+_WIDTH_INCHES = 5.2
+_ROW_INCHES = 0.3
+
+
+def _canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+    with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
+        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+        axes = list(figure.subplots(rows, 1, squeeze=False, **shared).flat)
+    for axis in axes:
+        sns.despine(ax=axis)
+        axis.tick_params(length=0)
+    return figure, axes
+
+
+def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
+    """Draw FP8's lead over the tokens of a GPU and step, with the range of its pairs.
+
+    `leads` are of one recipe per setting; another trainer's own leads, of `peers`, are crosses. A
+    panel is a machine.
+    """
+    leads = leads.dropna(subset="lead_pct")
+    if leads.empty:
+        return message_figure(empty)
+    machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
+    shades = {name: _MODELS[n % len(_MODELS)] for n, name in enumerate(models)}
+    shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
+    figure, axes = _canvas(3.9 * len(machines), len(machines), sharex=True)
+    for axis, machine in zip(axes, machines, strict=True):
+        rows = leads[leads["machine"] == machine]
+        for _, row in rows.iterrows():
+            aside = shifts[row["model"]] + 0.02 * (int(row["num_gpus"]) - 2)
+            place = row["tokens_per_gpu"] * 2.0**aside
+            ends = [
+                [row["lead_pct"] - row["lead_low_pct"]],
+                [row["lead_high_pct"] - row["lead_pct"]],
+            ]
+            mark = _MARKS.get(int(row["num_gpus"]), "X")
+            axis.errorbar(place, row["lead_pct"], np.abs(ends), fmt=mark, ms=7, lw=1.5,
+                          color=shades[row["model"]], mec="white", mew=0.6)  # fmt: skip
+        for _, row in peers[peers["machine"] == machine].iterrows():
+            place = row["tokens_per_gpu"] * 2.0 ** (shifts.get(row["model"], 0) + 0.09)
+            axis.plot(place, row["peer_lead_pct"], "x", color=shades.get(row["model"], GREY), mew=2)
+        axis.axhline(0, color=GREY, lw=1)
+        axis.set_xscale("log", base=2)
+        sizes = sorted(set(leads["tokens_per_gpu"]))
+        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
+        axis.yaxis.set_major_formatter(signed_ticks)
+        axis.set(ylabel="FP8's lead over BF16, %")
+        if len(machines) > 1:
+            axis.set_title(machine, loc="left")
+    axes[-1].set_xlabel("tokens per GPU and step")
+    counts = sorted({int(n) for n in leads["num_gpus"]})
+    handles = [Line2D([], [], marker="o", lw=0, color=shades[name], label=name) for name in models]
+    handles += [Line2D([], [], marker=_MARKS.get(n, "X"), lw=0, color=GREY, label=count(n, "GPU"))
+                for n in counts]  # fmt: skip
+    if len(peers):
+        name = peers["peer"].iloc[0].split()[0]
+        handles.append(Line2D([], [], marker="x", lw=0, mew=2, color=GREY, label=f"{name}'s own"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False,
+                  handletextpad=0.2, columnspacing=1)  # fmt: skip
+    return figure
+
+
+def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
+    """Make a figure whose rows are named on the left, the first at the top."""
+    figure, [axis] = _canvas(1.1 + _ROW_INCHES * num)
+    axis.set_yticks(range(num), names)
+    axis.set_ylim(num - 0.4, -0.6)
+    axis.set_xlabel(label)
+    return figure, axis
+
+
+def setting_name(row: pd.Series) -> str:
+    """Name a setting in a few words: model, GPUs, batch."""
+    return f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch {row['micro_batch_size']}"
+
+
+def _dots(table: pd.DataFrame, column: str, label: str, empty: str) -> Figure:
+    """Draw a quantity of both precisions, one row per setting; equal ratios are equally far."""
+    table = table.dropna(subset=[column, f"{column}_bf16"])
+    if table.empty:
+        return message_figure(empty)
+    figure, axis = _rows(len(table), [setting_name(row) for _, row in table.iterrows()], label)
+    for place, (_, row) in enumerate(table.iterrows()):
+        for name, precision in ((f"{column}_bf16", "bf16"), (column, row["precision"])):
+            low, high = row.get(f"{name}_low", row[name]), row.get(f"{name}_high", row[name])
+            axis.plot([low, high], [place] * 2, color=colour(precision), lw=5, alpha=0.35)
+            axis.plot(row[name], place, "o", color=colour(precision), ms=6, mec="white", mew=0.6)
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+    axis.xaxis.set_minor_locator(NullLocator())
+    add_legend(figure, _precisions(["bf16", *table["precision"]]))
+    return figure
+
+
+def _precisions(names: Sequence[str]) -> list[Line2D]:
+    return [Line2D([], [], marker="o", lw=0, color=colour(name), label=recipe(name))
+            for name in dict.fromkeys(names)]  # fmt: skip
+
+
+def rate_figure(table: pd.DataFrame, empty: str) -> Figure:
+    """Draw tokens/s per GPU in both precisions, with the range over runs."""
+    return _dots(table, "tokens_per_second_per_gpu", "tokens/s per GPU", empty)
+
+
+def memory_figure(table: pd.DataFrame, empty: str) -> Figure:
+    """Draw peak memory per GPU in both precisions, with the range over runs."""
+    return _dots(table, "memory_peak_gib", "peak memory per GPU, GiB", empty)
+
+
+def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
+    """Draw where a step's time goes, % of the BF16 step of the same setting.
+
+    `kernels`: rows of `fp8study.analysis.instruments.kernels_table`, with ``bf16_step_ms`` and a
+    ``name``, BF16 before FP8.
+    """
+    if kernels.empty:
+        return message_figure(empty)
+    figure, axis = _rows(len(kernels), list(kernels["name"]), "% of the BF16 step")
+    left = np.zeros(len(kernels))
+    for column, (_, shade) in TIME.items():
+        width = 100 * kernels[column].astype(float).fillna(0) / kernels["bf16_step_ms"]
+        axis.barh(range(len(kernels)), width, 0.72, left, fc=shade, ec="white", lw=0.5)
+        left += width.to_numpy()
+    axis.grid(False, axis="y")
+    handles = [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in TIME.values()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+    return figure
+
+
+def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
+    """Draw tokens/s per GPU over the number of GPUs, % of that on the fewest, a panel per model.
+
+    `table`: from `fp8study.analysis.leads.scaling_table`.
+    """
+    if table.empty:
+        return message_figure(empty)
+    groups = list(table.groupby(["machine", "model"], sort=False))
+    figure, axes = _canvas(0.8 + 1.7 * len(groups), len(groups), sharex=True)
+    for axis, ((machine, model), rows) in zip(axes, groups, strict=True):
+        for precision, line in rows.groupby("precision", sort=False):
+            dashes = "-" if precision == "bf16" else "--"
+            axis.plot(line["num_gpus"].astype(int), line["kept_pct"], dashes, marker="o", ms=5,
+                      color=colour(str(precision)))  # fmt: skip
+        axis.axhline(100, color=GREY, lw=1)
+        axis.set_xscale("log", base=2)
+        counts = sorted({int(n) for n in table["num_gpus"]})
+        axis.set_xticks(counts, [str(n) for n in counts])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_ylim(0, max(110, rows["kept_pct"].max() * 1.05))
+        named = f" on {machine}" if table["machine"].nunique() > 1 else ""
+        axis.set_title(
+            f"{model}{named}, {int(rows['sequence_length'].iloc[0]):,} tokens", loc="left"
+        )
+    figure.supylabel("tokens/s per GPU, % of the fewest GPUs", fontsize=STYLE["axes.labelsize"])
+    axes[-1].set_xlabel("GPUs")
+    add_legend(figure, _precisions(list(table["precision"])))
+    return figure
+
+
+def others_figure(table: pd.DataFrame, empty: str) -> Figure:
+    """Draw FP8 leads of ours, of a trainer beside ours and of publications, a row each.
+
+    `table`: ``name``, ``kind``, ``precision``, ``lead_pct``, and the ends ``low_pct`` and
+    ``high_pct`` where they are known.
+    """
+    if table.empty:
+        return message_figure(empty)
+    figure, axis = _rows(len(table), list(table["name"]), "FP8's lead over BF16, %")
+    for place, (_, row) in enumerate(table.iterrows()):
+        shade, (mark, fill) = colour(row["precision"]), _KINDS[row["kind"]]
+        axis.plot([row["low_pct"], row["high_pct"]], [place] * 2, color=shade, lw=5, alpha=0.35)
+        axis.plot(row["lead_pct"], place, mark, color=shade, ms=6, mew=1.6, fillstyle=fill)
+    axis.axvline(0, color=GREY, lw=1)
+    axis.xaxis.set_major_formatter(signed_ticks)
+    handles = _precisions(list(table["precision"]))
+    handles += [Line2D([], [], marker=mark, lw=0, color=GREY, label=kind, fillstyle=fill)
+                for kind, (mark, fill) in _KINDS.items() if kind in set(table["kind"])]  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
+    return figure

@@ -1,0 +1,139 @@
+"""The rows of the tables and figures of speed: decisions, leads, steps, others' figures."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from fp8study.report.words import count, number, own_first
+
+
+def decisions(table: pd.DataFrame) -> pd.DataFrame:
+    """Add to the table of decisions what it says in words: interval, loss, form."""
+    found = table.assign(
+        ci=[_interval(row["ci_low_pct"], row["ci_high_pct"]) for _, row in table.iterrows()]
+    )
+    return found.assign(
+        action=table["action"].str.replace(r"(?<![,:]) ", "\u00a0", regex=True),
+        loss=[_loss(row) for _, row in table.iterrows()],
+        form=[_form(row) for _, row in table.iterrows()],
+    )
+
+
+def _interval(low: float, high: float) -> str:
+    text = f"{number(low, '+.1f')} to {number(high, '+.1f')}".replace(" ", "\u00a0")
+    return "" if math.isnan(low) else text
+
+
+def _loss(row: pd.Series) -> str:
+    """Write the verdict of the nearest judged study in words."""
+    if pd.isna(row["loss_verdict"]):
+        return "not judged"
+    worse = row["loss_verdict"] == "different" and row["loss_gap_pct"] > 0
+    said = "worse" if worse else str(row["loss_verdict"])
+    gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"
+    facts = ["same setting"] if row["loss_is_same"] else []
+    facts += [str(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
+    facts += [f"text seen {row['loss_epochs']:.1f} times"] if row["loss_epochs"] >= 2 else []
+    more = f" ({', '.join(facts)})" if facts else ""
+    return f"{said}{gap}, {row['loss_study']}{more}"
+
+
+def _form(row: pd.Series) -> str:
+    """Write how a row was timed, where it is not as the caption says."""
+    parts = ["tuned" if row["path"] == "tuned" else "plain"]
+    parts += [kind] if (kind := str(row["arm"]).removeprefix("FP8 ")) != "tensorwise" else []
+    parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
+    parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
+    return ", ".join(parts)
+
+
+def leads(table: pd.DataFrame) -> pd.DataFrame:
+    """Add to the table of leads what it says in words: the range of pairs, interval, path."""
+    weights = table["master_dtype"].astype(str).str.upper() + " master weights"
+    path = table["path"].map({"tuned": "tuned path", "plain": "plain path, compiled"})
+    whole = table["setting"].str.startswith("not sharded") & table["path"].eq("plain")
+    path = path.mask(whole, path + ", not sharded")
+    clips = table["setting"].str.extract(r"(gradients clipped at [\d.]+)", expand=False)
+    ends = [table[name] for name in ("lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct")]
+    rows = list(zip(*ends, strict=True))
+    found = table.assign(
+        weights=path + ", " + weights + clips.map(", {}".format, na_action="ignore").fillna(""),
+        lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
+        ci=[_interval(low, high) for *_, low, high in rows],
+    )
+    by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]
+    return own_first(found.sort_values(by, kind="stable"))
+
+
+def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
+    """Put the decisions of one's own machine beside those of each other one."""
+    keys = ["model", "num_gpus", "micro_batch_size"]
+    own, others = (table[(table["machine"] == "local") == mine] for mine in (True, False))
+    both = own.merge(others, on=keys, suffixes=("", "_other"))
+    same = ["sequence_length", "path", "master_dtype", "arm"]
+    alike = [all(row[name] == row[f"{name}_other"] for name in same) for _, row in both.iterrows()]
+    return both.assign(
+        gpus=own["gpu_name"].iloc[0] if len(own) else None,
+        differs=["" if equal else "in length, path or recipe" for equal in alike],
+    )
+
+
+def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:
+    """Return the profiled steps of both precisions in the settings that are decided on.
+
+    With a ``name`` for each row, and the step time of BF16 there as ``bf16_step_ms``.
+    """
+    keys = ["machine", "model", "num_gpus", "setting"]
+    parts = []
+    for _, row in decided.iterrows():
+        here = kernels[(kernels[keys] == row[keys]).all(axis=1) & ~kernels["stale"].astype(bool)]
+        pair = [here[here["arm"] == arm].tail(1) for arm in ("BF16", row["arm"])]
+        if all(len(part) for part in pair):
+            name = f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch "
+            name += f"{row['micro_batch_size']}:"
+            base = float(pair[0]["step_time_ms_median"].iloc[0])
+            parts += [part.assign(name=f"{name} {arm}", bf16_step_ms=base)
+                      for part, arm in zip(pair, ("BF16", "FP8"), strict=True)]  # fmt: skip
+            parts[-1]["name"] = "FP8"
+    return pd.concat(parts, ignore_index=True) if parts else kernels[:0].assign(name="")
+
+
+def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
+    """List FP8 leads of ours beside a trainer's that did the same, and those of publications."""
+    rows = []
+    fp8 = peers[peers["peer_lead_pct"].notna() & peers["max_grad_norm"].notna()]
+    for _, row in fp8.iterrows():
+        where = f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, "
+        where += f"{int(row['tokens_per_gpu']):,} tokens"
+        for kind, side, who in (("ours", "", "ours"), ("beside ours", "peer_", row["peer"])):
+            ends = {end: row[f"{side}lead_{end}_pct"] for end in ("low", "high")}
+            rows.append({"name": f"{where}: {who}" if kind == "ours" else who, "kind": kind,
+                         "precision": row["precision"], "lead_pct": row[f"{side}lead_pct"],
+                         "low_pct": ends["low"], "high_pct": ends["high"]})  # fmt: skip
+    for _, row in published.iterrows():
+        for precision in ("fp8_tensorwise", "fp8_rowwise"):
+            if pd.notna(row[f"{precision}_pct"]):
+                rows.append({"name": f"{row['short']}, {row['gpus']}", "kind": "published",
+                             "precision": precision, "lead_pct": row[f"{precision}_pct"],
+                             "low_pct": math.nan, "high_pct": math.nan})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def restated(documents: pd.DataFrame) -> pd.DataFrame:
+    """Restate the documents' figures with one count of FLOPs and the dense peak.
+
+    Adds ``mfu_stated_pct``, ``tflops``, ``mfu_pct`` and FP8's ``lead_pct`` to the columns of
+    ``report/documents.csv``.
+    """
+    tflops = documents["tflops_stated"] * documents["gflop"] / documents["gflop_stated"]
+    keys = [documents["document"], documents["setting"]]
+    is_bf16 = documents["precision"] == "BF16"
+    base = tflops.where(is_bf16).groupby(keys).transform("first")
+    return documents.assign(
+        lead_pct=(100 * (tflops / base - 1)).where(~is_bf16),
+        mfu_stated_pct=100 * documents["tflops_stated"] / documents["peak_stated"],
+        tflops=tflops,
+        mfu_pct=100 * tflops / documents["peak_bf16"],
+    )

@@ -1,0 +1,102 @@
+"""What the figures of the page on performance show, in the words of their own numbers."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fp8study.report.words import by_machine, escape, number, recipe, span
+
+_LEAD = "A lead: medians of paired ratios, averaged over sessions."
+
+
+def rates(table: pd.DataFrame) -> str:
+    """Say where FP8 makes more tokens than BF16, and where fewer."""
+    table = table.dropna(subset="lead_pct")
+    parts = []
+    for machine, rows in by_machine(table):
+        ahead, behind = rows[rows["lead_pct"] > 0], rows[rows["lead_pct"] <= 0]
+        said = [
+            f"{word} in {len(part)} ({span(part['lead_pct'], '+.1f', ' %')})"
+            for word, part in (("faster", ahead), ("slower", behind))
+            if len(part)
+        ]
+        parts.append(f"{machine}: of {len(rows)} settings FP8 is {', '.join(said)}.")
+    return " ".join([*parts, "Dots: medians; bars: all runs."])
+
+
+def memory(table: pd.DataFrame) -> str:
+    """Say what FP8 does to peak memory."""
+    known = table.dropna(subset="memory_change_pct")
+    parts = [f"{machine}: {span(rows['memory_change_pct'], '+.1f', ' %')} against BF16."
+             for machine, rows in by_machine(known)]  # fmt: skip
+    return " ".join(["Peak memory of the allocator in FP8.", *parts, "Medians of paired ratios."])
+
+
+def steps(table: pd.DataFrame) -> str:
+    """Say what of a step FP8 shortens, and what it adds."""
+    parts = []
+    bf16, fp8 = (table[table["precision"].eq("bf16") == of] for of in (True, False))
+    if len(bf16) and len(bf16) == len(fp8):
+        base = bf16["bf16_step_ms"].to_numpy()
+        gemms = [(rows["gemm_fp8"].fillna(0) + rows["gemm_bf16"].fillna(0)).to_numpy()
+                 for rows in (bf16, fp8)]  # fmt: skip
+        casts = [rows["fused"].fillna(0).to_numpy() for rows in (bf16, fp8)]
+        saved = 100 * (gemms[1] - gemms[0]) / base
+        added = 100 * (casts[1] - casts[0]) / base
+        parts.append(
+            f"FP8 changes the GEMMs' time by {span(saved, '+.0f', ' %')} of the BF16 step, and "
+            f"that of casts, scales and norms by {span(added, '+.0f', ' %')}."
+        )
+    parts.append(
+        "Kernel times of one profiled step; a bar may pass the step where kernels overlap."
+    )
+    return " ".join(parts)
+
+
+def scaling(table: pd.DataFrame) -> str:
+    """Say what is left of the rate per GPU on the most GPUs."""
+    parts = []
+    for (model, precision), rows in table.groupby(["model", "precision"], sort=False):
+        last = rows.sort_values("num_gpus").iloc[-1]
+        parts.append(
+            f"{escape(model)}, {recipe(precision)}: {number(last['kept_pct'], '.0f')} % on "
+            f"{int(last['num_gpus'])} GPUs"
+        )
+    said = "; ".join(parts)
+    return f"Rate per GPU against the fewest GPUs. {said}. 100 % is linear scaling."
+
+
+def others(table: pd.DataFrame) -> str:
+    """Say how leads of ours lie beside others'."""
+    kinds = {"ours": "ours", "beside ours": "the other trainer's, same session and shapes",
+             "published": "published, other hardware"}  # fmt: skip
+    parts = [f"{words} {span(table.loc[table['kind'] == kind, 'lead_pct'], '+.1f', ' %')}"
+             for kind, words in kinds.items() if (table["kind"] == kind).any()]  # fmt: skip
+    return (
+        f"FP8's lead: {'; '.join(parts)}. Ours and the other trainer's are ratios of geometric "
+        "means, both clipping gradients; bars: 95 % CI."
+    )
+
+
+def peers(table: pd.DataFrame) -> str:
+    """Say how fast our arms were beside the other trainer's."""
+    clipped = table[table["max_grad_norm"].notna()].dropna(subset="ratio")
+    if clipped.empty:
+        return "No other trainer was run beside ours: see `scripts/beside_torchtitan.sh`."
+    behind = int((clipped["ratio"] < 1).sum())
+    return (
+        f"Both clipping gradients, ours makes {span(clipped['ratio'], '.2f')} times the tokens of "
+        f"{escape(clipped['peer'].iloc[0])}"
+        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}. Two sessions "
+        "differ, so it ran in the same session, on the same machine, with the same shapes. It "
+        "tokenised inside its steps and single-GPU arms ran on different GPUs of the box: either "
+        "may be part of the difference."
+    )
+
+
+def sources(table: pd.DataFrame) -> str:
+    """Link to where the published figures stand."""
+    links = table.drop_duplicates("source")
+    return "Published figures: " + "; ".join(
+        f"[{escape(row['source'])}]({row['link']})" for _, row in links.iterrows()
+    )

@@ -1,0 +1,88 @@
+"""The rule that says what to train in, and what it is asked about."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fp8study.analysis import decision
+from fp8study.analysis.decision import advise, decision_table
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.losses import loss_gap_table
+from tests.analysis.test_leads import store_leads
+from tests.factories import make_record, store
+from tests.table_factories import frame
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "loss", "gathers", "action"),
+    [
+        (math.nan, math.nan, None, False, decision.MORE),
+        (5, 20, None, False, decision.CHECK),
+        (5, 20, "equivalent", False, decision.FP8),
+        (5, 20, "different", False, decision.WORSE),
+        (5, 20, "diverged", False, decision.WORSE),
+        (-5, 20, "equivalent", False, decision.MORE),
+        (1, 20, None, False, decision.MORE),
+        (-1, 2, None, False, decision.LITTLE),
+        (-9, -2, None, False, decision.BF16),
+        (-9, -2, None, True, decision.TRY),
+    ],
+)
+def test_the_rule(low: float, high: float, loss: str | None, gathers: bool, action: str) -> None:
+    assert advise(low, high, loss, gathers) == action
+    assert action in decision.ACTIONS and action in decision.TO_TRAIN_IN
+
+
+def decide(results: Path) -> dict[str, object]:
+    runs = frame(results)
+    (row,) = decision_table(leads_table(runs), loss_gap_table(runs), runs).to_dict("records")
+    return row
+
+
+def store_losses(results: Path, gap: float, **changes: object) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_tensorwise"):
+            loss = 5.0 + 0.1 * seed + (gap + 0.0001 * seed) * (precision != "bf16")
+            record = make_record(
+                study="losses", seed=seed, precision=precision,
+                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None}, **changes,
+            )  # fmt: skip
+            store(results, "local", record)
+
+
+@pytest.mark.parametrize(
+    ("gap", "batch", "action"),
+    [
+        (0.0, 1, decision.FP8),
+        (0.5, 1, decision.WORSE),
+        (0.0, 2, decision.CHECK),
+    ],
+)
+def test_only_a_loss_in_the_same_setting_decides(
+    gap: float, batch: int, action: str, tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, gap, micro_batch_size=batch)
+    row = decide(tmp_path)
+    assert row["action"] == action
+    assert row["loss_study"] == "losses"
+    assert row["loss_is_same"] == (batch == 1)
+
+
+def test_another_recipe_or_model_is_no_evidence(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, model="llama-3.1-8b")
+    row = decide(tmp_path)
+    assert row["action"] == decision.CHECK
+    assert row["loss_verdict"] != row["loss_verdict"]
+
+
+def test_the_better_recipe_is_the_one_that_is_judged(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 0.7, 0.71, 0.72, num_gpus=4, fp8_all_gather=True)
+    assert decide(tmp_path)["action"] == decision.TRY
+    store_leads(tmp_path, 1, 1.10, 1.11, 1.12, num_gpus=4, study="without")
+    row = decide(tmp_path)
+    assert (row["action"], row["arm"]) == (decision.CHECK, "FP8 tensorwise, BF16 all-gather")

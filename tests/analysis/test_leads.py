@@ -1,0 +1,132 @@
+"""FP8's lead, pooled over sessions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis.leads import best_recipes, leads_table, scaling_table, with_sessions
+from tests.factories import CPU, make_record, store
+from tests.table_factories import frame
+
+
+def store_leads(folder: Path, hour: int, *leads: float, **changes: Any) -> None:
+    """Store a pair of runs for each lead (a ratio), repeats of one seed in one session."""
+    precision = changes.pop("precision", "fp8_tensorwise")
+    place, measured = changes.pop("place", "local"), changes.pop("results", {})
+    gathers = changes.pop("fp8_all_gather", False)
+    for repeat, lead in enumerate(leads):
+        for kind, rate in (("bf16", 10_000.0), (precision, 10_000.0 * lead)):
+            fields = {"study": f"at-{hour}", "repeat": repeat, "precision": kind} | changes
+            name = f"{kind}-{repeat}-{hour}-{fields.get('num_gpus', 1)}-{fields.get('model', '')}"
+            fields["fp8_all_gather"] = gathers and kind != "bf16"
+            rates = {"tokens_per_second_per_gpu": rate, "energy_joule_per_token": 1 / rate}
+            fields["results"] = rates | measured
+            when = f"2000-01-01T{hour:02}:0{repeat}:00+00:00"
+            record = make_record(**fields, run_id=name, started_at=when, ended_at=when)
+            store(folder, place, record)
+
+
+def only(table: pd.DataFrame) -> pd.Series:
+    (row,) = [row for _, row in table.iterrows()]
+    return row
+
+
+def test_sessions_are_pooled_and_the_last_one_replaces_nothing(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.1, 1.2, 1.2)
+    store_leads(tmp_path, 9, 1.5)
+    row = only(leads_table(frame(tmp_path)))
+    assert (row["num_sessions"], row["num_pairs"], row["num_runs"]) == (2, 4, 8)
+    assert row["lead_pct"] == pytest.approx(100 * ((1.2 * 1.5) ** 0.5 - 1))
+    assert (row["lead_low_pct"], row["lead_high_pct"]) == (pytest.approx(10), pytest.approx(50))
+    assert row["ci_low_pct"] < 0 < row["lead_high_pct"] < row["ci_high_pct"]
+    assert row["sessions"] == "2000-01-01 01:00, 2000-01-01 09:00"
+    assert row["studies"] == "at-1, at-9"
+    assert len(row["run_ids"].split()) == 8
+    assert "local/at-9/bf16-0-9-1-" in row["run_ids"]
+    assert row["energy_change_pct"] == pytest.approx(100 * (1 / 1.2 - 1))
+
+
+def test_the_spread_between_sessions_is_learnt_from_every_setting(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10)
+    store_leads(tmp_path, 9, 1.12)
+    store_leads(tmp_path, 1, 1.3, model="llama-3.2-3b")
+    table = leads_table(frame(tmp_path)).set_index("model")
+    assert table["ci_low_pct"].notna().all()
+    once, twice = table.loc["llama-3.2-3b"], table.loc["llama-3.2-1b"]
+    # One session less widens the interval by the root of two, on the scale of logarithms.
+    assert once["ci_high_pct"] - once["ci_low_pct"] > 1.4 * (
+        twice["ci_high_pct"] - twice["ci_low_pct"]
+    )
+
+
+def test_one_session_alone_has_the_interval_of_its_pairs(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10, 1.11, 1.12)
+    row = only(leads_table(frame(tmp_path)))
+    assert 8 < row["ci_low_pct"] < 10 < row["lead_pct"] < 12 < row["ci_high_pct"] < 14
+
+
+def test_two_pairs_of_one_session_have_no_interval(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10, 1.12)
+    assert pd.isna(only(leads_table(frame(tmp_path)))["ci_low_pct"])
+
+
+def test_runs_of_two_sessions_make_no_pair(tmp_path: Path) -> None:
+    for hour, precision in ((1, "bf16"), (5, "fp8_tensorwise")):
+        when = f"2000-01-01T0{hour}:00:00+00:00"
+        record = make_record(precision=precision, started_at=when, ended_at=when)
+        store(tmp_path, "local", record)
+    assert leads_table(frame(tmp_path)).empty
+
+
+def test_another_host_is_another_session(tmp_path: Path) -> None:
+    for host, precision in (("a", "bf16"), ("b", "fp8_tensorwise")):
+        record = make_record(precision=precision, machine={"host_hash": host})
+        store(tmp_path, "local", record)
+    assert leads_table(frame(tmp_path)).empty
+    assert list(with_sessions(frame(tmp_path))["session"].str[-4:]) == ["on a", "on b"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"compile": False},
+        {"machine": CPU},
+        {"untrained": ["*"]},
+        {"results": {"num_alloc_retries": 1}},
+    ],
+)
+def test_what_nobody_would_use_has_no_lead(changes: dict[str, Any], tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.2, **changes)
+    table = leads_table(frame(tmp_path))
+    assert table["lead_pct"].isna().all()
+    assert len(table) == ("results" in changes)
+
+
+def test_machines_are_never_pooled(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.2)
+    store_leads(tmp_path, 1, 0.8, place="reference/box")
+    table = leads_table(frame(tmp_path)).set_index("machine")
+    assert table["lead_pct"].round().to_dict() == {"box": -20, "local": 20}
+
+
+def test_a_trial_of_a_switch_has_no_vote(tmp_path: Path) -> None:
+    for precision, rate in (("bf16", 1.0), ("fp8_tensorwise", 2.0)):
+        record = make_record(precision=precision, results={"tokens_per_second_per_gpu": rate})
+        record.config["attention"] = "cudnn"
+        store(tmp_path, "local", record)
+    assert leads_table(frame(tmp_path)).empty
+
+
+def test_of_recipes_the_fastest_is_kept_and_scaling_starts_at_one_hundred(tmp_path: Path) -> None:
+    for num_gpus, lead in ((1, 1.2), (4, 1.1)):
+        store_leads(tmp_path, 1, lead, num_gpus=num_gpus, fp8_all_gather=num_gpus > 1)
+        store_leads(tmp_path, 2, 0.9, num_gpus=num_gpus, precision="fp8_rowwise")
+    leads = leads_table(frame(tmp_path))
+    assert set(best_recipes(leads)["precision"]) == {"fp8_tensorwise"}
+    scaling = scaling_table(leads).set_index(["precision", "num_gpus"])["kept_pct"]
+    assert scaling["bf16", 4] == scaling["bf16", 1] == 100
+    assert scaling["fp8_tensorwise", 4] == pytest.approx(100 * 1.1 / 1.2)

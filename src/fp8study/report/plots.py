@@ -28,14 +28,6 @@ SMOOTHING_STEPS = 20
 _LOSS_AXES = ("step", "training loss, nats/token")
 
 
-def _without_shares(table: pd.DataFrame) -> pd.DataFrame:
-    """Give one name to the faults of several models, which differ in the share not trained."""
-    share = r" \(\d+\.\d % of parameters not trained\)"
-    if table["arm"].str.extract(f"({share})", expand=False).nunique() <= 1:
-        return table
-    return table.assign(arm=table["arm"].str.replace(share, "", regex=True))
-
-
 def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
     """Yield every run of `runs` that logged a loss, with its losses by step."""
     by_run = dict(iter(metrics.groupby(["machine", "study", "run_id"], sort=False)))

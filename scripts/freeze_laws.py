@@ -8,6 +8,7 @@ from __future__ import annotations
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.frozen import PATH, provenance
 from fp8study.analysis.laws.memory import fit_memory
+from fp8study.analysis.laws.speed import fit_speed
 from fp8study.core.files import results_dir
 from fp8study.core.records import write_json
 
@@ -16,7 +17,7 @@ def main() -> None:
     """Write ``constants.json`` beside the laws."""
     runs = read_runs(results_dir())
     cells = cells_of(runs)
-    write_json(PATH, provenance(runs) | {"memory": fit_memory(cells)})
+    write_json(PATH, provenance(runs) | {"memory": fit_memory(cells), "speed": fit_speed(cells)})
     print(PATH)
 
 

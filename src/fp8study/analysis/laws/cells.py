@@ -64,6 +64,14 @@ class Cell:
         """Median step; runs whose allocator was at work are left out."""
         return _median(record.results.get("step_time_ms_median") for record in self.timed)
 
+    @cached_property
+    def kernels_ms(self) -> dict[str, float]:
+        """Kernels of a profiled step by kind, medians; empty where no run has one."""
+        steps = [record.instruments.get("step", {}) for record in self.timed]
+        times = [step["by_kind_ms"] for step in steps if step.get("by_kind_ms")]
+        names = dict.fromkeys(name for kinds in times for name in kinds)
+        return {name: _median(kinds.get(name, 0.0) for kinds in times) or 0.0 for name in names}
+
     @property
     def timed(self) -> list[RunRecord]:
         return [record for _, record in self.runs if not _is_void(record)]

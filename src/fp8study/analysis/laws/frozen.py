@@ -20,12 +20,8 @@ from fp8study.analysis.laws.cells import Cell
 from fp8study.core.records import RunRecord
 
 PATH = Path(__file__).with_name("constants.json")
-#: Relative error from which a cell pulls less than its square: torch's compiler decides now and
-#: then to keep less than it usually does, and one such cell must not move a constant.
-_USUAL_ERROR = 0.002
-
-#: Constants and a cell → what the law says of it, over what was measured, less one.
-Misses = Callable[[Mapping[str, float], Cell], float]
+#: Constants and a cell → by how much the law misses what was measured of it, relative.
+Misses = Callable[[Mapping[str, float], Cell], Sequence[float]]
 Runs = Sequence[tuple[str, RunRecord]]
 
 
@@ -36,9 +32,10 @@ def frozen() -> dict[str, Any]:
     return content
 
 
-def values_of(law: str) -> dict[str, float]:
-    """Return a law's frozen constants by name."""
-    return {name: entry["value"] for name, entry in frozen()[law].items()}
+def values_of(law: str, without: str | None = None) -> dict[str, float]:
+    """Return a law's frozen constants by name, of all records or of those `without` a model."""
+    values = {name: entry["value"] for name, entry in frozen()[law]["constants"].items()}
+    return values | (frozen()[law]["without"].get(without, {}) if without else {})
 
 
 def fitted_to(name: str, record: RunRecord) -> bool:
@@ -54,30 +51,44 @@ def provenance(runs: Runs) -> dict[str, Any]:
     return {"last_run_ended": last, "records": dict(sorted(studies.items()))}
 
 
-def fit(misses: Misses, start: Mapping[str, float], cells: Sequence[Cell]) -> dict[str, float]:
-    """Return the constants at which the law misses the cells least, all cells weighing the same."""
+def fit(
+    misses: Misses, start: Mapping[str, float], cells: Sequence[Cell], usual: float
+) -> dict[str, float]:
+    """Return the constants, none negative, at which the law misses the cells least.
+
+    `usual` is the miss from which one pulls less than its square: now and then torch's compiler
+    decides otherwise than it usually does, and one such cell must not move a constant.
+    """
 
     def residuals(values: Any) -> Any:
         constants = dict(zip(start, values, strict=True))
-        return np.array([misses(constants, cell) for cell in cells])
+        return np.concatenate([misses(constants, cell) for cell in cells])
 
     scale = np.maximum(np.abs([*start.values()]), 1e-6)
     found = least_squares(
-        residuals, [*start.values()], x_scale=scale, loss="soft_l1", f_scale=_USUAL_ERROR
-    )
-    return dict(zip(start, map(float, found.x), strict=True))
+        residuals, [*start.values()], x_scale=scale, bounds=(0, np.inf), loss="soft_l1",
+        f_scale=usual, max_nfev=40, ftol=1e-5,
+    )  # fmt: skip
+    return {name: float(f"{value:.6g}") for name, value in zip(start, found.x, strict=True)}
 
 
 def fit_with_errors(
-    misses: Misses, start: Mapping[str, float], cells: Sequence[Cell]
-) -> dict[str, dict[str, float]]:
-    """Fit, and give each constant its error: how far it moves, at most, without one model."""
-    values = fit(misses, start, cells)
-    others = [fit(misses, values, rest) for rest in leaving_out(cells).values()]
-    return {
-        name: {"value": value, "error": max((abs(o[name] - value) for o in others), default=0.0)}
+    misses: Misses, start: Mapping[str, float], cells: Sequence[Cell], usual: float
+) -> dict[str, Any]:
+    """Fit to all cells, and to those of all models but one.
+
+    Returns:
+        ``constants``: name → value and error, which is how far it moves, at most, without one
+        model; ``without``: each model → the constants that the others give.
+    """
+    values = fit(misses, start, cells, usual)
+    without = {model: fit(misses, values, rest, usual)
+               for model, rest in leaving_out(cells).items()}  # fmt: skip
+    constants = {
+        name: {"value": value, "error": max(abs(other[name] - value) for other in without.values())}
         for name, value in values.items()
     }
+    return {"constants": constants, "without": without}
 
 
 def leaving_out(cells: Iterable[Cell]) -> dict[str, list[Cell]]:

@@ -17,6 +17,7 @@ import fnmatch
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import fit_with_errors, values_of
@@ -96,7 +97,7 @@ def predicted_memory(
     whose tokens are taken to spread evenly over the experts.
     """
     constants = constants or Constants(**values_of("memory"))
-    config = config.resolved()
+    config = config if isinstance(config, ResolvedConfig) else config.resolved()
     sharded = config.num_gpus if config.strategy == "fsdp2" else 1
     weight_bytes = 4 if config.master_dtype == "fp32" else 2
     stale = _untrained(config, shape)
@@ -127,26 +128,26 @@ def predicted_memory(
     )
 
 
-def fit_memory(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    """Fit `Constants` to the cells with a peak; name → value and error (`fit_with_errors`).
+def fit_memory(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Fit `Constants` to the cells with a peak, as `fit_with_errors`.
 
     The slacks are medians, with the largest that was seen as their error.
     """
 
-    def miss(values: Mapping[str, float], cell: Cell) -> float:
+    def miss(values: Mapping[str, float], cell: Cell) -> list[float]:
         law = predicted_memory(cell.config, cell.shape, Constants(**values))
-        return law.total / (cell.peak_gib or 1) - 1
+        return [law.total / (cell.peak_gib or 1) - 1]
 
     names = ("logit_bytes", "hidden_bytes", "workspace_gib")
     start = {name: getattr(Constants(), name) for name in names}
-    found = fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib])
+    found = fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib], usual=0.002)
     slacks: dict[str, list[float]] = {}
     for cell in cells:
         if cell.slack_pct is not None:
             slacks.setdefault(_slack_name(cell.config), []).append(cell.slack_pct / 100)
     for name, shares in slacks.items():
         middle = statistics.median(shares)
-        found[name] = {"value": middle, "error": max(shares) - middle}
+        found["constants"][name] = {"value": middle, "error": max(shares) - middle}
     return found
 
 
@@ -192,7 +193,7 @@ def _is_fp8(config: ResolvedConfig, *parts: str) -> bool:
     )  # fmt: skip
 
 
-def _layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return what a decoder layer keeps for its backward pass, bytes a token.
 
     Compiled: the residual stream, the output of attention's projection, queries, keys, values,
@@ -222,7 +223,7 @@ def _tokens(config: ResolvedConfig) -> int:
 
 
 def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
-    a_layer = _layer_bytes(config, shape)
+    a_layer = layer_bytes(config, shape)
     if config.activation_checkpointing:  # each layer's input, and one layer made again
         width = 4 if _computes_in_autocast(config) else 2
         return _tokens(config) * (shape.num_layers * width * shape.hidden_size + a_layer)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from fp8study.core.errors import UserError
@@ -87,12 +88,12 @@ class ModelShape:
         ):
             yield f"model.layers.{number}.{name}", wide * high
 
-    def matched(self, patterns: Iterable[str]) -> int:
+    @cache  # noqa: B019 (frozen, and few)
+    def matched(self, patterns: tuple[str, ...]) -> int:
         """Return how many weights of decoder layers are in layers that a pattern names."""
-        chosen = [*patterns]
         return sum(
             size for name, size in self.modules()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in chosen)
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         )  # fmt: skip
 
 

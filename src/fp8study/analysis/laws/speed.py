@@ -1,0 +1,332 @@
+"""The speed law: how long a training step takes, by what it does, ms on one GPU.
+
+A GPU's share is the sum of its GEMMs (by shape and precision), attention, elementwise work, FP8's
+casts, the loss, copies of sharded weights, the update, and what communication slows down. The host
+launches kernels meanwhile: the longer one is the step. What each part takes is counted and
+multiplied by a constant (`Constants`) that is fitted to committed steps, to profiled steps and to
+GEMM peaks, all of them of H200s; another GPU's times are scaled by its datasheet.
+
+Letters as in `fp8study.analysis.laws.memory`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.frozen import fit_with_errors, values_of
+from fp8study.analysis.laws.memory import layer_bytes
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.recipes import RECIPES
+
+#: The GPU that the constants are of.
+FITTED_GPU = "NVIDIA H200"
+#: GPUs that NVLink joins, as in an HGX or DGX box; more are joined by a network.
+GPUS_PER_NODE = 8
+#: What NCCL moved in profiled steps of four H200s: 48 GB of an 8B's tensors in 176 ms.
+NVLINK_GB_PER_S = 270.0
+#: Assumed, no record has it: 400 Gb/s for each GPU, four fifths used.
+NETWORK_GB_PER_S = 40.0
+#: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
+#: of the step wait for the one and parts for the other.
+_OVERLAP = 4
+#: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer;
+#: and what FP8 all-gather adds to that.
+_OTHER_KERNELS, _CAST_KERNELS, _GATHER_KERNELS = 64, 8, 5
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What is fitted, as it is on an H200; ps are 10⁻¹² s."""
+
+    bf16_tflops: float = 760.0
+    """GEMMs in BF16, large."""
+    fp8_tflops: float = 1460.0
+    """GEMMs in FP8, large."""
+    kernel_us: float = 5.0
+    """Any kernel's time beside what grows with its size, and the gap before the next."""
+    query_ps: float = 25.0
+    """Attention, a token and query feature."""
+    softmax_ps: float = 0.5
+    """Attention, a token, head and token of the sequence."""
+    elementwise_ps: float = 1.0
+    """Norms, activations and residuals: a byte that a layer keeps."""
+    cast_ps: float = 2.0
+    """FP8 tensorwise: an element of a converted layer's input, output or weight, once a step."""
+    rowwise: float = 2.4
+    """What FP8 rowwise casts take, over tensorwise."""
+    autocast_ps: float = 2.0
+    """A weight of a layer that autocast makes BF16 from FP32."""
+    plain_logit_ps: float = 20.0
+    """The plain loss head, a logit, beside its GEMMs."""
+    logit_ps: float = 5.0
+    """The other loss heads, the same."""
+    update_ps: float = 0.2
+    """AdamW: a byte of weights, gradients and states, read or written."""
+    update_weight_ps: float = 2.0
+    """AdamW: a weight, whatever its bytes."""
+    clip_ps: float = 0.3
+    """Clipping: a byte of gradients."""
+    shard_ps: float = 3.0
+    """FSDP2: a weight's copies and casts around one gathering or reducing."""
+    contention: float = 0.08
+    """What GEMMs and attention take longer beside communication, over what they take alone."""
+    launch_us: float = 20.0
+    """The host, a kernel."""
+    sharded_launch_us: float = 40.0
+    """The host, a kernel under FSDP2 on several GPUs."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """One optimizer step, ms: what a GPU does, part by part, and what the host does meanwhile."""
+
+    gemm: float
+    attention: float
+    elementwise: float
+    casts: float
+    """To FP8."""
+    loss: float
+    """The loss head beside its GEMMs."""
+    sharding: float
+    """Copies of FSDP2, and autocast's casts of weights."""
+    update: float
+    communication: float
+    """What is exposed, and what the rest of the step is slowed down by."""
+    host: float
+
+    @property
+    def device(self) -> float:
+        return sum(self.parts().values())
+
+    @property
+    def total(self) -> float:
+        longer, shorter = max(self.device, self.host), min(self.device, self.host)
+        return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts of the GPU's share by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                if f.name != "host"}  # fmt: skip
+
+    @property
+    def limit(self) -> str:
+        """Name what limits the step: ``host``, or the largest part of the GPU's share."""
+        if self.host > self.device:
+            return "host"
+        return max(self.parts(), key=lambda name: self.parts()[name])
+
+
+def predicted_step(
+    config: RunConfig,
+    shape: ModelShape,
+    gpu: GpuPeak | None = None,
+    constants: Constants | None = None,
+) -> StepParts:
+    """Return one optimizer step on a GPU, by default an H200; `constants`: the frozen ones.
+
+    Only compiled models: without compilation every small operation is a kernel of its own.
+
+    Raises:
+        ValueError: ``compile=false``, or FP8 on a GPU without it.
+    """
+    config = config if isinstance(config, ResolvedConfig) else config.resolved()
+    if not config.compile:
+        raise ValueError("no law of speed for compile=false")
+    c = constants or Constants(**values_of("speed"))
+    gpu = gpu or _reference()
+    micro_steps = config.gradient_accumulation_steps
+    tokens = config.micro_batch_size * config.sequence_length
+    bf16, fp8, memory = _scales(gpu, _reference(), config)
+    in_fp8, count = fp8_elements(config, shape, tokens), num_converted(config, shape)
+    width = c.rowwise if RECIPES[config.precision].scaling == "rowwise" else 1.0
+    layers = shape.num_layers
+    each = {  # of one forward and backward pass
+        "gemm": _gemm_ms(config, shape, tokens, c, bf16, fp8),
+        "attention": bf16 * _attention_ms(config, shape, tokens, c),
+        "elementwise": memory * c.elementwise_ps * tokens * layers
+        * layer_bytes(config, shape) * 1e-9 + _OTHER_KERNELS * layers * c.kernel_us * 1e-3,
+        "casts": width * (memory * c.cast_ps * in_fp8 * 1e-9
+                          + _CAST_KERNELS * count * c.kernel_us * 1e-3),
+        "loss": memory * (c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps)
+        * tokens * shape.vocab_size * 1e-9,
+        "sharding": memory * _copies_ms(config, shape, c),
+    }  # fmt: skip
+    each["communication"] = 0.0
+    if config.num_gpus > 1:
+        computing = each["gemm"] + each["attention"]
+        exposed = _communication_ms(config, shape) - sum(each.values())
+        each["communication"] = c.contention * computing + max(0.0, exposed)
+    parts = {name: micro_steps * ms for name, ms in each.items()}
+    parts["update"] = memory * _update_ms(config, shape, c)
+    return StepParts(**parts, host=micro_steps * _host_ms(config, shape, c))
+
+
+@cache
+def _reference() -> GpuPeak:
+    found = find_peak(FITTED_GPU)
+    assert found is not None
+    return found
+
+
+def _scales(gpu: GpuPeak, reference: GpuPeak, config: ResolvedConfig) -> tuple[float, float, float]:
+    """Return what BF16 GEMMs, FP8 GEMMs and memory traffic take, over the fitted GPU."""
+    if config.is_fp8 and gpu.fp8_tflops is None:
+        raise ValueError(f"{gpu.name_part} has no FP8")
+    fp8 = (reference.fp8_tflops or 1) / gpu.fp8_tflops if gpu.fp8_tflops else math.inf
+    memory = (reference.memory_tb_per_s or 1) / (gpu.memory_tb_per_s or 1)
+    return reference.bf16_tflops / gpu.bf16_tflops, fp8, memory
+
+
+def converted_share(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return the share of decoder layers' linear weights that compute in FP8, 0 to 1."""
+    if not config.is_fp8 or shape.num_experts > 1:
+        return 0.0  # torchao converts no fused experts
+    dense = sum(wide * high for wide, high in shape.linears.values()) * shape.num_layers
+    return 1 - shape.matched(config.skip) / dense
+
+
+def num_converted(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return how many linear layers compute in FP8."""
+    return converted_share(config, shape) * shape.num_layers * len(shape.linears)
+
+
+def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> float:
+    """Return elements that are cast to FP8 in a pass: each converted layer's three factors.
+
+    FSDP2's FP8 all-gather casts weights before they are gathered, each rank its share; else
+    they are cast as often as they are gathered.
+    """
+    share = converted_share(config, shape)
+    weights = sum(wide * high for wide, high in shape.linears.values())
+    casts = 1.0
+    if config.strategy == "fsdp2":
+        casts = 1 / config.num_gpus if _gathers_fp8(config) else 2 - _kept(config)
+    moved = tokens * sum(wide + high for wide, high in shape.linears.values())
+    return share * shape.num_layers * (casts * weights + moved)
+
+
+def _gemm_ms(
+    config: ResolvedConfig, shape: ModelShape, tokens: int, c: Constants, bf16: float, fp8: float
+) -> float:
+    """Return all GEMMs: three a linear layer, and the loss head's."""
+    share = converted_share(config, shape) * RECIPES[config.precision].fp8_share
+    weights = sum(
+        wide * high * (shape.num_active_experts if name.startswith("mlp") else 1)
+        for name, (wide, high) in shape.linears.items()
+    )
+    tflop = 6e-12 * tokens * weights * shape.num_layers
+    head = 6e-12 * tokens * shape.head_parameters
+    again = 4 / 3 if config.activation_checkpointing else 1.0
+    of_layers = (1 - share) * bf16 / c.bf16_tflops + (share * fp8 / c.fp8_tflops if share else 0)
+    number = 3 * (shape.num_layers * len(shape.linears) + 1)
+    seconds = again * tflop * of_layers + head * bf16 / c.bf16_tflops
+    return 1e3 * seconds + 1e-3 * number * c.kernel_us
+
+
+def _attention_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: Constants) -> float:
+    length, queries = config.sequence_length, shape.query_size
+    each = c.query_ps * queries + c.softmax_ps * shape.num_heads * length
+    again = 4 / 3 if config.activation_checkpointing else 1.0
+    return again * tokens * shape.num_layers * each * 1e-9
+
+
+def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
+    every = shape.num_layers * shape.layer_parameters
+    if config.strategy == "fsdp2":
+        return c.shard_ps * shape.num_parameters * (3 - _kept(config)) * 1e-9
+    casts = every if config.master_dtype == "fp32" else 0
+    return c.autocast_ps * casts * 1e-9
+
+
+def _update_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
+    """Return AdamW: it reads and writes weights and two states, and reads gradients."""
+    width = 4 if config.master_dtype == "fp32" else 2
+    own = shape.num_parameters / (config.num_gpus if config.strategy == "fsdp2" else 1)
+    clip = c.clip_ps if config.max_grad_norm is not None else 0.0
+    return own * (width * (7 * c.update_ps + clip) + c.update_weight_ps) * 1e-9
+
+
+def communication_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what one rank gathers and reduces in a step, bytes: whole tensors, less its share."""
+    if config.num_gpus == 1:
+        return 0.0
+    away = (config.num_gpus - 1) / config.num_gpus
+    if config.strategy == "ddp":
+        return away * 8 * shape.num_parameters  # an all-reduce moves FP32 gradients twice
+    layers = shape.num_layers * shape.layer_parameters
+    gathered = (1 if config.fp8_all_gather else 2) * layers * (2 - _kept(config))
+    return away * (gathered + 4 * shape.root_parameters + 4 * shape.num_parameters)
+
+
+def _kept(config: ResolvedConfig) -> float:
+    """Return the share of decoder layers that FSDP2 gathers once a step, not twice."""
+    return {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
+
+
+def _communication_ms(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return how long gathering and reducing take by themselves, beside the GPU's own work."""
+    rate = NVLINK_GB_PER_S if config.num_gpus <= GPUS_PER_NODE else NETWORK_GB_PER_S
+    return communication_bytes(config, shape) / rate * 1e-6
+
+
+def _host_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
+    """Return the host's share: kernels, as profiles count them, times what launching one takes."""
+    a_layer = _OTHER_KERNELS + 3 * len(shape.linears)
+    count = num_converted(config, shape)
+    kernels = a_layer * shape.num_layers + _CAST_KERNELS * count
+    if _gathers_fp8(config):
+        kernels += _GATHER_KERNELS * count
+    spread = config.strategy == "fsdp2" and config.num_gpus > 1
+    return (c.sharded_launch_us if spread else c.launch_us) * kernels * 1e-3
+
+
+def _gathers_fp8(config: ResolvedConfig) -> bool:
+    return bool(config.fp8_all_gather) and config.strategy == "fsdp2" and config.num_gpus > 1
+
+
+#: Part of the law → kinds of kernels in a profiled step (`fp8study.measure.trace.kind_of`).
+_KINDS = {
+    "gemm": ("gemm_fp8", "gemm_bf16"), "attention": ("attention",), "update": ("optimizer",),
+    "rest": ("fused", "loss", "copy", "other"),
+}  # fmt: skip
+
+
+def is_fitted(cell: Cell) -> bool:
+    """Whether the law is about such a cell: compiled, timed, and all of its weights trained."""
+    config = cell.config
+    trained = not config.untrained and config.optimizer_binding == "after_conversion"
+    return bool(cell.step_ms and config.compile and config.is_timed and trained)
+
+
+def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Fit `Constants` to steps and to profiled kernels, as `fit_with_errors`."""
+    chosen = [cell for cell in cells if is_fitted(cell)]
+    start = dataclasses.asdict(Constants())
+    return fit_with_errors(_misses, start, chosen, usual=0.03)
+
+
+def _misses(values: Mapping[str, float], cell: Cell) -> list[float]:
+    """Return by how much the law misses a cell's step and, on one GPU, its kernels by kind."""
+    law = predicted_step(cell.config, cell.shape, None, Constants(**values))
+    found = [law.total / (cell.step_ms or 1) - 1]
+    kinds = cell.kernels_ms
+    if kinds and cell.config.num_gpus == 1:
+        parts = law.parts()
+        parts["rest"] = sum(parts[n] for n in ("elementwise", "casts", "loss", "sharding"))
+        for part, names in _KINDS.items():
+            time = sum(kinds.get(name, 0.0) for name in names)
+            found.append((parts[part] - time) / (cell.step_ms or 1))
+    return found
+
+
+def lead_pct(bf16_ms: float, fp8_ms: float) -> float:
+    """Return how much more tokens per second FP8 makes than BF16, %."""
+    return 100 * (bf16_ms / fp8_ms - 1)

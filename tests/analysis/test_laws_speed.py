@@ -1,0 +1,74 @@
+"""The speed law: constants that records give again, and what must follow from the counting."""
+
+import dataclasses
+
+import pytest
+
+from fp8study.analysis.laws import frozen
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.speed import Constants, fit_speed, lead_pct, predicted_step
+from fp8study.core.config import RunConfig
+from fp8study.core.hardware import find_peak
+from tests.checkout import ROOT
+
+SHAPE = shape_of("llama-3.1-8b")
+ONE = RunConfig(model="llama-3.1-8b", path="tuned", strategy="none")
+
+
+def step(gpu=None, **changes):
+    return predicted_step(dataclasses.replace(ONE, **changes), SHAPE, gpu)
+
+
+@pytest.mark.slow
+def test_fitting_again_gives_the_frozen_constants():
+    runs = [run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run)]
+    found = fit_speed(cells_of(runs))
+    for name, entry in found["constants"].items():
+        expected = frozen.frozen()["speed"]["constants"][name]
+        assert entry["value"] == pytest.approx(expected["value"], rel=0.02), name
+    assert set(found["without"]) == set(frozen.frozen()["speed"]["without"])
+
+
+def test_fp8_saves_gemm_time_and_pays_with_casts():
+    bf16, fp8 = step(), step(precision="fp8_tensorwise")
+    assert fp8.gemm < 0.6 * bf16.gemm and bf16.casts == 0 < fp8.casts
+    assert 10 < lead_pct(bf16.total, fp8.total) < 30
+    assert step(precision="fp8_rowwise").casts > 2 * fp8.casts
+
+
+def test_the_host_decides_about_a_small_model_on_few_tokens():
+    config = RunConfig(precision="fp8_tensorwise", num_gpus=4, sequence_length=2048)
+    law = predicted_step(config, shape_of("llama-3.2-1b"))
+    assert law.limit == "host" and law.total >= law.host > law.device
+
+
+def test_another_gpu_is_scaled_by_its_datasheet():
+    h200, h100 = step(), step(find_peak("NVIDIA H100 80GB HBM3"))
+    assert h100.gemm == pytest.approx(h200.gemm)  # the same matrix units
+    assert h100.update == pytest.approx(h200.update * 4.8 / 3.35)
+
+
+def test_a_network_exposes_what_nvlink_hides():
+    config = RunConfig(model="llama-3.1-8b", path="tuned", num_gpus=8)
+    near = predicted_step(config, SHAPE)
+    far = predicted_step(dataclasses.replace(config, num_gpus=64), SHAPE)
+    assert far.communication > 3 * near.communication
+
+
+def test_accumulation_repeats_all_but_the_update():
+    once, twice = step(max_grad_norm=1.0), step(max_grad_norm=1.0, gradient_accumulation_steps=2)
+    assert twice.gemm == pytest.approx(2 * once.gemm)
+    assert twice.update == pytest.approx(once.update)
+
+
+def test_no_speed_is_predicted_of_a_model_that_is_not_compiled():
+    with pytest.raises(ValueError, match="compile=false"):
+        step(compile=False)
+    assert Constants(**frozen.values_of("speed")).kernel_us > 0
+
+
+def test_no_fp8_on_a_gpu_without_it():
+    with pytest.raises(ValueError, match="A100 has no FP8"):
+        step(find_peak("NVIDIA A100-SXM4-80GB"), precision="fp8_tensorwise")
+    assert step(find_peak("NVIDIA A100-SXM4-80GB")).total > step().total

@@ -153,6 +153,26 @@ def _measured_gemms(config: ResolvedConfig) -> tuple[dict[str, Any], str]:
 
 
 @app.command()
+def advise(
+    model: Annotated[str, typer.Option(help="A preset, or a folder with a config.json.")],
+    num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
+    sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="Sequences a GPU; default: the largest that fits.")
+    ] = None,
+    gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
+    from fp8study.report.advice_text import advice_text
+    from fp8study.run.advising import advice_for
+
+    with using_model(model):
+        found = advice_for(this_machine(), model, num_gpus, sequence_length, micro_batch_size, gpu)
+    _print(asdict(found), advice_text(found), as_json)
+
+
+@app.command()
 def plan(
     study: StudyName = None,
     set_: Overrides = None,

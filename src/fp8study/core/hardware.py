@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fp8study.core.errors import UserError, nearest
+
 
 @dataclass(frozen=True)
 class GpuPeak:
@@ -17,26 +19,55 @@ class GpuPeak:
     """None: the GPU has no FP8 matrix units."""
     memory_tb_per_s: float | None
     """Bandwidth of its memory; None: sold with several kinds of memory under this name."""
+    memory_gb: float | None
+    """Size of its memory as sold, of which its driver reports as many GiB within a few per cent;
+    None: sold with several sizes."""
     source: str
+
+    @property
+    def slug(self) -> str:
+        """Its name on a command line, as ``h100-80gb``."""
+        size = f"-{self.memory_gb:g}gb" if self.memory_gb else ""
+        return self.name_part.lower().replace(" ", "-") + size
 
 
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
-    GpuPeak("GB200", 2500, 5000, 8, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("GB300", 2500, 5000, 8, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("B300", 2250, 4500, 8, "NVIDIA HGX B300 datasheet, sparsity removed"),
-    GpuPeak("B200", 2250, 4500, 8, "NVIDIA HGX B200 datasheet, sparsity removed"),
-    GpuPeak("GH200", 989, 1979, None, "NVIDIA GH200 datasheet (Hopper SXM), sparsity removed"),
-    GpuPeak("H200 NVL", 835.5, 1671, 4.8, "NVIDIA H200 NVL datasheet, sparsity removed"),
-    GpuPeak("H200", 989, 1979, 4.8, "NVIDIA H200 SXM datasheet, sparsity removed"),
-    GpuPeak("H100 PCIe", 756, 1513, 2.0, "NVIDIA H100 PCIe datasheet, sparsity removed"),
-    GpuPeak("H100 NVL", 835.5, 1671, 3.9, "NVIDIA H100 NVL datasheet, sparsity removed"),
-    GpuPeak("H100", 989, 1979, 3.35, "NVIDIA H100 SXM datasheet, sparsity removed"),
-    GpuPeak("A100", 312, None, None, "NVIDIA A100 datasheet"),
-    GpuPeak("L40S", 362, 733, 0.864, "NVIDIA L40S datasheet, sparsity removed"),
-    GpuPeak("RTX 5090", 209.5, 419, 1.792, "NVIDIA Blackwell whitepaper, FP32 accumulation"),
-    GpuPeak("RTX 4090", 165.2, 330.3, 1.008, "NVIDIA Ada whitepaper, FP32 accumulation"),
+    GpuPeak("GB200", 2500, 5000, 8, 186, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),
+    GpuPeak("GB300", 2500, 5000, 8, 279, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
+    GpuPeak("B300", 2250, 4500, 8, 270, "NVIDIA HGX B300 datasheet, sparsity removed"),
+    GpuPeak("B200", 2250, 4500, 8, 180, "NVIDIA HGX B200 datasheet, sparsity removed"),
+    GpuPeak(
+        "GH200", 989, 1979, None, None, "NVIDIA GH200 datasheet (Hopper SXM), sparsity removed"
+    ),
+    GpuPeak("H200 NVL", 835.5, 1671, 4.8, 141, "NVIDIA H200 NVL datasheet, sparsity removed"),
+    GpuPeak("H200", 989, 1979, 4.8, 141, "NVIDIA H200 SXM datasheet, sparsity removed"),
+    GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, "NVIDIA H100 PCIe datasheet, sparsity removed"),
+    GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, "NVIDIA H100 NVL datasheet, sparsity removed"),
+    GpuPeak("H100", 989, 1979, 3.35, 80, "NVIDIA H100 SXM datasheet, sparsity removed"),
+    GpuPeak("A100", 312, None, None, None, "NVIDIA A100 datasheet"),
+    GpuPeak("L40S", 362, 733, 0.864, 48, "NVIDIA L40S datasheet, sparsity removed"),
+    GpuPeak("RTX 5090", 209.5, 419, 1.792, 32, "NVIDIA Blackwell whitepaper, FP32 accumulation"),
+    GpuPeak("RTX 4090", 165.2, 330.3, 1.008, 24, "NVIDIA Ada whitepaper, FP32 accumulation"),
 )
+
+
+def named_gpu(slug: str) -> GpuPeak:
+    """Return a GPU by its `GpuPeak.slug`, or by that without its memory.
+
+    Raises:
+        UserError: There is none of that name.
+    """
+    wanted = slug.lower().replace(" ", "-")
+    known = {peak.slug: peak for peak in GPU_PEAKS}
+    known |= {peak.name_part.lower().replace(" ", "-"): peak for peak in GPU_PEAKS}
+    if wanted not in known:
+        raise UserError(
+            f"--gpu: '{slug}' is not known{nearest(wanted, known)}; name one of "
+            f"{', '.join(peak.slug for peak in GPU_PEAKS)}"
+        )
+    return known[wanted]
+
 
 #: Slower than the namesake in the table, and by how much is not published here.
 _LESSER = re.compile(r"\b(Laptop|Max-Q|MIG|D)\b", re.IGNORECASE)

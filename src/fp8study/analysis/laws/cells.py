@@ -62,25 +62,26 @@ class Cell:
     @cached_property
     def step_ms(self) -> float | None:
         """Median step; runs whose allocator was at work are left out."""
-        return _median(record.results.get("step_time_ms_median") for record in self.timed)
+        return _median(record.results.get("step_time_ms_median") for _, record in self.timed)
 
     @cached_property
     def kernels_ms(self) -> dict[str, float]:
         """Kernels of a profiled step by kind, medians; empty where no run has one."""
-        steps = [record.instruments.get("step", {}) for record in self.timed]
+        steps = [record.instruments.get("step", {}) for _, record in self.timed]
         times = [step["by_kind_ms"] for step in steps if step.get("by_kind_ms")]
         names = dict.fromkeys(name for kinds in times for name in kinds)
         return {name: _median(kinds.get(name, 0.0) for kinds in times) or 0.0 for name in names}
 
     @property
-    def timed(self) -> list[RunRecord]:
-        return [record for _, record in self.runs if not _is_void(record)]
+    def timed(self) -> list[tuple[str, RunRecord]]:
+        return [run for run in self.runs if not _is_void(run[1])]
 
     @property
-    def rates(self) -> list[float]:
-        """Tokens per second and GPU of each run whose timing holds."""
-        found = (record.results.get("tokens_per_second_per_gpu") for record in self.timed)
-        return [float(rate) for rate in found if rate]
+    def rates(self) -> list[tuple[str, float]]:
+        """Name and tokens per second and GPU of each run whose timing holds."""
+        found = [(name, record.results.get("tokens_per_second_per_gpu"))
+                 for name, record in self.timed]  # fmt: skip
+        return [(name, float(rate)) for name, rate in found if rate]
 
 
 def _median(values: Iterable[Any]) -> float | None:

@@ -37,9 +37,8 @@ NETWORK_GB_PER_S = 40.0
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
 #: of the step wait for the one and parts for the other.
 _OVERLAP = 4
-#: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer;
-#: and what FP8 all-gather adds to that.
-_OTHER_KERNELS, _CAST_KERNELS, _GATHER_KERNELS = 64, 8, 5
+#: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer.
+_OTHER_KERNELS, _CAST_KERNELS = 64, 8
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ class Constants:
     """What GEMMs and attention take longer beside communication, over what they take alone."""
     launch_us: float = 20.0
     """The host, a kernel."""
-    sharded_launch_us: float = 40.0
-    """The host, a kernel under FSDP2 on several GPUs."""
+    gather_us: float = 500.0
+    """The host, a converted layer whose weight FSDP2 gathers in FP8."""
 
 
 @dataclass(frozen=True)
@@ -282,10 +281,8 @@ def _host_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
     a_layer = _OTHER_KERNELS + 3 * len(shape.linears)
     count = num_converted(config, shape)
     kernels = a_layer * shape.num_layers + _CAST_KERNELS * count
-    if _gathers_fp8(config):
-        kernels += _GATHER_KERNELS * count
-    spread = config.strategy == "fsdp2" and config.num_gpus > 1
-    return (c.sharded_launch_us if spread else c.launch_us) * kernels * 1e-3
+    gathered = count if _gathers_fp8(config) else 0
+    return (c.launch_us * kernels + c.gather_us * gathered) * 1e-3
 
 
 def _gathers_fp8(config: ResolvedConfig) -> bool:

@@ -1,0 +1,195 @@
+"""The laws held to account: every prediction beside what was measured.
+
+A cell that the constants were fitted to is predicted by the constants that all other models give;
+one that was measured later, or on another GPU, by the frozen ones.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.cells import IGNORED, Cell
+from fp8study.analysis.laws.frozen import fitted_to, frozen, model_of, values_of
+from fp8study.analysis.pairing import setting_label
+from fp8study.core.fields import varying
+from fp8study.core.hardware import GpuPeak, find_peak
+
+#: How a prediction was tested.
+LEFT_OUT, LATER, OTHER_GPU = "model left out", "measured later", "another GPU"
+#: The goals: FP8's lead is off by so much on average, and in nine of ten cells, points; beyond so
+#: much, %, its sign is right; memory is off by so much, %.
+MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
+
+LEAD_COLUMNS = [
+    "test", "gpu_name", "model", "num_gpus", "precision", "setting", "measured_pct",
+    "predicted_pct", "error_points", "fitted_pct", "step_error_pct", "run_ids",
+]  # fmt: skip
+MEMORY_COLUMNS = [
+    "test", "gpu_name", "model", "num_gpus", "precision", "setting", "measured_gib",
+    "predicted_gib", "error_pct", "run_ids",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An FP8 cell and the BF16 cell that differs in its precision alone."""
+
+    fp8: Cell
+    bf16: Cell
+
+    @property
+    def lead_pct(self) -> float | None:
+        """How much more tokens per second FP8 made, %: the median over sessions that ran both."""
+        leads = []
+        sessions = [{_session(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
+        for session in sorted(sessions[0] & sessions[1]):
+            fp8, bf16 = (_rate(cell, session) for cell in (self.fp8, self.bf16))
+            if fp8 and bf16:
+                leads.append(100 * (fp8 / bf16 - 1))
+        return statistics.median(leads) if leads else None
+
+
+def _session(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _rate(cell: Cell, session: str) -> float | None:
+    rates = [rate for name, rate in cell.rates if _session(name) == session]
+    return statistics.median(rates) if rates else None
+
+
+def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
+    """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
+    chosen = [cell for cell in cells if speed.is_fitted(cell)]
+    partners = {_partner_key(cell): cell for cell in chosen if not cell.config.is_fp8}
+    found = (Pair(cell, partner) for cell in chosen
+             if cell.config.is_fp8 and (partner := partners.get(_partner_key(cell))))  # fmt: skip
+    return [pair for pair in found if pair.lead_pct is not None]
+
+
+def _partner_key(cell: Cell) -> str:
+    config, ignored = cell.config.to_dict(), {*IGNORED, *varying("pair")}
+    config["max_grad_norm"] = cell.config.max_grad_norm is not None
+    kept = {name: value for name, value in config.items() if name not in ignored}
+    return json.dumps([cell.gpu, kept], sort_keys=True)
+
+
+def _test_of(cell: Cell) -> str:
+    if cell.gpu != speed.FITTED_GPU:
+        return OTHER_GPU
+    return LEFT_OUT if any(fitted_to(*run) for run in cell.runs) else LATER
+
+
+def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """FP8's lead as measured and as predicted, one row per pair; see `LEAD_COLUMNS`.
+
+    ``predicted_pct`` is by constants that know nothing of the cell, as ``test`` says, and
+    ``fitted_pct`` by the frozen ones; ``step_error_pct`` is the FP8 step's.
+    """
+    rows = []
+    for pair in pairs_of(cells):
+        cell, test, gpu = pair.fp8, _test_of(pair.fp8), find_peak(pair.fp8.gpu)
+        if gpu is None:
+            continue
+
+        def steps(
+            without: str | None, pair: Pair = pair, gpu: GpuPeak = gpu
+        ) -> tuple[float, float]:
+            constants = speed.Constants(**values_of("speed", without))
+            bf16, fp8 = (speed.predicted_step(c.config, c.shape, gpu, constants).total
+                         for c in (pair.bf16, pair.fp8))  # fmt: skip
+            return bf16, fp8
+
+        bf16, fp8 = steps(model_of(cell) if test == LEFT_OUT else None)
+        predicted, measured = speed.lead_pct(bf16, fp8), pair.lead_pct
+        rows.append(_named(cell, test) | {
+            "measured_pct": measured, "predicted_pct": predicted,
+            "error_points": predicted - (measured or 0.0),
+            "fitted_pct": speed.lead_pct(*steps(None)),
+            "step_error_pct": 100 * (fp8 / (cell.step_ms or 1) - 1),
+            "run_ids": ";".join(pair.fp8.ids + pair.bf16.ids),
+        })  # fmt: skip
+    return _ordered(rows, LEAD_COLUMNS)
+
+
+def memory_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Peak memory as recorded and as predicted, one row per cell; see `MEMORY_COLUMNS`."""
+    rows = []
+    for cell in cells:
+        if cell.peak_gib is None:
+            continue
+        test = _test_of(cell)
+        without = model_of(cell) if test == LEFT_OUT else None
+        constants = memory.Constants(**values_of("memory", without))
+        law = memory.predicted_memory(cell.config, cell.shape, constants).total
+        rows.append(_named(cell, test) | {
+            "measured_gib": cell.peak_gib, "predicted_gib": law,
+            "error_pct": 100 * (law / cell.peak_gib - 1), "run_ids": ";".join(cell.ids),
+        })  # fmt: skip
+    return _ordered(rows, MEMORY_COLUMNS)
+
+
+def _named(cell: Cell, test: str) -> dict[str, object]:
+    config = cell.config
+    return {
+        "test": test, "gpu_name": cell.gpu, "model": config.model, "num_gpus": config.num_gpus,
+        "precision": config.precision, "setting": setting_label(config.to_dict()),
+    }  # fmt: skip
+
+
+def _ordered(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
+    table = pd.DataFrame(rows, columns=columns)
+    return table.sort_values(columns[:6], kind="stable").reset_index(drop=True)
+
+
+def lead_verdicts(table: pd.DataFrame) -> pd.DataFrame:
+    """Hold FP8's predicted lead to its goals, one row per test of `lead_table`.
+
+    ``mean_points`` and ``most_points`` (nine of ten cells are within it) are errors without their
+    sign; ``num_wrong_side`` counts leads beyond ±`CLEAR_PCT` whose sign is predicted wrong.
+    """
+    rows = []
+    for test, group in table.groupby("test", sort=False):
+        errors = group["error_points"].abs()
+        clear = group["measured_pct"].abs() > CLEAR_PCT
+        wrong = clear & (group["measured_pct"] * group["predicted_pct"] < 0)
+        mean, most = float(errors.mean()), float(errors.quantile(0.9, interpolation="higher"))
+        met = mean <= MEAN_POINTS and most <= MOST_POINTS and not wrong.any()
+        worst = group.iloc[int(errors.argmax())]
+        rows.append({
+            "test": test, "num_cells": len(group), "mean_points": mean, "most_points": most,
+            "num_clear": int(clear.sum()), "num_wrong_side": int(wrong.sum()), "is_met": met,
+            "worst": f"{worst['model']} × {worst['num_gpus']}, {worst['setting']}",
+            "worst_points": float(worst["error_points"]),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def memory_verdicts(table: pd.DataFrame) -> pd.DataFrame:
+    """Hold predicted memory to its goal, one row per test of `memory_table`."""
+    rows = []
+    for test, group in table.groupby("test", sort=False):
+        errors = group["error_pct"].abs()
+        worst = group.iloc[int(errors.argmax())]
+        rows.append({
+            "test": test, "num_cells": len(group), "mean_pct": float(errors.mean()),
+            "num_missed": int((errors > MEMORY_PCT).sum()),
+            "is_met": bool((errors <= MEMORY_PCT).all()),
+            "worst": f"{worst['model']} × {worst['num_gpus']}, {worst['setting']}",
+            "worst_pct": float(worst["error_pct"]),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def constants_table() -> pd.DataFrame:
+    """The frozen constants: law, name, value and error."""
+    return pd.DataFrame([
+        {"law": law, "constant": name, **entry}
+        for law in ("memory", "speed") for name, entry in frozen()[law]["constants"].items()
+    ])  # fmt: skip

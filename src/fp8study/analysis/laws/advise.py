@@ -1,0 +1,411 @@
+"""Should this model be pre-trained in FP8 on these GPUs: what records say, else what the laws say.
+
+A number is *measured* (its runs are named), *predicted* (by a law, between what was measured) or
+*modelled* (beyond that; `Advice.beyond` says in what).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.arms import ratio_of
+from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.account import LEFT_OUT, Pair, lead_table
+from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
+from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.presets import PRESETS
+from fp8study.core.recipes import RECIPES
+
+MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
+#: Of a GPU's memory, what is left free.
+HEADROOM = 0.1
+#: The most GPUs that are spoken of.
+MOST_GPUS = 1024
+#: How much wider an interval is beyond what was measured: the laws' errors there are not known.
+_WIDER = 2.0
+#: A lead must move by as many points for a change to be worth a line.
+_NOTABLE_POINTS = 3.0
+#: What makes two cells the same question, whatever form of the tuned path they were run on.
+_QUESTION = (
+    "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
+    "gradient_accumulation_steps", "master_dtype", "path", "activation_checkpointing", "compile",
+    "fp8_all_gather", "skip", "untrained", "optimizer_binding", "max_grad_norm",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number, where it is from, and how far it may be off."""
+
+    value: float
+    kind: str
+    """`MEASURED`, `PREDICTED` or `MODELLED`."""
+    low: float | None = None
+    high: float | None = None
+    """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
+    run_ids: tuple[str, ...] = ()
+    """``machine/study/run_id`` of what was measured."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to compute: BF16, or an FP8 recipe."""
+
+    precision: str
+    label: str
+    gathers_fp8: bool
+    tokens_per_second_per_gpu: Figure
+    lead_pct: Figure | None
+    """Over BF16; None for BF16 itself."""
+    memory_gib: Figure
+    limit: str
+    """What limits the step, as `StepParts.limit`."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer for one model on one kind of GPU."""
+
+    config: dict[str, Any]
+    """The BF16 run that is spoken of, resolved."""
+    gpu: str
+    capacity_gib: float
+    fits: bool
+    """In BF16, with `HEADROOM` to spare."""
+    fp8_fits: bool
+    """The same of the fastest FP8 option."""
+    memory_parts_gib: dict[str, float]
+    building_gib: float
+    remedies: tuple[str, ...]
+    """Where it does not fit: what would."""
+    options: tuple[Option, ...]
+    """BF16 first, then by speed."""
+    step_parts_ms: dict[str, dict[str, float]]
+    """Precision → part of the step → ms, by the law; of BF16 and of the fastest FP8."""
+    choice: str
+    """`Option.label` of what to use."""
+    is_clear: bool
+    """Whether the choice's lead is beyond its interval; else both are as good."""
+    beyond: tuple[str, ...]
+    """In what this goes beyond what was measured."""
+    left_out: tuple[str, ...]
+    """What the laws leave out."""
+    loss_evidence: tuple[str, ...]
+    loss_uncovered: tuple[str, ...]
+    changes: tuple[tuple[str, float], ...]
+    """What would change the answer: the change, and FP8's lead then, %."""
+    commands: tuple[str, ...]
+    """What would check it."""
+
+
+class Advisor:
+    """Answers from committed runs and the frozen laws.
+
+    Args:
+        runs: From `fp8study.analysis.laws.cells.read_runs`.
+        loss_gaps: Rows of the report's table of loss gaps.
+    """
+
+    def __init__(self, runs: Runs, loss_gaps: pd.DataFrame) -> None:
+        self.runs, self.loss_gaps = runs, loss_gaps
+        self.cells = cells_of(runs)
+        self.timed = [cell for cell in self.cells if speed.is_fitted(cell)]
+        tested = lead_table(self.cells)
+        tested = tested[tested["test"] == LEFT_OUT]
+        self.lead_error = float(tested["error_points"].abs().quantile(0.9))
+        self.step_error = float(tested["step_error_pct"].abs().quantile(0.9)) / 100
+
+    def name_of(self, gpu: GpuPeak) -> str:
+        """Return what drivers name a GPU, where any was measured on; else its slug."""
+        return next((c.gpu for c in self.timed if find_peak(c.gpu) == gpu), gpu.slug)
+
+    def advise(self, config: RunConfig, gpu: GpuPeak, capacity: float) -> Advice:
+        """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
+
+        Args:
+            config: In BF16, on the tuned path.
+            gpu: Its datasheet.
+            capacity: Its memory, GiB.
+
+        Raises:
+            UserError: As `shape_of`.
+        """
+        shape, config, gpu_name = shape_of(config.model), config.resolved(), self.name_of(gpu)
+        found = memory.predicted_memory(config, shape)
+        options = [self._option(config, way, shape, gpu, gpu_name) for way in _ways(config)]
+        options[1:] = sorted(options[1:], key=lambda o: -o.tokens_per_second_per_gpu.value)
+        best = options[1]
+        lead = best.lead_pct
+        assert lead is not None
+        low, high = (lead.value if end is None else end for end in (lead.low, lead.high))
+        fits = found.needed <= (1 - HEADROOM) * capacity
+        its_memory = memory.predicted_memory(_fp8(config, best), shape).needed
+        evidence, uncovered = self._losses(config, shape, best.precision)
+        shown = {"bf16": config, best.precision: _fp8(config, best)}
+        return Advice(
+            config=config.to_dict(),
+            gpu=gpu_name,
+            capacity_gib=capacity,
+            fits=fits,
+            fp8_fits=its_memory <= (1 - HEADROOM) * capacity,
+            memory_parts_gib=found.parts(),
+            building_gib=found.building,
+            remedies=() if fits else tuple(_remedies(config, shape, capacity)),
+            options=tuple(options),
+            step_parts_ms={
+                name: vars(speed.predicted_step(way, shape, gpu)) for name, way in shown.items()
+            },
+            choice=best.label if low > 0 else options[0].label,
+            is_clear=low > 0 or high < 0,
+            beyond=tuple(self._beyond(config, shape, gpu_name)),
+            left_out=tuple(_left_out(shape)),
+            loss_evidence=evidence,
+            loss_uncovered=uncovered,
+            changes=tuple(_changes(config, shape, gpu, capacity)),
+            commands=tuple(_command(way) for way in shown.values()),
+        )
+
+    def _option(
+        self,
+        bf16: ResolvedConfig,
+        config: ResolvedConfig,
+        shape: ModelShape,
+        gpu: GpuPeak,
+        gpu_name: str,
+    ) -> Option:
+        laws = [speed.predicted_step(way, shape, gpu) for way in (bf16, config)]
+        cell, partner = self._pair(config, bf16, gpu_name)
+        beyond = list(self._beyond(config, shape, gpu_name))
+        kind = MODELLED if beyond else PREDICTED
+        wider = _WIDER if beyond else 1.0
+        law, points = speed.lead_pct(laws[0].total, laws[1].total), wider * self.lead_error
+        lead = Figure(law, kind, law - points, law + points) if config.is_fp8 else None
+        own, error = 1000 * config.tokens_per_step / config.num_gpus / laws[1].total, wider
+        error *= self.step_error
+        if partner is not None and partner.rates:  # measured BF16, and the law's lead over it
+            base = statistics.median(value for _, value in partner.rates)
+            own, error = base * (1 + law / 100), points / (100 + law)
+        rate = Figure(own, kind, own * (1 - error), own * (1 + error))
+        peak = memory.predicted_memory(config, shape).total
+        filled = Figure(peak, kind)
+        if cell is not None and cell.rates:
+            rates = [value for _, value in cell.rates]
+            rate = Figure(
+                statistics.median(rates), MEASURED, min(rates), max(rates), tuple(cell.ids)
+            )
+            if cell.peak_gib:
+                filled = Figure(cell.peak_gib, MEASURED, run_ids=tuple(cell.ids))
+            if partner is not None and partner.rates and config.is_fp8:
+                lead = _measured_lead(cell, partner)
+        return Option(
+            config.precision, _label(config), bool(config.fp8_all_gather), rate, lead, filled,
+            laws[1].limit,
+        )  # fmt: skip
+
+    def _pair(
+        self, config: ResolvedConfig, bf16: ResolvedConfig, gpu_name: str
+    ) -> tuple[Cell | None, Cell | None]:
+        """Return the cells of a configuration and of its BF16 partner: the same form, if any."""
+        ours, theirs = (self._matching(way, gpu_name) for way in (config, bf16))
+        for cell in ours:
+            for partner in theirs:
+                if Pair(cell, partner).lead_pct is not None:
+                    return cell, partner
+        return next(iter(ours), None), next(iter(theirs), None)
+
+    def _matching(self, config: ResolvedConfig, gpu_name: str) -> list[Cell]:
+        """Return cells of one question, the exact configuration first, then by number of runs."""
+        key, wanted = cell_key(config, gpu_name), _question(config)
+        found = [c for c in self.timed if c.gpu == gpu_name and _question(c.config) == wanted]
+        return sorted(found, key=lambda c: (cell_key(c.config, c.gpu) != key, -len(c.rates)))
+
+    def _beyond(self, config: ResolvedConfig, shape: ModelShape, gpu_name: str) -> list[str]:
+        """Say in what a configuration is beyond the cells that the speed law was fitted to."""
+        known = [cell for cell in self.timed if cell.gpu == speed.FITTED_GPU]
+        spans: dict[str, tuple[float, list[Any], str]] = {
+            "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
+            "billion weights": (shape.num_parameters / 1e9,
+                                [c.shape.num_parameters / 1e9 for c in known], ".3g"),
+            "tokens a sequence": (config.sequence_length,
+                                  [c.config.sequence_length for c in known], ",d"),
+            "tokens a GPU and pass": (
+                config.micro_batch_size * config.sequence_length,
+                [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
+        }  # fmt: skip
+        found = [
+            f"{format(value, spec)} {what}; measured: {format(min(seen), spec)} to "
+            f"{format(max(seen), spec)}"
+            for what, (value, seen, spec) in spans.items()
+            if not min(seen) <= value <= max(seen)
+        ]
+        if gpu_name != speed.FITTED_GPU:
+            found.insert(0, f"{gpu_name}: times of an {speed.FITTED_GPU}, scaled by datasheets")
+        if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
+            found.append(f"{_label(config)}: never timed")
+        if shape.num_experts > 1:
+            found.append("a mixture of experts: none was measured")
+        return found
+
+    def _losses(
+        self, config: ResolvedConfig, shape: ModelShape, precision: str
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return what is known of FP8's loss, nearest model first, and what that leaves open."""
+        table = self.loss_gaps
+        if len(table):
+            table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
+            table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
+        if table.empty:
+            return (), (f"any loss: none of {precision} was compared with BF16",)
+        sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
+        away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
+        table = table.assign(away=table["model"].map(away)).sort_values(
+            ["num_pairs", "away"], ascending=[False, True], kind="stable"
+        )
+        near = table[table["away"] == table["away"].min()].head(1)
+        rows = pd.concat([near, table.drop_duplicates("study")]).drop_duplicates(["study", "model"])
+        evidence, longest = [], 0.0
+        for _, row in rows.head(3).iterrows():
+            seen = max(
+                (record.data.get("num_tokens_seen") or 0 for _, record in self.runs
+                 if record.study == row["study"] and record.config.get("model") == row["model"]),
+                default=0,
+            ) / 1e6  # fmt: skip
+            longest = max(longest, seen)
+            evidence.append(
+                f"{row['model']}, {seen:,.3g} million tokens: {row['gap_pct']:+.2f} % "
+                f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
+            )
+        uncovered = [f"more than {longest:,.3g} million tokens"]
+        if config.model not in sizes:
+            uncovered.append(f"{config.model} itself; the nearest is {near['model'].iloc[0]}")
+        largest = max(sizes, key=lambda name: sizes[name])
+        uncovered.append(f"models of more than {sizes[largest] / 1e9:.1f} billion weights")
+        return tuple(evidence), tuple(uncovered)
+
+
+def _question(config: ResolvedConfig) -> list[Any]:
+    ignored = () if config.is_fp8 else ("fp8_all_gather", "skip")
+    values = [getattr(config, name) for name in _QUESTION if name not in ignored]
+    return [*values[:-1], values[-1] is not None]
+
+
+def _ways(config: ResolvedConfig) -> list[ResolvedConfig]:
+    """Return BF16, each FP8 recipe, and tensorwise without FP8 all-gather on several GPUs."""
+    ways = [config]
+    for name, recipe in RECIPES.items():
+        if recipe.fp8_gemms and not (recipe.needs_fsdp2 and config.strategy != "fsdp2"):
+            ways.append(as_fp8(config, name))
+    spread = config.strategy == "fsdp2" and config.num_gpus > 1
+    return ways + ([as_fp8(config, "fp8_tensorwise", False)] if spread else [])
+
+
+def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
+    """Return a BF16 run's FP8 partner, with all that follows from FP8 decided anew."""
+    changes: dict[str, Any] = {"precision": precision, "fp8_all_gather": gathers}
+    asked = RunConfig(**{**config.to_dict(), **changes, "gather_cast": None})
+    return asked.resolved()
+
+
+def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
+    return as_fp8(config, option.precision, option.gathers_fp8)
+
+
+def _label(config: ResolvedConfig) -> str:
+    label = RECIPES[config.precision].label
+    if RECIPES[config.precision].gathers_in_fp8 and config.num_gpus > 1:
+        label += ", FP8 all-gather" if config.fp8_all_gather else ", BF16 all-gather"
+    return label
+
+
+def _measured_lead(cell: Cell, partner: Cell) -> Figure:
+    """Return the records' lead, with an interval where both have three runs or more."""
+    rates = [[value for _, value in side.rates] for side in (cell, partner)]
+    lead = Pair(cell, partner).lead_pct
+    ids = tuple(cell.ids + partner.ids)
+    ratio = ratio_of([rates[0]], [rates[1]])
+    if lead is None:
+        lead = 100 * (statistics.median(rates[0]) / statistics.median(rates[1]) - 1)
+    if ratio is None or ratio.interval is None:
+        return Figure(lead, MEASURED, run_ids=ids)
+    low, high = (100 * (end - 1) for end in (ratio.interval.low, ratio.interval.high))
+    return Figure(lead, MEASURED, low, high, ids)
+
+
+def _remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
+    """Say what would make a run fit: more GPUs, BF16 master weights, recomputation."""
+    asked = dataclasses.asdict(config)
+    tries: dict[str, dict[str, Any]] = {}
+    if config.micro_batch_size > 1:
+        tries["--micro-batch-size 1"] = {"micro_batch_size": 1}
+    for number in (2**n for n in range(1, 11)):
+        if number > config.num_gpus:
+            tries[f"--num-gpus {number}"] = {"num_gpus": number, "strategy": "fsdp2"}
+    tries["master_dtype=bf16"] = {"master_dtype": "bf16"}
+    tries["activation_checkpointing=true"] = {"activation_checkpointing": True}
+    found: list[str] = []
+    for name, changes in tries.items():
+        if name.startswith("--num") and any(f.startswith("--num") for f in found):
+            continue
+        switches = {"reshard_after_forward": None, "gradient_copy": None, "gradient_pool": None}
+        tried = RunConfig(**{**asked, **changes, **(switches if "num_gpus" in changes else {})})
+        needed = memory.predicted_memory(tried, shape).needed
+        if needed <= (1 - HEADROOM) * capacity:
+            found.append(f"{name} ({needed:.0f} GiB)")
+    return found
+
+
+def _left_out(shape: ModelShape) -> list[str]:
+    if shape.num_experts == 1:
+        return []
+    return [
+        "routing, moving tokens between experts, experts with more tokens than others",
+        "FP8 does not reach the experts: torchao converts nn.Linear only",
+    ]
+
+
+def _changes(
+    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, capacity: float
+) -> list[tuple[str, float]]:
+    """Return changes of the task that move FP8's lead notably, with the lead by the law."""
+
+    def lead(way: ResolvedConfig) -> float:
+        fp8 = as_fp8(way, "fp8_tensorwise")
+        steps = [speed.predicted_step(c, shape, gpu).total for c in (way, fp8)]
+        return speed.lead_pct(*steps)
+
+    here, found = lead(config), []
+    for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
+                         ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip
+        value = round(getattr(config, name) * factor)
+        if value < 1 or (name == "sequence_length" and value < 512):
+            continue
+        way = dataclasses.replace(config, **{name: value})
+        fits = memory.predicted_memory(way, shape).needed <= (1 - HEADROOM) * capacity
+        if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
+            found.append((f"{name}={value}", lead(way)))
+    return found
+
+
+def _command(config: ResolvedConfig) -> str:
+    """Write a command that measures a configuration."""
+    names = ("model", "precision", "path", "strategy", "num_gpus", "sequence_length",
+             "micro_batch_size")  # fmt: skip
+    values = [f"--set {name}={getattr(config, name)}" for name in names]
+    if config.is_fp8 and config.num_gpus > 1:
+        values.append(f"--set fp8_all_gather={str(bool(config.fp8_all_gather)).lower()}")
+    return " ".join(["fp8study run", *values])
+
+
+def read_loss_gaps(results: Path) -> pd.DataFrame:
+    """Read the tables of loss gaps that are committed with the records."""
+    paths = sorted(results.glob("reference/*/tables/loss-gaps.csv"))
+    return pd.concat(map(pd.read_csv, paths)) if paths else pd.DataFrame()

@@ -1,0 +1,92 @@
+"""Advice for the GPUs at hand, or for a kind of GPU that is named."""
+
+from __future__ import annotations
+
+from fp8study.analysis.laws.advise import (
+    HEADROOM,
+    MOST_GPUS,
+    Advice,
+    Advisor,
+    as_fp8,
+    read_loss_gaps,
+)
+from fp8study.analysis.laws.cells import read_runs
+from fp8study.analysis.laws.memory import largest_batch
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.core.config import RunConfig, make_config
+from fp8study.core.errors import UserError
+from fp8study.core.files import results_dir
+from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
+from fp8study.core.presets import check_model
+from fp8study.run.machine import Machine
+
+#: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
+_MOST_TOKENS = 32768
+
+
+def advice_for(
+    machine: Machine,
+    model: str,
+    num_gpus: int | None,
+    sequence_length: int,
+    micro_batch_size: int | None,
+    gpu: str | None,
+) -> Advice:
+    """Answer for a model on a number of GPUs, by default all that the machine has.
+
+    Raises:
+        UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
+            of an unknown kind, or a number is outside its range.
+    """
+    peak, capacity = _gpu(machine, gpu)
+    number = num_gpus or (1 if gpu else len(machine.gpus))
+    if number > MOST_GPUS:
+        raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try {MOST_GPUS}")
+    values = {
+        "model": model, "num_gpus": number, "sequence_length": sequence_length,
+        "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
+        "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
+    }  # fmt: skip
+    config = make_config(values, "advise")
+    check_model(config)
+    if micro_batch_size is None:
+        config = make_config(values | {"micro_batch_size": _batch(config, capacity)}, "advise")
+    results = results_dir()
+    advisor = Advisor(read_runs(results), read_loss_gaps(results))
+    return advisor.advise(config, peak, capacity)
+
+
+def _batch(config: RunConfig, capacity: float) -> int:
+    """Return the largest batch at which BF16 and FP8 fit, up to `_MOST_TOKENS`; at least 1."""
+    shape = shape_of(config.model)
+    ways = (config, as_fp8(config, "fp8_tensorwise"))
+    fitting = min(largest_batch(way, shape, capacity, HEADROOM) for way in ways)
+    return max(1, min(fitting, _MOST_TOKENS // config.sequence_length))
+
+
+def _gpu(machine: Machine, slug: str | None) -> tuple[GpuPeak, float]:
+    """Return a GPU's datasheet and its memory, GiB."""
+    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops and peak.memory_gb)
+    if slug is None:
+        if not machine.gpus:
+            raise UserError(f"--gpu: no NVIDIA GPU is visible here; name one of {names}")
+        found = find_peak(machine.gpus[0].name)
+        if found is None:
+            raise UserError(
+                f"--gpu: '{machine.gpus[0].name}' is in no table here; name one of {names}"
+            )
+        sizes = [gpu.memory_gib or found.memory_gb or 0.0 for gpu in machine.gpus]
+        capacity = min(sizes)
+    else:
+        found = named_gpu(slug)
+        capacity = found.memory_gb or 0.0
+    if found.fp8_tflops is None:
+        raise UserError(
+            f"--gpu: {found.name_part} has no FP8 matrix units (they came with Ada, compute "
+            f"capability 8.9); train in BF16 there, or name one of {names}"
+        )
+    if not capacity or found.memory_tb_per_s is None:
+        raise UserError(
+            f"--gpu: {found.name_part} is sold with several memories; name one of {names}"
+        )
+    return found, capacity

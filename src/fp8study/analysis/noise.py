@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import stdtrit
 
 from fp8study.core.errors import UserError
 
@@ -117,7 +117,7 @@ def jackknife(statistic: Callable[..., float], *grams: Array) -> Estimate:
         without.append(statistic(*(gram[np.ix_(keep, keep)] for gram in grams)))
     spread = np.asarray(without) - np.mean(without)
     error = math.sqrt((count - 1) / count * float(spread @ spread))
-    half = float(stats.t.ppf(0.975, count - 1)) * error
+    half = float(stdtrit(count - 1, 0.975)) * error
     return Estimate(whole, whole - half, whole + half)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 from IPython.display import display
 from matplotlib.figure import Figure
 
@@ -122,10 +121,10 @@ def summary_table(run: NotebookRun) -> pd.DataFrame:
 def loss_figure(run: NotebookRun) -> Figure:
     figure, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
     metrics = pd.DataFrame(read_metrics(run.run_dir), columns=["step", "loss"])
-    sns.lineplot(metrics, x="step", y="loss", ax=axes, linewidth=1.5)
+    axes.plot(metrics["step"], metrics["loss"], linewidth=1.5)
     axes.set(
         xlabel="optimizer step", ylabel="training loss, nats per token", title=run.record.run_id
     )
-    sns.despine(figure)
+    axes.spines[["top", "right"]].set_visible(False)
     plt.close(figure)  # shown once, as the cell's value
     return figure

@@ -8,7 +8,7 @@ BASELINE ?=
 WHEELHOUSE ?=
 VENV ?=
 # Two at a time: a laptop has the cores for it, and runs of two processes still pass.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 # Rooms without torch, and what a change of the pages or the dependencies breaks first.
 QUICK_TESTS = tests/core tests/data tests/analysis tests/run tests/cli \
 	tests/project/test_architecture.py tests/project/test_docs.py tests/project/test_environment.py
@@ -44,7 +44,7 @@ help: ## print this list
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
-	@echo "  PYTEST_ARGS=...    arguments to pytest instead of -n 2 --dist loadfile, as PYTEST_ARGS='-k stats'"
+	@echo "  PYTEST_ARGS=...    arguments to pytest instead of the usual ones, as PYTEST_ARGS='-k stats'"
 
 setup: $(STAMP) ## choose or build the environment (the active one if it has all, else .venv)
 	@echo "setup: using $$(cat $(STAMP)); to choose again: make -B setup"

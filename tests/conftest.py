@@ -13,13 +13,22 @@ WARM = Path(__file__).parent / "warm"
 
 def pytest_configure() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub's client
+    # Before anything imports torch: workers share the cores, and threads that wait use them up.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.parent.name not in ("pipeline", "train"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep tests, and whatever they start, away from the user's caches and locks."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all workers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FP8STUDY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FP8STUDY_CACHE", str(shared / "cache"))
         patch.setenv("FP8STUDY_LOCKS", str(tmp_path_factory.mktemp("locks")))
         yield
 
@@ -27,8 +36,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def _warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     socket = tmp_path_factory.mktemp("warm") / "socket"
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    environment["TOKENIZERS_PARALLELISM"] = "false"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     server = subprocess.Popen(
         [sys.executable, WARM / "sitecustomize.py", socket], env=environment, stdin=subprocess.PIPE
     )

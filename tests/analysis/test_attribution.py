@@ -329,18 +329,6 @@ def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
     assert "no records yet" in effective_batch(batches, ways_table(frame(tmp_path)))
 
 
-def test_answers_come_without_torch() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, fp8study.analysis.attribution, fp8study.analysis.floors, "
-        "fp8study.analysis.losses, fp8study.report.cause_plots, fp8study.report.cause_sentences, "
-        "fp8study.report.layouts; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
     make_attribution(tmp_path, seeds=3)
     whole = table(tmp_path)

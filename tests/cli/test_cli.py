@@ -126,6 +126,7 @@ def test_fields_of_flops_are_named_as_everywhere() -> None:
     done = fp8study("flops", "--json", *(word for c in chosen for word in ("--set", c)))
     table = json.loads(done.stdout)
     assert [f"{k}={table[k]}" for k in ("model", "sequence_length", "precision")] == chosen
+    assert sum(table["linear"].values()) + table["attention"] == table["total"]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])

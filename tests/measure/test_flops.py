@@ -23,7 +23,6 @@ from fp8study.measure.flops import (
     num_matmul_parameters,
 )
 from fp8study.model.build import build_model
-from tests.checkout import ROOT, run_python
 
 
 @pytest.fixture(scope="module")
@@ -204,14 +203,3 @@ def test_listed_experts_count_as_often_as_tokens_meet_them() -> None:
 def test_a_misspelt_pattern_is_refused() -> None:
     with pytest.raises(UserError, match="did you mean 'lm_head'"):
         count_flops(RunConfig(model="tiny-llama", skip=("lm_haed",)))
-
-
-def test_the_command_prints_json_that_adds_up() -> None:
-    done = run_python(
-        ROOT, "-m", "fp8study.cli", "flops", "--model", "tiny-llama", "--sequence-length", "64",
-        "--json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    table = json.loads(done.stdout)
-    assert sum(table["linear"].values()) + table["attention"] == table["total"]
-    assert table["precision"] == "fp8_tensorwise"

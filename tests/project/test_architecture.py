@@ -1,12 +1,16 @@
 """docs/architecture.md says what the code says: its picture, its files, its walks."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts import draw_rooms
 
+#: Rooms that never import torch, nor what would.
+WITHOUT_TORCH = ("core", "data", "run", "analysis", "report")
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
@@ -36,3 +40,12 @@ def test_a_walk_is_short_and_goes_straight_down(name: str, most: int) -> None:
     files = re.findall(r"^\d\. `([^`]+)`", walk, flags=re.MULTILINE)
     assert 2 < len(files) <= most
     assert len(set(files)) == len(files)
+
+
+def test_the_half_that_answers_and_the_launcher_import_no_torch() -> None:
+    """As they run, beside what `make lint` says of the lines that import."""
+    rooms = [ROOT / "src" / "fp8study" / room for room in WITHOUT_TORCH]
+    names = [f"fp8study.{path.parent.name}.{path.stem}" for r in rooms for path in r.glob("*.py")]
+    code = f"import sys, {', '.join(n for n in names if not n.endswith('__'))}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "torchao", "accelerate", "transformers"} & set(done.stdout.split())

@@ -9,6 +9,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.records import write_record
 from fp8study.core.studies import Study, chosen_path, judgement_of, load_study
 from fp8study.run import machine_study as module
+from fp8study.run.estimates import needed_gib
 from fp8study.run.machine import Machine
 from fp8study.run.machine_study import machine_study
 from fp8study.run.plan import impossible_runs, plan_text
@@ -100,8 +101,10 @@ def test_the_plan_gives_each_run_its_memory_minutes_and_reason() -> None:
     study = machine_study(ONE, {})
     text = " ".join(plan_text(study, ONE).split())
     assert f"{len(study.runs)} to do" in text
-    assert "26 GiB" not in text  # 1B with clipping: no such run
-    assert "125 GiB 1.1 min largest model, largest batch, 1; block 1" in text
+    assert "125 GiB" in text
+    for run in study.runs:
+        gib = needed_gib(run.config)
+        assert f"{gib:.0f} GiB {run.minutes:.1f} min {run.why}" in text
     assert "qwen3-14b on 1 GPU needs 225 GiB" in text
     assert "No part about loss: no text can be had" in text
 

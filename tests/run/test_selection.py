@@ -14,7 +14,10 @@ TEXT = ("text:my.txt", 50_000_000)
 H100, H200 = ("NVIDIA H100 80GB HBM3", 79.6, (9, 0)), ("NVIDIA H200", 139.8, (9, 0))
 RTX_4090 = ("NVIDIA GeForce RTX 4090", 23.99, (8, 9))
 A100 = ("NVIDIA A100-SXM4-80GB", 79.6, (8, 0))
+B200 = ("NVIDIA B200", 179.0, (10, 0))
 UNKNOWN = ("NVIDIA Something New", 47.5, (12, 0))
+#: Of 4,096 tokens, in the synthetic corpus.
+NUM_SEQUENCES = 213
 
 
 def machine(*kinds: tuple[str, float, tuple[int, int]]) -> Machine:
@@ -32,6 +35,7 @@ MACHINES = {
     "2 H200": machine(H200, H200),
     "4 H100": machine(*4 * [H100]),
     "8 H200": machine(*8 * [H200]),
+    "8 B200": machine(*8 * [B200]),
     "mixed": machine(H200, H100, H100),
     "A100": machine(A100),
     "unknown": machine(UNKNOWN, UNKNOWN),
@@ -64,6 +68,7 @@ def test_every_run_fits_the_memory_the_budget_and_its_gpus(name: str, budget: fl
     for run in chosen.runs:
         assert len(run.gpus) == run.config.num_gpus
         there.check(run.config)
+        assert run.config.sequences_per_step <= NUM_SEQUENCES
         needed = predicted_memory(run.config, shape_of(run.config.model)).needed
         assert needed <= (1 - HEADROOM) * smallest
         assert run.minutes > 0

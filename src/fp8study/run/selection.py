@@ -38,6 +38,8 @@ _NUM_BLOCKS = 3
 _SEEDS = (0, 1, 2)
 #: Share of a GPU's memory that no planned run may take.
 HEADROOM = 0.1
+#: Of all GPUs in a step: the synthetic corpus has 213.
+_MOST_SEQUENCES = 192
 #: Where the smallest model does not fit with `BASE`'s.
 _SHORTER = 2048
 #: Share of the budget that is kept for the part about loss, and the fewest steps that show some.
@@ -161,7 +163,8 @@ class _Selector:
         """Return the largest batch with which every arm fits; 0: none does."""
         configs = [make_config(BASE | self._values({**chosen, "precision": arm})) for arm in arms]
         shape = shape_of(configs[0].model)
-        return min(largest_batch(c, shape, self.capacity_gib, HEADROOM) for c in configs)
+        most = min(largest_batch(c, shape, self.capacity_gib, HEADROOM) for c in configs)
+        return min(most, _MOST_SEQUENCES // configs[0].num_gpus)
 
     def _misfit(self, chosen: Mapping[str, Any]) -> str:
         """Say what a model that does not fit would need, and what would make it fit."""

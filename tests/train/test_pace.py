@@ -40,8 +40,11 @@ def test_without_seconds_the_configured_steps_are_done() -> None:
     assert (pace.first_timed, pace.facts(), pace.warnings()) == (4, {}, [])
 
 
-def test_steady_steps_are_warmed_up_and_timed_for_as_long_as_was_asked() -> None:
-    pace = pace_of()
+@pytest.mark.parametrize("num_warmup_steps", [0, 1, 10])
+def test_steady_steps_are_warmed_up_and_timed_for_as_long_as_was_asked(
+    num_warmup_steps: int,
+) -> None:
+    pace = pace_of(num_warmup_steps=num_warmup_steps)
     steps = run_out(pace, lambda step: 30_000 if step == 0 else 100)  # the first one compiles
     assert pace.first_timed is not None
     assert 20 <= seconds(steps[1 : pace.first_timed]) < 26

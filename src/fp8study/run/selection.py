@@ -45,7 +45,7 @@ _SHORTER = 2048
 #: Share of the budget that is kept for the part about loss, and the fewest steps that show some.
 _LOSS_SHARE, _FEWEST_STEPS = 0.3, 50
 #: Minutes before the first run has a GPU, and of the report.
-_ALL_ROUND = 1.0
+_ALL_ROUND = 1.5
 
 
 @dataclass(frozen=True)

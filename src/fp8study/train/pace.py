@@ -38,8 +38,8 @@ class Pace:
         """The step, counted from 0, with which the timed window opens; None: not decided yet."""
         self.num_steps = config.num_steps
         """Steps of the whole run; until `first_timed` is known, the most there can be."""
-        self._next_look = max(1, config.num_warmup_steps)
-        self._looked_at = 0
+        self._looked_at = 1  # the first step compiles
+        self._next_look = max(2, config.num_warmup_steps)
         self._warm_seconds = 0.0
         self._rounds: list[float] = []
 

@@ -127,6 +127,7 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
     [
         (Machine((), 2), {}, None, "STUDY: 'machine' is for GPUs"),
         (ONE, {"precision": "bf16"}, None, "--set precision: the study 'machine' chooses it"),
+        (ONE, {"num_gpus": 1}, None, "--set num_gpus: the study 'machine' chooses it"),
         (ONE, {}, 0, "--budget: 0 is no time"),
         (ONE, {}, 1.5, "--budget: 1.5 min hold no run here"),
         (ONE, {"corpus": "text:none.txt"}, None, "corpus: there is no file 'none.txt'"),

@@ -194,8 +194,7 @@ def test_overrides_reach_every_run_and_what_fits() -> None:
     chosen = select(MACHINES["H100"], 20, TEXT, {"master_dtype": "bf16", "model": "llama-3.1-8b"})
     assert {run.config.master_dtype for run in chosen.runs} == {"bf16"}
     assert {model for model, _, _ in cells(timed(chosen))} == {"llama-3.1-8b"}
-    one = select(MACHINES["2 H200"], 20, TEXT, {"num_gpus": 1, "micro_batch_size": 2})
-    assert {(n, batch) for _, n, batch in cells(timed(one))} == {(1, 2)}
+    assert all(run.config.validation_sequences == 0 for run in timed(chosen))
 
 
 def test_nothing_is_chosen_where_nothing_fits() -> None:

@@ -26,7 +26,7 @@ _QUESTION = (
 )
 BUDGET_MINUTES = 20.0
 #: The selection decides these itself.
-_OURS = ("precision", "repeat", "seed", "num_steps")
+_OURS = ("precision", "num_gpus", "strategy", "micro_batch_size", "num_steps", "seed", "repeat")
 #: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.
@@ -48,8 +48,11 @@ def machine_study(
     """
     if not machine.gpus:
         raise UserError("STUDY: 'machine' is for GPUs, and none is visible here; use smoke")
-    for name in set(_OURS) & overrides.keys():
-        raise UserError(f"--set {name}: the study 'machine' chooses it itself; leave it out")
+    if ours := [name for name in _OURS if name in overrides]:
+        raise UserError(
+            f"--set {ours[0]}: the study 'machine' chooses it; leave it out, or write a study of "
+            "your own"
+        )
     if budget_minutes is not None and not budget_minutes > 0:
         raise UserError(f"--budget: {budget_minutes:g} is no time; give minutes, as 20")
     path = chosen_path(MACHINE_STUDY)

@@ -116,7 +116,7 @@ def select(
         machine: It has GPUs.
         budget_minutes: From the start to the report, with what was `kept`.
         corpus: The text to judge losses on and roughly how many tokens it has; None without any.
-        overrides: Fields set in every run; they may fix the model, the GPUs or the batch.
+        overrides: Fields set in every run, as the model, but for those that it chooses.
         kept: An earlier selection's runs, which stay.
     """
     selector = _Selector(machine, dict(overrides or {}))
@@ -180,7 +180,7 @@ class _Selector:
         """Return the cells that fit, the most telling first; ``why`` is one of their keys."""
         there = len(self.machine.gpus)
         found = []
-        for count in sorted({self.overrides.get("num_gpus", n) for n in (1, min(2, there), there)}):
+        for count in sorted({1, min(2, there), there}):
             rungs = [[{"model": m, "num_gpus": count} for m in rung] for rung in self.ladder]
             fitting = [next(filter(self._batch, rung), None) for rung in rungs]
             self.notes += [
@@ -193,7 +193,7 @@ class _Selector:
                 who = "smallest" if model == models[0] else "largest" if is_edge else "middle"
                 most = self._batch(model)
                 order = (not is_edge or count not in (1, there), count not in (1, there))
-                for batch in sorted({self.overrides.get("micro_batch_size", n) for n in (1, most)}):
+                for batch in sorted({1, most}):
                     size = f"largest batch, {batch}" if batch == most else f"batch {batch}"
                     cell = model | {"micro_batch_size": batch, "why": f"{who} model, {size}"}
                     found.append((order, cell))

@@ -147,7 +147,7 @@ def unknown(report: Report) -> str:
     lines = [f"- **{name}:** {_unknown(report, rows)}" for name, rows in by_machine(report.runs)]
     if (report.runs["device"] == "cpu").any():
         lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")
-    steps = report.runs["num_steps"].max()
+    steps = report.runs["steps_completed"].max()
     if pd.notna(steps):
         lines.append(
             f"- No run is longer than {int(steps):,} steps: late instabilities, evaluation scores "

@@ -194,7 +194,7 @@ class _Selector:
                 most = self._batch(model)
                 order = (not is_edge or count not in (1, there), count not in (1, there))
                 for batch in sorted({1, most}):
-                    size = f"largest batch, {batch}" if batch == most else f"batch {batch}"
+                    size = "largest batch" if batch == most else f"batch {batch}"
                     cell = model | {"micro_batch_size": batch, "why": f"{who} model, {size}"}
                     found.append((order, cell))
         return [cell for _, cell in sorted(found, key=lambda item: item[0])]
@@ -208,7 +208,7 @@ class _Selector:
         """Return all blocks of the part about speed, the most telling first; rowwise is last."""
         cells = self._cells()
         blocks = [
-            self._block(cell | {"repeat": n, "why": f"{cell['why']}; block {n + 1}"})
+            self._block(cell | {"repeat": n, "why": f"{cell['why']}, block {n + 1}"})
             for n in range(_NUM_BLOCKS)
             for cell in cells
         ]

@@ -28,7 +28,6 @@ LEDGER = Layout({
     "id": ("id", ""), "document": ("document", ""), "claim": ("claim", ""),
     "their_figure": ("their figure", ""), "ours": ("ours", ""), "badge": ("verdict", ""),
     "why": ("why", ""), "settles": ("what would settle it", ""), "machines": ("machines", ""),
-    "based_on": ("runs", ""),
 })  # fmt: skip
 
 
@@ -55,7 +54,8 @@ def rows(ledger: Sequence[Judged]) -> pd.DataFrame:
             "id": each.claim.id, "document": each.claim.document, "claim": each.claim.statement,
             "their_figure": each.claim.figure, "ours": ours(each.finding.figure),
             "badge": badge(each.finding.verdict), "why": _signs(each.finding.why),
-            "settles": settles(each), "machines": each.machines, "based_on": based_on(each),
+            "settles": settles(each), "machines": each.machines,
+            "run_ids": " ".join(each.finding.runs),
         }
         for each in ledger
     ])  # fmt: skip

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis.claims.finding import Claim, Figure, Finding, judges, undecided
-from fp8study.analysis.claims.rules import (
-    behind,
-    by_parts,
-    by_share,
-    count,
-    named,
-    of_cells,
-    spread,
-)
+from fp8study.analysis.claims.finding import Claim, Finding, judges, undecided
+from fp8study.analysis.claims.rules import behind, by_model, by_parts, count, judged_by_rows, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
-from fp8study.analysis.pairing import pairs_of
+from fp8study.analysis.pairing import pairs_of, together
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 
@@ -30,169 +22,122 @@ def _grid(arms: pd.DataFrame) -> pd.DataFrame:
     return arms[alone & kind & arms["compile"].eq(True)]
 
 
-def _by_model(cells: pd.DataFrame, column: str) -> pd.Series:
-    return cells.sort_values("num_parameters").groupby("model", sort=False)[column].median()
-
-
 @judges("A01")
 def leads_everywhere(tables: Tables, claim: Claim) -> Finding:
     cells = _grid(tables.cells)
     if len(cells) < _CELLS or cells["model"].nunique() < 2:
         return undecided(f"{count(len(cells), 'timed cell')} of a grid", behind(cells))
-    ahead = cells["speedup_pct"] > 0
-    why = (
-        f"FP8 leads in {ahead.sum()} of {len(cells)} cells at batch 1; median lead by model: "
-        f"{named(_by_model(cells, 'speedup_pct'))}"
-    )
-    figure = spread("lead over BF16", cells["speedup_pct"], "%")
-    return of_cells(ahead, why, figure, behind(cells))
+    lead = cells["speedup_pct"]
+    words = "FP8 leads in {} cells at batch 1"
+    return judged_by_rows(cells, lead, lead > 0, words, "lead over BF16", "", spec="+.1f")
 
 
 @judges("A02")
 def best_length(tables: Tables, claim: Claim) -> Finding:
-    lengths = set(claim.published["lengths"])
-    groups = [
-        group
+    best = [
+        group.sort_values("tflops_per_gpu").tail(1).assign(run_ids=together(group["run_ids"]))
         for group in along(_grid(tables.arms), "sequence_length")
-        if lengths <= {*group["sequence_length"]}
+        if {*claim.published["lengths"]} <= {*group["sequence_length"]}
     ]
-    if not groups:
-        return undecided("no arm was timed at all three lengths")
-    best = [g.sort_values("tflops_per_gpu")["sequence_length"].iloc[-1] for g in groups]
-    tally = pd.Series(best).value_counts().sort_index()
-    share = float(tally.get(claim.published["best"], 0)) / len(groups)
-    said = ", ".join(f"{length} tokens in {n}" for length, n in tally.items())
-    why = f"of {count(len(groups), 'arm')} timed at all three lengths the best is {said}"
-    figure = Figure("arms whose best length it is", 100 * share, "%")
-    return Finding(by_share(share), why, figure, behind(*groups))
+    rows = pd.concat(best) if best else pd.DataFrame()
+    lengths = pd.Series(rows.get("sequence_length"), dtype=float)
+    words = f"{claim.published['best']} tokens make the most TFLOP/s in {{}} arms with all lengths"
+    missing = "no arm was timed at all three lengths"
+    return judged_by_rows(rows, lengths, lengths == claim.published["best"], words, "best length",
+                          missing, "tokens", ".0f")  # fmt: skip
 
 
 @judges("A03")
 def larger_is_better(tables: Tables, claim: Claim) -> Finding:
     pairs = steps(along(_grid(tables.arms), "model"), "tflops_per_gpu")
-    if pairs.empty:
-        return undecided("no two models were timed in one setting")
-    better = pairs["tflops_per_gpu"] > pairs["tflops_per_gpu_before"]
-    why = (
-        f"the larger of two models in one setting makes more TFLOP/s in {better.sum()} of "
-        f"{len(pairs)} comparisons; medians: "
-        f"{named(_by_model(_grid(tables.arms), 'tflops_per_gpu'), '.0f', '')}"
-    )
     ratio = pairs["tflops_per_gpu"] / pairs["tflops_per_gpu_before"]
-    figure = spread("larger model's TFLOP/s over the smaller's", ratio, "times")
-    return of_cells(better, why, figure, behind(pairs))
+    words = "the larger of two models in one setting makes more TFLOP/s in {} comparisons"
+    what, missing = "TFLOP/s over the next smaller model's", "no two models share a setting"
+    return judged_by_rows(pairs, ratio, ratio > 1, words, what, missing, "times", ".2f")
 
 
 @judges("A04")
 def halves_with_length(tables: Tables, claim: Claim) -> Finding:
     pairs = steps(along(_grid(tables.arms), "sequence_length"), "sequence_length", RATE)
     pairs = pairs[pairs["sequence_length"] == 2 * pairs["sequence_length_before"]]
-    if pairs.empty:
-        return undecided("no arm was timed at a length and at twice that")
-    kept = pairs[RATE] / pairs[f"{RATE}_before"]
-    low, high = claim.published["ratio"]
-    inside = kept.between(low, high)
-    why = (
-        f"of {count(len(pairs), 'doubling')} of the length {inside.sum()} keep {low:g} to {high:g} "
-        f"of the tokens/s; the median keeps {kept.median():.2f}"
+    kept, (low, high) = pairs[RATE] / pairs[f"{RATE}_before"], claim.published["ratio"]
+    words = f"{{}} doublings of the length keep {low:g} to {high:g} of the tokens/s"
+    what, missing = "tokens/s kept at twice the length", "no arm was timed at twice a length"
+    return judged_by_rows(
+        pairs, kept, kept.between(low, high), words, what, missing, "times", ".2f"
     )
-    figure = spread("tokens/s kept when the length doubles", kept, spec=".2f")
-    return of_cells(inside, why, figure, behind(pairs))
 
 
 @judges("A05")
 def small_is_fast(tables: Tables, claim: Claim) -> Finding:
-    least = claim.published["larger"]
-    groups = [
-        group
-        for group in along(_grid(tables.arms), "model")
-        if group["num_parameters"].iloc[-1] >= least * group["num_parameters"].iloc[0]
-    ]
-    if not groups:
-        return undecided("no two models of such different sizes were timed in one setting")
-    ratio = pd.Series([g[RATE].iloc[0] / g[RATE].iloc[-1] for g in groups])
-    far = ratio >= claim.published["far"]
-    why = (
-        f"the smallest model makes at least {claim.published['far']:g} times the largest one's "
-        f"tokens/s in {far.sum()} of {count(len(groups), 'setting')}"
-    )
-    figure = spread("smallest model's tokens/s over the largest's", ratio, "times")
-    return of_cells(far, why, figure, behind(*groups))
+    ends = (group.iloc[[0, -1]] for group in along(_grid(tables.arms), "model"))
+    pairs = steps(ends, "num_parameters", RATE)
+    larger = pairs["num_parameters"] >= claim.published["larger"] * pairs["num_parameters_before"]
+    pairs, far = pairs[larger], claim.published["far"]
+    ratio = pairs[f"{RATE}_before"] / pairs[RATE]
+    words = f"the small model makes {far:g} times the large one's tokens/s or more in {{}} settings"
+    missing = "no two models of such different sizes share a setting"
+    return judged_by_rows(pairs, ratio, ratio >= far, words, "tokens/s over the largest model's",
+                          missing, "times")  # fmt: skip
 
 
 @judges("A06")
 def tokens_without_tflops(tables: Tables, claim: Claim) -> Finding:
-    cells = _grid(tables.cells)
-    if cells.empty:
-        return undecided("no FP8 run is timed beside its BF16 run")
     leads = []
     for name in ("tflops_per_gpu", RATE):
-        pairs = pairs_of(tables.runs, name).set_index("run_ids")
-        pairs = pairs[pairs["arm_key"].isin(cells["arm_key"])]
-        leads.append(100 * (pairs[name] / pairs[f"{name}_bf16"] - 1))
-    apart = (leads[0] - leads[1]).abs()
-    why = (
-        "a lead in TFLOP/s is the same lead in tokens/s, since both precisions do the same work a "
-        f"token: they differ by {apart.max():.2f} points at most in {count(len(apart), 'pair')}"
+        pairs = pairs_of(tables.runs, name)
+        pairs = pairs[pairs["arm_key"].isin(_grid(tables.cells)["arm_key"])]
+        lead = 100 * (pairs[name] / pairs[f"{name}_bf16"] - 1)
+        leads.append(lead.set_axis(pairs["run_ids"]))
+    apart = (leads[0] - leads[1]).abs().to_numpy()
+    words = (
+        f"the leads in TFLOP/s and in tokens/s differ by {claim.published['points']} points or more"
+        " in {} pairs; both precisions do the same work a token"
     )
-    figure = spread("lead in tokens/s", leads[1], "%")
-    return of_cells(apart >= claim.published["points"], why, figure, behind(cells))
+    holds = pd.Series(apart >= claim.published["points"], index=pairs.index)
+    values, missing = leads[1].set_axis(pairs.index), "no FP8 run is timed beside its BF16 run"
+    return judged_by_rows(pairs, values, holds, words, "lead in tokens/s, as in TFLOP/s", missing,
+                          spec="+.1f")  # fmt: skip
 
 
 @judges("A07")
 def falls_with_gpus(tables: Tables, claim: Claim) -> Finding:
     pairs = steps(along(_grid(tables.arms), "num_gpus"), RATE)
-    if pairs.empty:
-        return undecided("no arm was timed on two numbers of GPUs")
     change = 100 * (pairs[RATE] / pairs[f"{RATE}_before"] - 1)
-    why = (
-        f"tokens/s per GPU fall in {(change < 0).sum()} of {len(pairs)} steps to more GPUs; "
-        f"median change by model: {named(_by_model(pairs.assign(change=change), 'change'))}"
-    )
-    figure = spread("change of tokens/s per GPU", change, "%")
-    return of_cells(change < 0, why, figure, behind(pairs))
+    words = "tokens/s per GPU fall in {} steps to more GPUs"
+    what, missing = "change of tokens/s per GPU", "no arm was timed on two numbers of GPUs"
+    return judged_by_rows(pairs, change, change < 0, words, what, missing, spec="+.1f")
 
 
-def _efficiency(arms: pd.DataFrame) -> pd.DataFrame:
-    """Set four GPUs beside one: ``efficiency_pct`` of four times one GPU's tokens/s."""
-    few = arms[arms["num_gpus"].isin([1, 4])]
-    pairs = steps(along(few, "num_gpus"), RATE)
-    return pairs.assign(efficiency_pct=100 * pairs[RATE] / pairs[f"{RATE}_before"])
+def _scaling(arms: pd.DataFrame, low: float, high: float, words: str) -> Finding:
+    """Judge by which share of four times one GPU's tokens/s four GPUs make, %."""
+    pairs = steps(along(arms[arms["num_gpus"].isin([1, 4])], "num_gpus"), RATE)
+    efficiency = 100 * pairs[RATE] / pairs[f"{RATE}_before"]
+    what, missing = "scaling efficiency on 4 GPUs", "no arm was timed on one GPU and on four"
+    return judged_by_rows(pairs, efficiency, efficiency.between(low, high), words, what, missing)
 
 
 @judges("A08")
 def scales(tables: Tables, claim: Claim) -> Finding:
-    pairs = _efficiency(_grid(tables.arms))
-    if pairs.empty:
-        return undecided("no arm was timed on one GPU and on four")
-    least = claim.published["efficiency_pct"][0]
-    enough = pairs["efficiency_pct"] >= least
-    why = (
-        f"four GPUs make {least:g} % of four times one GPU or more in {enough.sum()} of "
-        f"{count(len(pairs), 'arm')}; median by model: "
-        f"{named(_by_model(pairs, 'efficiency_pct'), '.0f')}"
-    )
-    figure = spread("scaling efficiency on 4 GPUs", pairs["efficiency_pct"], "%")
-    return of_cells(enough, why, figure, behind(pairs))
+    least = claim.published["efficiency_pct"]
+    words = f"{{}} arms on four GPUs make {least} % or more of four times one GPU's tokens/s"
+    return _scaling(_grid(tables.arms), least, float("inf"), words)
 
 
 @judges("A09")
 def utilisation(tables: Tables, claim: Claim) -> Finding:
     arms = _grid(tables.arms)
     arms = arms[arms["mfu_bf16_peak_pct"].notna()]
-    if arms.empty:
-        return undecided("no arm at batch 1 was timed on a GPU with a known peak")
     low, high = claim.published["mfu_pct"]
-    inside = arms["mfu_bf16_peak_pct"].between(low, high)
     own, peak = claim.published["bf16_tflops"], find_peak(claim.published["gpu"])
-    dense = f"{100 * own / peak.bf16_tflops:.1f}" if peak else "unknown"
-    why = (
-        f"{inside.sum()} of {len(arms)} arms at batch 1 lie between {low:g} and {high:g} % of the "
-        f"dense BF16 peak with all FLOPs counted; its own {own:g} TFLOP/s are {dense} % of a "
-        f"{claim.published['gpu']}'s dense peak"
+    words = (
+        f"{{}} arms at batch 1 lie between {low:g} and {high:g} % of the dense BF16 peak, all FLOPs"
+        f" counted; of a {claim.published['gpu']}'s dense peak the document's {own:g} TFLOP/s are "
+        f"{100 * own / peak.bf16_tflops if peak else float('nan'):.1f} %"
     )
-    figure = spread("MFU (BF16 peak)", arms["mfu_bf16_peak_pct"], "%")
-    return of_cells(inside, why, figure, behind(arms))
+    values, missing = arms["mfu_bf16_peak_pct"], "no arm at batch 1 ran on a GPU of known peak"
+    holds = values.between(low, high)
+    return judged_by_rows(arms, values, holds, words, "MFU (dense BF16 peak)", missing)
 
 
 @judges("A23")
@@ -204,24 +149,21 @@ def amdahl(tables: Tables, claim: Claim) -> Finding:
             return None
         return {"share_pct": 100 * fp8 / whole}
 
-    share = claim.published["share_pct"]
+    share, said = claim.published["share_pct"], claim.published["speedup"]
     bound = 1 / (1 - share / 200)
-    sound = abs(bound - claim.published["speedup"]) < 0.05
-    counted = tables.of_records(share_of, "share_pct").merge(
-        tables.runs, on=["machine", "study", "run_id"]
-    )
+    counted = tables.runs.merge(tables.of_records(share_of, "share_pct"))
     if counted.empty:
         return undecided("no FP8 run counted which FLOPs it does in FP8")
-    near = (counted["share_pct"] - share).abs() <= claim.published["within"]
-    cells = tables.cells
-    most = f"{1 + cells['speedup_pct'].max() / 100:.2f}" if len(cells) else "not measured"
+    values = counted["share_pct"]
+    largest = values[counted["num_parameters"] == counted["num_parameters"].max()].median()
+    near = abs(largest - share) <= claim.published["within"]
     why = (
-        f"{share:g} % of the FLOPs at twice the speed give {bound:.2f} times, and the document says"
-        f" {claim.published['speedup']:g}; the share here is "
-        f"{named(_by_model(counted, 'share_pct'), '.0f')}, and the largest lead {most} times"
+        f"{share:g} % of the FLOPs at twice the speed make {bound:.2f} times, and the document says"
+        f" {said:g}; measured leads end at {tables.cells['speedup_pct'].max():+.1f} %; of the FLOPs"
+        f" FP8 takes over {largest:.0f} % in the largest model{by_model(counted, values, '.0f')}"
     )
-    figure = spread("share of FLOPs that FP8 takes over", _by_model(counted, "share_pct"), "%")
-    return Finding(by_parts(sound, near.all()), why, figure, behind(counted))
+    figure = spread("FLOPs that FP8 takes over", values, "%")
+    return Finding(by_parts(abs(bound - said) < 0.05, near), why, figure, behind(counted))
 
 
 @judges("A26")
@@ -229,34 +171,30 @@ def scales_over_pcie(tables: Tables, claim: Claim) -> Finding:
     links = tables.of_records(lambda run: {"link": run.record.machine.get("gpu_link")}, "link")
     on_pcie = ~links["link"].astype(str).str.startswith("NV") & links["link"].notna()
     keys = tables.runs.merge(links[on_pcie])["arm_key"]
-    pairs = _efficiency(_grid(tables.arms[tables.arms["arm_key"].isin(keys)]))
-    if pairs.empty:
-        return undecided(_forecast(tables, claim))
     low, high = claim.published["efficiency_pct"]
-    inside = pairs["efficiency_pct"].between(low, high)
-    why = f"{inside.sum()} of {len(pairs)} arms without NVLink scale at {low:g} to {high:g} %"
-    figure = spread("scaling efficiency on 4 GPUs", pairs["efficiency_pct"], "%")
-    return of_cells(inside, why, figure, behind(pairs))
+    words = f"{{}} arms without NVLink scale at {low} to {high} %"
+    found = _scaling(_grid(tables.arms[tables.arms["arm_key"].isin(keys)]), low, high, words)
+    return found if found.runs else undecided(_forecast(tables, claim.published["times_slower"]))
 
 
-def _forecast(tables: Tables, claim: Claim) -> str:
-    """Say what slower links would make of the profiled steps on NVLink.
+def _forecast(tables: Tables, times: float) -> str:
+    """Say what links that are so many times slower would make of the profiled steps.
 
-    A model with one constant: communication takes as many times longer as the links are slower, and
-    hides behind all of the computing, which is the most that it could.
+    A model with one constant: communication takes as many times longer, and hides behind all of the
+    computing, which is the most that it could.
     """
-    busy = tables.kernels
-    busy = busy[busy["communication"].fillna(0) > 0] if len(busy) else busy
+    busy = tables.kernels[tables.kernels["communication"].astype(float) > 0]
     if busy.empty:
         return "no profiled step on several GPUs to calibrate a model of communication with"
     computing = busy["step_time_ms_median"] - busy["not_computing_ms"]
-    slower = busy["communication"] * claim.published["times_slower"]
-    forecast = 100 * computing / pd.concat([computing, slower], axis=1).max(axis=1)
-    model = 100 * computing / pd.concat([computing, busy["communication"]], axis=1).max(axis=1)
-    real = 100 * computing / busy["step_time_ms_median"]
+
+    def speed(slower: float) -> pd.Series:
+        both = pd.concat([computing, slower * busy["communication"]], axis=1)
+        return 100 * computing / both.max(axis=1)
+
+    off = (speed(1) - 100 * computing / busy["step_time_ms_median"]).abs().max()
     return (
-        f"with links {claim.published['times_slower']:g} times slower the communication of "
-        f"{count(len(busy), 'profiled arm')} would leave {forecast.min():.0f} to "
-        f"{forecast.max():.0f} % of the computing speed; on NVLink the same model is up to "
-        f"{(model - real).abs().max():.0f} points off"
+        f"over links {times:g} times slower {count(len(busy), 'profiled arm')} would keep "
+        f"{speed(times).min():.0f} to {speed(times).max():.0f} % of their computing speed; on "
+        f"NVLink this model is up to {off:.0f} points off"
     )

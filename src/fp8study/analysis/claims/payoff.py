@@ -5,115 +5,101 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import behind, by_parts, by_share, count, of_cells, spread
+from fp8study.analysis.claims.rules import behind, by_parts, by_share, count, judged_by_rows, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 
+#: Column by which document B's arms are ordered → what it is, and whether more is better.
+_ORDERS = {
+    "B02": (RATE, "tokens/s", True),
+    "B03": ("mfu_bf16_peak_pct", "MFU with one FLOPs count", True),
+    "B04": ("step_time_ms_median", "step times", False),
+}
 
-def _arm_b(arms: pd.DataFrame) -> pd.DataFrame:
-    """Name document B's arms among those of its model's size and setting, on one GPU or several."""
+
+@judges(*_ORDERS)
+def four_arms_in_order(tables: Tables, claim: Claim) -> Finding:
+    """Judge an order of document B's arms, comparison by comparison within one setting each."""
+    column, what, more = _ORDERS[claim.id]
+    groups = list(along(_arms_b(tables.arms), "precision", "compile"))
+    holds: list[bool] = []
+    said, used = [], []
+    for better, worse in claim.published["order"]:
+        found = []
+        for group in groups:
+            by_name = group.drop_duplicates("name").set_index("name")
+            if {better, worse} <= {*by_name.index}:
+                found.append((by_name[column][better] > by_name[column][worse]) == more)
+                used.append(by_name.loc[[better, worse]])
+        words = f"{sum(found)} of {count(len(found), 'setting')}" if found else "never run"
+        said.append(f"{better} before {worse}: {words}")
+        holds += found
+    why = f"{what} of an 8B at 4096 tokens and batch 1; {'; '.join(said)}"
+    if not holds:
+        return undecided(why)
+    verdict = by_share(sum(holds) / len(holds))
+    if verdict is Verdict.REPRODUCED and "never run" in why:
+        verdict = Verdict.PARTLY
+    figure = Figure("comparisons in that order", 100 * sum(holds) / len(holds), "%", spec=".0f")
+    return Finding(verdict, why, figure, behind(*used))
+
+
+def _arms_b(arms: pd.DataFrame) -> pd.DataFrame:
+    """Name document B's arms, of a model of its size at its length, on one GPU or several."""
     size = arms["num_parameters"].astype(float).between(7e9, 9e9)
     alike = size & (arms["sequence_length"] == 4096) & (arms["micro_batch_size"] == 1)
-    compiled = arms["compile"].eq(True)
-    name = arms["precision"].where(
-        arms["precision"] != "bf16", compiled.map({True: "bf16 compiled", False: "bf16 eager"})
-    )
-    return arms.assign(name=name)[alike & (compiled | (arms["precision"] == "bf16"))]
-
-
-def _ordered(tables: Tables, claim: Claim, column: str, what: str, sign: int = 1) -> Finding:
-    """Judge an order of document B's arms, comparison by comparison within one setting each."""
-    groups = list(along(_arm_b(tables.arms), "precision", "compile"))
-    holds, said, used = [], [], []
-    for better, worse in claim.published["order"]:
-        changes = []
-        for group in groups:
-            by_name = group.drop_duplicates("name").set_index("name")[column]
-            if {better, worse} <= {*by_name.index}:
-                changes.append(100 * (by_name[better] / by_name[worse] - 1))
-                used.append(group)
-        right = sum(sign * change > 0 for change in changes)
-        words = f"{better} v {worse}".replace("_", " ").replace("fp", "FP").replace("bf", "BF")
-        if changes:
-            holds += [sign * change > 0 for change in changes]
-            said.append(f"{words} in {right} of {count(len(changes), 'setting')}")
-        else:
-            said.append(f"{words} never run")
-    missing = sum("never" in text for text in said)
-    why = f"{what} of an 8B at 4096 tokens and batch 1: {'; '.join(said)}"
-    runs = behind(*used)
-    if not holds or missing == len(said):
-        return undecided(why, runs)
-    share = sum(holds) / len(holds)
-    verdict = by_share(share)
-    if missing and verdict is Verdict.REPRODUCED:
-        verdict = Verdict.PARTLY
-    return Finding(verdict, why, Figure("comparisons in that order", 100 * share, "%"), runs)
-
-
-@judges("B02")
-def order_of_rates(tables: Tables, claim: Claim) -> Finding:
-    return _ordered(tables, claim, RATE, "tokens/s")
-
-
-@judges("B03")
-def order_of_utilisation(tables: Tables, claim: Claim) -> Finding:
-    return _ordered(tables, claim, "mfu_bf16_peak_pct", "MFU with one FLOPs count")
-
-
-@judges("B04")
-def order_of_times(tables: Tables, claim: Claim) -> Finding:
-    return _ordered(tables, claim, "step_time_ms_median", "step times", sign=-1)
+    compiled, is_bf16 = arms["compile"].eq(True), arms["precision"] == "bf16"
+    name = arms["arm"].where(~is_bf16, compiled.map({True: "BF16 compiled", False: "BF16 eager"}))
+    return arms.assign(name=name)[alike & (compiled | is_bf16)]
 
 
 @judges("B05")
 def warm_up_pays(tables: Tables, claim: Claim) -> Finding:
-    table = tables.break_even
-    table = table[table["num_parameters"].astype(float) >= claim.published["parameters"]]
+    table, said = tables.break_even, claim.published
+    table = table[table["num_parameters"].astype(float) >= said["parameters"]]
     gains = table[table["break_even_steps"] < float("inf")]
-    first, seconds, tokens = (claim.published[n] for n in ("first_step", "rates", "tokens_a_step"))
-    own = (first[0] - first[1]) / (tokens / seconds[1] - tokens / seconds[0])
-    if gains.empty:
-        return undecided("no FP8 arm with a shorter step has a measured warm-up")
-    long = gains["break_even_steps"] >= claim.published["steps"]
-    why = (
-        f"{long.sum()} of {len(gains)} arms of an 8B with a shorter step need "
-        f"{claim.published['steps']:,} steps or more to win their warm-up back; the document's own "
-        f"figures give {own:,.0f} for tensorwise against the compiled baseline"
+    saved = said["tokens_a_step"] * (1 / said["rates"][1] - 1 / said["rates"][0])
+    own = (said["first_step"][0] - said["first_step"][1]) / saved
+    words = (
+        f"{{}} arms of an 8B with a shorter step need {said['steps']:,} steps or more to win their "
+        f"warm-up back; the document's own figures give {own:,.0f} for tensorwise against compiled "
+        "BF16"
     )
-    figure = spread("steps to break even", gains["break_even_steps"])
-    return of_cells(long, why, figure, behind(gains))
+    values, missing = gains["break_even_steps"], "no FP8 arm of an 8B has a measured warm-up"
+    return judged_by_rows(gains, values, values >= said["steps"], words, "steps to break even",
+                          missing, "", ".0f")  # fmt: skip
+
+
+def _leads(cells: pd.DataFrame, holds: pd.Series, words: str, missing: str) -> Finding:
+    return judged_by_rows(
+        cells, cells["speedup_pct"], holds, words, "lead over BF16", missing, spec="+.1f"
+    )
 
 
 @judges("B06")
 def slow_without_compile(tables: Tables, claim: Claim) -> Finding:
     cells = tables.cells[tables.cells["compile"].eq(False)]
-    if cells.empty:
-        return undecided("no FP8 run without torch.compile is timed beside its BF16 run")
-    slower = cells["speedup_pct"] < 0
-    why = f"eager FP8 is slower than eager BF16 in {slower.sum()} of {count(len(cells), 'cell')}"
-    figure = spread("lead of eager FP8", cells["speedup_pct"], "%")
-    return of_cells(slower, why, figure, behind(cells))
+    words = "eager FP8 is slower than eager BF16 in {} cells"
+    return _leads(cells, cells["speedup_pct"] < 0, words, "no eager FP8 run is timed beside BF16")
 
 
 @judges("C01")
 def helps_on_hopper(tables: Tables, claim: Claim) -> Finding:
     cells = tables.cells[tables.cells["gpu_name"].map(_has_fp8) & tables.cells["compile"].eq(True)]
     cells = cells[cells["precision"] == "fp8_tensorwise"]
-    if cells.empty:
-        return undecided("no compiled FP8 run on a GPU with FP8 units is timed beside BF16")
     largest = cells[cells["num_parameters"] == cells["num_parameters"].max()]
-    without = find_peak(claim.published["without"])
-    ahead = largest["speedup_pct"] > 0
-    why = (
-        f"the largest model, {largest['model'].iloc[0]}, gains in {ahead.sum()} of "
-        f"{count(len(largest), 'cell')} here; that an {claim.published['without']} does not is "
-        "read off its data sheet, which knows no FP8 units"
+    words = (
+        "the largest model gains in {} cells; that an "
+        f"{claim.published['without']} does not is read off its data sheet"
     )
-    verdict = by_parts(ahead.all(), without is not None and without.fp8_tflops is None)
-    figure = spread("lead of the largest model", largest["speedup_pct"], "%")
-    return Finding(verdict, why, figure, behind(largest))
+    found = _leads(largest, largest["speedup_pct"] > 0, words, "no compiled FP8 run is timed")
+    if found.verdict is Verdict.UNDECIDED:
+        return found
+    return Finding(
+        by_parts(found.verdict is Verdict.REPRODUCED, not _has_fp8(claim.published["without"])),
+        found.why, found.figure, found.runs,
+    )  # fmt: skip
 
 
 def _has_fp8(gpu_name: str) -> bool:
@@ -123,17 +109,11 @@ def _has_fp8(gpu_name: str) -> bool:
 
 @judges("C02")
 def narrow_gains_little(tables: Tables, claim: Claim) -> Finding:
-    cells = tables.cells[tables.cells["hidden_size"].notna()]
-    narrow = cells[cells["hidden_size"].astype(float) < claim.published["width"]]
-    if narrow.empty:
-        least = cells["hidden_size"].min() if len(cells) else None
-        seen = f"the narrowest model timed has a width of {least:.0f}" if least else "none is timed"
-        return undecided(f"no model below a width of {claim.published['width']} is timed: {seen}")
-    little = narrow["speedup_pct"] < claim.published["little_pct"]
-    most = claim.published["little_pct"]
-    why = f"{little.sum()} of {count(len(narrow), 'narrow cell')} gain under {most} %"
-    figure = spread("lead below that width", narrow["speedup_pct"], "%")
-    return of_cells(little, why, figure, behind(narrow))
+    width = tables.cells["hidden_size"].astype(float)
+    narrow = tables.cells[width < claim.published["width"]]
+    words = f"FP8 gains less than {claim.published['little_pct']} % in {{}} narrow cells"
+    missing = f"the narrowest model that is timed has a width of {width.min():.0f}"
+    return _leads(narrow, narrow["speedup_pct"] < claim.published["little_pct"], words, missing)
 
 
 @judges("C08")
@@ -142,31 +122,27 @@ def compile_and_pipelines(tables: Tables, claim: Claim) -> Finding:
     cells = tables.cells[tables.cells["precision"] == "fp8_tensorwise"]
     eager, compiled = (cells[cells["compile"].eq(flag)]["speedup_pct"] for flag in (False, True))
     pipelines = tables.runs[tables.runs["strategy"].fillna("").str.contains("pipeline")]
-    worked = bool((pipelines["status"] == "completed").any())
     if eager.empty or compiled.empty:
         return undecided("FP8 is not timed both with and without torch.compile")
     why = (
         f"FP8's median lead is {compiled.median():+.1f} % compiled and {eager.median():+.1f} % "
-        f"eager; {count(len(pipelines), 'run')} with pipeline parallelism, which this trainer lacks"
+        f"eager; {count(len(pipelines), 'run')} with pipeline parallelism"
     )
+    worked = (pipelines["status"] == "completed").any()
+    figure = spread("lead of compiled FP8", compiled, "%", "+.1f")
     verdict = by_parts(compiled.median() > eager.median(), worked)
-    figure = spread("lead of compiled FP8", compiled, "%")
     return Finding(verdict, why, figure, behind(cells, pipelines))
 
 
 @judges("C12")
 def batch_extracts(tables: Tables, claim: Claim) -> Finding:
     pairs = steps(along(tables.cells, "micro_batch_size"), "speedup_pct")
-    if pairs.empty:
-        return undecided("no FP8 arm is timed beside BF16 at two batch sizes")
     more = pairs["speedup_pct"] - pairs["speedup_pct_before"]
-    why = (
-        f"the lead grows with the batch in {(more > 0).sum()} of {len(pairs)} steps to a larger one"
-        f", from a median of {pairs['speedup_pct_before'].median():+.1f} % to "
-        f"{pairs['speedup_pct'].median():+.1f} %"
+    words = "FP8's lead grows in {} steps to a larger batch"
+    missing = "no FP8 arm is timed beside BF16 at two batch sizes"
+    return judged_by_rows(
+        pairs, more, more > 0, words, "points of lead gained", missing, "", "+.1f"
     )
-    figure = spread("points of lead gained", more)
-    return of_cells(more > 0, why, figure, behind(pairs))
 
 
 @judges("C13")
@@ -176,12 +152,8 @@ def old_gpus(tables: Tables, claim: Claim) -> Finding:
         return {"capability": float(text)} if text.replace(".", "", 1).isdigit() else None
 
     known = tables.of_records(capability, "capability")
-    old = known[known["capability"] < claim.published["capability"]]
-    keys = tables.runs.merge(old[["machine", "study", "run_id"]])["arm_key"]
-    cells = tables.cells[tables.cells["arm_key"].isin(keys)]
-    if cells.empty:
-        return undecided("every FP8 run on a GPU is of one that has FP8 units")
-    even = cells["speedup_pct"] <= claim.published["little_pct"]
-    why = f"FP8 has no lead in {even.sum()} of {count(len(cells), 'cell')} on older GPUs"
-    figure = spread("lead before Hopper", cells["speedup_pct"], "%")
-    return of_cells(even, why, figure, behind(cells))
+    old = tables.runs.merge(known[known["capability"].astype(float) < claim.published["before"]])
+    cells = tables.cells[tables.cells["arm_key"].isin(old["arm_key"])]
+    holds = cells["speedup_pct"] <= claim.published["little_pct"]
+    words = "FP8 has no lead in {} cells on GPUs before Hopper"
+    return _leads(cells, holds, words, "no FP8 run is of a GPU before Hopper")

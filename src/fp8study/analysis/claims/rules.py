@@ -10,7 +10,7 @@ from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 
 def by_share(share: float) -> Verdict:
-    """Judge what is claimed of all cases by the share of them in which it holds, 0 to 1."""
+    """Judge what is claimed of all cells by the share of them in which it holds, 0 to 1."""
     if share == 1:
         return Verdict.REPRODUCED
     return Verdict.PARTLY if share >= 0.5 else Verdict.CONTRADICTED
@@ -21,6 +21,46 @@ def by_parts(*parts: object) -> Verdict:
     return by_share(1.0 if all(parts) else 0.5 if any(parts) else 0.0)
 
 
+def judged_by_rows(
+    rows: pd.DataFrame,
+    values: pd.Series,
+    holds: pd.Series,
+    words: str,
+    what: str,
+    missing: str,
+    unit: str = "%",
+    spec: str = ".1f",
+) -> Finding:
+    """Judge a claim by the share of rows in which it holds.
+
+    Args:
+        rows: Of arms or runs, with what `behind` and `by_model` look at.
+        values: What was measured in each row.
+        holds: Whether the claim holds there.
+        words: The reason, with ``{}`` for "7 of 17"; medians by model are added.
+        what: Name of the values.
+        missing: The reason where there is no row.
+        unit: Of the values.
+        spec: How they are written.
+    """
+    if rows.empty:
+        return undecided(missing)
+    why = words.format(f"{holds.astype(bool).sum()} of {len(rows)}") + by_model(rows, values, spec)
+    figure = spread(what, values, unit, spec)
+    return Finding(by_share(float(holds.astype(bool).mean())), why, figure, behind(rows))
+
+
+def by_model(rows: pd.DataFrame, values: pd.Series, spec: str) -> str:
+    """List the medians of several models, the smallest model first."""
+    if "model" not in rows or rows["model"].nunique() < 2:
+        return ""
+    table = rows[["model"]].assign(value=values.astype(float), size=rows.get("num_parameters", 0))
+    medians = table.sort_values("size").groupby("model", sort=False)["value"].median()
+    if medians.nunique() == 1:
+        return ""
+    return f"; medians: {', '.join(f'{m} {value:{spec}}' for m, value in medians.items())}"
+
+
 def behind(*tables: pd.DataFrame) -> tuple[str, ...]:
     """Name the runs that the rows of tables rest on."""
     columns = ("run_ids", "run_ids_before")
@@ -28,18 +68,18 @@ def behind(*tables: pd.DataFrame) -> tuple[str, ...]:
     return tuple(together(pd.concat(texts)).split()) if texts else ()
 
 
-def of_cells(holds: pd.Series, why: str, figure: Figure, runs: tuple[str, ...]) -> Finding:
-    """Judge by the share of cells in which a claim holds."""
-    return Finding(by_share(float(holds.mean())), why, figure, runs)
-
-
 def spread(what: str, values: pd.Series, unit: str = "", spec: str = ".1f") -> Figure:
     """Return the median of several settings, with the smallest and the largest."""
     numbers = values.astype(float)
-    if len(numbers) == 1:
-        return Figure(what, float(numbers.iloc[0]), unit, spec=spec)
-    median, low, high = (float(f) for f in (numbers.median(), numbers.min(), numbers.max()))
-    return Figure(what, median, unit, low, high, f"range of {len(numbers)}", spec)
+    middle, low, high = (float(f) for f in (numbers.median(), numbers.min(), numbers.max()))
+    if low == high:
+        return Figure(what, middle, unit, spec=spec)
+    return Figure(what, middle, unit, low, high, f"range of {len(numbers)}", spec)
+
+
+def ends(values: pd.Series) -> str:
+    """Write the smallest and the largest gap, or the one that they are written as."""
+    return " to ".join(dict.fromkeys(f"{value:+.2f}" for value in (values.min(), values.max())))
 
 
 def mean_gap(what: str, gaps: pd.DataFrame) -> Figure:
@@ -59,28 +99,16 @@ def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
 def equal_losses(gaps: pd.DataFrame) -> Finding:
     """Judge the claim that losses are those of BF16, from rows of loss gaps."""
     paired = with_pairs(gaps)
-    runs = behind(paired)
     same = paired["verdict"] == "equivalent"
     apart = paired["verdict"].isin(["different", DIVERGED])
-    if not (same | apart).any():
-        return undecided(
-            f"of {count(len(gaps), 'setting')} none has pairs enough to tell a gap from none", runs
-        )
-    margin = f"{paired['margin_pct'].max():g}"
     why = (
-        f"of {count(len(paired), 'setting')} with three pairs or more, equivalent to BF16 at "
-        f"±{margin} %: {same.sum()}, different: {apart.sum()}, "
-        f"undecided: {(~same & ~apart).sum()}"
+        f"settings with three pairs or more, at ±{paired['margin_pct'].max():g} %: "
+        f"{same.sum()} equivalent, {apart.sum()} different, {(~same & ~apart).sum()} undecided"
     )
-    verdict = by_parts(same.any(), not apart.any())
-    if not same.any():
-        verdict = Verdict.CONTRADICTED
-    return Finding(verdict, why, mean_gap("loss gap", paired[same | apart]), runs)
-
-
-def named(values: pd.Series, spec: str = "+.1f", unit: str = " %") -> str:
-    """List medians by model, the smallest model first in the order that they come."""
-    return ", ".join(f"{name} {value:{spec}}{unit}" for name, value in values.items())
+    if not (same | apart).any():
+        return undecided(why if len(paired) else "no setting has three pairs", behind(paired))
+    verdict = by_parts(same.any(), not apart.any()) if same.any() else Verdict.CONTRADICTED
+    return Finding(verdict, why, mean_gap("loss gap", paired[same | apart]), behind(paired))
 
 
 def count(number: int, noun: str) -> str:

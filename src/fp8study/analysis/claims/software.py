@@ -8,26 +8,30 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import behind, by_parts, by_share, count, of_cells
+from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
+from fp8study.analysis.claims.rules import behind, by_parts, count, judged_by_rows
 from fp8study.analysis.claims.tables import Tables
-from fp8study.core import config
 from fp8study.core.audit_rules import problems, without_hidden_products
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, StoredRun
 
 
-def refusal(values: Mapping[str, Any]) -> str:
-    """Return with which words the package refuses a configuration; empty where it takes it."""
+def is_refused(values: Mapping[str, Any]) -> bool:
+    """Return whether the package refuses a configuration."""
     try:
-        config.make_config(values)
-    except UserError as error:
-        return str(error)
-    return ""
+        make_config(values)
+    except UserError:
+        return True
+    return False
 
 
 def _fp8_runs(tables: Tables, keep: Callable[[RunRecord], Any]) -> pd.DataFrame:
-    """Return the FP8 runs whose record `keep` accepts, with their status and their problems."""
+    """Return the FP8 runs whose record `keep` accepts.
+
+    ``sound``: completed, and the audit found no problem; ``fp8_pct``: the share of the GEMMs'
+    FLOPs that a profile saw in FP8.
+    """
 
     def read(run: StoredRun) -> dict[str, Any] | None:
         record = run.record
@@ -35,60 +39,48 @@ def _fp8_runs(tables: Tables, keep: Callable[[RunRecord], Any]) -> pd.DataFrame:
             return None
         audit = without_hidden_products(record.audit, record.config)
         done = audit.get("fp8_gemm_flops_pct")
-        return {
-            "status": record.status,
-            "problems": problems(audit),
-            "fp8_pct": math.nan if done is None else done,
-        }
+        sound = record.status == "completed" and not problems(audit)
+        return {"sound": sound, "fp8_pct": math.nan if done is None else done}
 
-    return tables.of_records(read, "status", "problems", "fp8_pct")
+    return tables.of_records(read, "sound", "fp8_pct")
 
 
-def _works(tables: Tables, runs: pd.DataFrame, what: str) -> Finding:
-    """Judge by the share of runs that completed with a sound audit."""
-    sound = (runs["status"] == "completed") & ~runs["problems"].map(bool)
-    why = f"{sound.sum()} of {count(len(runs), 'FP8 run')} {what} completed with a sound audit"
-    figure = Figure("runs that worked", 100 * float(sound.mean()), "%")
-    return of_cells(sound, why, figure, behind(runs))
+def _by_runs(runs: pd.DataFrame, holds: pd.Series, words: str, what: str, missing: str) -> Finding:
+    holds = holds.astype(bool)
+    return judged_by_rows(runs, 100.0 * holds, holds, words, what, missing, spec=".0f")
 
 
 @judges("A25")
 def efficient_loading(tables: Tables, claim: Claim) -> Finding:
-    runs = _fp8_runs(tables, lambda record: record.config.get(claim.published["field"]))
-    if runs.empty:
-        said = refusal({"precision": "fp8_tensorwise", claim.published["field"]: True})
-        does = "refuses it before torchao is asked" if said else "would take it"
-        return undecided(f"no run tried it; the configuration {does}")
-    failed = runs["status"] != "completed"
-    why = f"{failed.sum()} of {count(len(runs), 'FP8 run')} with it failed"
-    figure = Figure("runs that failed", 100 * float(failed.mean()), "%")
-    return of_cells(failed, why, figure, behind(runs))
+    field = claim.published["field"]
+    runs = _fp8_runs(tables, lambda record: record.config.get(field))
+    refused = is_refused({"precision": "fp8_tensorwise", field: True})
+    missing = f"no run tried it; the configuration {'refuses' if refused else 'takes'} it"
+    return _by_runs(runs, runs["sound"] == False, "{} FP8 runs with it failed", "failed", missing)  # noqa: E712
 
 
 @judges("A28")
 def under_ddp(tables: Tables, claim: Claim) -> Finding:
-    runs = _fp8_runs(tables, lambda record: record.config.get("strategy") == "ddp"
-                     and (record.config.get("num_gpus") or 0) > 1)  # fmt: skip
-    if runs.empty:
-        return undecided("no FP8 run under DDP on several devices")
-    return _works(tables, runs, "under DDP")
+    runs = _fp8_runs(tables, lambda record: (
+        record.config.get("strategy") == "ddp" and (record.config.get("num_gpus") or 0) > 1
+    ))  # fmt: skip
+    words = "{} FP8 runs under DDP completed with a sound audit"
+    return _by_runs(runs, runs["sound"], words, "sound", "no FP8 run under DDP on several devices")
 
 
 @judges("C04")
 def silent_bf16(tables: Tables, claim: Claim) -> Finding:
-    taken = [values for values in claim.published["wrong"] if not refusal(values)]
+    wrong = claim.published["wrong"]
+    taken = [values for values in wrong if not is_refused(values)]
     runs = _fp8_runs(tables, lambda record: record.status == "completed")
     runs = runs[runs["fp8_pct"].notna()]
     idle = runs["fp8_pct"] == 0
-    wrong = claim.published["wrong"]
     why = (
-        f"of {len(wrong)} wrong settings {len(wrong) - len(taken)} are refused in one line; of "
-        f"{count(len(runs), 'completed FP8 run')} whose profile shows its GEMMs {idle.sum()} did "
-        "none of them in FP8"
+        f"{len(wrong) - len(taken)} of {len(wrong)} wrong settings are refused in one line, and "
+        f"{(~idle).sum()} of {count(len(runs), 'profiled FP8 run')} did GEMMs in FP8"
     )
-    verdict = by_parts(taken, idle.any())
     figure = Figure("wrong settings that are taken", len(taken), spec=".0f")
-    return Finding(verdict, why, figure, behind(runs))
+    return Finding(by_parts(taken, idle.any()), why, figure, behind(runs))
 
 
 @judges("C05")
@@ -96,55 +88,47 @@ def kernel_names(tables: Tables, claim: Claim) -> Finding:
     def read(run: StoredRun) -> dict[str, Any] | None:
         gemms = run.record.instruments.get("step", {}).get("gemm") or []
         names = [n for g in gemms if "float8" in g["dtypes"] for n in g.get("kernels") or []]
-        return {"names": names} if names else None
+        return {"name": names} if names else None
 
-    runs = tables.of_records(read, "names")
-    if runs.empty:
-        return undecided("no profile names the kernels of FP8 GEMMs")
-    names = runs["names"].explode()
-    called = names.str.contains(claim.published["name"])
-    most = names.str.split("_").str[:2].str.join("_").mode().iloc[0]
-    why = (
-        f"{called.sum()} of {len(names)} names of FP8 GEMM kernels in "
-        f"{count(len(runs), 'profile')} contain {claim.published['name']}; most begin with {most}. "
-        "Records name kernels, not the operators that launch them"
+    kernels = tables.of_records(read, "name").explode("name", ignore_index=True)
+    names, wanted = kernels["name"].astype(str), claim.published["name"]
+    called = names.str.contains(wanted)
+    common = names.str.split("_").str[:2].str.join("_").mode()
+    words = (
+        f"{{}} names of FP8 GEMM kernels contain {wanted}; most begin with {', '.join(common[:1])}."
+        " Records name kernels, not the operators that launch them"
     )
-    figure = Figure("kernels of that name", 100 * float(called.mean()), "%")
-    return of_cells(called, why, figure, behind(runs))
+    return _by_runs(kernels, called, words, "so named", "no profile names FP8 kernels")
 
 
 @judges("C06")
 def tensor_parallel(tables: Tables, claim: Claim) -> Finding:
     setting = claim.published["setting"]
-    said = refusal({"precision": "fp8_tensorwise"} | setting)
-    also = refusal({**setting, "precision": "bf16"})
-    if not said:
-        why = "the configuration takes FP8 with tensor parallelism"
-        return Finding(Verdict.CONTRADICTED, why)
-    why = "the configuration refuses it in one line" + (
-        ", and in BF16 too: without tensor parallelism here, its reason is untested" if also else ""
+    if not is_refused({"precision": "fp8_tensorwise"} | setting):
+        return Finding(Verdict.CONTRADICTED, "the configuration takes it")
+    if not is_refused({**setting, "precision": "bf16"}):
+        return Finding(Verdict.REPRODUCED, "the configuration refuses it, and takes it in BF16")
+    why = (
+        "the configuration refuses it, and in BF16 too: this trainer has no tensor parallelism, so "
+        "the reason is untested"
     )
-    return Finding(Verdict.PARTLY if also else Verdict.REPRODUCED, why)
+    return Finding(Verdict.PARTLY, why)
 
 
 @judges("C07")
 def experts_stay_out(tables: Tables, claim: Claim) -> Finding:
-    def read(run: StoredRun) -> dict[str, Any] | None:
-        audit, names = run.record.audit, " ".join(run.record.audit.get("skipped", {}))
-        if run.record.config.get("precision") in (None, "bf16") or "mixture" not in names:
-            return None
-        return {"sound": audit.get("num_linear_fp8", 0) > 0 and not problems(audit)}
+    """Tell a mixture by its router or experts, which a sound audit has among the layers skipped."""
 
-    runs = tables.of_records(read, "sound")
-    mixtures = _fp8_runs(tables, lambda r: "moe" in str(r.config.get("model")).lower()
-                         or "mixtral" in str(r.config.get("model")).lower())  # fmt: skip
-    if runs.empty and mixtures.empty:
-        return undecided("no mixture of experts was run")
-    sound = int(runs["sound"].sum()) if len(runs) else 0
-    total = len({*behind(runs), *behind(mixtures)})
-    why = (
-        f"in {sound} of {count(total, 'FP8 run')} of a mixture the router or the experts stay out "
-        "while other layers are converted"
-    )
-    figure = Figure("runs with that split", 100 * sound / total, "%")
-    return Finding(by_share(sound / total), why, figure, behind(runs, mixtures))
+    def is_mixture(record: RunRecord) -> bool:
+        skipped = " ".join(record.audit.get("skipped", {}))
+        return "mixture" in skipped or "moe" in str(record.config.get("model")).lower()
+
+    def splits(run: StoredRun) -> dict[str, Any]:
+        audit = run.record.audit
+        skipped = " ".join(audit.get("skipped", {}))
+        return {"splits": "mixture" in skipped and audit.get("num_linear_fp8", 0) > 0}
+
+    runs = _fp8_runs(tables, is_mixture).merge(tables.of_records(splits, "splits"))
+    holds = runs["sound"].astype(bool) & runs["splits"].astype(bool)
+    words = "router and experts stay out, and other layers are converted, in {} FP8 runs"
+    return _by_runs(runs, holds, words, "with that split", "no mixture of experts was run in FP8")

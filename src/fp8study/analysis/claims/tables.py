@@ -21,7 +21,7 @@ from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
 
 RATE = "tokens_per_second_per_gpu"
-_PLACE = ["machine", "study", "run_id"]
+PLACE = ["machine", "study", "run_id"]
 #: What the runs of an arm have in common and a table of arms does not say.
 _OF_AN_ARM = [
     "sequence_length", "micro_batch_size", "gradient_accumulation_steps", "compile", "master_dtype",
@@ -147,13 +147,13 @@ class Tables:
     ) -> pd.DataFrame:
         """Make one row of each record of which `read` says something: its place and `columns`."""
         rows = [
-            dict(zip(_PLACE, (run.machine_label, run.record.study, run.record.run_id), strict=True))
+            dict(zip(PLACE, (run.machine_label, run.record.study, run.record.run_id), strict=True))
             | {"run_ids": run_path(run)}
             | found
             for run in self.stored
             if (found := read(run)) is not None
         ]
-        return pd.DataFrame(rows, columns=[*_PLACE, "run_ids", *columns])
+        return pd.DataFrame(rows, columns=[*PLACE, "run_ids", *columns])
 
     @cached_property
     def _configurations(self) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from fp8study.analysis.claims.finding import TESTS, Verdict
 from fp8study.analysis.claims.ledger import _found, all_claims, claims_table, judge
 from fp8study.core.records import RunRecord
-from fp8study.report.page import load_report
+from fp8study.report.ledger import ledger_text
+from fp8study.report.page import load_report, report_of
 from tests.checkout import ROOT
 from tests.claim_factories import (
     FP8,
@@ -29,6 +31,9 @@ from tests.claim_factories import (
     run,
     tables,
 )  # fmt: skip
+from tests.factories import make_results
+from tests.instrument_factories import make_instruments
+from tests.noise_factories import make_noise
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 YES, PARTLY, NO = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.CONTRADICTED
@@ -282,13 +287,14 @@ def test_two_machines_are_never_pooled() -> None:
     theirs = report(leads(-12)(), "h100x8")
     for record in theirs.stored:
         record.record.machine["gpu_name"] = "NVIDIA H100"
-    from fp8study.report.page import report_of
-
     both = [each for each in judge(report_of([*theirs.stored, *ours.stored]))
             if each.claim.id == "A01"]  # fmt: skip
     assert [(each.is_own, each.finding.verdict) for each in both] == [(True, YES), (False, NO)]
     assert both[0].machines == "this machine, NVIDIA H200 (local)"
     assert both[1].machines == "NVIDIA H100 (h100x8)"
+    _, mine, reference = re.split(r"Answered by this machine|beside  ", ledger_text(both))
+    assert "REPRODUCED" in mine
+    assert "CONTRADICTED" in reference
 
 
 def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> None:
@@ -304,9 +310,16 @@ def test_runs_of_a_cpu_are_judged_without_a_word_on_speed() -> None:
     for each in records.stored:
         each.record.machine.update(device="cpu", gpu_name=None)
         each.record.instruments.clear()
-    from fp8study.report.page import report_of
-
     found = {each.claim.id: each.finding for each in judge(report_of(records.stored))}
     assert len(found) == len(CLAIMS)
     assert found["A01"].verdict is OPEN
     assert found["A19"].verdict is OPEN
+
+
+def test_failed_bare_and_odd_records_do_not_stop_the_ledger(tmp_path: Path) -> None:
+    make_results(tmp_path)
+    make_instruments(tmp_path)
+    make_noise(tmp_path)
+    found = judge(load_report(tmp_path))
+    assert {each.claim.id for each in found} == CLAIMS.keys()
+    assert re.search(r"\b(nan|NaN|None|inf)\b", ledger_text(found)) is None

@@ -87,10 +87,17 @@ def ledger_text(ledger: Sequence[Judged]) -> str:
     own = [each for each in ledger if each.claim.id in answered]
     others = [each for each in ledger if each.claim.id not in answered]
     if own:
-        lines += ["", f"Answered by {own[0].machines}, the reference beside it:"]
-        lines += [line for each in own for line in _entry(each)]
-        lines += ["", "Answered by the reference alone:"] if others else []
+        mine = next(each.machines for each in own if each.is_own)
+        lines += ["", f"Answered by {mine}, and beside it the reference"]
+        lines += [line for each in own for line in (_entry if each.is_own else _beside)(each)]
+        lines += ["", "Answered by the reference alone"] if others else []
     return "\n".join([*lines, *(line for each in others for line in _entry(each))])
+
+
+def _beside(each: Judged) -> list[str]:
+    measured = f"; {ours(each.finding.figure)}" if each.finding.figure else ""
+    line = f"{badge(each.finding.verdict).upper()}{measured}; {each.machines}"
+    return [f"     beside   {line}"]
 
 
 def _entry(each: Judged) -> list[str]:

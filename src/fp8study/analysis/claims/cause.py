@@ -55,12 +55,14 @@ def fails_alone(tables: Tables, claim: Claim) -> Finding:
 
 @judges("A13")
 def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
-    gaps, errors = with_pairs(tables.effective_batches), tables.crossings
+    gaps, meet = with_pairs(tables.effective_batches), tables.crossings
     low, high = claim.published["batches"]
     alone, more = gaps[gaps["effective_batch"] <= low], gaps[gaps["effective_batch"] >= high]
-    if alone.empty or more.empty or errors.empty:
+    if len(meet):
+        against = (meet["reference"] == "bf16") & (meet["scope"] == "all")
+        meet = meet[against & (meet["precision"] == "fp8_tensorwise")]
+    if alone.empty or more.empty or meet.empty:
         return undecided("the effective batch was not swept, or the two errors were not measured")
-    meet = errors.query("precision == 'fp8_tensorwise' and reference == 'bf16' and scope == 'all'")
     turns = (alone["verdict"] != "equivalent").any() and (more["verdict"] == "equivalent").all()
     near = meet["crossing_batch"].between(low, high).any()
     why = (

@@ -88,12 +88,13 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     leads = [group.drop_duplicates("precision").set_index("precision") for group in groups]
     speed = pd.DataFrame([group["speedup_pct"].reindex(order) for group in leads], columns=order)
     apart = (speed[order[0]] - speed[order[1]]).dropna()
-    if apart.empty or tables.gradients.empty:
+    errors = tables.gradients
+    if len(errors):
+        errors = errors[(errors["scope"] == "fp8_layers") & (errors["reference"] == "bf16")]
+        error = errors.pivot_table("relative_error", [*PLACE, "step"], "precision")
+        error = error.reindex(columns=order).dropna()
+    if apart.empty or errors.empty or error.empty:
         return undecided("the recipes' speeds or gradient errors are not measured side by side")
-    errors = tables.gradients.query("scope == 'fp8_layers' and reference == 'bf16'")
-    error = errors.pivot_table("relative_error", [*PLACE, "step"], "precision").reindex(
-        columns=order
-    )
     finer = error.diff(axis=1).iloc[:, 1:].lt(0).all(axis=1)
     third = speed[order[2]].notna().any()
     why = (
@@ -165,7 +166,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     runs = tables.runs[tables.runs["status"].isin(["completed", "diverged"])]
     runs = runs[(runs["device"] == "cuda") & ~runs["stale"]].drop_duplicates("arm_key")
     lost = (runs["status"] == "diverged") & (runs["steps_completed"] <= claim.published["steps"])
-    sweeps = steps(along(runs.assign(lost=lost.astype(int)), "learning_rate"), "lost")
+    sweeps = steps(along(runs.assign(lost=lost.fillna(False).astype(int)), "learning_rate"), "lost")
     sweeps = sweeps[sweeps["precision"] != "bf16"]
     if sweeps.empty:
         return undecided("no FP8 arm was run at two learning rates")

@@ -112,7 +112,8 @@ def narrow_gains_little(tables: Tables, claim: Claim) -> Finding:
     width = tables.cells["hidden_size"].astype(float)
     narrow = tables.cells[width < claim.published["width"]]
     words = f"FP8 gains less than {claim.published['little_pct']} % in {{}} narrow cells"
-    missing = f"the narrowest model that is timed has a width of {width.min():.0f}"
+    known = f"the narrowest has a width of {width.min():.0f}" if width.notna().any() else "none"
+    missing = f"of the models that are timed, {known}"
     return _leads(narrow, narrow["speedup_pct"] < claim.published["little_pct"], words, missing)
 
 

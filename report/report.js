@@ -114,7 +114,8 @@ function openTarget() {
   if (target && target.tagName === "DETAILS") target.open = true;
 }
 
-document.querySelectorAll("main img").forEach((image) => {
+// Pictures inside the page are drawn for a phone and scale: their full size is the reader's zoom.
+document.querySelectorAll("main img:not([src^='data:'])").forEach((image) => {
   const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
   image.replaceWith(link);
   link.append(image);

@@ -43,7 +43,7 @@ def test_sessions_are_pooled_and_the_last_one_replaces_nothing(tmp_path: Path) -
     assert row["lead_pct"] == pytest.approx(100 * ((1.2 * 1.5) ** 0.5 - 1))
     assert (row["lead_low_pct"], row["lead_high_pct"]) == (pytest.approx(10), pytest.approx(50))
     assert row["ci_low_pct"] < 0 < row["lead_high_pct"] < row["ci_high_pct"]
-    assert row["sessions"] == "2000-01-01 01:00, 2000-01-01 09:00"
+    assert row["sessions"] == "2000-01-01 01:00: +20.0 %; 2000-01-01 09:00: +50.0 %"
     assert row["studies"] == "at-1, at-9"
     assert len(row["run_ids"].split()) == 8
     assert "local/at-9/bf16-0-9-1-" in row["run_ids"]

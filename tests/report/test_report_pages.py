@@ -221,7 +221,8 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
     report = pages.load_report(tmp_path)
     assert (
         "Train llama-3.2-1b (4 GPUs, batch 1, +21.0 %) in FP8 once its loss is checked; "
-        "keep llama-3.2-1b (1 GPU, batch 1, \u22129.0 %) in BF16; measure more in 1 setting of 3."
+        "keep llama-3.2-1b (1 GPU, batch 1, \u22129.0 %) in BF16; measure more in 1 setting of 3 "
+        "(+4.9 % so far)."
     ) in sentences.decide(report)
     unknown = sentences.unknown(report)
     assert "Of 1 setting in which FP8 is surely faster, none has a conclusive loss" in unknown

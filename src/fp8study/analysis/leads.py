@@ -88,9 +88,9 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The columns of `LEAD_COLUMNS`, one row per setting and FP8 arm. ``lead_pct`` is the
         geometric mean over sessions of the median ratio of a session's pairs, less one, in %;
-        ``lead_low_pct`` and ``lead_high_pct`` are the lowest and the highest pair; the ``ci`` is
-        `_intervals`'. Rates, memory and energy are medians over pairs, changes medians of paired
-        ratios; memory and energy do not ask whether a time is void. ``tokens_per_gpu`` counts those
+        ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
+        the highest pair, and the ``ci`` is that of `_intervals`. Rates, memory and energy are
+        medians over pairs, changes medians of paired ratios; memory and energy do not ask whether a time is void. ``tokens_per_gpu`` counts those
         of an optimizer step.
     """
     pairs = lead_pairs(runs)
@@ -127,7 +127,6 @@ def _measured(pairs: pd.DataFrame) -> dict[Any, Any]:
         row[f"{name}_change_pct"] = 100 * change.astype(float).median()
     ids = together([*pairs["run_ids"], *pairs["run_ids_bf16"]])
     row |= {"studies": ", ".join(sorted(set(pairs["study"])))}
-    row |= {"sessions": ", ".join(sorted(set(pairs["session"])))}
     return row | {"num_runs": len(ids.split()), "run_ids": ids}
 
 
@@ -135,7 +134,7 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
     """Return the pooled lead of a setting, the range of its pairs, and their number."""
     known = pairs["log"].dropna()
     if known.empty:
-        return {"num_pairs": 0, "num_sessions": 0} | dict.fromkeys(
+        return {"num_pairs": 0, "num_sessions": 0, "sessions": ""} | dict.fromkeys(
             ("lead_pct", "lead_low_pct", "lead_high_pct"), math.nan
         )
     sessions = by_session[pairs["key"].iloc[0]]
@@ -145,6 +144,7 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
         "lead_high_pct": _percent(known.max()),
         "num_pairs": len(known),
         "num_sessions": len(sessions),
+        "sessions": "; ".join(f"{at}: {_percent(lead):+.1f} %" for at, lead in sessions.items()),
     }
 
 

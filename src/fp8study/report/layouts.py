@@ -47,6 +47,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "lead_pct": ("FP8's lead, %", "+.1f"),
     "lead_range": ("all pairs", ""),
     "ci": ("95 % CI", ""),
+    "by_session": ("lead by session", ""),
     "action": ("what to do", ""),
     "energy_change_pct": ("v BF16, %", "+.1f"),
     "loss": ("FP8's loss", ""),
@@ -205,6 +206,7 @@ BESIDE = _layout(
 )
 LEADS = _layout(
     "num_gpus micro_batch_size sequence_length arm lead_pct lead_range ci num_pairs num_sessions "
+    "by_session "
     "tokens_per_second_per_gpu_bf16 tokens_per_second_per_gpu tflops_per_gpu_bf16 tflops_per_gpu "
     "memory_peak_gib memory_change_pct energy_change_pct",
     "{model} on {machine}: {weights}",

@@ -42,8 +42,10 @@ def _decision(table: pd.DataFrame) -> str:
             checked = chosen["action"].eq(decision.CHECK).any()
             then = " once its loss is checked" if checked else ""
             parts.append(f"{said.format(_joined(models))}{then}")
-    if num_open := int((kind == "").sum()):
-        parts.append(f"measure more in {count(num_open, 'setting')} of {len(table)}")
+    if len(rows := table[kind == ""]):
+        leads = rows["lead_pct"].dropna()
+        so_far = f" ({span(leads, '+.1f', ' %')} so far)" if len(leads) else ""
+        parts.append(f"measure more in {count(len(rows), 'setting')} of {len(table)}{so_far}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
@@ -125,9 +127,11 @@ def changes(report: Report) -> str:
             f"{count(len(needed), 'setting')} that {'is' if len(needed) == 1 else 'are'} open, if "
             f"their leads and the spread between sessions stay as they are."
         )
-    if len(open_) > len(needed):
-        lines.append(f"{count(len(open_) - len(needed), 'setting')} more: too few pairs, or memory "
-                     "nearly full, to say how many.")  # fmt: skip
+    if thin := int(open_["ci_low_pct"].isna().sum()):
+        lines.append(
+            f"Repeats: {count(thin, 'setting')} {'has' if thin == 1 else 'have'} fewer than three "
+            "pairs, or memory nearly full, and no interval."
+        )
     return "\n".join(f"- {line}" for line in lines)
 
 

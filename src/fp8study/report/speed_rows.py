@@ -35,9 +35,8 @@ def _loss(row: pd.Series) -> str:
     gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"
     facts = ["same setting"] if row["loss_is_same"] else []
     facts += [str(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
-    facts += [f"text seen {row['loss_epochs']:.1f} times"] if row["loss_epochs"] >= 2 else []
-    more = f" ({', '.join(facts)})" if facts else ""
-    return f"{said}{gap}, {row['loss_study']}{more}"
+    facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
+    return _lines(f"{said}{gap}", f"({row['loss_study']})", ", ".join(facts))
 
 
 def _form(row: pd.Series) -> str:
@@ -46,7 +45,12 @@ def _form(row: pd.Series) -> str:
     parts += [kind] if (kind := str(row["arm"]).removeprefix("FP8 ")) != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
-    return ", ".join(parts)
+    return _lines(*(f"{part}," for part in parts[:-1]), parts[-1])
+
+
+def _lines(*parts: str) -> str:
+    """Join parts so that a line breaks between them only, as long words allow."""
+    return " ".join(part.replace(" ", "\u00a0") for part in parts if part)
 
 
 def leads(table: pd.DataFrame) -> pd.DataFrame:
@@ -62,6 +66,7 @@ def leads(table: pd.DataFrame) -> pd.DataFrame:
         weights=path + ", " + weights + clips.map(", {}".format, na_action="ignore").fillna(""),
         lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
         ci=[_interval(low, high) for *_, low, high in rows],
+        by_session=table["sessions"].where(table["num_sessions"] > 1).fillna(""),
     )
     by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]
     return own_first(found.sort_values(by, kind="stable"))

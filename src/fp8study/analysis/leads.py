@@ -90,7 +90,8 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         geometric mean over sessions of the median ratio of a session's pairs, less one, in %;
         ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
         the highest pair, and the ``ci`` is that of `_intervals`. Rates, memory and energy are
-        medians over pairs, changes medians of paired ratios; memory and energy do not ask whether a time is void. ``tokens_per_gpu`` counts those
+        medians over pairs, changes medians of paired ratios; memory and energy do not ask whether
+        a time is void. ``tokens_per_gpu`` counts those
         of an optimizer step.
     """
     pairs = lead_pairs(runs)

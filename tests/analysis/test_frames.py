@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study.analysis.frames import METRIC_COLUMNS, RUN_COLUMNS, metrics_frame, runs_frame
+from fp8study.analysis.frames import (
+    ALL_STUDIES,
+    METRIC_COLUMNS,
+    RUN_COLUMNS,
+    cost_table,
+    metrics_frame,
+    runs_frame,
+)
 from fp8study.analysis.pairing import setting_label, shorten_arms
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
@@ -73,3 +80,17 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     del older["allocator"]
     assert setting_label(older).endswith(", tuned, earlier form")
     assert setting_label(older | {"loss_head": "plain"}).endswith(", plain loss head, earlier form")
+
+
+def test_what_a_study_held_of_its_gpus_is_added_up(tmp_path: Path) -> None:
+    times = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
+    startup = {"startup": {"gpu_wait_seconds": 1800.0}}
+    arms = [
+        ("one", {"num_gpus": 4, "strategy": "fsdp2"}),
+        ("two", {"runs_per_gpu": 2}),
+        ("two", {"instruments": startup, "seed": 1}),
+    ]
+    for study, changes in arms:
+        store(tmp_path, "local", make_record(study=study, **times, **changes))
+    hours = cost_table(runs_frame(load_runs(tmp_path))).set_index("study")["gpu_hours"]
+    assert hours.to_dict() == {"one": 4.0, "two": 1.0, ALL_STUDIES: 5.0}

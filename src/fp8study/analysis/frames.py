@@ -53,6 +53,8 @@ from fp8study.core.records import LOSS_MARGIN_PCT, RunRecord, StoredRun
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
+#: The row of a `cost_table` that adds up a machine's others.
+ALL_STUDIES = "all"
 
 _IDENTITY = ("machine", "study", "run_id", "status", "status_detail", "started_at", "ended_at")
 _SECTIONS = ("config", "machine", "data", "model", "results")
@@ -224,22 +226,27 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
 def cost_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return what each study held of its GPUs, hours; runs on a CPU have no row.
 
-    One row per machine and study: ``num_runs``, ``gpu_hours`` from a run's claim on its GPUs to its
-    end, where the record knows when it had them (else from its start), times its GPUs; runs that
-    shared a GPU share its time; and the days of the first and the last run.
+    One row per machine and study, and `ALL_STUDIES`: ``num_runs``, ``gpu_hours`` from a run's claim
+    on its GPUs to its end, where the record knows when it had them (else from its start), times its
+    GPUs; runs that shared a GPU share its time; and the days of the first and the last run.
     """
     gpu = runs[runs["device"] == "cuda"]
     lasted = pd.to_datetime(gpu["ended_at"]) - pd.to_datetime(gpu["started_at"])
     held = lasted.dt.total_seconds() - gpu["startup_gpu_wait_seconds"].fillna(0)
     share = gpu["num_gpus"].astype(float) / gpu["runs_per_gpu"].fillna(1).astype(float)
-    groups = gpu.assign(gpu_hours=held * share / 3600).groupby(["machine", "study"], sort=False)
-    return groups.agg(
-        num_runs=("run_id", "size"),
-        gpu_hours=("gpu_hours", "sum"),
-        first_run=("started_at", lambda times: times.min()[:10]),
-        last_run=("ended_at", lambda times: times.max()[:10]),
-        run_ids=("run_ids", together),
-    ).reset_index()
+    gpu = gpu.assign(gpu_hours=held * share / 3600)
+    both = pd.concat([gpu, gpu.assign(study=ALL_STUDIES)]).sort_values("machine", kind="stable")
+    return (
+        both.groupby(["machine", "study"], sort=False)
+        .agg(
+            num_runs=("run_id", "size"),
+            gpu_hours=("gpu_hours", "sum"),
+            first_run=("started_at", lambda times: times.min()[:10]),
+            last_run=("ended_at", lambda times: times.max()[:10]),
+            run_ids=("run_ids", together),
+        )
+        .reset_index()
+    )
 
 
 def failures_table(runs: pd.DataFrame) -> pd.DataFrame:

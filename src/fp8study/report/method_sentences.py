@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from fp8study.analysis.frames import ALL_STUDIES
 from fp8study.core.files import project_root
 from fp8study.report.words import by_machine, count, escape, how_to_get
 
@@ -20,8 +21,8 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
     for machine, rows in by_machine(runs):
         first, last = rows["started_at"].min()[:10], rows["ended_at"].max()[:10]
         days = first if first == last else f"{first} to {last}"
-        spent = costs.loc[costs["machine"] == rows["machine"].iloc[0], "gpu_hours"].sum()
-        held = f", {spent:.1f} GPU-hours" if spent else ""
+        own = costs[(costs["machine"] == rows["machine"].iloc[0]) & (costs["study"] == ALL_STUDIES)]
+        held = "".join(f", {hours:.2f} GPU-hours" for hours in own["gpu_hours"])
         done = int((rows["status"] == "completed").sum())
         lines.append(f"- **{machine}**: {count(len(rows), 'run')}, {done} completed, {days}{held}.")
     return "\n".join(lines)

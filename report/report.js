@@ -10,17 +10,12 @@ function numeric(text) {
 
 function compare(one, other) {
   const [a, b] = [numeric(one), numeric(other)];
-  if (isNaN(a) || isNaN(b)) return isNaN(a) - isNaN(b) || one.localeCompare(other);
-  return a - b;
+  return isNaN(a) || isNaN(b) ? isNaN(a) - isNaN(b) || one.localeCompare(other) : a - b;
 }
 
-function rowsOf(body) {
-  return [...body.rows].filter((row) => row.cells[0].scope !== "rowgroup");
-}
-
-function groupOf(body) {
-  return body.rows[0].cells[0].scope === "rowgroup" ? body.rows[0] : null;
-}
+const isGroup = (row) => row.cells[0].scope === "rowgroup";
+const rowsOf = (body) => [...body.rows].filter((row) => !isGroup(row));
+const groupOf = (body) => [...body.rows].find(isGroup);
 
 function element(tag, properties, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -62,7 +57,7 @@ function csv(table) {
   const quote = (text) => `"${text.trim().replace(/"/g, '""')}"`;
   const lines = [["group", ...[...table.tHead.rows[0].cells].map((cell) => cell.textContent)]];
   for (const body of table.tBodies) {
-    const group = groupOf(body) ? groupOf(body).textContent : "";
+    const group = groupOf(body)?.textContent ?? "";
     for (const row of rowsOf(body)) {
       if (!row.hidden) lines.push([group, ...[...row.cells].map((cell) => cell.textContent)]);
     }
@@ -119,6 +114,10 @@ document.querySelectorAll("main img:not([src^='data:'])").forEach((image) => {
   const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
   image.replaceWith(link);
   link.append(image);
+});
+// What scrolls by itself must be reached by keyboard.
+document.querySelectorAll("math[display=block], .cell-output-display").forEach((part) => {
+  if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
 });
 document.querySelectorAll("table.searchable").forEach((table) => table.tHead && enhance(table));
 addEventListener("hashchange", openTarget);

@@ -25,10 +25,10 @@ _DOCUMENTS = ["A", "B", "C"]
 _COUNTED = [*_DOCUMENTS, "all"]
 COUNTS = Layout({"verdict": ("verdict", "")} | {name: (name, "d") for name in _COUNTED})
 LEDGER = Layout({
-    "id": ("id", ""), "document": ("document", ""), "claim": ("claim", ""),
-    "their_figure": ("their figure", ""), "ours": ("ours", ""), "badge": ("verdict", ""),
+    "id": ("id", ""), "document": ("document", ""), "badge": ("verdict", ""),
+    "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
     "why": ("why", ""), "settles": ("what would settle it", ""), "machines": ("machines", ""),
-})  # fmt: skip
+}, cards=True)  # fmt: skip
 
 
 def badge(verdict: Verdict) -> str:

@@ -18,6 +18,8 @@ MISSING = "–"
 IF_ANY = "if any"
 #: A word of more characters may be broken: the name of a layer would push a table off the page.
 _LONGEST_WORD = 20
+#: A cell of more characters gets room for a few words a line.
+_LONG_TEXT = 24
 #: A table of more rows is `searchable` unless it is said otherwise.
 _LONG_TABLE = 15
 #: The heading over the links to the runs behind each row.
@@ -34,6 +36,8 @@ class Layout:
     group: str = ""
     """Template of the line over rows that share it, from the names of columns: what two rows have
     in common is said once, and the numbers keep their place on the screen."""
+    cards: bool = False
+    """Whether a narrow screen shows each row as a card: for tables that are mostly prose."""
 
 
 def show(
@@ -62,12 +66,16 @@ def show(
     bodies = []
     for group, rows in _groups(table, layout):
         lines = [
-            "".join(map(_html_cell, row, [spec for _, spec in columns.values()]))
+            "".join(
+                _html_cell(text, spec, label=heading if layout.cards else "")
+                for text, (heading, spec) in zip(row, columns.values(), strict=True)
+            )
             for row in _texts(rows, columns)
         ]
         if traced:
             lines = [
-                f"{line}{_runs_cell(ids)}" for line, ids in zip(lines, rows["run_ids"], strict=True)
+                f"{line}{_runs_cell(ids, layout.cards)}"
+                for line, ids in zip(lines, rows["run_ids"], strict=True)
             ]
         if group:
             style = "text-align: left; white-space: normal; font-weight: 600;"
@@ -75,7 +83,8 @@ def show(
             lines.insert(0, f"{title}{html.escape(group)}</th>")
         bodies.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
     long = len(table) > _LONG_TABLE if searchable is None else searchable
-    return _html(f"<thead><tr>{head}</tr></thead>", *bodies, searchable=long)
+    classes = ["dataframe", *["searchable"] * long, *["cards"] * layout.cards]
+    return _html(f"<thead><tr>{head}</tr></thead>", *bodies, classes=" ".join(classes))
 
 
 def markdown(table: pd.DataFrame, layout: Layout) -> str:
@@ -128,10 +137,9 @@ def _cell(value: object, spec: str) -> str:
     return number(value, spec)  # type: ignore[arg-type]
 
 
-def _html(*parts: str, searchable: bool = False) -> Markdown:
+def _html(*parts: str, classes: str = "dataframe") -> Markdown:
     # The first class is pandas' own: renderers know how to treat it.
     body = "\n".join(parts)
-    classes = "dataframe searchable" if searchable else "dataframe"
     return raw_html(f'<table class="{classes}">\n{body}\n</table>')
 
 
@@ -149,13 +157,19 @@ def runs_link(run_ids: str) -> str:
     return f'<a href="runs.html#{ids[0]}">{len(ids)}</a>' if ids else MISSING
 
 
-def _runs_cell(ids: object) -> str:
-    return f'<td style="text-align: right;">{runs_link(ids if isinstance(ids, str) else "")}</td>'
+def _runs_cell(ids: object, in_card: bool) -> str:
+    label = f' data-label="{_RECORDS}"' if in_card else ""
+    link = runs_link(ids if isinstance(ids, str) else "")
+    return f'<td{label} style="text-align: right;">{link}</td>'
 
 
-def _html_cell(text: str, spec: str, tag: str = "td", more: str = "") -> str:
+def _html_cell(text: str, spec: str, tag: str = "td", more: str = "", label: str = "") -> str:
     style = f"text-align: {'right' if spec else 'left'};"
+    if len(text) > _LONG_TEXT:
+        style += " min-width: 11em;"
     if any(len(word) > _LONGEST_WORD for word in text.split()):
         style += " overflow-wrap: anywhere; min-width: 9em;"
-    scope = f' scope="col"{more}' if tag == "th" else ""
-    return f'<{tag}{scope} style="{style}">{html.escape(text)}</{tag}>'
+    more = f' scope="col"{more}' if tag == "th" else more
+    if label:
+        more += f' data-label="{html.escape(label)}"'
+    return f'<{tag}{more} style="{style}">{html.escape(text)}</{tag}>'

@@ -1,0 +1,51 @@
+"""The page of runs says of each run what its record says, under the name that tables link to."""
+
+import hashlib
+import re
+from pathlib import Path
+
+from fp8study.report import layouts
+from fp8study.report.page import load_report
+from fp8study.report.runs_page import runs_text, varied_fields
+from fp8study.report.table import show
+from tests.factories import CPU, make_quick, make_record, store
+
+
+def test_every_run_stands_under_the_name_that_tables_link_to(tmp_path: Path) -> None:
+    make_quick(tmp_path)
+    report = load_report(tmp_path)
+    listed = re.findall(r'<details class="run" id="([^"]+)"', runs_text(report).data)
+    assert sorted(listed) == sorted(report.runs["run_ids"])
+    table = report.with_warnings(report.throughput)
+    shown = show(table, layouts.THROUGHPUT, "", choose=["arm"]).data
+    links = re.findall(r'href="runs\.html#([^"]+)">(\d+)<', shown)
+    assert len(links) == len(table)
+    assert set(dict(links)) <= set(listed)
+    counts = [len(ids.split()) for ids in report.throughput["run_ids"]]
+    assert [int(count) for _, count in links] == counts
+    assert shown.count("data-choose") == 1 and (len(table) > 15) == ("searchable" in shown)
+
+
+def test_a_run_says_what_its_record_says(tmp_path: Path) -> None:
+    record = make_record(warnings=["a <b>fallback</b>"], results={"loss_last20_mean": 5.4321})
+    folder = store(tmp_path, "reference/box", record, [9.0, 7.0, 5.0])
+    store(tmp_path, "reference/box", make_record(precision="fp8_rowwise", seed=3))
+    text = runs_text(load_report(tmp_path)).data
+    assert "2 runs that differ in `precision`, `seed`." in text
+    assert "precision fp8_rowwise, seed 3" in text
+    assert "5.4321 nats, 1 warning" in text
+    assert "a &lt;b&gt;fallback&lt;/b&gt;" in text
+    assert "Loss as logged, from 9.00 to 5.00 over 3 steps" in text
+    digest = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
+    assert f"results/reference/box/{record.study}/{record.run_id}" in text
+    assert digest[:12] in text
+
+
+def test_a_cpus_speed_is_not_shown(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(machine=CPU))
+    assert "tokens/s" not in runs_text(load_report(tmp_path)).data
+
+
+def test_what_runs_differ_in_is_found_in_their_configurations() -> None:
+    assert varied_fields([{"a": 1, "b": 2, "c": [0]}, {"a": 1, "c": [1]}]) == ["b", "c"]
+    assert varied_fields([{"a": 1}, {"a": 1}]) == []

@@ -68,6 +68,8 @@ def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
 
 def test_document_a_arms(tmp_path: Path) -> None:
     make_document_a(tmp_path)
+    grid = {"study": "document-a-grid", "judgement": {"question": "How fast?", "speed_only": True}}
+    store_pair(tmp_path, grid, grid)
     table = document_a_table(frame(tmp_path))
     assert len(table) == 5
     outside = table["parameters_outside_optimizer_pct"]

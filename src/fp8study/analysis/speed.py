@@ -114,9 +114,9 @@ def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
 def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFrame:
     """The arms of document A's single-GPU failure, with what their optimizers did not train.
 
-    One row per machine and arm of the studies whose names begin with `study`.
+    One row per machine and arm of the studies whose names begin with `study` and judge losses.
     """
-    chosen = newest_per_seed(runs[runs["study"].str.startswith(study)])
+    chosen = newest_per_seed(runs[runs["study"].str.startswith(study) & ~runs["speed_only"]])
     columns = ["parameters_outside_optimizer_pct", "loss_start", _LOSS]
     names = ["machine", "device", "study", "model", "master_dtype", "precision", "arm", "stale"]
     chosen = chosen[(chosen["status"] == "completed") & chosen[_LOSS].notna()]

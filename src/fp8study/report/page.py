@@ -54,6 +54,7 @@ class Report:
     def document_a(self) -> pd.DataFrame:
         """Document A's arms on the one machine that holds the most of them, GPUs first."""
         runs = self.runs[self.runs["study"].fillna("").str.startswith("document-a")]
+        runs = runs[~runs["speed_only"]]  # its grid of speeds is another question
         if runs.empty:
             return runs
         places = runs.groupby(["machine", "study", "model"]).agg(

@@ -178,7 +178,7 @@ def test_cpu_runs_alone_claim_no_speed(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(REPORT)
     text = "".join(run_cells(page) for page in NAMES)
     assert "No answer yet" in text
-    assert "once its loss is checked" not in text and "in BF16;" not in text
+    assert "once its loss is checked" not in text and "so far)" not in text
     assert "tokens/s per GPU" not in text
     assert "No GPU records yet" in text
 

@@ -66,7 +66,10 @@ def leads(table: pd.DataFrame) -> pd.DataFrame:
         weights=path + ", " + weights + clips.map(", {}".format, na_action="ignore").fillna(""),
         lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
         ci=[_interval(low, high) for *_, low, high in rows],
-        by_session=table["sessions"].where(table["num_sessions"] > 1).fillna(""),
+        by_session=[
+            _lines(*text.split("; ")) if n > 1 else ""
+            for text, n in zip(table["sessions"], table["num_sessions"], strict=True)
+        ],
     )
     by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]
     return own_first(found.sort_values(by, kind="stable"))

@@ -69,7 +69,8 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     usable = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["planted"]
     usable &= runs["compile"].fillna(False) & (runs["path"] != MIXED)
     usable &= runs["precision"].eq("bf16") | runs["optimizer_binding"].ne("before_conversion")
-    chosen = with_sessions(runs[usable & runs["status"].isin(RESULTS)]).fillna({"repeat": 0})
+    usable &= runs["status"].isin(RESULTS)
+    chosen = with_sessions(runs).loc[lambda table: usable[table.index]].fillna({"repeat": 0})
     newest = chosen.sort_values("ended_at", kind="stable").drop_duplicates(
         ["arm_key", "pair_key", "repeat", "session"], keep="last"
     )

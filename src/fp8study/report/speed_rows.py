@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 
@@ -67,8 +68,10 @@ def leads(table: pd.DataFrame) -> pd.DataFrame:
         lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
         ci=[_interval(low, high) for *_, low, high in rows],
         by_session=[
-            _lines(*text.split("; ")) if n > 1 else ""
-            for text, n in zip(table["sessions"], table["num_sessions"], strict=True)
+            _lines(*re.sub(r" on \w+", "", text).replace(": -", ": \u2212").split("; "))
+            if several
+            else ""
+            for text, several in zip(table["sessions"], table["num_sessions"] > 1, strict=True)
         ],
     )
     by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]

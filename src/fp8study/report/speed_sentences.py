@@ -38,15 +38,16 @@ def steps(table: pd.DataFrame) -> str:
     bf16, fp8 = (table[table["precision"].eq("bf16") == of] for of in (True, False))
     if len(bf16) and len(bf16) == len(fp8):
         base = bf16["bf16_step_ms"].to_numpy()
-        gemms = [(rows["gemm_fp8"].fillna(0) + rows["gemm_bf16"].fillna(0)).to_numpy()
-                 for rows in (bf16, fp8)]  # fmt: skip
-        casts = [rows["fused"].fillna(0).to_numpy() for rows in (bf16, fp8)]
-        saved = 100 * (gemms[1] - gemms[0]) / base
-        added = 100 * (casts[1] - casts[0]) / base
-        parts.append(
-            f"FP8 changes the GEMMs' time by {span(saved, '+.0f', ' %')} of the BF16 step, and "
-            f"that of casts, scales and norms by {span(added, '+.0f', ' %')}."
-        )
+        kinds = {
+            "GEMMs": ["gemm_fp8", "gemm_bf16"],
+            "casts, scales and norms": ["fused"],
+            "time without computing": ["not_computing_ms"],
+        }
+        changes = []
+        for words, columns in kinds.items():
+            ours, theirs = (rows[columns].fillna(0).sum(axis=1).to_numpy() for rows in (fp8, bf16))
+            changes.append(f"{words} {span(100 * (ours - theirs) / base, '+.0f', ' %')}")
+        parts.append(f"What FP8 changes, % of the BF16 step: {', '.join(changes)}.")
     parts.append(
         "Kernel times of one profiled step; a bar may pass the step where kernels overlap."
     )

@@ -164,11 +164,12 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
+    from fp8study.analysis.laws.question import advice_for
     from fp8study.report.advice_text import advice_text
-    from fp8study.run.advising import advice_for
 
+    here = [(device.name, device.memory_gib) for device in this_machine().gpus]
     with using_model(model):
-        found = advice_for(this_machine(), model, num_gpus, sequence_length, micro_batch_size, gpu)
+        found = advice_for(here, model, num_gpus, sequence_length, micro_batch_size, gpu)
     _print(asdict(found), advice_text(found), as_json)
 
 

@@ -17,8 +17,10 @@ from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import IGNORED, Cell
 from fp8study.analysis.laws.frozen import fitted_to, frozen, model_of, values_of
 from fp8study.analysis.pairing import setting_label
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.fields import varying
 from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.recipes import RECIPES
 
 #: How a prediction was tested.
 LEFT_OUT, LATER, OTHER_GPU = "model left out", "measured later", "another GPU"
@@ -27,11 +29,11 @@ LEFT_OUT, LATER, OTHER_GPU = "model left out", "measured later", "another GPU"
 MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
 
 LEAD_COLUMNS = [
-    "test", "gpu_name", "model", "num_gpus", "precision", "setting", "measured_pct",
+    "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_pct",
     "predicted_pct", "error_points", "fitted_pct", "step_error_pct", "run_ids",
 ]  # fmt: skip
 MEMORY_COLUMNS = [
-    "test", "gpu_name", "model", "num_gpus", "precision", "setting", "measured_gib",
+    "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_gib",
     "predicted_gib", "error_pct", "run_ids",
 ]  # fmt: skip
 
@@ -95,7 +97,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     rows = []
     for pair in pairs_of(cells):
         cell, test, gpu = pair.fp8, _test_of(pair.fp8), find_peak(pair.fp8.gpu)
-        if gpu is None:
+        if gpu is None or gpu.fp8_tflops is None:
             continue
 
         def steps(
@@ -113,7 +115,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
             "error_points": predicted - (measured or 0.0),
             "fitted_pct": speed.lead_pct(*steps(None)),
             "step_error_pct": 100 * (fp8 / (cell.step_ms or 1) - 1),
-            "run_ids": ";".join(pair.fp8.ids + pair.bf16.ids),
+            "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip
     return _ordered(rows, LEAD_COLUMNS)
 
@@ -130,7 +132,7 @@ def memory_table(cells: Sequence[Cell]) -> pd.DataFrame:
         law = memory.predicted_memory(cell.config, cell.shape, constants).total
         rows.append(_named(cell, test) | {
             "measured_gib": cell.peak_gib, "predicted_gib": law,
-            "error_pct": 100 * (law / cell.peak_gib - 1), "run_ids": ";".join(cell.ids),
+            "error_pct": 100 * (law / cell.peak_gib - 1), "run_ids": " ".join(cell.ids),
         })  # fmt: skip
     return _ordered(rows, MEMORY_COLUMNS)
 
@@ -139,13 +141,22 @@ def _named(cell: Cell, test: str) -> dict[str, object]:
     config = cell.config
     return {
         "test": test, "gpu_name": cell.gpu, "model": config.model, "num_gpus": config.num_gpus,
-        "precision": config.precision, "setting": setting_label(config.to_dict()),
+        "precision": config.precision, "label": label_of(config),
+        "setting": setting_label(config.to_dict()),
     }  # fmt: skip
+
+
+def label_of(config: ResolvedConfig) -> str:
+    """Name a precision, and on several GPUs how tensorwise weights are gathered."""
+    recipe = RECIPES[config.precision]
+    if recipe.gathers_in_fp8 and config.num_gpus > 1 and config.strategy == "fsdp2":
+        return f"{recipe.label}, {'FP8' if config.fp8_all_gather else 'BF16'} all-gather"
+    return recipe.label
 
 
 def _ordered(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=columns)
-    return table.sort_values(columns[:6], kind="stable").reset_index(drop=True)
+    return table.sort_values(columns[:7], kind="stable").reset_index(drop=True)
 
 
 def lead_verdicts(table: pd.DataFrame) -> pd.DataFrame:

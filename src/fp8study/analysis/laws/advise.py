@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.analysis.arms import ratio_of
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import LEFT_OUT, Pair, lead_table
+from fp8study.analysis.laws.account import LEFT_OUT, Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
@@ -207,7 +207,7 @@ class Advisor:
             if partner is not None and partner.rates and config.is_fp8:
                 lead = _measured_lead(cell, partner)
         return Option(
-            config.precision, _label(config), bool(config.fp8_all_gather), rate, lead, filled,
+            config.precision, label_of(config), bool(config.fp8_all_gather), rate, lead, filled,
             laws[1].limit,
         )  # fmt: skip
 
@@ -250,7 +250,7 @@ class Advisor:
         if gpu_name != speed.FITTED_GPU:
             found.insert(0, f"{gpu_name}: times of an {speed.FITTED_GPU}, scaled by datasheets")
         if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
-            found.append(f"{_label(config)}: never timed")
+            found.append(f"{label_of(config)}: never timed")
         if shape.num_experts > 1:
             found.append("a mixture of experts: none was measured")
         return found
@@ -317,13 +317,6 @@ def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> Re
 
 def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
     return as_fp8(config, option.precision, option.gathers_fp8)
-
-
-def _label(config: ResolvedConfig) -> str:
-    label = RECIPES[config.precision].label
-    if RECIPES[config.precision].gathers_in_fp8 and config.num_gpus > 1:
-        label += ", FP8 all-gather" if config.fp8_all_gather else ", BF16 all-gather"
-    return label
 
 
 def _measured_lead(cell: Cell, partner: Cell) -> Figure:

@@ -180,7 +180,8 @@ def _scales(gpu: GpuPeak, reference: GpuPeak, config: ResolvedConfig) -> tuple[f
     if config.is_fp8 and gpu.fp8_tflops is None:
         raise ValueError(f"{gpu.name_part} has no FP8")
     fp8 = (reference.fp8_tflops or 1) / gpu.fp8_tflops if gpu.fp8_tflops else math.inf
-    memory = (reference.memory_tb_per_s or 1) / (gpu.memory_tb_per_s or 1)
+    own, theirs = gpu.memory_tb_per_s, reference.memory_tb_per_s
+    memory = theirs / own if own and theirs else 1.0
     return reference.bf16_tflops / gpu.bf16_tflops, fp8, memory
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
 from fp8study.analysis.laws.advise import (
     HEADROOM,
     MOST_GPUS,
@@ -18,28 +22,35 @@ from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
 from fp8study.core.presets import check_model
-from fp8study.run.machine import Machine
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
 
 
 def advice_for(
-    machine: Machine,
+    gpus: Sequence[tuple[str, float | None]],
     model: str,
     num_gpus: int | None,
     sequence_length: int,
     micro_batch_size: int | None,
     gpu: str | None,
 ) -> Advice:
-    """Answer for a model on a number of GPUs, by default all that the machine has.
+    """Answer for a model on a number of GPUs, by default all that are here.
+
+    Args:
+        gpus: Driver's name and memory in GiB of each GPU here.
+        model: A preset, a folder or a hub id.
+        num_gpus: 1 to `MOST_GPUS`.
+        sequence_length: Tokens a sequence.
+        micro_batch_size: Sequences a GPU; None: the largest that fits.
+        gpu: A `GpuPeak.slug`, in place of those here.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number is outside its range.
     """
-    peak, capacity = _gpu(machine, gpu)
-    number = num_gpus or (1 if gpu else len(machine.gpus))
+    peak, capacity = _gpu(gpus, gpu)
+    number = num_gpus or (1 if gpu else len(gpus))
     if number > MOST_GPUS:
         raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try {MOST_GPUS}")
     values = {
@@ -51,9 +62,12 @@ def advice_for(
     check_model(config)
     if micro_batch_size is None:
         config = make_config(values | {"micro_batch_size": _batch(config, capacity)}, "advise")
-    results = results_dir()
-    advisor = Advisor(read_runs(results), read_loss_gaps(results))
-    return advisor.advise(config, peak, capacity)
+    return _advisor(results_dir()).advise(config, peak, capacity)
+
+
+@cache  # a process reads the records once
+def _advisor(results: Path) -> Advisor:
+    return Advisor(read_runs(results), read_loss_gaps(results))
 
 
 def _batch(config: RunConfig, capacity: float) -> int:
@@ -64,18 +78,16 @@ def _batch(config: RunConfig, capacity: float) -> int:
     return max(1, min(fitting, _MOST_TOKENS // config.sequence_length))
 
 
-def _gpu(machine: Machine, slug: str | None) -> tuple[GpuPeak, float]:
+def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:
     """Return a GPU's datasheet and its memory, GiB."""
     names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops and peak.memory_gb)
     if slug is None:
-        if not machine.gpus:
+        if not gpus:
             raise UserError(f"--gpu: no NVIDIA GPU is visible here; name one of {names}")
-        found = find_peak(machine.gpus[0].name)
+        found = find_peak(gpus[0][0])
         if found is None:
-            raise UserError(
-                f"--gpu: '{machine.gpus[0].name}' is in no table here; name one of {names}"
-            )
-        sizes = [gpu.memory_gib or found.memory_gb or 0.0 for gpu in machine.gpus]
+            raise UserError(f"--gpu: '{gpus[0][0]}' is in no table here; name one of {names}")
+        sizes = [size or found.memory_gb or 0.0 for _, size in gpus]
         capacity = min(sizes)
     else:
         found = named_gpu(slug)

@@ -1,0 +1,145 @@
+"""The page of predictions: how far the laws are off, in words, in tables and in one figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fp8study.analysis.laws.account import (
+    CLEAR_PCT,
+    LATER,
+    LEFT_OUT,
+    MEAN_POINTS,
+    MEMORY_PCT,
+    MOST_POINTS,
+    OTHER_GPU,
+)
+from fp8study.analysis.laws.cells import Cell, cells_of
+from fp8study.analysis.laws.frozen import Runs
+from fp8study.core.records import StoredRun
+from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
+from fp8study.report.table import Layout
+from fp8study.report.words import count, how_to_get, number, recipe
+
+#: How each test is introduced; the words follow "Predicted …".
+TESTS = {
+    LEFT_OUT: "by the cells of all other models",
+    LATER: "before it was measured",
+    OTHER_GPU: "from the cells of another kind of GPU",
+}
+_MARKERS = {LEFT_OUT: "o", LATER: "D", OTHER_GPU: "s"}
+_GROUP = "{model}, {num_gpus} × {gpu_name}: {test}"
+LEADS = Layout(
+    {
+        "label": ("precision", ""), "setting": ("setting", ""),
+        "measured_pct": ("measured, %", "+.1f"), "predicted_pct": ("predicted, %", "+.1f"),
+        "error_points": ("off by, points", "+.1f"), "fitted_pct": ("by the frozen fit, %", "+.1f"),
+        "step_error_pct": ("FP8 step off by, %", "+.1f"),
+    },
+    group=_GROUP,
+)  # fmt: skip
+MEMORY = Layout(
+    {
+        "label": ("precision", ""), "setting": ("setting", ""),
+        "measured_gib": ("measured, GiB", ".2f"), "predicted_gib": ("predicted, GiB", ".2f"),
+        "error_pct": ("off by, %", "+.1f"),
+    },
+    group=_GROUP,
+)  # fmt: skip
+CONSTANTS = Layout({
+    "law": ("law", ""), "constant": ("constant", ""), "value": ("value", ".4g"),
+    "error": ("± without one model", ".2g"),
+})  # fmt: skip
+
+
+def cells(stored: Sequence[StoredRun]) -> list[Cell]:
+    """Return the measured cells of the report's records."""
+    return cells_of(named(stored))
+
+
+def named(stored: Sequence[StoredRun]) -> Runs:
+    """Return records with their names, as the laws take them."""
+    return [
+        (f"{run.machine_label}/{run.record.study}/{run.record.run_id}", run.record)
+        for run in stored
+    ]
+
+
+def lead_words(verdicts: pd.DataFrame) -> str:
+    """Say how far FP8's predicted lead is off, test by test, and whether that meets the goals."""
+    if verdicts.empty:
+        return f"**FP8's lead: no GPU records yet:** {how_to_get('quick')}."
+    return "\n\n".join(_lead_line(row) for _, row in verdicts.iterrows())
+
+
+def _lead_line(row: pd.Series) -> str:
+    side = f"the side of zero is right in all {count(row['num_clear'], 'cell')}"
+    if row["num_wrong_side"]:
+        side = f"the side of zero is wrong in {row['num_wrong_side']} of {row['num_clear']} cells"
+    mean, most = (number(row[name], ".1f") for name in ("mean_points", "most_points"))
+    return (
+        f"{_opening(row)}: off by {mean} points on average (goal {MEAN_POINTS:g}), and by up to "
+        f"{most} in nine of ten (goal {MOST_POINTS:g}). Where the lead is beyond "
+        f"±{CLEAR_PCT:g} %, {side}. Worst: {row['worst']}, "
+        f"{number(row['worst_points'], '+.1f')} points."
+    )
+
+
+def memory_words(verdicts: pd.DataFrame) -> str:
+    """Say how far predicted memory is off, test by test, and whether that meets the goal."""
+    if verdicts.empty:
+        return f"**Memory: no GPU records yet:** {how_to_get('quick')}."
+    return "\n\n".join(_memory_line(row) for _, row in verdicts.iterrows())
+
+
+def _memory_line(row: pd.Series) -> str:
+    return (
+        f"{_opening(row)}: off by {number(row['mean_pct'], '.1f')} % on average, and by more than "
+        f"{MEMORY_PCT:g} % in {row['num_missed'] or 'none'}. Worst: {row['worst']}, "
+        f"{number(row['worst_pct'], '+.1f')} %."
+    )
+
+
+def _opening(row: pd.Series) -> str:
+    badge = "✓ Met" if row["is_met"] else "✗ Missed"
+    return f"**{badge}.** {count(int(row['num_cells']), 'cell')}, predicted {TESTS[row['test']]}"
+
+
+def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:
+    """Draw predicted against measured: FP8's lead with its goal as a band, and memory."""
+    names = {"lead": "FP8's lead over BF16, %", "memory": "Peak memory per GPU, GiB"}
+    parts = [
+        table.assign(what=what, x=table[x], y=table[y])
+        for what, table, x, y in (("lead", leads, "measured_pct", "predicted_pct"),
+                                  ("memory", memory, "measured_gib", "predicted_gib"))
+        if len(table)
+    ]  # fmt: skip
+    if not parts:
+        return message_figure(empty)
+    points = pd.concat(parts)
+    drawing, drawn = panels(
+        points, ["what"], lambda what: names[what], ("measured", "predicted"), height=3.6
+    )
+    for axis, _, group in drawn:
+        ends = [min(group["x"].min(), group["y"].min()), max(group["x"].max(), group["y"].max())]
+        axis.plot(ends, ends, color=GREY, lw=1)
+        if group["what"].iloc[0] == "lead":
+            low, high = ([end + side for end in ends] for side in (-MOST_POINTS, MOST_POINTS))
+            axis.fill_between(ends, low, high, color=GREY, alpha=0.15, lw=0)
+        for (test, precision), dots in group.groupby(["test", "precision"]):
+            marker, shade = _MARKERS[str(test)], colour(str(precision))
+            axis.plot(dots["x"], dots["y"], marker, color=shade, ms=5, alpha=0.7, mec="white",
+                      mew=0.4)  # fmt: skip
+    shown = [
+        Line2D([], [], marker="o", ls="", color=colour(name), label=recipe(name))
+        for name in points["precision"].unique()
+    ]
+    shown += [
+        Line2D([], [], marker=_MARKERS[test], ls="", color=GREY, label=test)
+        for test in points["test"].unique()
+    ]
+    add_legend(drawing, shown)
+    return drawing

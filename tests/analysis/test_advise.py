@@ -1,0 +1,151 @@
+"""`fp8study advise`: records first, then laws, each number with its origin; refusals in a line."""
+
+import functools
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fp8study.analysis.laws.advise import MEASURED, MODELLED, PREDICTED
+from fp8study.analysis.laws.question import advice_for
+from fp8study.cli import app
+from fp8study.core.errors import UserError
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import read_record
+from fp8study.report.advice_text import advice_text
+from tests.checkout import ROOT
+
+RESULTS = ROOT / "results" / "reference"
+
+
+@functools.cache
+def advice(model, num_gpus=1, sequence_length=4096, batch=1, gpu="h200-141gb"):
+    return advice_for([], model, num_gpus, sequence_length, batch, gpu)
+
+
+def option(found, precision, gathers=False):
+    return next(o for o in found.options if (o.precision, o.gathers_fp8) == (precision, gathers))
+
+
+def test_figures_of_a_cell_that_was_run_are_its_records():
+    found = advice("llama-3.1-8b", 4, batch=2)
+    bf16, fp8 = option(found, "bf16"), option(found, "fp8_tensorwise", gathers=True)
+    for side in (bf16, fp8):
+        rate = side.tokens_per_second_per_gpu
+        assert rate.kind == side.memory_gib.kind == MEASURED
+        records = [read_record(RESULTS / name / "run.json") for name in rate.run_ids]
+        rates = [r.results["tokens_per_second_per_gpu"] for r in records]
+        assert rate.value == pytest.approx(statistics.median(rates))
+        assert {r.config["precision"] for r in records} == {side.precision}
+    assert fp8.lead_pct.kind == MEASURED
+    assert fp8.lead_pct.low < fp8.lead_pct.value < fp8.lead_pct.high
+    assert found.choice == fp8.label and found.is_clear and found.fits
+
+
+def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
+    found = advice("llama-3.2-3b", 2, batch=2)
+    fp8 = option(found, "fp8_tensorwise", gathers=True)
+    assert not found.beyond
+    assert fp8.tokens_per_second_per_gpu.kind == fp8.lead_pct.kind == PREDICTED
+    assert fp8.lead_pct.low < fp8.lead_pct.value < fp8.lead_pct.high
+    assert not fp8.lead_pct.run_ids
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": "h100-80gb"}, "scaled by datasheets"),
+        ({"num_gpus": 64}, "64 GPUs; measured: 1 to"),
+        ({"sequence_length": 16384}, "16,384 tokens a sequence"),
+        ({"model": "qwen3-14b", "num_gpus": 4}, "14.8 billion weights"),
+    ],
+)
+def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
+    found = advice(**{"model": "llama-3.2-3b", **changes})
+    assert any(words in line for line in found.beyond)
+    kinds = {o.tokens_per_second_per_gpu.kind for o in found.options}
+    assert kinds == {MODELLED}
+
+
+def test_intervals_widen_beyond_what_was_measured():
+    near, far = (advice("llama-3.2-3b", 2, batch=2), advice("llama-3.2-3b", 64, batch=2))
+    width = [o.lead_pct.high - o.lead_pct.low
+             for o in (option(a, "fp8_tensorwise", gathers=True) for a in (near, far))]  # fmt: skip
+    assert width[1] == pytest.approx(2 * width[0])
+
+
+def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
+    found = advice("llama-3.2-1b", 2)
+    best = found.options[1]
+    assert (best.precision, best.gathers_fp8) == ("fp8_tensorwise", False)
+    assert option(found, "fp8_tensorwise", gathers=True).lead_pct.value < -20
+
+
+def test_what_does_not_fit_is_told_with_what_would():
+    found = advice("llama-3.1-8b", 1, gpu="h100-80gb")
+    assert not found.fits
+    assert any(remedy.startswith("--num-gpus 4") for remedy in found.remedies)
+    assert "It does not fit" in advice_text(found)
+
+
+def test_without_a_batch_the_largest_that_fits_is_taken():
+    found = advice("llama-3.2-1b", 1, batch=None, gpu="rtx-5090-32gb")
+    taken = found.config["micro_batch_size"]
+    larger = advice("llama-3.2-1b", 1, batch=taken + 1, gpu="rtx-5090-32gb")
+    assert found.fits and not larger.fits
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_answers_for_every_preset_within_eighty_columns(model):
+    text = advice_text(advice(model, 1))
+    assert model in text
+    table = [line for line in text.splitlines() if line[:2] in ("m ", "p ", "x ")]
+    assert len(table) >= 3 and all(len(line) <= 80 for line in table)
+
+
+def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path):
+    shape = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000, "num_experts": 16,
+        "num_experts_per_tok": 4, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    found = advice(str(tmp_path), 1)
+    assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"gpu": None}, "no NVIDIA GPU is visible here; name one of"),
+        ({"gpu": "h10"}, "did you mean 'h100'"),
+        ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
+        ({"gpu": "gh200"}, "sold with several memories"),
+        ({"num_gpus": 2048}, "outside 1 to 1024"),
+        ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
+        ({"model": "nope"}, "'nope' is no preset"),
+    ],
+)
+def test_refuses_in_one_line(changes, words):
+    with pytest.raises(UserError, match=words) as caught:
+        advice(**{"model": "llama-3.2-1b", **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_the_gpu_at_hand_is_taken_with_its_own_memory():
+    found = advice_for([("NVIDIA H200", 100.0)] * 2, "llama-3.2-1b", None, 4096, 1, None)
+    assert (found.gpu, found.capacity_gib, found.config["num_gpus"]) == ("NVIDIA H200", 100.0, 2)
+    with pytest.raises(UserError, match="'NVIDIA Z999' is in no table"):
+        advice_for([("NVIDIA Z999", 80.0)], "llama-3.2-1b", 1, 4096, 1, None)
+
+
+def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    asked = ["advise", "--model", "llama-3.2-1b", "--gpu", "h200", "--micro-batch-size", "1"]
+    done = CliRunner().invoke(app, [*asked, "--json"])
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert found["options"][0]["tokens_per_second_per_gpu"]["kind"] == MEASURED

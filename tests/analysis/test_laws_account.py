@@ -1,0 +1,83 @@
+"""The laws held to account: what is compared with what, and that a wrong law would be seen."""
+
+import copy
+import functools
+
+import pytest
+
+from fp8study.analysis.laws import account, frozen
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from tests.checkout import ROOT
+
+
+@functools.cache
+def cells():
+    return cells_of(run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run))
+
+
+def with_constants(monkeypatch, law, **factors):
+    """Multiply frozen constants, those without a model too."""
+    wrong = copy.deepcopy(frozen.frozen())
+    for name, factor in factors.items():
+        wrong[law]["constants"][name]["value"] *= factor
+        for values in wrong[law]["without"].values():
+            values[name] *= factor
+    monkeypatch.setattr(frozen, "frozen", lambda: wrong)
+
+
+def verdict():
+    return account.lead_verdicts(account.lead_table(cells())).iloc[0]
+
+
+def test_each_fitted_cell_is_predicted_without_its_model():
+    table = account.lead_table(cells())
+    assert set(table["test"]) == {account.LEFT_OUT}
+    assert (table["predicted_pct"] != table["fitted_pct"]).all()
+    assert table["fitted_pct"].sub(table["measured_pct"]).abs().mean() < 3
+
+
+@pytest.mark.parametrize(
+    ("law", "constant", "factor"),
+    [("speed", "fp8_tflops", 1.5), ("speed", "cast_ps", 3.0), ("speed", "bf16_tflops", 0.7)],
+)
+def test_a_wrong_law_of_speed_would_be_seen(monkeypatch, law, constant, factor):
+    right = verdict()
+    with_constants(monkeypatch, law, **{constant: factor})
+    wrong = verdict()
+    assert wrong["mean_points"] > 2 * right["mean_points"]
+    assert wrong["most_points"] > account.MOST_POINTS and not wrong["is_met"]
+
+
+def test_a_wrong_law_of_memory_would_be_seen(monkeypatch):
+    right = account.memory_verdicts(account.memory_table(cells())).iloc[0]
+    with_constants(monkeypatch, "memory", logit_bytes=2.0)
+    wrong = account.memory_verdicts(account.memory_table(cells())).iloc[0]
+    assert right["num_missed"] <= 1 < 10 < wrong["num_missed"]
+
+
+def test_goals_are_met_by_predictions_without_error():
+    table = account.lead_table(cells()).assign(
+        predicted_pct=lambda t: t["measured_pct"], error_points=0.0
+    )
+    assert account.lead_verdicts(table)["is_met"].all()
+    table.loc[table["measured_pct"].idxmax(), "predicted_pct"] = -1.0
+    assert account.lead_verdicts(table)["num_wrong_side"].iloc[0] == 1
+    assert not account.lead_verdicts(table)["is_met"].any()
+
+
+def test_what_was_measured_later_is_a_test_of_its_own(monkeypatch):
+    early = {**frozen.frozen(), "last_run_ended": "2026-11-21T04:00:00+00:00"}
+    monkeypatch.setattr(frozen, "frozen", lambda: early)
+    tests = account.lead_table(cells())["test"].value_counts()
+    assert tests[account.LATER] > tests[account.LEFT_OUT] > 0
+
+
+def test_leads_are_of_pairs_that_differ_in_their_precision_alone():
+    pairs = account.pairs_of(cells())
+    assert pairs
+    for pair in pairs:
+        fp8, bf16 = pair.fp8.config, pair.bf16.config
+        assert fp8.is_fp8 and not bf16.is_fp8
+        same = ("model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
+                "master_dtype", "loss_head", "optimizer_step")  # fmt: skip
+        assert [getattr(fp8, n) for n in same] == [getattr(bf16, n) for n in same]

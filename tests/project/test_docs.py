@@ -52,7 +52,7 @@ def test_named_make_targets_and_variables_exist() -> None:
 
 def test_named_commands_and_fields_exist() -> None:
     known = {command.callback.__name__ for command in cli.app.registered_commands}
-    assert len(known) == 12
+    assert len(known) == 13
     used = [w for w in commands() if w[0] == "fp8study"]
     assert used
     for _, command, *_ in used:

@@ -6,10 +6,8 @@ A number is *measured* (its runs are named), *predicted* (by a law, between what
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,22 +16,19 @@ from fp8study.analysis.arms import ratio_of
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import LEFT_OUT, Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
+from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, changes, command, remedies
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak, find_peak
-from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
-#: Of a GPU's memory, what is left free.
-HEADROOM = 0.1
 #: The most GPUs that are spoken of.
 MOST_GPUS = 1024
 #: How much wider an interval is beyond what was measured: the laws' errors there are not known.
 _WIDER = 2.0
-#: A lead must move by as many points for a change to be worth a line.
-_NOTABLE_POINTS = 3.0
 #: What makes two cells the same question, whatever form of the tuned path they were run on.
 _QUESTION = (
     "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
@@ -149,7 +144,7 @@ class Advisor:
         low, high = (lead.value if end is None else end for end in (lead.low, lead.high))
         fits = found.needed <= (1 - HEADROOM) * capacity
         its_memory = memory.predicted_memory(_fp8(config, best), shape).needed
-        evidence, uncovered = self._losses(config, shape, best.precision)
+        evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         shown = {"bf16": config, best.precision: _fp8(config, best)}
         return Advice(
             config=config.to_dict(),
@@ -159,7 +154,7 @@ class Advisor:
             fp8_fits=its_memory <= (1 - HEADROOM) * capacity,
             memory_parts_gib=found.parts(),
             building_gib=found.building,
-            remedies=() if fits else tuple(_remedies(config, shape, capacity)),
+            remedies=() if fits else tuple(remedies(config, shape, capacity)),
             options=tuple(options),
             step_parts_ms={
                 name: vars(speed.predicted_step(way, shape, gpu)) for name, way in shown.items()
@@ -170,8 +165,8 @@ class Advisor:
             left_out=tuple(_left_out(shape)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
-            changes=tuple(_changes(config, shape, gpu, capacity)),
-            commands=tuple(_command(way) for way in shown.values()),
+            changes=tuple(changes(config, shape, gpu, capacity)),
+            commands=tuple(command(way) for way in shown.values()),
         )
 
     def _option(
@@ -255,42 +250,6 @@ class Advisor:
             found.append("a mixture of experts: none was measured")
         return found
 
-    def _losses(
-        self, config: ResolvedConfig, shape: ModelShape, precision: str
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return what is known of FP8's loss, nearest model first, and what that leaves open."""
-        table = self.loss_gaps
-        if len(table):
-            table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
-            table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
-        if table.empty:
-            return (), (f"any loss: none of {precision} was compared with BF16",)
-        sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
-        away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
-        table = table.assign(away=table["model"].map(away)).sort_values(
-            ["num_pairs", "away"], ascending=[False, True], kind="stable"
-        )
-        near = table[table["away"] == table["away"].min()].head(1)
-        rows = pd.concat([near, table.drop_duplicates("study")]).drop_duplicates(["study", "model"])
-        evidence, longest = [], 0.0
-        for _, row in rows.head(3).iterrows():
-            seen = max(
-                (record.data.get("num_tokens_seen") or 0 for _, record in self.runs
-                 if record.study == row["study"] and record.config.get("model") == row["model"]),
-                default=0,
-            ) / 1e6  # fmt: skip
-            longest = max(longest, seen)
-            evidence.append(
-                f"{row['model']}, {seen:,.3g} million tokens: {row['gap_pct']:+.2f} % "
-                f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
-            )
-        uncovered = [f"more than {longest:,.3g} million tokens"]
-        if config.model not in sizes:
-            uncovered.append(f"{config.model} itself; the nearest is {near['model'].iloc[0]}")
-        largest = max(sizes, key=lambda name: sizes[name])
-        uncovered.append(f"models of more than {sizes[largest] / 1e9:.1f} billion weights")
-        return tuple(evidence), tuple(uncovered)
-
 
 def _question(config: ResolvedConfig) -> list[Any]:
     ignored = () if config.is_fp8 else ("fp8_all_gather", "skip")
@@ -306,13 +265,6 @@ def _ways(config: ResolvedConfig) -> list[ResolvedConfig]:
             ways.append(as_fp8(config, name))
     spread = config.strategy == "fsdp2" and config.num_gpus > 1
     return ways + ([as_fp8(config, "fp8_tensorwise", False)] if spread else [])
-
-
-def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
-    """Return a BF16 run's FP8 partner, with all that follows from FP8 decided anew."""
-    changes: dict[str, Any] = {"precision": precision, "fp8_all_gather": gathers}
-    asked = RunConfig(**{**config.to_dict(), **changes, "gather_cast": None})
-    return asked.resolved()
 
 
 def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
@@ -333,29 +285,6 @@ def _measured_lead(cell: Cell, partner: Cell) -> Figure:
     return Figure(lead, MEASURED, low, high, ids)
 
 
-def _remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
-    """Say what would make a run fit: more GPUs, BF16 master weights, recomputation."""
-    asked = dataclasses.asdict(config)
-    tries: dict[str, dict[str, Any]] = {}
-    if config.micro_batch_size > 1:
-        tries["--micro-batch-size 1"] = {"micro_batch_size": 1}
-    for number in (2**n for n in range(1, 11)):
-        if number > config.num_gpus:
-            tries[f"--num-gpus {number}"] = {"num_gpus": number, "strategy": "fsdp2"}
-    tries["master_dtype=bf16"] = {"master_dtype": "bf16"}
-    tries["activation_checkpointing=true"] = {"activation_checkpointing": True}
-    found: list[str] = []
-    for name, changes in tries.items():
-        if name.startswith("--num") and any(f.startswith("--num") for f in found):
-            continue
-        switches = {"reshard_after_forward": None, "gradient_copy": None, "gradient_pool": None}
-        tried = RunConfig(**{**asked, **changes, **(switches if "num_gpus" in changes else {})})
-        needed = memory.predicted_memory(tried, shape).needed
-        if needed <= (1 - HEADROOM) * capacity:
-            found.append(f"{name} ({needed:.0f} GiB)")
-    return found
-
-
 def _left_out(shape: ModelShape) -> list[str]:
     if shape.num_experts == 1:
         return []
@@ -363,42 +292,3 @@ def _left_out(shape: ModelShape) -> list[str]:
         "routing, moving tokens between experts, experts with more tokens than others",
         "FP8 does not reach the experts: torchao converts nn.Linear only",
     ]
-
-
-def _changes(
-    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, capacity: float
-) -> list[tuple[str, float]]:
-    """Return changes of the task that move FP8's lead notably, with the lead by the law."""
-
-    def lead(way: ResolvedConfig) -> float:
-        fp8 = as_fp8(way, "fp8_tensorwise")
-        steps = [speed.predicted_step(c, shape, gpu).total for c in (way, fp8)]
-        return speed.lead_pct(*steps)
-
-    here, found = lead(config), []
-    for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
-                         ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip
-        value = round(getattr(config, name) * factor)
-        if value < 1 or (name == "sequence_length" and value < 512):
-            continue
-        way = dataclasses.replace(config, **{name: value})
-        fits = memory.predicted_memory(way, shape).needed <= (1 - HEADROOM) * capacity
-        if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
-            found.append((f"{name}={value}", lead(way)))
-    return found
-
-
-def _command(config: ResolvedConfig) -> str:
-    """Write a command that measures a configuration."""
-    names = ("model", "precision", "path", "strategy", "num_gpus", "sequence_length",
-             "micro_batch_size")  # fmt: skip
-    values = [f"--set {name}={getattr(config, name)}" for name in names]
-    if config.is_fp8 and config.num_gpus > 1:
-        values.append(f"--set fp8_all_gather={str(bool(config.fp8_all_gather)).lower()}")
-    return " ".join(["fp8study run", *values])
-
-
-def read_loss_gaps(results: Path) -> pd.DataFrame:
-    """Read the tables of loss gaps that are committed with the records."""
-    paths = sorted(results.glob("reference/*/tables/loss-gaps.csv"))
-    return pd.concat(map(pd.read_csv, paths)) if paths else pd.DataFrame()

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from fp8study.analysis.laws.advise import (
-    HEADROOM,
-    MOST_GPUS,
-    Advice,
-    Advisor,
-    as_fp8,
-    read_loss_gaps,
-)
+from fp8study.analysis.laws.advise import MOST_GPUS, Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
+from fp8study.analysis.laws.evidence import read_loss_gaps
 from fp8study.analysis.laws.memory import largest_batch
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError

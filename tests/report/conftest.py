@@ -15,6 +15,7 @@ from fp8study.report.site import render_site
 from tests.factories import make_results
 from tests.instrument_factories import make_instruments
 from tests.noise_factories import make_noise
+from tests.report.small_site import make_site
 
 ROOT = Path(__file__).parents[2]
 #: Python imports a module of this name first of all.
@@ -76,3 +77,11 @@ def built_site(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(built_site: Path) -> dict[str, str]:
     """The text of every page, by its name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in built_site.glob("*.html")}
+
+
+@pytest.fixture(scope="session")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_site(tmp_path_factory.mktemp("rich") / "report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "86400")
+        return render_site(root).parent

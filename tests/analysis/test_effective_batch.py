@@ -1,0 +1,74 @@
+"""Whether it matters how an effective batch comes about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp8study.analysis.losses import effective_batch_table, ways_table
+from fp8study.report.cause_plots import effective_batch_figure
+from fp8study.report.cause_sentences import effective_batch
+from tests.factories import (
+    CPU,
+    make_effective_batch,
+    make_record,
+    store,
+)
+from tests.table_factories import frame
+
+
+def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path)
+    store(
+        tmp_path,
+        "local",
+        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="x"),
+    )
+    store(
+        tmp_path,
+        "local",
+        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="y",
+                    precision="fp8_rowwise"),
+    )  # fmt: skip
+    runs = frame(tmp_path).assign(margin_pct=0.5)
+    batches = effective_batch_table(runs)
+    found = set(zip(batches["effective_batch"], batches["way"], strict=True))
+    ways = {(size, way) for size in (2, 4) for way in ("GPUs", "accumulation", "micro-batch")}
+    assert found == ways | {(1, "one sequence"), (8, "GPUs and micro-batch")}
+    assert set(batches["margin_pct"]) == {0.5}
+    effective_batch_figure(batches).savefig(tmp_path / "batch.png")
+    ways_apart = ways_table(runs)
+    text = effective_batch(batches, ways_apart)
+    assert "**On h200x8.** Of 7 gaps with three seeds or more, 7 equivalent at ±0.5 %" in text
+    assert "**On local.** 1 gap with fewer than three seeds: no verdict." in text
+    assert "learns at an effective batch of 1 too" in text
+    assert "Pairs of ways to one effective batch that are equivalent: 6 of 6." in text
+    failing = batches.assign(gap_pct=40.0)
+    assert "FP8 fails to learn in 7 settings" in effective_batch(failing, ways_apart)
+
+
+def test_a_way_that_differs_is_not_called_equivalent(tmp_path: Path) -> None:
+    gaps = {"num_gpus": 0.05, "micro_batch_size": 0.0}
+    for way, gap in gaps.items():
+        for seed in range(4):
+            for precision in ("bf16", "fp8_rowwise"):
+                worse = (gap + 0.001 * seed) * (precision != "bf16")
+                record = make_record(
+                    study="effective-batch", run_id=f"{way}-{precision}-{seed}", seed=seed,
+                    precision=precision, results={"loss_last20_mean": 5 + worse}, **{way: 2},
+                )  # fmt: skip
+                store(tmp_path, "local", record)
+    row = ways_table(frame(tmp_path)).iloc[0]
+    assert (row["way"], row["other_way"], row["num_pairs"]) == ("GPUs", "micro-batch", 4)
+    assert row["difference_pct"] == pytest.approx(1.0)
+    assert row["verdict"] == "different"
+
+
+def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
+    for precision in ("bf16", "fp8_rowwise"):
+        record = make_record(study="effective-batch", precision=precision, machine=CPU)
+        store(tmp_path, "local", record)
+    batches = effective_batch_table(frame(tmp_path))
+    assert len(batches) == 1
+    assert "no records yet" in effective_batch(batches, ways_table(frame(tmp_path)))

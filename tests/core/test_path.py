@@ -1,0 +1,77 @@
+"""What the tuned path sets, and what it leaves to the user."""
+
+from typing import Any
+
+import pytest
+
+from fp8study.core.config import (
+    make_config,
+)
+
+AS_DOCUMENTED = {
+    "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
+    "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
+    "allocator": "default", "clipping": "separate", "gradient_pool": "own",
+    "gradient_copy": "chunk_cat", "attention_mask": "checked",
+}  # fmt: skip
+
+
+ON_ONE_GPU = AS_DOCUMENTED | {
+    "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
+    "allocator": "expandable", "attention_mask": "causal",
+}  # fmt: skip
+
+
+ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
+
+
+CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}
+
+
+ON_TWO = {"path": "tuned", "num_gpus": 2}
+
+
+ALONE = {"path": "tuned", "strategy": "none"}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, AS_DOCUMENTED),
+        ({"strategy": "none"}, AS_DOCUMENTED),
+        (ALONE, ON_ONE_GPU),
+        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
+        ({"path": "tuned", "num_gpus": 2}, ON_SEVERAL),
+        (
+            {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
+            ON_SEVERAL | {"gather_cast": "compiled"},
+        ),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
+        ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
+        (
+            {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
+            ON_ONE_GPU | {"optimizer_step": "after_backward"},
+        ),
+        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
+        (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, ON_SEVERAL | CLIPPED),
+        (
+            ON_TWO | {"optimizer_step": "after_backward"},
+            ON_SEVERAL | {"optimizer_step": "after_backward", "gradient_pool": "shared"},
+        ),
+        ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
+        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
+        (
+            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": "half"},
+            ON_ONE_GPU | {"loss_head": "plain", "reshard_after_forward": "half"},
+        ),
+        ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
+    ],
+)
+def test_the_path_sets_only_what_was_left_to_it(
+    values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config = make_config(values).resolved()
+    assert {name: getattr(config, name) for name in AS_DOCUMENTED} == expected
+    assert make_config(config.to_dict()).resolved() == config  # resolved once and for all

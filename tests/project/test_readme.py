@@ -307,9 +307,7 @@ def new_text() -> str:
     chosen = shorten_arms(runs_frame(stored("h200x2")))
     row = one(loss_gap_table(chosen[chosen["study"] == "new-text"]), precision="fp8_tensorwise")
     assert (row["verdict"], row["num_pairs"]) == ("undecided", 3)
-    low, high = (
-        per_cent(row[f"gap_pct_{end}_95"], 2).removesuffix(" %") for end in ("low", "high")
-    )
+    low, high = (per_cent(row[f"gap_pct_{e}_95"], 2).removesuffix(" %") for e in ("low", "high"))
     return f"{per_cent(row['gap_pct'], 2)} (95 % CI {low} to {high})"
 
 

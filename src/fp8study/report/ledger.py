@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from fp8study.analysis.claims.finding import Figure, Verdict
+from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
 from fp8study.report.table import Layout
 from fp8study.report.words import count, number
@@ -35,15 +35,15 @@ def badge(verdict: Verdict) -> str:
     return f"{SHAPES[verdict]} {verdict}"
 
 
-def ours(figure: Figure | None) -> str:
+def ours(each: Judged) -> str:
     """Write what was measured, with its interval."""
+    figure, claim = each.finding.figure, each.claim
     if figure is None:
         return ""
-    unit = f" {figure.unit}" if figure.unit else ""
-    text = f"{figure.what}: {number(figure.value, figure.spec)}{unit}"
+    text = f"{claim.what}: {number(figure.value, claim.spec)} {claim.unit}".strip()
     if figure.low is None or figure.high is None:
         return text
-    ends = " to ".join(number(end, figure.spec) for end in (figure.low, figure.high))
+    ends = " to ".join(number(end, claim.spec) for end in (figure.low, figure.high))
     return f"{text} ({figure.span}: {ends})"
 
 
@@ -52,7 +52,7 @@ def rows(ledger: Sequence[Judged]) -> pd.DataFrame:
     return pd.DataFrame([
         {
             "id": each.claim.id, "document": each.claim.document, "claim": each.claim.statement,
-            "their_figure": each.claim.figure, "ours": ours(each.finding.figure),
+            "their_figure": each.claim.figure, "ours": ours(each),
             "badge": badge(each.finding.verdict), "why": _signs(each.finding.why),
             "settles": settles(each), "machines": each.machines,
             "run_ids": " ".join(each.finding.runs),
@@ -95,7 +95,7 @@ def ledger_text(ledger: Sequence[Judged]) -> str:
 
 
 def _beside(each: Judged) -> list[str]:
-    measured = f"; {ours(each.finding.figure)}" if each.finding.figure else ""
+    measured = f"; {ours(each)}" if each.finding.figure else ""
     line = f"{badge(each.finding.verdict).upper()}{measured}; {each.machines}"
     return [f"     beside   {line}"]
 
@@ -105,7 +105,7 @@ def _entry(each: Judged) -> list[str]:
     lines = ["", f"{claim.id}  {badge(finding.verdict).upper()}  {claim.statement}"]
     lines.append(f"     theirs   {claim.figure}")
     if finding.figure:
-        lines.append(f"     ours     {ours(finding.figure)}")
+        lines.append(f"     ours     {ours(each)}")
     lines.append(f"     why      {_signs(finding.why)}")
     if settles(each):
         lines.append(f"     settles  {settles(each)}")

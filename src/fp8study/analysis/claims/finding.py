@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import pandas as pd
+
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.pairing import together
 
 
 class Verdict(StrEnum):
@@ -23,39 +26,14 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Claim:
-    """One claim of a document."""
-
-    id: str
-    statement: str
-    """In our words."""
-    figure: str
-    """The document's, as it is read."""
-    published: Mapping[str, Any] = field(default_factory=dict)
-    """The document's figures, as its test takes them."""
-    settles: str = ""
-    """Which runs would settle it, and what they cost."""
-    needs: str = ""
-    """What it takes that is not here; with it, no evidence means `Verdict.NOT_TESTABLE`."""
-
-    @property
-    def document(self) -> str:
-        return self.id[0]
-
-
-@dataclass(frozen=True)
 class Figure:
     """What was measured, beside the document's figure."""
 
-    what: str
     value: float
-    unit: str = ""
     low: float | None = None
     high: float | None = None
     span: str = ""
     """What `low` and `high` are: ``95 % CI``, or ``range of 7``, the smallest and the largest."""
-    spec: str = ".1f"
-    """How its numbers are written."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +46,47 @@ class Finding:
     figure: Figure | None = None
     runs: tuple[str, ...] = ()
     """``machine/study/run_id``; none where arithmetic or a check of the package decides."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of a document; ``claims.yaml`` says what its fields are."""
+
+    id: str
+    statement: str
+    figure: str
+    says: str
+    what: str
+    missing: str = ""
+    unit: str = "%"
+    spec: str = ".1f"
+    published: Mapping[str, Any] = field(default_factory=dict)
+    settles: str = ""
+    needs: str = ""
+
+    @property
+    def document(self) -> str:
+        return self.id[0]
+
+    def found(
+        self, verdict: Verdict, figure: Figure | None, *tables: pd.DataFrame, **values: Any
+    ) -> Finding:
+        """Return a finding that rests on the rows of `tables`; `values` go into its reason."""
+        return Finding(
+            verdict, self.says.format(**{**self.published, **values}), figure, behind(*tables)
+        )
+
+    def open(self, *tables: pd.DataFrame, **values: Any) -> Finding:
+        """Return that the records do not say."""
+        why = self.missing.format(**{**self.published, **values})
+        return Finding(Verdict.UNDECIDED, why, runs=behind(*tables))
+
+
+def behind(*tables: pd.DataFrame) -> tuple[str, ...]:
+    """Name the runs that the rows of tables rest on."""
+    columns = ("run_ids", "run_ids_before")
+    texts = [table[name] for table in tables for name in columns if name in table]
+    return tuple(together(pd.concat(texts)).split()) if texts else ()
 
 
 Test = Callable[[Tables, Claim], Finding]
@@ -83,8 +102,3 @@ def judges(*ids: str) -> Callable[[Test], Test]:
         return test
 
     return enter
-
-
-def undecided(why: str, runs: tuple[str, ...] = ()) -> Finding:
-    """Say that the records do not say."""
-    return Finding(Verdict.UNDECIDED, why, runs=runs)

@@ -97,8 +97,8 @@ def claims_table(ledger: Sequence[Judged]) -> pd.DataFrame:
         rows.append({
             "id": claim.id, "document": claim.document, "claim": claim.statement,
             "their_figure": claim.figure, "machines": each.machines,
-            "verdict": str(finding.verdict),
-            **{name: figure.get(name) for name in ("what", "value", "unit", "low", "high", "span")},
+            "verdict": str(finding.verdict), "what": claim.what, "unit": claim.unit,
+            **{name: figure.get(name) for name in ("value", "low", "high", "span")},
             "why": finding.why, "settles": settles(each), "num_runs": len(finding.runs),
             "run_ids": " ".join(finding.runs),
         })  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pandas as pd
 
-from fp8study.analysis.claims.finding import Figure, Finding, Verdict, undecided
-from fp8study.analysis.pairing import DIVERGED, together
+from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict
+from fp8study.analysis.pairing import DIVERGED
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 
@@ -21,74 +23,55 @@ def by_parts(*parts: object) -> Verdict:
     return by_share(1.0 if all(parts) else 0.5 if any(parts) else 0.0)
 
 
-def judged_by_rows(
-    rows: pd.DataFrame,
-    values: pd.Series,
-    holds: pd.Series,
-    words: str,
-    what: str,
-    missing: str,
-    unit: str = "%",
-    spec: str = ".1f",
+def by_rows(
+    claim: Claim, rows: pd.DataFrame, values: pd.Series, holds: pd.Series, **words: object
 ) -> Finding:
     """Judge a claim by the share of rows in which it holds.
 
-    Args:
-        rows: Of arms or runs, with what `behind` and `by_model` look at.
-        values: What was measured in each row.
-        holds: Whether the claim holds there.
-        words: The reason, with ``{}`` for "7 of 17"; medians by model are added.
-        what: Name of the values.
-        missing: The reason where there is no row.
-        unit: Of the values.
-        spec: How they are written.
+    Its reason has ``{holds}`` for "7 of 17", and medians of the `values` by model follow.
     """
     if rows.empty:
-        return undecided(missing)
-    why = words.format(f"{holds.astype(bool).sum()} of {len(rows)}") + by_model(rows, values, spec)
-    figure = spread(what, values, unit, spec)
-    return Finding(by_share(float(holds.astype(bool).mean())), why, figure, behind(rows))
+        return claim.open(**words)
+    holds = holds.astype(bool)
+    verdict, figure = by_share(float(holds.mean())), spread(values)
+    found = claim.found(verdict, figure, rows, holds=out_of(holds), **words)
+    return dataclasses.replace(found, why=found.why + by_model(rows, values, claim.spec))
 
 
 def by_model(rows: pd.DataFrame, values: pd.Series, spec: str) -> str:
     """List the medians of several models, the smallest model first."""
-    if "model" not in rows or rows["model"].nunique() < 2:
+    if "model" not in rows:
         return ""
     table = rows[["model"]].assign(value=values.astype(float), size=rows.get("num_parameters", 0))
     medians = table.sort_values("size").groupby("model", sort=False)["value"].median()
-    if medians.nunique() == 1:
+    if medians.nunique() < 2:
         return ""
     return f"; medians: {', '.join(f'{m} {value:{spec}}' for m, value in medians.items())}"
 
 
-def behind(*tables: pd.DataFrame) -> tuple[str, ...]:
-    """Name the runs that the rows of tables rest on."""
-    columns = ("run_ids", "run_ids_before")
-    texts = [table[name] for table in tables for name in columns if name in table]
-    return tuple(together(pd.concat(texts)).split()) if texts else ()
+def out_of(holds: pd.Series) -> str:
+    return f"{holds.sum()} of {len(holds)}"
 
 
-def spread(what: str, values: pd.Series, unit: str = "", spec: str = ".1f") -> Figure:
+def ends(values: pd.Series, spec: str = "+.2f") -> str:
+    """Write the smallest and the largest value, or the one that they are written as."""
+    return " to ".join(dict.fromkeys(format(end, spec) for end in (values.min(), values.max())))
+
+
+def spread(values: pd.Series) -> Figure:
     """Return the median of several settings, with the smallest and the largest."""
     numbers = values.astype(float)
     middle, low, high = (float(f) for f in (numbers.median(), numbers.min(), numbers.max()))
-    if low == high:
-        return Figure(what, middle, unit, spec=spec)
-    return Figure(what, middle, unit, low, high, f"range of {len(numbers)}", spec)
+    return Figure(middle) if low == high else Figure(middle, low, high, f"range of {len(numbers)}")
 
 
-def ends(values: pd.Series) -> str:
-    """Write the smallest and the largest gap, or the one that they are written as."""
-    return " to ".join(dict.fromkeys(f"{value:+.2f}" for value in (values.min(), values.max())))
-
-
-def mean_gap(what: str, gaps: pd.DataFrame) -> Figure:
+def mean_gap(gaps: pd.DataFrame) -> Figure:
     """Return the gap of the one arm, with its interval, or the spread over several."""
     if len(gaps) != 1:
-        return spread(what, gaps["gap_pct"], "%", "+.2f")
+        return spread(gaps["gap_pct"])
     columns = ["gap_pct", "gap_pct_low_95", "gap_pct_high_95"]
     value, low, high = gaps[columns].astype(float).iloc[0]
-    return Figure(what, value, "%", low, high, "95 % CI", "+.2f")
+    return Figure(value, low, high, "95 % CI")
 
 
 def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -96,19 +79,20 @@ def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps[(gaps["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL) | (gaps["verdict"] == DIVERGED)]
 
 
-def equal_losses(gaps: pd.DataFrame) -> Finding:
+def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     """Judge the claim that losses are those of BF16, from rows of loss gaps."""
     paired = with_pairs(gaps)
+    if paired.empty:
+        return claim.open()
     same = paired["verdict"] == "equivalent"
     apart = paired["verdict"].isin(["different", DIVERGED])
-    why = (
-        f"settings with three pairs or more, at ±{paired['margin_pct'].max():g} %: "
-        f"{same.sum()} equivalent, {apart.sum()} different, {(~same & ~apart).sum()} undecided"
-    )
-    if not (same | apart).any():
-        return undecided(why if len(paired) else "no setting has three pairs", behind(paired))
     verdict = by_parts(same.any(), not apart.any()) if same.any() else Verdict.CONTRADICTED
-    return Finding(verdict, why, mean_gap("loss gap", paired[same | apart]), behind(paired))
+    if not (same | apart).any():
+        verdict = Verdict.UNDECIDED
+    counts = {"same": same.sum(), "apart": apart.sum(), "open": (~same & ~apart).sum()}
+    judged = paired[same | apart] if (same | apart).any() else paired
+    words |= counts | {"margin": paired["margin_pct"].max()}
+    return claim.found(verdict, mean_gap(judged), paired, **words)
 
 
 def count(number: int, noun: str) -> str:

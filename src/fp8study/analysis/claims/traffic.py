@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges, undecided
-from fp8study.analysis.claims.rules import behind, by_parts, count, judged_by_rows, spread
+from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
+from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import Tables
 
 #: What a profile and the tables call the bytes of FP8 tensors.
@@ -13,11 +13,11 @@ _FP8 = r"uint8|float8|E4M3|E5M2"
 
 
 def _gathering(tables: Tables) -> pd.DataFrame:
-    """Return the profiled arms whose all-gather carries FP8; no column may be relied on if none."""
+    """Return the profiled arms whose all-gather carries FP8, beside BF16 arms."""
     table = tables.communication
-    if table.empty or "all_gather_dtypes" not in table:
-        return table[:0]
-    gathers = table["all_gather_dtypes"].fillna("").str.contains(_FP8)
+    columns = ["all_gather_dtypes", "all_gather_change_pct", "reduce_scatter_dtypes", "arm_key"]
+    table = table.reindex(columns=[*dict.fromkeys([*table.columns, *columns])])
+    gathers = table["all_gather_dtypes"].fillna("").astype(str).str.contains(_FP8)
     return table[gathers & (table["precision"] != "bf16") & table["all_gather_change_pct"].notna()]
 
 
@@ -25,82 +25,65 @@ def _gathering(tables: Tables) -> pd.DataFrame:
 def gathers_half(tables: Tables, claim: Claim) -> Finding:
     table = _gathering(tables)
     if table.empty:
-        return undecided("no profiled run gathers its weights in FP8 beside one in BF16")
-    saved = -table["all_gather_change_pct"].astype(float)
-    half, some = claim.published["saved_pct"]
-    why = (
-        f"the all-gather moves {saved.min():.1f} to {saved.max():.1f} % fewer bytes than BF16's in "
-        f"{count(len(table), 'profiled arm')}; what is not converted is gathered in BF16 "
-        f"({table['model'].iloc[0]}, GiB a step: {table['all_gather_dtypes'].iloc[0]})"
+        return claim.open()
+    saved, (half, some) = (
+        -table["all_gather_change_pct"].astype(float),
+        claim.published["saved_pct"],
     )
     verdict = by_parts((saved >= some).all(), (saved >= half).all())
-    return Finding(verdict, why, spread("fewer bytes gathered", saved, "%"), behind(table))
+    return claim.found(
+        verdict, spread(saved), table, saved=ends(saved, ".1f"),
+        arms=count(len(table), "profiled arm"), model=table["model"].iloc[0],
+        dtypes=table["all_gather_dtypes"].iloc[0],
+    )  # fmt: skip
 
 
 @judges("A17")
 def reduces_in_fp8(tables: Tables, claim: Claim) -> Finding:
-    table = _gathering(tables)
-    formats = table.get("reduce_scatter_dtypes", pd.Series(dtype=str)).dropna()
+    table = _gathering(tables).dropna(subset="reduce_scatter_dtypes")
+    formats = table["reduce_scatter_dtypes"].astype(str)
     in_fp8 = formats.str.contains(_FP8)
-    words = f"gradients are reduced in FP8 in {{}} arms; they travel as {', '.join({*formats})}"
-    missing = "no profiled FP8 run on several GPUs"
-    return judged_by_rows(table.loc[formats.index], 100.0 * in_fp8, in_fp8, words, "reduced in FP8",
-                          missing, spec=".0f")  # fmt: skip
+    return by_rows(claim, table, 100.0 * in_fp8, in_fp8, formats=", ".join({*formats}))
 
 
 @judges("A18")
 def upcast_before_matmul(tables: Tables, claim: Claim) -> Finding:
-    keys = _gathering(tables)["arm_key"]
-    table = tables.kernels[tables.kernels["arm_key"].isin(keys)]
+    table = tables.kernels[tables.kernels["arm_key"].isin(_gathering(tables)["arm_key"])]
     table = table[table["fp8_gemm_flops_pct"].notna() & (table["fp8_expected_pct"] > 0)]
     upcast = 100 - 100 * table["fp8_gemm_flops_pct"] / table["fp8_expected_pct"]
-    words = (
-        "converted layers multiply in BF16 in {} profiled arms that gather in FP8; a copy in BF16 "
-        "on the way, cast again, would leave no trace in a record"
-    )
-    what, missing = "their FLOPs with BF16 inputs", "no profiled run gathers its weights in FP8"
-    return judged_by_rows(table, upcast.round(3), upcast > claim.published["upcast_pct"], words,
-                          what, missing)  # fmt: skip
+    return by_rows(claim, table, upcast.round(3), upcast > claim.published["upcast_pct"])
 
 
 @judges("A19")
 def halves_memory(tables: Tables, claim: Claim) -> Finding:
     table = tables.memory[tables.memory["working_gib_bf16"].notna()]
     if table.empty:
-        return undecided("no FP8 run knows its memory beside a BF16 run")
-    parts = [100 * (1 - table[f"{name}_gib"].astype(float) / table[f"{name}_gib_bf16"])
+        return claim.open()
+    saved = [100 * (1 - table[f"{name}_gib"].astype(float) / table[f"{name}_gib_bf16"]).median()
              for name in ("parameters", "working")]  # fmt: skip
     peak = table["memory_change_pct"].astype(float)
-    why = (
-        f"over {count(len(table), 'arm')} the weights take {parts[0].median():.0f} % less, all but "
-        f"weights and optimizer {parts[1].median():.0f} % less (medians), and the peak changes by "
-        f"{peak.min():+.1f} to {peak.max():+.1f} %"
-    )
-    verdict = by_parts(*(part.median() >= claim.published["saved_pct"] for part in parts))
-    return Finding(verdict, why, spread("change of the peak", peak, "%", "+.1f"), behind(table))
+    return claim.found(
+        by_parts(*(part >= claim.published["saved_pct"] for part in saved)), spread(peak), table,
+        arms=count(len(table), "arm"), weights=saved[0], working=saved[1], peak=ends(peak, "+.1f"),
+    )  # fmt: skip
 
 
 @judges("C11")
 def saves_no_memory(tables: Tables, claim: Claim) -> Finding:
-    table, more = tables.memory, claim.published["first_gib"]
-    table = table[table["first_step_allocated_gib_bf16"].notna()]
+    table = tables.memory[tables.memory["first_step_allocated_gib_bf16"].notna()]
     if table.empty:
-        return undecided("no FP8 run knows its first step's memory beside a BF16 run")
-    gathers = _gathering(tables)
-    fewer = -gathers["all_gather_change_pct"].astype(float).median() if len(gathers) else 0.0
+        return claim.open()
+    gathers = _gathering(tables)["all_gather_change_pct"].astype(float)
+    fewer = -gathers.median() if len(gathers) else 0.0
     change = table["memory_change_pct"].astype(float)
     first = table["first_step_allocated_gib"] - table["first_step_allocated_gib_bf16"]
+    more = (first >= claim.published["first_gib"]).sum()
     lost = sum(_only_fp8_ran_out(pair) for _, pair in tables.runs.groupby("pair_key"))
-    why = (
-        f"the all-gather moves {fewer:.0f} % fewer bytes; the peak changes by "
-        f"{change.median():+.1f} % (median of {count(len(table), 'arm')}); the first step takes "
-        f"{more:g} GiB more than BF16's in {(first >= more).sum()} of them, and FP8 alone ran out "
-        f"of memory in {count(lost, 'pair')}"
-    )
-    verdict = by_parts(
-        fewer > 0, change.median() > -claim.published["slack_pct"], (first >= more).any() or lost
-    )
-    return Finding(verdict, why, spread("change of the peak", change, "%", "+.1f"), behind(table))
+    verdict = by_parts(fewer > 0, change.median() > -claim.published["slack_pct"], more or lost)
+    return claim.found(
+        verdict, spread(change), table, fewer=fewer, change=change.median(), more=more,
+        arms=count(len(table), "arm"), lost=count(lost, "pair"),
+    )  # fmt: skip
 
 
 def _only_fp8_ran_out(pair: pd.DataFrame) -> bool:
@@ -113,19 +96,13 @@ def _only_fp8_ran_out(pair: pd.DataFrame) -> bool:
 def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     """Look where the audits look: gradients, optimizer states, master weights."""
     names = [f"audit.{kind}_dtypes" for kind in ("gradient", "optimizer_state", "master")]
-    frame = tables.instruments.reindex(columns=[*tables.instruments, *names])
-    frame = frame.loc[:, ~frame.columns.duplicated()]
+    frame = tables.instruments
+    frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, *names])])
     audited = frame[frame[names].notna().all(axis=1) & (frame["precision"] != "bf16")]
     if audited.empty:
-        return undecided("no FP8 run was audited")
-    found = {name: sorted(set().union(*audited[name])) for name in names}
-    in_fp8 = sum("float8" in " ".join(dtypes) for dtypes in found.values())
-    formats = sorted({dtype for dtypes in found.values() for dtype in dtypes})
-    why = (
-        f"in {count(len(audited), 'audited FP8 run')} gradients, optimizer states and master "
-        f"weights are {' or '.join(formats)}; norms, activations and the GEMMs' accumulators leave "
-        "no trace in a record"
-    )
+        return claim.open()
+    found = [{*audited[name].explode()} for name in names]
+    in_fp8 = sum("float8" in " ".join(dtypes) for dtypes in found)
     verdict = Verdict.CONTRADICTED if in_fp8 else Verdict.PARTLY
-    figure = Figure("kinds of such tensors in FP8", in_fp8, spec=".0f")
-    return Finding(verdict, why, figure, behind(audited))
+    formats = " or ".join(sorted(set().union(*found)))
+    return claim.found(verdict, Figure(in_fp8), audited, runs=len(audited), formats=formats)

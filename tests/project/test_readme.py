@@ -11,6 +11,7 @@ import pytest
 
 from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
@@ -127,7 +128,6 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         ", ".join(speedups(runs, "llama-3.2-1b")),
         f"in another session {', '.join(speedups(runs, 'llama-3.2-1b', 'instruments'))}",
         f"{per_cent(eager['BF16']['speedup_pct'])} (1B, BF16 master weights)",
-        f"makes {-eager['BF16']['speedup_pct']:.1f} % fewer tokens/s than BF16 without it",
         f"FP32 master weights BF16 ends at {healthy['FP32']['loss_bf16']:.2f}",
         f"{per_cent(eager['FP32']['speedup_pct'])} (FP32 master weights)",
         f"{full['memory_peak_gib'].max():.1f} GiB for 8B",
@@ -140,9 +140,10 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         memory_text(),
         *path_texts(runs),
         *further_texts(runs),
+        *lead_texts(runs),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
-            for study in ("tuned-switches", "best-batch", "small-products")
+            for study in ("document-a-grid", "tuned-switches", "best-batch", "small-products")
         ),
         *instrument_texts(runs),
         *(f"torch {v}" for v in runs["version_torch"].unique()),
@@ -249,7 +250,6 @@ def further_texts(runs: pd.DataFrame) -> list[str]:
     fp8 = speed[~speed["stale"] & speed["speedup_pct"].notna()]
     plain = fp8[(fp8["path"] == "plain") & fp8["setting"].str.contains("4096")]
     small = plain[plain["model"] == "llama-3.2-1b"]
-    slower = -small.loc[small["setting"].str.contains("batch 1,"), "speedup_pct"]
     batch_8 = one(small[small["setting"].str.contains("batch 8")], num_runs=1)["speedup_pct"]
     alone = one(plain, model="llama-3.1-8b", strategy="none")
     two = one(plain, study="tuned-loss-fsdp", num_gpus=2, num_runs=3)["speedup_pct"]
@@ -257,18 +257,59 @@ def further_texts(runs: pd.DataFrame) -> list[str]:
     corner = {m: per_cent(corners.loc[m, "speedup_pct"]) for m in corners.index}
     beside = fp8[fp8["study"].str.startswith("beside-torchtitan")]
     clipped = beside[beside["setting"].str.contains("clipped") & beside["model"].str.contains("8b")]
-    free = beside[~beside["setting"].str.contains("clipped")]
-    tuned_8 = one(free[free["setting"].str.contains("batch 8")], model="llama-3.2-1b-untied")
     lead = clipped.set_index("num_gpus")["speedup_pct"]
     assert (alone["num_runs"], len(lead), len(corner)) == (1, 2, 3)
     return [
-        f"by {slower.min():.1f} % to {slower.max():.1f} %",
-        f"{batch_8:.1f} % (plain, one run) and {tuned_8['speedup_pct']:.1f} % (tuned)",
         f"At batch 8 on 1 GPU {per_cent(batch_8)} (one run)",
         f"not sharded it is {per_cent(alone['speedup_pct'])} (one run)",
         f"{per_cent(two)} on 2 GPUs (three runs)",
         f"3B {corner['llama-3.2-3b']}, Qwen3-4B {corner['qwen3-4b']}, 8B {corner['llama-3.1-8b']}",
         f"{per_cent(lead[1])} and {per_cent(lead[4])}",
+    ]
+
+
+def lead_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of leads over all sessions, and of document A's grid."""
+    leads = leads_table(runs)
+    leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
+    tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
+    alone, four = (one(tuned, model="llama-3.1-8b", num_gpus=n) for n in (1, 4))
+    ends = [
+        [per_cent(row[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high")]
+        for row in (alone, four)
+    ]
+    less = [[f"{-row[f'{of}_change_pct']:.1f} %" for row in (alone, four)]
+            for of in ("memory", "energy")]  # fmt: skip
+    plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
+    pooled = [per_cent(plain[f"{name}_pct"]) for name in ("lead", "ci_low", "ci_high")]
+    small = leads[leads["model"].str.startswith("llama-3.2-1b") & (leads["micro_batch_size"] == 1)]
+    eight = one(tuned, model="llama-3.2-1b-untied", micro_batch_size=8)["lead_pct"]
+    cells = leads[leads["studies"] == "document-a-grid"]
+    grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)
+    models = {"1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "Qwen3-4B": "qwen3-4b"}
+    assert (len(cells), set(cells["num_gpus"]), set(cells["num_pairs"])) == (9, {4}, {1})
+    assert (
+        cells.groupby("model")["tokens_per_second_per_gpu"]
+        .idxmax()
+        .isin(cells.index[cells["sequence_length"] == 8192])
+        .all()
+    )
+    return [
+        f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
+        f"pooled {pooled[0]} (95 % CI {pooled[1].removesuffix(' %')} to "
+        f"{pooled[2].removesuffix(' %')})",
+        f"by {per_cent(alone['lead_pct'])} on 1 GPU at batch 1 (95 % CI {' to '.join(ends[0])}) "
+        f"and by {per_cent(four['lead_pct'])} on 4 GPUs at batch 2 ({' to '.join(ends[1])})",
+        f"with {less[0][0]} and {less[0][1]} less memory and "
+        f"{less[1][0]} and {less[1][1]} less energy per token",
+        f"{per_cent(eight)} on 1 GPU at batch 8. At batch 1 from "
+        f"{per_cent(small['lead_pct'].min())} to {per_cent(small['lead_pct'].max())}:",
+        "; ".join(
+            f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
+            for name, model in models.items()
+        ),
+        *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
+        f"({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]})",
     ]
 
 
@@ -321,7 +362,7 @@ def test_no_other_result_is_quoted(quotable: list[str]) -> None:
     """The README and the page of findings hold no percentage or loss but the computed ones."""
     number = r"[−+±]?\d+\.\d+(?:\.\d+)?"
     known = set(re.findall(number, " ".join(quotable)))
-    start, end = README.index("*A 1.2B"), README.index("## Two commands")
+    start, end = README.index("*FP8's lead over"), README.index("## Two commands")
     for text in (README[start:end], FINDINGS):
         found = set(re.findall(number, text))
         assert found <= known, found - known

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.instruments import instruments_frame
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import RunRecord, StoredRun
-from fp8study.report.page import Report, report_of
 from tests.factories import make_record
 from tests.instrument_factories import audit_of, instruments_of
 from tests.noise_factories import N, make_noise_section
@@ -22,12 +27,23 @@ FP8 = ("fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp")
 _number = itertools.count()
 
 
-def report(records: Iterable[RunRecord], label: str = "local") -> Report:
-    return report_of([StoredRun(r, Path(), label, r.__dict__.get("curve", {})) for r in records])
+class Frames:
+    """What `Tables` takes, each frame made when it is first asked for."""
+
+    def __init__(self, records: Iterable[RunRecord], label: str = "local") -> None:
+        self.stored = [
+            StoredRun(record, Path(), label, record.__dict__.get("curve", {})) for record in records
+        ]
+
+    runs = cached_property(lambda self: shorten_arms(runs_frame(self.stored)))
+    metrics = cached_property(lambda self: metrics_frame(self.stored))
+    throughput = cached_property(lambda self: throughput_table(self.runs))
+    loss_gaps = cached_property(lambda self: loss_gap_table(self.runs))
+    instruments = cached_property(lambda self: instruments_frame(self.stored, self.runs))
 
 
 def tables(records: Iterable[RunRecord]) -> Tables:
-    return Tables(report(records), ["local"])
+    return Tables(Frames(records), ["local"])
 
 
 def run(

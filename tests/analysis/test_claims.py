@@ -20,6 +20,7 @@ from tests.claim_factories import (
     FP8,
     LARGE,
     SMALL,
+    Frames,
     curves,
     gathered,
     grid,
@@ -27,7 +28,6 @@ from tests.claim_factories import (
     measured,
     noisy,
     pair,
-    report,
     run,
     tables,
 )  # fmt: skip
@@ -276,15 +276,16 @@ def test_findings_rest_on_runs_that_exist_or_say_what_it_would_take(ledger: list
 
 def test_a_finding_without_evidence_is_no_verdict() -> None:
     arithmetic = {"A20", "A21", "A22", "C04", "C06"}
+    empty = tables(nothing())
     for name, claim in CLAIMS.items():
-        found = _found(claim, tables(nothing()))
+        found = _found(claim, empty)
         assert (found.verdict in (OPEN, ELSEWHERE)) == (name not in arithmetic), name
 
 
 def test_two_machines_are_never_pooled() -> None:
-    ours = report(pair(12, model=SMALL) + pair(12, model=LARGE, num_gpus=2)
+    ours = Frames(pair(12, model=SMALL) + pair(12, model=LARGE, num_gpus=2)
                   + pair(12, model=LARGE) + pair(12, num_gpus=2))  # fmt: skip
-    theirs = report(leads(-12)(), "h100x8")
+    theirs = Frames(leads(-12)(), "h100x8")
     for record in theirs.stored:
         record.record.machine["gpu_name"] = "NVIDIA H100"
     both = [each for each in judge(report_of([*theirs.stored, *ours.stored]))
@@ -306,7 +307,7 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
 
 
 def test_runs_of_a_cpu_are_judged_without_a_word_on_speed() -> None:
-    records = report(leads(12)(), "cpu")
+    records = Frames(leads(12)(), "cpu")
     for each in records.stored:
         each.record.machine.update(device="cpu", gpu_name=None)
         each.record.instruments.clear()

@@ -56,18 +56,29 @@ class Tables:
     """The tables of the machines with some labels; those of arms hold healthy runs on GPUs."""
 
     def __init__(self, frames: Frames, machines: Collection[str]) -> None:
-        def ours(frame: pd.DataFrame) -> pd.DataFrame:
-            return frame[frame["machine"].isin(list(machines))]
-
-        self.runs, self.metrics = ours(frames.runs), ours(frames.metrics)
-        self._throughput, self._loss_gaps = ours(frames.throughput), ours(frames.loss_gaps)
-        self.instruments = ours(frames.instruments)
+        self._frames, self._machines = frames, machines
         self.stored = [run for run in frames.stored if run.machine_label in machines]
+
+    def _ours(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame[frame["machine"].isin(list(self._machines))]
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        return self._ours(self._frames.runs)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        return self._ours(self._frames.metrics)
+
+    @cached_property
+    def instruments(self) -> pd.DataFrame:
+        return self._ours(self._frames.instruments)
 
     @cached_property
     def arms(self) -> pd.DataFrame:
         """Rows of `throughput_table` whose timings count, with the configuration of the arm."""
-        rates = self._throughput[~self._throughput["note"].str.contains(MEMORY_FULL)]
+        rates = self._ours(self._frames.throughput)
+        rates = rates[~rates["note"].str.contains(MEMORY_FULL)]
         return self._of_gpus(rates[rates["tokens_per_second_per_gpu"].notna()])
 
     @cached_property
@@ -78,12 +89,12 @@ class Tables:
     @cached_property
     def gaps(self) -> pd.DataFrame:
         """Rows of `loss_gap_table`, with the configuration of the arm."""
-        return self._of_gpus(self._loss_gaps)
+        return self._of_gpus(self._ours(self._frames.loss_gaps))
 
     @cached_property
     def stale_gaps(self) -> pd.DataFrame:
         """As `gaps`, of the arms that leave weights out of the optimizer."""
-        return self._of_gpus(self._loss_gaps, stale=True)
+        return self._of_gpus(self._ours(self._frames.loss_gaps), stale=True)
 
     @cached_property
     def memory(self) -> pd.DataFrame:
@@ -91,7 +102,8 @@ class Tables:
 
         Of `throughput_table` the change of the peak, and of `memory_split_table` the rest.
         """
-        paired = self._of_gpus(self._throughput[self._throughput["memory_change_pct"].notna()])
+        rates = self._ours(self._frames.throughput)
+        paired = self._of_gpus(rates[rates["memory_change_pct"].notna()])
         split = instruments.memory_split_table(self.instruments)
         sizes = split[["parameters_gib", "first_step_allocated_gib", "working_gib"]]
         bf16 = (split["precision"] == "bf16") & ~split["stale"].astype(bool)

@@ -1,12 +1,13 @@
 """Fit the laws of memory and speed to all committed records, and freeze their constants.
 
-Run it in the checkout's root, once; records that come later then test what was frozen.
+Run it in the checkout's root. Records that come later then test what was frozen, and those that
+came since the last freeze go on testing that one.
 """
 
 from __future__ import annotations
 
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.frozen import PATH, provenance
+from fp8study.analysis.laws.frozen import PATH, freezes, provenance
 from fp8study.analysis.laws.memory import fit_memory
 from fp8study.analysis.laws.speed import fit_speed
 from fp8study.core.files import results_dir
@@ -14,10 +15,11 @@ from fp8study.core.records import write_json
 
 
 def main() -> None:
-    """Write ``constants.json`` beside the laws."""
+    """Add a freeze to ``constants.json`` beside the laws."""
     runs = read_runs(results_dir())
     cells = cells_of(runs)
-    write_json(PATH, provenance(runs) | {"memory": fit_memory(cells), "speed": fit_speed(cells)})
+    laws = {"memory": fit_memory(cells), "speed": fit_speed(cells)}
+    write_json(PATH, {"freezes": [*freezes(), provenance(runs) | laws]})
     print(PATH)
 
 

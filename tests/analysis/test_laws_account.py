@@ -12,17 +12,18 @@ from tests.checkout import ROOT
 
 @functools.cache
 def cells():
-    return cells_of(run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run))
+    """Return the cells of the first freeze."""
+    return cells_of(run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run, freeze=0))
 
 
 def with_constants(monkeypatch, law, **factors):
     """Multiply frozen constants, those without a model too."""
-    wrong = copy.deepcopy(frozen.frozen())
+    wrong = copy.deepcopy(frozen.freezes())
     for name, factor in factors.items():
-        wrong[law]["constants"][name]["value"] *= factor
-        for values in wrong[law]["without"].values():
+        wrong[-1][law]["constants"][name]["value"] *= factor
+        for values in wrong[-1][law]["without"].values():
             values[name] *= factor
-    monkeypatch.setattr(frozen, "frozen", lambda: wrong)
+    monkeypatch.setattr(frozen, "freezes", lambda: wrong)
 
 
 def verdict():
@@ -33,7 +34,7 @@ def test_each_fitted_cell_is_predicted_without_its_model():
     table = account.lead_table(cells())
     assert set(table["test"]) == {account.LEFT_OUT}
     assert (table["predicted_pct"] != table["fitted_pct"]).all()
-    assert table["fitted_pct"].sub(table["measured_pct"]).abs().mean() < 3
+    assert table["fitted_pct"].sub(table["measured_pct"]).abs().mean() < 4
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_a_wrong_law_of_speed_would_be_seen(monkeypatch, law, constant, factor):
     right = verdict()
     with_constants(monkeypatch, law, **{constant: factor})
     wrong = verdict()
-    assert wrong["mean_points"] > 2 * right["mean_points"]
+    assert wrong["mean_points"] > right["mean_points"] + account.MEAN_POINTS
     assert wrong["most_points"] > account.MOST_POINTS and not wrong["is_met"]
 
 
@@ -66,10 +67,18 @@ def test_goals_are_met_by_predictions_without_error():
 
 
 def test_what_was_measured_later_is_a_test_of_its_own(monkeypatch):
-    early = {**frozen.frozen(), "last_run_ended": "2026-11-21T04:00:00+00:00"}
-    monkeypatch.setattr(frozen, "frozen", lambda: early)
+    early = {**frozen.freezes()[0], "last_run_ended": "2026-11-21T04:00:00+00:00"}
+    monkeypatch.setattr(frozen, "freezes", lambda: [early])
     tests = account.lead_table(cells())["test"].value_counts()
     assert tests[account.LATER] > tests[account.LEFT_OUT] > 0
+
+
+def test_a_later_freeze_does_not_take_back_what_tested_an_earlier_one():
+    runs = read_runs(ROOT / "results")
+    grid = cells_of(run for run in runs if run[0].startswith("h200x4/document-a-grid/"))
+    first = [cell for cell in grid if frozen.first_fitted(cell) == 1]
+    assert first
+    assert {account.test_of(cell) for cell in first} == {(account.LATER, None, 0)}
 
 
 def test_leads_are_of_pairs_that_differ_in_their_precision_alone():

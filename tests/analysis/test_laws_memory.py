@@ -25,7 +25,7 @@ from tests.checkout import ROOT
 def fitted_cells():
     runs = [run for run in read_runs(ROOT / "results") if frozen.fitted_to(*run)]
     assert frozen.provenance(runs) == {
-        name: frozen.frozen()[name] for name in ("last_run_ended", "records")
+        name: frozen.freezes()[-1][name] for name in ("last_run_ended", "records")
     }
     return [cell for cell in cells_of(runs) if cell.peak_gib]
 
@@ -37,7 +37,7 @@ def errors_pct(constants=None):
 
 def test_fitting_again_gives_the_frozen_constants():
     for name, entry in fit_memory(fitted_cells())["constants"].items():
-        expected = frozen.frozen()["memory"]["constants"][name]
+        expected = frozen.freezes()[-1]["memory"]["constants"][name]
         assert entry == pytest.approx(expected, rel=1e-3), name
 
 

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 
 from fp8study.analysis.laws.account import (
     CLEAR_PCT,
+    HOST_PCT,
     LATER,
     LEFT_OUT,
     MEAN_POINTS,
@@ -18,7 +19,7 @@ from fp8study.analysis.laws.account import (
     OTHER_GPU,
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
-from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.frozen import Runs, freezes
 from fp8study.core.records import StoredRun
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
 from fp8study.report.table import Layout
@@ -36,8 +37,8 @@ LEADS = Layout(
     {
         "label": ("precision", ""), "setting": ("setting", ""),
         "measured_pct": ("measured, %", "+.1f"), "predicted_pct": ("predicted, %", "+.1f"),
-        "error_points": ("off by, points", "+.1f"), "fitted_pct": ("by the frozen fit, %", "+.1f"),
-        "step_error_pct": ("FP8 step off by, %", "+.1f"),
+        "error_points": ("off by, points", "+.1f"), "fitted_pct": ("by the newest fit, %", "+.1f"),
+        "step_error_pct": ("FP8 step off by, %", "+.1f"), "host_pct": ("host, % of GPU", ".0f"),
     },
     group=_GROUP,
 )  # fmt: skip
@@ -84,7 +85,18 @@ def _lead_line(row: pd.Series) -> str:
         f"{_opening(row)}: off by {mean} points on average (goal {MEAN_POINTS:g}), and by up to "
         f"{most} in nine of ten (goal {MOST_POINTS:g}). Where the lead is beyond "
         f"±{CLEAR_PCT:g} %, {side}. Worst: {row['worst']}, "
-        f"{number(row['worst_points'], '+.1f')} points."
+        f"{number(row['worst_points'], '+.1f')} points.{_host(row)}"
+    )
+
+
+def _host(row: pd.Series) -> str:
+    """Say how much worse it is where the host's launches count."""
+    if not 0 < row["num_host"] < row["num_cells"]:
+        return ""
+    host, gpu = (number(row[name], ".1f") for name in ("host_points", "gpu_points"))
+    return (
+        f" In the {count(row['num_host'], 'cell')} where the host is busy for more than "
+        f"{HOST_PCT:g} % of the GPU's time by the law: {host} points on average, elsewhere {gpu}."
     )
 
 
@@ -106,6 +118,16 @@ def _memory_line(row: pd.Series) -> str:
 def _opening(row: pd.Series) -> str:
     badge = "✓ Met" if row["is_met"] else "✗ Missed"
     return f"**{badge}.** {count(int(row['num_cells']), 'cell')}, predicted {TESTS[row['test']]}"
+
+
+def freeze_words() -> str:
+    """Say when the constants were frozen, and from how many records."""
+    parts = [
+        f"{count(sum(freeze['records'].values()), 'record')}, the last of "
+        f"{freeze['last_run_ended'][:16].replace('T', ' ')} UTC"
+        for freeze in freezes()
+    ]
+    return f"Frozen {count(len(parts), 'time')}: from {'; then from '.join(parts)}."
 
 
 def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:

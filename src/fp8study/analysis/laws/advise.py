@@ -14,7 +14,7 @@ import pandas as pd
 
 from fp8study.analysis.arms import ratio_of
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import LEFT_OUT, Pair, label_of, lead_table
+from fp8study.analysis.laws.account import Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
 from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
@@ -115,9 +115,10 @@ class Advisor:
         self.cells = cells_of(runs)
         self.timed = [cell for cell in self.cells if speed.is_fitted(cell)]
         tested = lead_table(self.cells)
-        tested = tested[tested["test"] == LEFT_OUT]
-        self.lead_error = float(tested["error_points"].abs().quantile(0.9))
-        self.step_error = float(tested["step_error_pct"].abs().quantile(0.9)) / 100
+        errors = tested[["error_points", "step_error_pct"]].abs()
+        #: By whether there are several GPUs: within what nine of ten predictions of leads, points,
+        #: and of steps, %, are.
+        self.errors = errors.groupby(tested["num_gpus"] > 1).quantile(0.9)
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -182,10 +183,11 @@ class Advisor:
         beyond = list(self._beyond(config, shape, gpu_name))
         kind = MODELLED if beyond else PREDICTED
         wider = _WIDER if beyond else 1.0
-        law, points = speed.lead_pct(laws[0].total, laws[1].total), wider * self.lead_error
+        lead_error, step_error = map(float, self.errors.loc[config.num_gpus > 1])
+        law, points = speed.lead_pct(laws[0].total, laws[1].total), wider * lead_error
         lead = Figure(law, kind, law - points, law + points) if config.is_fp8 else None
         own, error = 1000 * config.tokens_per_step / config.num_gpus / laws[1].total, wider
-        error *= self.step_error
+        error *= step_error / 100
         if partner is not None and partner.rates:  # measured BF16, and the law's lead over it
             base = statistics.median(value for _, value in partner.rates)
             own, error = base * (1 + law / 100), points / (100 + law)

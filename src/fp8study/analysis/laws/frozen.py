@@ -1,7 +1,8 @@
 """The laws' constants: fitted to records by code, frozen in ``constants.json`` with their origin.
 
-`scripts/freeze_laws.py` writes that file. Records that came later are no part of the fit, so that
-they test it; a test fits again, to the records that the file names, and compares.
+`scripts/freeze_laws.py` adds a freeze to that file. Records that came later are no part of it, so
+that they test it; earlier freezes stay, so that what tested them goes on doing so. A test fits
+again, to the records that the newest names, and compares.
 """
 
 from __future__ import annotations
@@ -26,27 +27,42 @@ Runs = Sequence[tuple[str, RunRecord]]
 
 
 @cache
-def frozen() -> dict[str, Any]:
-    """Return the file's content: ``records``, ``last_run_ended``, and a mapping for each law."""
+def freezes() -> list[dict[str, Any]]:
+    """Return every freeze, oldest first: ``records``, ``last_run_ended``, and the laws."""
     content: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
-    return content
+    return list(content["freezes"])
 
 
-def values_of(law: str, without: str | None = None) -> dict[str, float]:
-    """Return a law's frozen constants by name, of all records or of those `without` a model."""
-    values = {name: entry["value"] for name, entry in frozen()[law]["constants"].items()}
-    return values | (frozen()[law]["without"].get(without, {}) if without else {})
+def values_of(law: str, without: str | None = None, freeze: int = -1) -> dict[str, float]:
+    """Return a law's constants by name: of a freeze, by default the newest.
+
+    Of all its records, or of those `without` a model.
+    """
+    found = freezes()[freeze][law]
+    values = {name: entry["value"] for name, entry in found["constants"].items()}
+    return values | (found["without"].get(without, {}) if without else {})
 
 
-def fitted_to(name: str, record: RunRecord) -> bool:
-    """Whether a run (``machine/study/run_id`` and record) is one that the constants are from."""
-    is_old = record.ended_at <= frozen()["last_run_ended"]
-    return is_old and name.rpartition("/")[0] in frozen()["records"]
+def fitted_to(name: str, record: RunRecord, freeze: int = -1) -> bool:
+    """Whether a run (``machine/study/run_id`` and record) is one that a freeze is from."""
+    found = freezes()[freeze]
+    return record.ended_at <= found["last_run_ended"] and _study(name) in found["records"]
+
+
+def _study(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def first_fitted(cell: Cell) -> int:
+    """Return the number of the first freeze that knew a cell; how many there are, if none did."""
+    numbers = range(len(freezes()))
+    return next((n for n in numbers if any(fitted_to(*run, freeze=n) for run in cell.runs)),
+                len(freezes()))  # fmt: skip
 
 
 def provenance(runs: Runs) -> dict[str, Any]:
     """Say which runs a fit is from: how many of each machine and study, and the last one's end."""
-    studies = Counter(name.rpartition("/")[0] for name, _ in runs)
+    studies = Counter(_study(name) for name, _ in runs)
     last = max(record.ended_at for _, record in runs)
     return {"last_run_ended": last, "records": dict(sorted(studies.items()))}
 

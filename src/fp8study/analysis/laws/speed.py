@@ -79,6 +79,8 @@ class Constants:
     """What GEMMs and attention take longer beside communication, over what they take alone."""
     launch_us: float = 20.0
     """The host, a kernel."""
+    shard_layer_us: float = 4000.0
+    """The host, a decoder layer that FSDP2 gathers and reduces on several GPUs."""
     gather_us: float = 500.0
     """The host, a converted layer whose weight FSDP2 gathers in FP8."""
 
@@ -283,7 +285,8 @@ def _host_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
     count = num_converted(config, shape)
     kernels = a_layer * shape.num_layers + _CAST_KERNELS * count
     gathered = count if _gathers_fp8(config) else 0
-    return (c.launch_us * kernels + c.gather_us * gathered) * 1e-3
+    spread = shape.num_layers if config.strategy == "fsdp2" and config.num_gpus > 1 else 0
+    return (c.launch_us * kernels + c.shard_layer_us * spread + c.gather_us * gathered) * 1e-3
 
 
 def _gathers_fp8(config: ResolvedConfig) -> bool:

@@ -149,3 +149,10 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch):
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["options"][0]["tokens_per_second_per_gpu"]["kind"] == MEASURED
+
+
+def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
+    near, far = advice("llama-3.2-1b"), advice("qwen3-14b", 4)
+    assert "llama-3.2-1b" in near.loss_evidence[0] and "validation loss" in near.loss_evidence[0]
+    assert any("million tokens" in line for line in near.loss_uncovered)
+    assert any("qwen3-14b itself" in line for line in far.loss_uncovered)

@@ -12,9 +12,16 @@ from fp8study.core.presets import PRESETS
 
 
 def read_loss_gaps(results: Path) -> pd.DataFrame:
-    """Read the tables of loss gaps that are committed with the records."""
-    paths = sorted(results.glob("reference/*/tables/loss-gaps.csv"))
-    return pd.concat(map(pd.read_csv, paths)) if paths else pd.DataFrame()
+    """Read the tables of loss gaps that are committed with the records, of unseen text first.
+
+    ``loss`` says which: ``validation`` or ``training``.
+    """
+    tables = [
+        pd.read_csv(path).assign(loss=loss)
+        for loss, name in (("validation", "validation-gaps"), ("training", "loss-gaps"))
+        for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
+    ]
+    return pd.concat(tables) if tables else pd.DataFrame()
 
 
 def nearest_losses(
@@ -24,6 +31,8 @@ def nearest_losses(
     if len(table):
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
+        # Not arms that put other layers into FP8 than runs do by default.
+        table = table[~table["arm"].str.contains("skips")]
     if table.empty:
         return (), (f"any loss: none of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
@@ -42,7 +51,8 @@ def nearest_losses(
         ) / 1e6  # fmt: skip
         longest = max(longest, seen)
         evidence.append(
-            f"{row['model']}, {seen:,.3g} million tokens: {row['gap_pct']:+.2f} % "
+            f"{row['model']}, {seen:,.3g} million tokens in {row['epochs']:.1f} passes, "
+            f"{row['loss']} loss: {row['gap_pct']:+.2f} % "
             f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
         )
     uncovered = [f"more than {longest:,.3g} million tokens"]

@@ -47,7 +47,7 @@ addEventListener("load", async () => {
     });
   const widest = document.documentElement.scrollWidth - innerWidth;
   const small = [...document.querySelectorAll("main img")].filter(
-    (image) => image.getBoundingClientRect().width < Math.min(600, innerWidth - 60));
+    (image) => !image.style.width && image.getBoundingClientRect().width < 600);
   document.querySelectorAll("details").forEach((part) => { part.open = !part.className; });
   const found = await axe.run({ resultTypes: ["violations"], preload: false });
   const table = document.querySelector("table.searchable"), said = {};

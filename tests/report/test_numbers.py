@@ -16,10 +16,12 @@ from fp8study.core.records import StoredRun
 from fp8study.report.export import tables_of
 
 ROOT = Path(__file__).parents[2]
-#: Tables that rest on no run: data sheets, and what others published.
-OF_NO_RUN = {"tbl-peaks", "tbl-published"}
+#: Tables that rest on no run of ours: data sheets, and what others published.
+OF_NO_RUN = {"tbl-peaks", "tbl-published", "tbl-restated"}
 #: Printed as computed from the formats, not from records; see `noise_sentences.formats`.
 FORMATS = re.compile(r"The worst relative error of rounding.*?no such sum occurs in them\.", re.S)
+#: A claim that rests on no run: its row prints the document's figures, or those of data sheets.
+UNANSWERED = re.compile(r'.*data-label="records"[^>]*>–</td>.*', re.S)
 NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
 
 
@@ -78,16 +80,19 @@ def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known)
 
 @pytest.mark.slow
 def test_every_row_with_a_number_leads_to_its_runs(site: dict[str, str]) -> None:
-    checked = 0
+    checked, astray = 0, []
     for name, html in site.items():
         for label, table in re.findall(
             r'<figure id="(tbl-[\w-]+)".*?(<table.*?</table>)', html, flags=re.S
         ):
             for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
+                row = UNANSWERED.sub("", row)
                 if label not in OF_NO_RUN and measured(text_of(row)) and "<td" in row:
                     checked += 1
                     (target,) = re.findall(r'href="runs\.html#([^"]+)"', row) or [None]
-                    assert target and f'id="{target}"' in site["runs"], (name, label, row)
+                    if target is None or f'id="{target}"' not in site["runs"]:
+                        astray.append((name, label, text_of(row)))
+    assert not astray
     assert checked > 100
 
 

@@ -19,7 +19,7 @@ IF_ANY = "if any"
 #: A word of more characters may be broken: the name of a layer would push a table off the page.
 _LONGEST_WORD = 20
 #: A cell of more characters gets room for a few words a line.
-_LONG_TEXT = 24
+_LONG_TEXT = 40
 #: A table of more rows is `searchable` unless it is said otherwise.
 _LONG_TABLE = 15
 #: The heading over the links to the runs behind each row.
@@ -166,7 +166,7 @@ def _runs_cell(ids: object, in_card: bool) -> str:
 def _html_cell(text: str, spec: str, tag: str = "td", more: str = "", label: str = "") -> str:
     style = f"text-align: {'right' if spec else 'left'};"
     if len(text) > _LONG_TEXT:
-        style += " min-width: 11em;"
+        style += " min-width: 10em;"
     if any(len(word) > _LONGEST_WORD for word in text.split()):
         style += " overflow-wrap: anywhere; min-width: 9em;"
     more = f' scope="col"{more}' if tag == "th" else more

@@ -66,11 +66,11 @@ def test_goals_are_met_by_predictions_without_error():
     assert not account.lead_verdicts(table)["is_met"].any()
 
 
-def test_what_was_measured_later_is_a_test_of_its_own(monkeypatch):
+def test_what_a_fit_did_not_know_is_a_test_of_its_own(monkeypatch):
     early = {**frozen.freezes()[0], "last_run_ended": "2026-11-21T04:00:00+00:00"}
     monkeypatch.setattr(frozen, "freezes", lambda: [early])
     tests = account.lead_table(cells())["test"].value_counts()
-    assert tests[account.LATER] > tests[account.LEFT_OUT] > 0
+    assert tests[account.KEPT_OUT] > tests[account.LEFT_OUT] > 0
 
 
 def test_a_later_freeze_does_not_take_back_what_tested_an_earlier_one():
@@ -78,7 +78,7 @@ def test_a_later_freeze_does_not_take_back_what_tested_an_earlier_one():
     grid = cells_of(run for run in runs if run[0].startswith("h200x4/document-a-grid/"))
     first = [cell for cell in grid if frozen.first_fitted(cell) == 1]
     assert first
-    assert {account.test_of(cell) for cell in first} == {(account.LATER, None, 0)}
+    assert {account.test_of(cell) for cell in first} == {(account.KEPT_OUT, None, 0)}
 
 
 def test_leads_are_of_pairs_that_differ_in_their_precision_alone():

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from fp8study.analysis.laws.account import (
     CLEAR_PCT,
     HOST_PCT,
-    LATER,
+    KEPT_OUT,
     LEFT_OUT,
     MEAN_POINTS,
     MEMORY_PCT,
@@ -28,10 +28,10 @@ from fp8study.report.words import count, how_to_get, number, recipe
 #: How each test is introduced; the words follow "Predicted …".
 TESTS = {
     LEFT_OUT: "by the cells of all other models",
-    LATER: "before it was measured",
+    KEPT_OUT: "by constants that were frozen without it",
     OTHER_GPU: "from the cells of another kind of GPU",
 }
-_MARKERS = {LEFT_OUT: "o", LATER: "D", OTHER_GPU: "s"}
+_MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}
 _GROUP = "{model}, {num_gpus} × {gpu_name}: {test}"
 LEADS = Layout(
     {

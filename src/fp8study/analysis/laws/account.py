@@ -1,7 +1,8 @@
 """The laws held to account: every prediction beside what was measured.
 
 A cell that the constants were first fitted to is predicted by what all other models give; one that
-was measured later by the constants that were frozen before; one on another GPU by the newest.
+only a later fit knows, or none, by the constants that were frozen without it; one on another GPU by
+the newest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.recipes import RECIPES
 
 #: How a prediction was tested.
-LEFT_OUT, LATER, OTHER_GPU = "model left out", "measured later", "another GPU"
+LEFT_OUT, KEPT_OUT, OTHER_GPU = "model left out", "kept from the fit", "another GPU"
 #: The goals: FP8's lead is off by so much on average, and in nine of ten cells, points; beyond so
 #: much, %, its sign is right; memory is off by so much, %.
 MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
@@ -89,12 +90,12 @@ def test_of(cell: Cell) -> tuple[str, str | None, int]:
     """Return how a cell tests the laws: the test, and the model and the freeze of its constants.
 
     A cell of the first freeze is predicted without its model; one that a later freeze knows, or
-    none, by the freeze before it was measured.
+    none, by the freeze before that.
     """
     if cell.gpu != speed.FITTED_GPU:
         return OTHER_GPU, None, -1
     first = first_fitted(cell)
-    return (LEFT_OUT, model_of(cell), -1) if first == 0 else (LATER, None, first - 1)
+    return (LEFT_OUT, model_of(cell), -1) if first == 0 else (KEPT_OUT, None, first - 1)
 
 
 def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:

@@ -27,7 +27,7 @@ COUNTS = Layout({"verdict": ("verdict", "")} | {name: (name, "d") for name in _C
 LEDGER = Layout({
     "id": ("id", ""), "document": ("document", ""), "badge": ("verdict", ""),
     "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
-    "why": ("why", ""), "settles": ("what would settle it", ""), "machines": ("machines", ""),
+    "why": ("why", ""), "machines": ("machines", ""),
 }, cards=True)  # fmt: skip
 
 
@@ -49,15 +49,17 @@ def ours(each: Judged) -> str:
 
 def rows(ledger: Sequence[Judged]) -> pd.DataFrame:
     """Return the page's rows, in words."""
+    reasons = [(each.finding.why, settles(each)) for each in ledger]
     return pd.DataFrame([
         {
             "id": each.claim.id, "document": each.claim.document, "claim": each.claim.statement,
             "their_figure": each.claim.figure, "ours": ours(each),
-            "badge": badge(each.finding.verdict), "why": _signs(each.finding.why),
-            "settles": settles(each), "machines": each.machines,
+            "badge": badge(each.finding.verdict),
+            "why": _signs(". It would take: ".join(filter(None, reason))),
+            "machines": ", ".join(dict.fromkeys(run.split("/")[0] for run in each.finding.runs)),
             "run_ids": " ".join(each.finding.runs),
         }
-        for each in ledger
+        for each, reason in zip(ledger, reasons, strict=True)
     ])  # fmt: skip
 
 
@@ -80,6 +82,8 @@ def tally(ledger: Sequence[Judged]) -> pd.DataFrame:
 
 def ledger_text(ledger: Sequence[Judged]) -> str:
     """Write the ledger for a terminal: what this machine's own runs answer comes first."""
+    if not ledger:
+        return "no such claim"
     lines = [f"{'':19}" + "".join(f"{name:>5}" for name in _COUNTED)]
     for row in tally(ledger).to_dict("records"):
         lines.append(f"{row['verdict']:19}" + "".join(f"{row[name]:>5}" for name in _COUNTED))

@@ -112,6 +112,7 @@ function openTarget() {
 // Pictures inside the page are drawn for a phone and scale: their full size is the reader's zoom.
 document.querySelectorAll("main img:not([src^='data:'])").forEach((image) => {
   const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
+  if (image.src.startsWith("data:")) link.download = "figure.svg";  // no page may open one
   image.replaceWith(link);
   link.append(image);
 });

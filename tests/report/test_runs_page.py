@@ -46,6 +46,14 @@ def test_a_cpus_speed_is_not_shown(tmp_path: Path) -> None:
     assert "tokens/s" not in runs_text(load_report(tmp_path)).data
 
 
+def test_quarto_is_given_no_html_output() -> None:
+    """For one, it loads require.js and jQuery from the network."""
+    package = Path(__file__).parents[2] / "src" / "fp8study" / "report"
+    sources = [path.read_text(encoding="utf-8") for path in package.rglob("*.py")]
+    assert len(sources) > 20
+    assert not [text for text in sources if re.search(r"import .*\bHTML\b|_repr_html_", text)]
+
+
 def test_what_runs_differ_in_is_found_in_their_configurations() -> None:
     assert varied_fields([{"a": 1, "b": 2, "c": [0]}, {"a": 1, "c": [1]}]) == ["b", "c"]
     assert varied_fields([{"a": 1}, {"a": 1}]) == []

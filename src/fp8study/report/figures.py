@@ -9,8 +9,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
-from IPython.display import HTML
+from IPython.display import Markdown
 from matplotlib.figure import Figure
+
+from fp8study.report.table import raw_html
 
 #: Wider than this a picture made for a phone would shout.
 _MOST_REM = 38
@@ -24,11 +26,11 @@ def svg(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def shown(figure: Figure, alt: str) -> HTML:
+def shown(figure: Figure, alt: str) -> Markdown:
     """Show a figure with a text that stands in for it; it scales with the page."""
     data = base64.b64encode(svg(figure)).decode()
     style = f"width: 100%; max-width: {_MOST_REM}rem;"
-    return HTML(
+    return raw_html(
         f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(alt)}" style="{style}">'
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fp8study.analysis.claims.finding import TESTS, Verdict
-from fp8study.analysis.claims.ledger import _found, all_claims, claims_table, judge
+from fp8study.analysis.claims.ledger import all_claims, claims_table, judge, judge_claim
 from fp8study.core.records import RunRecord
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
@@ -237,7 +237,7 @@ def test_a_verdict_follows_its_records(
 ) -> None:
     claim = CLAIMS[name]
     changed = dataclasses.replace(claim, published={**claim.published, **figures})
-    found = _found(changed, tables(records()))
+    found = judge_claim(changed, tables(records()))
     assert found.verdict == verdict, found.why
     assert found.why
 
@@ -278,7 +278,7 @@ def test_a_finding_without_evidence_is_no_verdict() -> None:
     arithmetic = {"A20", "A21", "A22", "C04", "C06"}
     empty = tables(nothing())
     for name, claim in CLAIMS.items():
-        found = _found(claim, empty)
+        found = judge_claim(claim, empty)
         assert (found.verdict in (OPEN, ELSEWHERE)) == (name not in arithmetic), name
 
 

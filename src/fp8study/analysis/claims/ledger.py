@@ -70,7 +70,7 @@ def judge(frames: Frames) -> list[Judged]:
     tables = {name: Tables(frames, labels) for name, labels in classes.items()}
     ledger = []
     for claim in all_claims():
-        found = {kind: _found(claim, of_class) for kind, of_class in tables.items()}
+        found = {kind: judge_claim(claim, of_class) for kind, of_class in tables.items()}
         telling = {kind: finding for kind, finding in found.items() if finding.runs}
         for kind, finding in (telling or dict([*found.items()][:1])).items():
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
@@ -79,7 +79,8 @@ def judge(frames: Frames) -> list[Judged]:
     return ledger
 
 
-def _found(claim: Claim, tables: Tables) -> Finding:
+def judge_claim(claim: Claim, tables: Tables) -> Finding:
+    """Judge one claim by the tables of one class of machines."""
     finding = TESTS[claim.id](tables, claim)
     if finding.verdict is Verdict.UNDECIDED and claim.needs:
         return replace(

@@ -39,12 +39,14 @@ def by_rows(
 
 
 def by_model(rows: pd.DataFrame, values: pd.Series, spec: str) -> str:
-    """List the medians of several models, the smallest model first."""
+    """List the medians of several models, the smallest model first, or name the only one."""
     if "model" not in rows:
         return ""
     table = rows[["model"]].assign(value=values.astype(float), size=rows.get("num_parameters", 0))
     medians = table.sort_values("size").groupby("model", sort=False)["value"].median()
-    if medians.nunique() < 2:
+    if len(medians) == 1:
+        return f"; {medians.index[0]} alone"
+    if medians.nunique() == 1:
         return ""
     return f"; medians: {', '.join(f'{m} {value:{spec}}' for m, value in medians.items())}"
 

@@ -66,8 +66,7 @@ function csv(table) {
 }
 
 function enhance(table) {
-  const float = table.closest("figure[id], div[id]");
-  const name = (float && float.id) || "table";
+  const name = table.closest("figure[id], div[id]")?.id ?? "table";
   const search = element("input", { type: "search", placeholder: "filter" });
   search.setAttribute("aria-label", "Filter the rows");
   const counter = element("output", {});
@@ -83,9 +82,8 @@ function enhance(table) {
     if (!("choose" in heading.dataset)) return [];
     const rows = [...table.tBodies].flatMap(rowsOf);
     const values = [...new Set(rows.map((row) => row.cells[place].textContent.trim()))].sort();
-    const any = element("option", { value: "", textContent: `any ${heading.textContent}` });
-    const options = values.map((value) => element("option", { value, textContent: value }));
-    const list = element("select", {}, any, ...options);
+    const list = element("select", {}, new Option(`any ${heading.textContent}`, ""),
+      ...values.map((value) => new Option(value)));
     list.setAttribute("aria-label", heading.textContent);
     return [[place, list]];
   });
@@ -104,9 +102,7 @@ function enhance(table) {
 }
 
 function openTarget() {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)))
-    || document.getElementById(location.hash.slice(1));
-  if (target && target.tagName === "DETAILS") target.open = true;
+  document.querySelector("details:target")?.setAttribute("open", "");
 }
 
 // Pictures inside the page are drawn for a phone and scale: their full size is the reader's zoom.
@@ -121,5 +117,8 @@ document.querySelectorAll("math[display=block], .cell-output-display").forEach((
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
 });
 document.querySelectorAll("table.searchable").forEach((table) => table.tHead && enhance(table));
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("main details:not(.run)").forEach((part) => { part.open = true; });
+});
 addEventListener("hashchange", openTarget);
 openTarget();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -103,3 +104,18 @@ def test_what_a_signal_does_outside_is_left_alone() -> None:
     with pytest.raises(Stopped, match="SIGHUP"), stoppable():
         os.kill(os.getpid(), signal.SIGHUP)
         time.sleep(5)
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_a_silent_child_ends_with_its_parents_end_of_the_pipe(whole_group: bool) -> None:
+    """One that prints would end anyhow, of a pipe that nobody reads."""
+    code = (
+        "import time; from fp8study.run.children import follow_parent; "
+        f"follow_parent({whole_group}); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(timeout=30) == -signal.SIGTERM

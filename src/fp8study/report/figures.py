@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 from pathlib import Path
+from urllib.parse import quote
 
 import matplotlib as mpl
 import pandas as pd
@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 
 from fp8study.report.table import raw_html
 
+#: Need no escape inside a quoted link.
+_SAFE = " ,;:/()+=*"
 #: Wider than this a picture made for a phone would shout.
 _MOST_REM = 38
 
@@ -28,10 +30,11 @@ def svg(figure: Figure) -> bytes:
 
 def shown(figure: Figure, alt: str) -> Markdown:
     """Show a figure with a text that stands in for it; it scales with the page."""
-    data = base64.b64encode(svg(figure)).decode()
+    picture = " ".join(svg(figure).decode().split()).replace('"', "'")
+    data = quote(picture, safe=_SAFE + "'")
     style = f"width: 100%; max-width: {_MOST_REM}rem;"
     return raw_html(
-        f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(alt)}" style="{style}">'
+        f'<img src="data:image/svg+xml,{data}" alt="{html.escape(alt)}" style="{style}">'
     )
 
 
@@ -39,8 +42,7 @@ def download(table: pd.DataFrame, name: str, words: str = "Data as CSV") -> str:
     """Return a link, as Markdown, that saves a table as the file `name`.csv."""
     keys = [column for column in table.columns if str(column).endswith("_key")]
     text = table.drop(columns=keys).to_csv(index=False, float_format="%.6g")
-    data = base64.b64encode(text.encode()).decode()
-    return f'<a download="{name}.csv" href="data:text/csv;base64,{data}">{words}</a>'
+    return f'<a download="{name}.csv" href="data:text/csv,{quote(text, safe=_SAFE)}">{words}</a>'
 
 
 def save(figure: Figure, path: Path) -> None:

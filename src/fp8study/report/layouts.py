@@ -21,7 +21,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     # Speed, memory, start-up.
     "tokens_per_second_per_gpu": ("tokens/s per GPU", ",.0f"),
     "speedup_pct": ("v BF16, %", "+.1f"),
-    "gain_pct": ("v plain, %", "+.1f"),
     "tflops_per_gpu": ("TFLOP/s per GPU", ".0f"),
     "mfu_bf16_peak_pct": ("MFU (BF16 peak), %", ".1f"),
     "memory_peak_gib": ("peak memory, GiB", ".1f"),
@@ -70,7 +69,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "loss_bf16": ("BF16 loss", ".3f"),
     "gap_pct": ("gap, %", "+.2f"),
     "gap": ("gap, nats", "+.4f"),
-    "loss_gap_pct": ("loss v plain, %", "+.2f"),
     "interval": ("its CI, %", ""),
     "detectable_pct": ("detectable, %", ".2f"),
     "p_holm": ("p, Holm", ".1g"),
@@ -116,7 +114,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "converted": ("layers in FP8", ""),
     "matmul_dtypes": ("dtypes of GEMMs", ""),
     "moved_pct": ("weights moved by the first step, %", ".0f"),
-    "bf16_peak_tflops": ("that peak", ".0f"),
     "mfu_mixed_peak_pct": ("% of mixed peak", ".1f"),
     "mixed_peak_tflops": ("that peak", ".0f"),
     "mfu_achievable_pct": ("% of GEMM peak", ".1f"),

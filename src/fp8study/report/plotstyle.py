@@ -17,7 +17,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fp8study.report.words import count, in_words, number
+from fp8study.report.words import in_words, number
 
 PALETTE = {
     "bf16": "#0072B2",
@@ -110,12 +110,6 @@ def panels(
         axis.set_title("\n".join(lines), loc="left", fontsize=9.5)
         axis.set(xlabel=labels[0], ylabel=labels[1])
     return figure, [(axis, *group) for axis, group in zip(axes, groups, strict=False)]
-
-
-def setting_title(machine: str, study: str, model: str, num_gpus: int, setting: str) -> str:
-    """Name what the arms of a panel have in common; the keys are those of `SETTING`."""
-    unit = "process" if "emulated" in str(setting) else "GPU"
-    return f"{model}, {count(num_gpus, unit)}: {study} on {machine}\n{setting}"
 
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:

@@ -36,7 +36,7 @@ def _decision(table: pd.DataFrame) -> str:
     parts = []
     for train_in, said in _SAID.items():
         chosen = table[kind == train_in]
-        models = [_of_model(rows, table[table["model"] == model])
+        models = [_of_model(rows, table[table["model"] == model], says_lead=train_in == "fp8")
                   for model, rows in chosen.groupby("model", sort=False)]  # fmt: skip
         if models:
             checked = chosen["action"].eq(decision.CHECK).any()
@@ -50,15 +50,15 @@ def _decision(table: pd.DataFrame) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
+def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame, says_lead: bool) -> str:
     """Name a model with where in its settings, and the leads there."""
-    where = f"{len(rows)} of {len(of_it)} settings, " if len(rows) < len(of_it) else ""
+    facts = [f"{len(rows)} of {len(of_it)} settings"] if len(rows) < len(of_it) else []
     if len(rows) == 1 < len(of_it):
         num_gpus, batch = rows[["num_gpus", "micro_batch_size"]].to_numpy().tolist()[0]
-        where = f"{count(num_gpus, 'GPU')}, batch {batch}, "
-    leads = rows["lead_pct"].dropna()
-    said = span(leads, "+.1f", " %") if len(leads) else "not comparable"
-    return f"{escape(rows['model'].iloc[0])} ({where}{said})"
+        facts = [f"{count(num_gpus, 'GPU')}, batch {batch}"]
+    facts += [span(rows["lead_pct"], "+.1f", " %")] if says_lead else []
+    more = f" ({', '.join(facts)})" if facts else ""
+    return f"{escape(rows['model'].iloc[0])}{more}"
 
 
 def _joined(names: list[str]) -> str:

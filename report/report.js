@@ -102,7 +102,7 @@ function enhance(table) {
 }
 
 function openTarget() {
-  document.querySelector("details:target")?.setAttribute("open", "");
+  document.getElementById(location.hash.slice(1))?.setAttribute("open", "");
 }
 
 // Pictures inside the page are drawn for a phone and scale: their full size is the reader's zoom.

@@ -86,7 +86,8 @@ def _run(run: StoredRun, path: str, varied: Sequence[str]) -> str:
     results = record.results
     if record.machine.get("device") == "cpu":  # where FP8 is emulated, speeds say nothing of it
         results = {name: results.get(name) for name in ("loss_last20_mean", "validation_loss")}
-    seen = [f"seed {record.config.get('seed')}", *_numbers(results, _HEADLINE)]
+    again = f", repeat {record.config['repeat']}" if record.config.get("repeat") else ""
+    seen = [f"seed {record.config.get('seed')}{again}", *_numbers(results, _HEADLINE)]
     seen += [record.status] if record.status != "completed" else []
     seen += [count(len(record.warnings), "warning")] if record.warnings else []
     lines = {

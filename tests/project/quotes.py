@@ -1,0 +1,189 @@
+"""What the README and docs/results.md may say of speed and memory, made from the records."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.peers import peer_table
+from fp8study.analysis.speed import switch_table, throughput_table
+from fp8study.core.records import StoredRun, load_runs
+
+ROOT = Path(__file__).parents[2]
+MACHINE = "h200x4"
+
+
+@cache
+def stored(machine: str = MACHINE) -> list[StoredRun]:
+    """The committed records of a machine, read once."""
+    return [run for run in load_runs(ROOT / "results") if run.machine_label == machine]
+
+
+def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:
+    """The one row of a table that has the given values."""
+    rows = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
+    assert len(rows) == 1, chosen
+    return rows.iloc[0]
+
+
+def per_cent(value: float, digits: int = 1) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−") + " %"
+
+
+def tuned_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of the tuned path."""
+    speed = throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    speed = speed[~speed["setting"].str.contains("clipped")]
+    assert speed["setting"].str.contains("tuned").all()
+    assert set(speed["num_runs"]) == {3}
+    fp8 = speed[speed["precision"] == "fp8_tensorwise"]
+    fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
+    small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
+    largest = throughput_table(runs[runs["study"] == "best-batch"])
+    tensorwise, rowwise = (
+        one(largest.dropna(subset="speedup_pct"), precision=f"fp8_{kind}", num_runs=1)
+        for kind in ("tensorwise", "rowwise")
+    )
+    assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
+    big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
+    shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
+    shared = shared[(shared["path"] == "tuned") & (shared["num_gpus"] == 2)]
+    two = one(shared, precision="fp8_tensorwise")
+    rate = {
+        p: one(shared, precision=p)["tokens_per_second_per_gpu"] for p in set(shared["precision"])
+    }
+    return [
+        *(
+            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
+            f"{', not sharded,' if row['strategy'] == 'none' else ''} "
+            f"{per_cent(row['speedup_pct'])} ({row['tokens_per_second_per_gpu']:,.0f} tokens/s"
+            for n, row in big.items()
+        ),
+        f"at batch 5 {per_cent(tensorwise['speedup_pct'])} "
+        f"({tensorwise['tokens_per_second_per_gpu']:,.0f}), rowwise "
+        f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
+        *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
+        f"{per_cent(two['speedup_pct'])} on 2 GPUs",
+        f"{rate['fp8_tensorwise']:,.0f} against {rate['bf16']:,.0f} tokens/s, give "
+        f"{per_cent(100 * (rate['fp8_tensorwise'] / rate['bf16'] - 1))}",
+    ]
+
+
+def peer_texts() -> list[str]:
+    """What is said of torchtitan beside the tuned path, which clips gradients or not."""
+    table = peer_table(stored())
+    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
+    assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
+    table["clips"] = table["max_grad_norm"].notna()
+    texts = list(set(table["peer"]))
+    for clips, rows in table.groupby("clips"):
+        is_big = rows["model"] == "llama-3.1-8b"
+        ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
+        texts.append(
+            "8B "
+            + ", ".join(
+                f"{ratio[n, 'bf16']:.2f} (BF16) and {ratio[n, 'fp8_tensorwise']:.2f} times (FP8) "
+                f"on {n} GPU{'s' if n > 1 else ''}"
+                for n in (1, 4)
+            )
+        )
+        if clips:
+            small = rows.loc[~is_big, "ratio"]
+            texts.append(f"the 1B {small.min():.2f} to {small.max():.2f} times")
+    return texts
+
+
+def memory_text() -> str:
+    """What is said of the memory that the tuned path reserves for the 8B."""
+    peers = peer_table(stored()).query("model == 'llama-3.1-8b'")
+    less = peers["peer_reserved_gib"] - peers["reserved_gib"]
+    assert len(less) == 8
+    assert min(less) > 0
+    texts = [
+        f"{part.min():.1f} to {part.max():.1f} GiB less on {num_gpus}"
+        for num_gpus, part in less.groupby(peers["num_gpus"])
+    ]
+    return f"reserves {texts[0]} GPU and {texts[1]}"
+
+
+def further_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of leads on the plain path, between 1B and 8B, and with clipped gradients."""
+    speed = throughput_table(runs[runs["precision"].isin(["bf16", "fp8_tensorwise"])])
+    fp8 = speed[~speed["stale"] & speed["speedup_pct"].notna()]
+    plain = fp8[(fp8["path"] == "plain") & fp8["setting"].str.contains("4096")]
+    small = plain[plain["model"] == "llama-3.2-1b"]
+    batch_8 = one(small[small["setting"].str.contains("batch 8")], num_runs=1)["speedup_pct"]
+    alone = one(plain, model="llama-3.1-8b", strategy="none")
+    two = one(plain, study="tuned-loss-fsdp", num_gpus=2, num_runs=3)["speedup_pct"]
+    corners = fp8[(fp8["study"] == "corner-arms") & (fp8["num_runs"] <= 2)].set_index("model")
+    corner = {m: per_cent(corners.loc[m, "speedup_pct"]) for m in corners.index}
+    beside = fp8[fp8["study"].str.startswith("beside-torchtitan")]
+    clipped = beside[beside["setting"].str.contains("clipped") & beside["model"].str.contains("8b")]
+    lead = clipped.set_index("num_gpus")["speedup_pct"]
+    assert (alone["num_runs"], len(lead), len(corner)) == (1, 2, 3)
+    return [
+        f"At batch 8 on 1 GPU {per_cent(batch_8)} (one run)",
+        f"not sharded it is {per_cent(alone['speedup_pct'])} (one run)",
+        f"{per_cent(two)} on 2 GPUs (three runs)",
+        f"3B {corner['llama-3.2-3b']}, Qwen3-4B {corner['qwen3-4b']}, 8B {corner['llama-3.1-8b']}",
+        f"{per_cent(lead[1])} and {per_cent(lead[4])}",
+    ]
+
+
+def lead_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of leads over all sessions, and of document A's grid."""
+    leads = leads_table(runs)
+    leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
+    tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
+    alone, four = (one(tuned, model="llama-3.1-8b", num_gpus=n) for n in (1, 4))
+    ends = [
+        [per_cent(row[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high")]
+        for row in (alone, four)
+    ]
+    less = [[f"{-row[f'{of}_change_pct']:.1f} %" for row in (alone, four)]
+            for of in ("memory", "energy")]  # fmt: skip
+    plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
+    pooled = [per_cent(plain[f"{name}_pct"]) for name in ("lead", "ci_low", "ci_high")]
+    small = leads[leads["model"].str.startswith("llama-3.2-1b") & (leads["micro_batch_size"] == 1)]
+    eight = one(tuned, model="llama-3.2-1b-untied", micro_batch_size=8)["lead_pct"]
+    cells = leads[leads["studies"] == "document-a-grid"]
+    grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)
+    models = {"1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "Qwen3-4B": "qwen3-4b"}
+    assert (len(cells), set(cells["num_gpus"]), set(cells["num_pairs"])) == (9, {4}, {1})
+    assert (
+        cells.groupby("model")["tokens_per_second_per_gpu"]
+        .idxmax()
+        .isin(cells.index[cells["sequence_length"] == 8192])
+        .all()
+    )
+    return [
+        f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
+        f"pooled {pooled[0]} (95 % CI {pooled[1].removesuffix(' %')} to "
+        f"{pooled[2].removesuffix(' %')})",
+        f"by {per_cent(alone['lead_pct'])} on 1 GPU at batch 1 (95 % CI {' to '.join(ends[0])}) "
+        f"and by {per_cent(four['lead_pct'])} on 4 GPUs at batch 2 ({' to '.join(ends[1])})",
+        f"with {less[0][0]} and {less[0][1]} less memory and "
+        f"{less[1][0]} and {less[1][1]} less energy per token",
+        f"{per_cent(eight)} on 1 GPU at batch 8. At batch 1 from "
+        f"{per_cent(small['lead_pct'].min())} to {per_cent(small['lead_pct'].max())}:",
+        "; ".join(
+            f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
+            for name, model in models.items()
+        ),
+        *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
+        f"({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]})",
+    ]
+
+
+def path_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of the tuned path's losses."""
+    texts = []
+    for study in ("tuned-loss", "tuned-loss-fsdp"):
+        table = switch_table(runs[runs["study"] == study])
+        assert (set(table["verdict"]), set(table["num_pairs"])) == ({"equivalent"}, {3})
+        gap = table.set_index("precision")["loss_gap_pct"]
+        bf16, fp8 = (per_cent(gap[p], 3) for p in ("bf16", "fp8_tensorwise"))
+        texts.append(f"{bf16} in BF16 and {fp8} in FP8")
+    return texts

@@ -13,7 +13,7 @@ def training(report: Report) -> str:
     """Say what the training losses show, machine by machine."""
     gaps = _healthy(report.loss_gaps)
     if gaps.empty:
-        return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get('quick')}."
+        return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get()}."
     parts = [] if (gaps["device"] == "cuda").any() else ["**Loss:** no pair on GPUs yet."]
     for machine, rows in by_machine(gaps):
         for device, known in rows.groupby("device", sort=False):

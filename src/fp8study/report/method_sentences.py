@@ -16,7 +16,7 @@ from fp8study.report.words import by_machine, count, escape, how_to_get
 def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
     """Say when the runs were made, on what, and what they held of their GPUs."""
     if runs.empty:
-        return f"There are no records yet: {how_to_get('quick')}."
+        return f"There are no records yet: {how_to_get()}."
     lines = []
     for machine, rows in by_machine(runs):
         first, last = rows["started_at"].min()[:10], rows["ended_at"].max()[:10]

@@ -72,7 +72,7 @@ def named(stored: Sequence[StoredRun]) -> Runs:
 def lead_words(verdicts: pd.DataFrame) -> str:
     """Say how far FP8's predicted lead is off, test by test, and whether that meets the goals."""
     if verdicts.empty:
-        return f"**FP8's lead: no GPU records yet:** {how_to_get('quick')}."
+        return f"**FP8's lead: no GPU records yet:** {how_to_get()}."
     return "\n\n".join(_lead_line(row) for _, row in verdicts.iterrows())
 
 
@@ -103,7 +103,7 @@ def _host(row: pd.Series) -> str:
 def memory_words(verdicts: pd.DataFrame) -> str:
     """Say how far predicted memory is off, test by test, and whether that meets the goal."""
     if verdicts.empty:
-        return f"**Memory: no GPU records yet:** {how_to_get('quick')}."
+        return f"**Memory: no GPU records yet:** {how_to_get()}."
     return "\n\n".join(_memory_line(row) for _, row in verdicts.iterrows())
 
 

@@ -26,7 +26,7 @@ def decide(report: Report) -> str:
     if table.empty:
         return (
             "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
-            f"alone and ran in its session: {how_to_get('quick')}."
+            f"alone and ran in its session: {how_to_get()}."
         )
     return "\n\n".join(f"**{name}:** {_decision(rows)}" for name, rows in by_machine(table))
 
@@ -85,13 +85,19 @@ def lead_caption(leads: pd.DataFrame, peers: pd.DataFrame) -> str:
 def rule() -> str:
     """Write down the rule behind the column that says what to do."""
     worth, level = f"{decision.WORTH_PCT:g} %", f"{100 * LEVEL:.0f} %"
+    lines = {
+        decision.CHECK: f"it lies above {worth}.",
+        decision.FP8: "so it does, and the loss in this very setting is equivalent.",
+        decision.WORSE: "so it does, and the loss there is not.",
+        decision.LITTLE: f"it ends below {worth}.",
+        decision.BF16: "it ends below zero.",
+        decision.TRY: "so it does, and gathering weights in BF16 is untried.",
+        decision.MORE: f"{worth} lies inside it, or there is none.",
+    }
     return (
-        f"**The rule.** *{decision.CHECK}*: the {level} CI of its lead lies above {worth}. "
-        f"*{decision.FP8}*: and its loss is equivalent in the same setting. "
-        f"*{decision.WORSE}*: and its loss is not. *{decision.LITTLE}*: the CI ends "
-        f"below {worth}. *{decision.BF16}*: it ends below zero. *{decision.TRY}*: the same, where "
-        "weights were gathered in FP8 and gathering in BF16 was not tried. "
-        f"*{decision.MORE}*: all else.\n\n"
+        f"**The rule**, by the {level} CI of FP8's lead:\n\n"
+        + "\n".join(f"- *{action}*: {when}" for action, when in lines.items())
+        + "\n\n"
         "**The lead.** Median of the paired ratios of a session, geometric mean over sessions. The "
         "CI takes the spread between sessions from all settings of the same machine and path that "
         "were timed in several; where there are none, the spread between the pairs of the one "
@@ -104,7 +110,7 @@ def changes(report: Report) -> str:
     """Say setting by setting what would change the answer."""
     table = report.decisions
     if table.empty:
-        return f"Any measurement: {how_to_get('quick')}."
+        return f"Any measurement: {how_to_get()}."
     lines = []
     check = table[table["action"] == decision.CHECK]
     if len(check):
@@ -205,14 +211,14 @@ def beside(report: Report) -> str:
 def machines(report: Report) -> str:
     """List the machines, the reader's own first, each with its number of runs."""
     if report.runs.empty:
-        return f"**There are no records yet:** {how_to_get('quick')}."
+        return f"**There are no records yet:** {how_to_get()}."
     lines = []
     for machine, rows in by_machine(report.runs):
         done = int((rows["status"] == "completed").sum())
         cpu = ", FP8 emulated on its CPU" if (rows["device"] == "cpu").any() else ""
         lines.append(f"- **{machine}**{cpu}: {count(len(rows), 'run')}, {done} completed.")
     if not (report.runs["device"] == "cuda").any():
-        lines.append(f"\n**No GPU records yet:** {how_to_get('quick')}.")
+        lines.append(f"\n**No GPU records yet:** {how_to_get()}.")
     return "\n".join(lines)
 
 

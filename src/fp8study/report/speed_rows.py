@@ -64,7 +64,7 @@ def leads(table: pd.DataFrame) -> pd.DataFrame:
     ends = [table[name] for name in ("lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct")]
     rows = list(zip(*ends, strict=True))
     found = table.assign(
-        weights=path + ", " + weights + clips.map(", {}".format, na_action="ignore").fillna(""),
+        weights=path + ", " + weights + (", " + clips.astype("string")).fillna(""),
         lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
         ci=[_interval(low, high) for *_, low, high in rows],
         by_session=[

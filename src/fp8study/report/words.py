@@ -15,12 +15,13 @@ def escape(text: object) -> str:
     return " ".join(re.sub(r"([\\`*_\[\]<>$|])", r"\\\1", str(text)).split())
 
 
-def how_to_get(study: str) -> str:
-    """Say which command makes the records of a study."""
-    return f"run `make reproduce STUDY={study}` on a machine with NVIDIA GPUs"
+def how_to_get(study: str = "") -> str:
+    """Say which command makes the records of a study, or of the one that fits the machine."""
+    named = f" STUDY={study}" if study else ""
+    return f"run `make reproduce{named}` on a machine with NVIDIA GPUs"
 
 
-def no_gpu_records(study: str = "quick") -> str:
+def no_gpu_records(study: str = "") -> str:
     """Say that there is nothing from a GPU, as plain text for tables and figures."""
     return f"No GPU records here yet: {how_to_get(study).replace('`', '')}."
 

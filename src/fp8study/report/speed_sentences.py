@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.report.words import by_machine, escape, number, recipe, span
+from fp8study.report.words import by_machine, escape, recipe, span
 
 _LEAD = "A lead: medians of paired ratios, averaged over sessions."
 
@@ -57,14 +57,15 @@ def steps(table: pd.DataFrame) -> str:
 def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
     parts = []
-    for (model, precision), rows in table.groupby(["model", "precision"], sort=False):
-        last = rows.sort_values("num_gpus").iloc[-1]
-        parts.append(
-            f"{escape(model)}, {recipe(precision)}: {number(last['kept_pct'], '.0f')} % on "
-            f"{int(last['num_gpus'])} GPUs"
-        )
-    said = "; ".join(parts)
-    return f"Rate per GPU against the fewest GPUs. {said}. 100 % is linear scaling."
+    line = ["machine", "model", "precision"]
+    last = table.sort_values("num_gpus").drop_duplicates(line, keep="last")
+    for (num_gpus, precision), rows in last.groupby(["num_gpus", "precision"], sort=False):
+        kept = span(rows["kept_pct"], ".0f", " %")
+        parts.append(f"{recipe(precision)} {kept} on {num_gpus} GPUs")
+    return (
+        "What each model keeps of its rate per GPU on the fewest GPUs: "
+        f"{', '.join(parts) or 'nothing measured'}. 100 % is linear scaling."
+    )
 
 
 def others(table: pd.DataFrame) -> str:
@@ -89,9 +90,9 @@ def peers(table: pd.DataFrame) -> str:
         f"Both clipping gradients, ours makes {span(clipped['ratio'], '.2f')} times the tokens of "
         f"{escape(clipped['peer'].iloc[0])}"
         f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}. Two sessions "
-        "differ, so it ran in the same session, on the same machine, with the same shapes. It "
-        "tokenised inside its steps and single-GPU arms ran on different GPUs of the box: either "
-        "may be part of the difference."
+        "differ, so it ran in the same session, on the same machine, with the same shapes. Where "
+        "it tokenises inside its steps, or arms ran on different GPUs of the box, either may be "
+        "part of the difference."
     )
 
 

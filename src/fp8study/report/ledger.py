@@ -74,6 +74,8 @@ def based_on(each: Judged) -> str:
 def tally(ledger: Sequence[Judged]) -> pd.DataFrame:
     """Count verdicts by document: of each claim its first, one's own machine's if it has any."""
     first = {each.claim.id: each for each in reversed(ledger)}.values()
+    if not first:
+        return pd.DataFrame()
     found = pd.DataFrame([(badge(e.finding.verdict), e.claim.document) for e in first])
     table = pd.crosstab(found[0], found[1]).reindex([*map(badge, SHAPES)], fill_value=0)
     table = table.reindex(columns=_DOCUMENTS, fill_value=0)

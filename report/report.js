@@ -101,6 +101,26 @@ function enhance(table) {
   update();
 }
 
+// A row's link names its runs: the others step back.
+function showOnly(keys) {
+  const isWanted = (run) => keys.includes(run.dataset.key);
+  const runs = [...document.querySelectorAll("details.run")];
+  for (const run of runs) run.hidden = !isWanted(run);
+  const holdsOne = (part) => [part, ...part.querySelectorAll("details.run")].some(
+    (run) => run.matches("details.run") && isWanted(run));
+  for (const arm of document.querySelectorAll("section.arm")) arm.hidden = !holdsOne(arm);
+  for (const heading of document.querySelectorAll("main h2")) {
+    const study = [heading];
+    while (study.at(-1).nextElementSibling && !study.at(-1).nextElementSibling.matches("h2")) {
+      study.push(study.at(-1).nextElementSibling);
+    }
+    if (!study.some(holdsOne)) for (const part of study) part.hidden = true;
+  }
+  const all = element("a", { href: location.pathname, textContent: "Show all" });
+  document.querySelector("main p")?.before(
+    element("p", { className: "only" }, `The ${keys.length} runs behind one row. `, all));
+}
+
 function openTarget() {
   document.getElementById(location.hash.slice(1))?.setAttribute("open", "");
 }
@@ -120,5 +140,7 @@ document.querySelectorAll("table.searchable").forEach((table) => table.tHead && 
 addEventListener("beforeprint", () => {
   document.querySelectorAll("main details:not(.run)").forEach((part) => { part.open = true; });
 });
+const only = new URLSearchParams(location.search).get("of");
+if (only && document.querySelector("details.run")) showOnly(only.split("."));
 addEventListener("hashchange", openTarget);
 openTarget();

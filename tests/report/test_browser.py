@@ -73,6 +73,14 @@ addEventListener("load", async () => {
     said.sorted = heading.parentElement.getAttribute("aria-sort");
     said.again = cells().length;
   }
+  if (run) {
+    showOnly([run.dataset.key]);
+    const runs = [...document.querySelectorAll("details.run")];
+    const left = runs.filter((one) => one.checkVisibility());
+    if (left.length !== 1 || left[0] !== run || !document.querySelector("p.only a")) {
+      wrong.push(`${left.length} runs are left where one is named`);
+    }
+  }
   parent.postMessage(JSON.stringify({
     said,
     page: location.pathname.split("/").pop(), width: innerWidth, wrong, covered, widest,

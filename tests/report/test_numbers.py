@@ -92,7 +92,7 @@ def test_every_row_with_a_number_leads_to_its_runs(site: dict[str, str]) -> None
                 row = UNANSWERED.sub("", row)
                 if label not in OF_NO_RUN and measured(text_of(row)) and "<td" in row:
                     checked += 1
-                    (target,) = re.findall(r'href="runs\.html#([^"]+)"', row) or [None]
+                    (target,) = re.findall(r'href="runs\.html\?[^#]+#([^"]+)"', row) or [None]
                     if target is None or f'id="{target}"' not in site["runs"]:
                         astray.append((name, label, text_of(row)))
     assert not astray

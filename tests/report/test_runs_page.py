@@ -18,11 +18,15 @@ def test_every_run_stands_under_the_name_that_tables_link_to(tmp_path: Path) -> 
     assert sorted(listed) == sorted(report.runs["run_ids"])
     table = report.with_warnings(report.throughput)
     shown = show(table, layouts.THROUGHPUT, "", choose=["arm"]).data
-    links = re.findall(r'href="runs\.html#([^"]+)">(\d+)<', shown)
+    links = re.findall(r'href="runs\.html\?of=([^#"]+)#([^"]+)">(\d+)<', shown)
     assert len(links) == len(table)
-    assert set(dict(links)) <= set(listed)
+    assert {first for _, first, _ in links} <= set(listed)
+    keys = dict(re.findall(r'id="([^"]+)" data-key="(\w+)"', runs_text(report).data))
+    assert len(set(keys.values())) == len(listed)
+    named = [sorted(keys[name] for name in ids.split()) for ids in report.throughput["run_ids"]]
+    assert [sorted(of.split(".")) for of, *_ in links] == named
     counts = [len(ids.split()) for ids in report.throughput["run_ids"]]
-    assert [int(count) for _, count in links] == counts
+    assert [int(count) for *_, count in links] == counts
     assert shown.count("data-choose") == 1 and (len(table) > 15) == ("searchable" in shown)
 
 

@@ -18,7 +18,7 @@ from fp8study.core.audit_rules import cautions, problems, without_hidden_product
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
-from fp8study.report.table import raw_html
+from fp8study.report.table import raw_html, run_key
 from fp8study.report.words import count, escape, in_words, no_gpu_records, number
 
 #: What a run's line says first: result → its format and unit.
@@ -102,7 +102,8 @@ def _run(run: StoredRun, path: str, varied: Sequence[str]) -> str:
     parts = [f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items() if text]
     parts.append(f"<dt>Record</dt><dd>{_record(run)}</dd>")
     return (
-        f'<details class="run" id="{path}"><summary>{html.escape(", ".join(seen))}</summary>'
+        f'<details class="run" id="{path}" data-key="{run_key(path)}">'
+        f"<summary>{html.escape(', '.join(seen))}</summary>"
         f"{_curve(run)}<dl>{''.join(parts)}</dl></details>"
     )
 

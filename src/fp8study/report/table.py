@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -151,10 +152,18 @@ def raw_html(text: str) -> Markdown:
     return Markdown(f"```{{=html}}\n{text}\n```")
 
 
+def run_key(path: str) -> str:
+    """Return a run's short name in links, from its ``run_ids`` name: 8 hexadecimal digits."""
+    return f"{zlib.crc32(path.encode()):08x}"
+
+
 def runs_link(run_ids: str) -> str:
-    """Return a link to the page of runs that says how many `run_ids` there are."""
+    """Return a link to the page of runs, which shows these alone, that says how many there are."""
     ids = run_ids.split()
-    return f'<a href="runs.html#{ids[0]}">{len(ids)}</a>' if ids else MISSING
+    if not ids:
+        return MISSING
+    only = ".".join(map(run_key, ids))
+    return f'<a href="runs.html?of={only}#{ids[0]}">{len(ids)}</a>'
 
 
 def _runs_cell(ids: object, in_card: bool) -> str:

@@ -1,0 +1,108 @@
+"""What the figures show, in a sentence of numbers for their captions: plain Markdown.
+
+Each takes the table that its figure draws, and returns nothing where the table is empty.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fp8study.analysis.instruments import KINDS
+from fp8study.core.recipes import FP8_RECIPES
+from fp8study.report.words import count, escape, number, recipe, span
+
+
+def _listed(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{escape(name)} {figure}" for name, figure in pairs.items())
+
+
+def ends(table: pd.DataFrame) -> str:
+    """Say where the arms of `document_a_table` end, in nats."""
+    parts = []
+    for masters, rows in table.groupby("masters", sort=False):
+        losses = {row["arm"]: number(row["loss_last20_mean"], ".2f") for _, row in rows.iterrows()}
+        parts.append(f"with {masters} master weights {_listed(losses)}")
+    return f"Runs end, in nats, {'; '.join(parts)}." if parts else ""
+
+
+def verdict_counts(gaps: pd.DataFrame) -> str:
+    """Count the verdicts of a table of loss gaps; stale arms and those without one are left out."""
+    judged = gaps[gaps["gap_pct_low_90"].notna() & ~gaps["stale"].astype(bool)]
+    if judged.empty:
+        return ""
+    counts = _counted(judged["verdict"])
+    return f"Mean gaps of {span(judged['gap_pct'], '+.2f', ' %')}: {counts}."
+
+
+def _counted(verdicts: pd.Series) -> str:
+    return ", ".join(f"{n} {verdict}" for verdict, n in verdicts.value_counts().items())
+
+
+def batches(table: pd.DataFrame) -> str:
+    """Say how large the gaps of `effective_batch_table` are, and what came of them."""
+    known = table.dropna(subset=["gap_pct_low_90"])
+    if known.empty:
+        return ""
+    sizes = span(known["effective_batch"], ".0f")
+    return (
+        f"Gaps of {span(known['gap_pct'], '+.2f', ' %')} in {count(len(known), 'way')} to an "
+        f"effective batch of {sizes}: {_counted(known['verdict'])}."
+    )
+
+
+def rungs(table: pd.DataFrame) -> str:
+    """Say how far the rungs of `ladder_table` reach, % of the loss."""
+    by_rung = {str(rung): span(rows["difference_pct"], ".2f")
+               for rung, rows in table.groupby("rung")}  # fmt: skip
+    return f"% of the loss: {_listed(by_rung)}." if by_rung else ""
+
+
+def kernels(table: pd.DataFrame) -> str:
+    """Say how much of the kernels' time is GEMMs, by precision, from `kernels_table`."""
+    total = table[[*KINDS]].sum(axis=1)
+    share = 100 * table[["gemm_fp8", "gemm_bf16"]].sum(axis=1) / total
+    by_arm = {recipe(name): span(values.dropna(), ".0f", " %")
+              for name, values in share.groupby(table["precision"])}  # fmt: skip
+    return f"GEMMs' share of kernel time: {_listed(by_arm)}." if by_arm else ""
+
+
+def memory(table: pd.DataFrame) -> str:
+    """Say how much of the peak is kept between steps, from `memory_split_table`."""
+    kept = table["parameters_gib"] + table["optimizer_gib"]
+    share = (100 * kept / (kept + table["working_gib"])).dropna()
+    if share.empty:
+        return ""
+    return f"Parameters and optimizer states are {span(share, '.0f', ' %')} of the peak."
+
+
+def crossings(table: pd.DataFrame) -> str:
+    """Say at which effective batch FP8's error equals the sampling error."""
+    if table.empty:
+        return ""
+    found = table[table["precision"].isin(FP8_RECIPES) & table["crossing_batch"].gt(0)]
+    each = found[found["scope"] == "all"]["crossing_batch"]
+    return (
+        f"FP8's error equals the sampling error at a batch of {span(each, ',.0f')} sequences, over "
+        "all parameters."
+    )
+
+
+def layers(table: pd.DataFrame) -> str:
+    """Put the recipes in the order of their errors, by the median over converted weights."""
+    if table.empty:
+        return ""
+    medians = table[table["is_fp8"]].groupby("precision")["sqnr_db"].median()
+    order = medians[medians.index.isin(FP8_RECIPES)].sort_values(ascending=False)
+    names = ", ".join(escape(recipe(name)) for name in order.index)
+    return f"By the median over converted weights, the smallest error first: {names}."
+
+
+def predictions(leads: pd.DataFrame, memory: pd.DataFrame) -> str:
+    """Say how far the laws are off on average, from `lead_table` and `memory_table`."""
+    if leads.empty or memory.empty:
+        return ""
+    points, pct = leads["error_points"].abs().mean(), memory["error_pct"].abs().mean()
+    return (
+        f"Off on average by {number(points, '.1f')} points of lead and by {number(pct, '.1f')} % "
+        "of memory."
+    )

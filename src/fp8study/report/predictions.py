@@ -23,7 +23,7 @@ from fp8study.analysis.laws.frozen import Runs, freezes
 from fp8study.core.records import StoredRun
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
 from fp8study.report.table import Layout
-from fp8study.report.words import count, how_to_get, number, recipe
+from fp8study.report.words import count, how_to_get, in_words, number, recipe
 
 #: How each test is introduced; the words follow "Predicted …".
 TESTS = {
@@ -84,7 +84,7 @@ def _lead_line(row: pd.Series) -> str:
     return (
         f"{_opening(row)}: off by {mean} points on average (goal {MEAN_POINTS:g}), and by up to "
         f"{most} in nine of ten (goal {MOST_POINTS:g}). Where the lead is beyond "
-        f"±{CLEAR_PCT:g} %, {side}. Worst: {row['worst']}, "
+        f"±{CLEAR_PCT:g} %, {side}. Worst: {in_words(row['worst'])}, "
         f"{number(row['worst_points'], '+.1f')} points.{_host(row)}"
     )
 
@@ -110,7 +110,7 @@ def memory_words(verdicts: pd.DataFrame) -> str:
 def _memory_line(row: pd.Series) -> str:
     return (
         f"{_opening(row)}: off by {number(row['mean_pct'], '.1f')} % on average, and by more than "
-        f"{MEMORY_PCT:g} % in {row['num_missed'] or 'none'}. Worst: {row['worst']}, "
+        f"{MEMORY_PCT:g} % in {row['num_missed'] or 'none'}. Worst: {in_words(row['worst'])}, "
         f"{number(row['worst_pct'], '+.1f')} %."
     )
 

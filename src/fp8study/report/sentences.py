@@ -230,9 +230,11 @@ def unreadable(report: Report) -> str:
     return "Records that could not be read:\n\n" + "\n".join(lines)
 
 
-def kept_in_bf16(report: Report, study: str = "") -> str:
-    """Say which layers the FP8 runs keep out of FP8, where the arms' names do not."""
-    runs = report.runs[report.runs["study"].fillna("").str.startswith(study)]
+def kept_in_bf16(runs: pd.DataFrame, are_all: bool = True) -> str:
+    """Say which layers these FP8 runs keep out of FP8, where the arms' names do not.
+
+    Where they `are_all` the report's, say so of the others too.
+    """
     known = runs.dropna(subset="kept_in_bf16").drop_duplicates(["study", "kept_in_bf16"])
     if known.empty:
         return ""
@@ -240,5 +242,5 @@ def kept_in_bf16(report: Report, study: str = "") -> str:
         f"{' and '.join(f'`{name}`' for name in str(kept).split())} ({', '.join(rows['study'])})"
         for kept, rows in known.groupby("kept_in_bf16", sort=False)
     ]
-    rest = "" if study else "; elsewhere `lm_head`, unless an arm's name says otherwise"
+    rest = "; elsewhere `lm_head`, unless an arm's name says otherwise" if are_all else ""
     return f"Kept out of FP8: {'; '.join(names)}{rest}."

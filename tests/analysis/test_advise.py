@@ -125,6 +125,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
         ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
         ({"gpu": "gh200"}, "sold with several memories"),
         ({"num_gpus": 2048}, "outside 1 to 1024"),
+        ({"num_gpus": 0}, "outside 1 to 1024"),
         ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
         ({"model": "nope"}, "'nope' is no preset"),
     ],

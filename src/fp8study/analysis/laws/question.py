@@ -45,9 +45,9 @@ def advice_for(
             of an unknown kind, or a number is outside its range.
     """
     peak, capacity = _gpu(gpus, gpu)
-    number = num_gpus or (1 if gpu else len(gpus))
-    if number > MOST_GPUS:
-        raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try {MOST_GPUS}")
+    number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
+    if not 1 <= number <= MOST_GPUS:
+        raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try 1")
     values = {
         "model": model, "num_gpus": number, "sequence_length": sequence_length,
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,

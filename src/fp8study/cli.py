@@ -10,20 +10,31 @@ import json
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fp8study import __version__
-from fp8study.core.config import ResolvedConfig, check_names, make_config
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir, studies_dir
 from fp8study.core.presets import check_model_name
-from fp8study.core.records import RunRecord, read_record
-from fp8study.core.studies import Study, load_study, study_names
-from fp8study.run.defaults import MACHINE_STUDY, config_for, study_for
-from fp8study.run.machine import Machine, this_machine
-from fp8study.run.terminal import OneLineErrors, complain, parse_assignments, say, using_model
+from fp8study.core.records import RunRecord, read_run
+from fp8study.core.studies import load_study, study_names
+from fp8study.run.defaults import config_for
+from fp8study.run.machine import this_machine
+from fp8study.run.terminal import (
+    AsJson,
+    Budget,
+    OneLineErrors,
+    Overrides,
+    RunDir,
+    StudyName,
+    complain,
+    parse_assignments,
+    say,
+    using_model,
+)
 
 app = typer.Typer(
     cls=OneLineErrors,
@@ -31,45 +42,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-StudyName = Annotated[
-    str | None, typer.Argument(help="A file of pipelines/studies; by default machine, chosen for "
-                               "the GPUs that are there, or smoke without any.")
-]  # fmt: skip
-Budget = Annotated[
-    float | None, typer.Option(help="Minutes that the study machine may take; 20 by default.")
-]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
-]
-RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def _load(
-    name: str | None, overrides: list[str] | None, budget: float | None
-) -> tuple[Study, Machine, dict[str, Any]]:
-    """Return a study, the machine, and the overrides that its file does not hold."""
-    machine, values = this_machine(), parse_assignments(overrides)
-    name = name or study_for(machine)
-    if name == MACHINE_STUDY:
-        from fp8study.run.machine_study import machine_study
-
-        check_names(values, "--set")
-        return machine_study(machine, values, budget), machine, {}
-    if budget is not None:
-        raise UserError(f"--budget: the runs of '{name}' are given; it is for the study machine")
-    return load_study(name, values), machine, values
-
-
-def _read_run(run: Path) -> RunRecord:
-    path = run if run.suffix == ".json" else run / "run.json"
-    if not path.is_file():
-        raise UserError(
-            f"run_dir: '{run}' holds no record; give the folder of a run that has ended, as "
-            "results/local/<study>/<run_id>"
-        )
-    return read_record(path)
 
 
 def _print(content: object, text: str, as_json: bool) -> None:
@@ -130,26 +102,16 @@ def flops(
         )
     with using_model(config.model):
         if measure:
-            content, text = _measured_gemms(config)
+            from fp8study.measure.gemm_peaks import ceilings_of, ceilings_text
+
+            content = ceilings_of(config)
+            text = ceilings_text(content)
         else:
             from fp8study.measure.flops import count_flops, flops_text
 
             table = count_flops(config)
             content, text = table.to_dict(), flops_text(table)
     _print(content, text, as_json)
-
-
-def _measured_gemms(config: ResolvedConfig) -> tuple[dict[str, Any], str]:
-    import torch
-
-    from fp8study.measure.gemm_peaks import ceilings_text, linear_shapes, measure_ceilings
-    from fp8study.model.build import build_model
-
-    model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
-    num_tokens = config.micro_batch_size * config.sequence_length
-    shapes = linear_shapes(model, config)
-    found = measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
-    return found, ceilings_text(found)
 
 
 @app.command()
@@ -188,9 +150,11 @@ def plan(
         for name, loaded in zip(names, map(load_study, names), strict=True):
             say(f"{name:<{max(map(len, names))}}  {len(loaded.runs):>3} runs: {loaded.question}")
         return
+    from fp8study.run.chosen.study import study_here
     from fp8study.run.plan import plan_text
 
-    loaded, machine, _ = _load(study, set_, budget)
+    machine = this_machine()
+    loaded, _ = study_here(machine, study, parse_assignments(set_), budget)
     print(plan_text(loaded, machine))
 
 
@@ -202,9 +166,11 @@ def reproduce(
     budget: Budget = None,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
+    from fp8study.run.chosen.study import study_here
     from fp8study.run.pipeline import check_results, run_study
 
-    loaded, machine, values = _load(study, set_, budget)
+    machine = this_machine()
+    loaded, values = study_here(machine, study, parse_assignments(set_), budget)
     done = run_study(loaded, machine, values)
     if report:
         _render(only_if_changed=True)
@@ -241,7 +207,7 @@ def audit(run_dir: RunDir) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
     from fp8study.core.audit_rules import audit_text, problems, without_hidden_products
 
-    record = _read_run(run_dir)
+    record = read_run(run_dir)
     if not record.audit:
         reason = (
             "the record is older than the audit: make the run again to have one"
@@ -260,7 +226,7 @@ def show(run_dir: RunDir) -> None:
     """Show what a run's instruments measured: time, memory, energy, GEMMs, communication."""
     from fp8study.report.showing import instruments_text
 
-    record = _read_run(run_dir)
+    record = read_run(run_dir)
     say(f"{instruments_text(record)}{_warnings_text(record)}")
 
 
@@ -272,8 +238,7 @@ def compare(
         list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
     ] = None,
     reference: Annotated[
-        list[str] | None,
-        typer.Option(help="field=value of the arms that the others are divided by; repeatable."),
+        list[str] | None, typer.Option(help="field=value of the arms to divide by; repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -323,17 +288,11 @@ def claims(
     as_json: AsJson = False,
 ) -> None:
     """Judge the claims of three documents by the records, this machine's own ones first."""
-    from fp8study.analysis.claims.finding import Verdict
-    from fp8study.analysis.claims.ledger import claims_table, judge
+    from fp8study.analysis.claims.ledger import check_choice, claims_table, judge
     from fp8study.report.ledger import ledger_text
     from fp8study.report.page import load_report
 
-    for name, value, known in (
-        ("--document", document, ("A", "B", "C")),
-        ("--verdict", verdict, tuple(map(str, Verdict))),
-    ):
-        if value is not None and value not in known:
-            raise UserError(f"{name}: '{value}' is none of {', '.join(known)}; choose one")
+    check_choice(document, verdict)
     found = load_report(results or results_dir())
     if found.runs.empty:
         raise UserError(
@@ -365,39 +324,20 @@ def report(
     if machine is not None and tables is None:
         raise UserError(f"--machine: '{machine}' only chooses what --tables writes; add --tables")
     if tables is not None:
-        _write_tables(tables, machine)
+        from fp8study.report.export import write_tables_of
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            written = write_tables_of(results_dir(), tables, machine)
+        for item in caught:
+            complain(f"left out: {item.message}")
+        print("\n".join(map(str, written)))
     if benchmarks or (tables is None and (results_dir() / "reference").is_dir()):
-        _write_benchmarks()
+        from fp8study.report.benchmark_page import write_benchmarks
+
+        print(f"benchmarks: {write_benchmarks(results_dir())}")
     if tables is None and not benchmarks:
         _render(only_if_changed=not force)
-
-
-def _write_tables(folder: Path, machine: str | None) -> None:
-    from fp8study.core.records import load_runs
-    from fp8study.report.export import write_tables
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        stored = load_runs(results_dir())
-    for item in caught:
-        complain(f"left out: {item.message}")
-    names = sorted({run.machine_label for run in stored})
-    if machine is not None and machine not in names:
-        raise UserError(
-            f"--machine: no record of '{machine}'; name one of {', '.join(names) or '(none yet)'}"
-        )
-    chosen = [run for run in stored if machine in (None, run.machine_label)]
-    print("\n".join(str(path) for path in write_tables(chosen, folder)))
-
-
-def _write_benchmarks() -> None:
-    from fp8study.report.benchmark_page import benchmarks_path, benchmarks_text
-
-    path = benchmarks_path(results_dir())
-    if not path.parent.is_dir():
-        raise UserError(f"results: there is no '{path.parent}'; run in a checkout")
-    path.write_text(benchmarks_text(results_dir()), encoding="utf-8")
-    print(f"benchmarks: {path}")
 
 
 def _render(only_if_changed: bool) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp8study.analysis.noise import BF16, E4M3, E5M2, Format, running_sum
+from fp8study.analysis.noise.moments import BF16, E4M3, E5M2, Format, running_sum
 
 DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2, "BF16": torch.bfloat16}
 FORMATS = pytest.mark.parametrize("format_", [E4M3, E5M2, BF16], ids=lambda f: f.name)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fp8study.analysis import noise
+from fp8study.analysis.noise import moments as noise
 from fp8study.core.errors import UserError
 
 N, DIMENSION = 16, 120

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fp8study.analysis import noise
-from fp8study.analysis import noise_tables as tables
+from fp8study.analysis.noise import moments as noise
+from fp8study.analysis.noise import tables
 from fp8study.core.records import StoredRun, read_record, write_record
 from fp8study.report import noise_plots
 from tests.factories import make_record

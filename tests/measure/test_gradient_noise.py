@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fp8study.analysis import noise
+from fp8study.analysis.noise import moments as noise
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.recipes import FP8_RECIPES

@@ -49,3 +49,11 @@ def test_the_half_that_answers_and_the_launcher_import_no_torch() -> None:
     code = f"import sys, {', '.join(n for n in names if not n.endswith('__'))}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "torchao", "accelerate", "transformers"} & set(done.stdout.split())
+
+
+def test_no_room_and_no_file_outgrows_its_size() -> None:
+    for path in (ROOT / "src" / "fp8study").rglob("*.py"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 350, path
+    for room in (ROOT / "src" / "fp8study").rglob("__init__.py"):
+        modules = [path for path in room.parent.glob("*.py") if path != room]
+        assert len(modules) <= 14 or room.parent.name == "report", room.parent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.analysis import noise_tables as tables
+from fp8study.analysis.noise import tables
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report import noise_sentences as sentences
 from fp8study.report import rows as layouts

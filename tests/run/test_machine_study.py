@@ -8,10 +8,10 @@ import pytest
 from fp8study.core.errors import UserError
 from fp8study.core.records import write_record
 from fp8study.core.studies import Study, chosen_path, judgement_of, load_study
-from fp8study.run import machine_study as module
-from fp8study.run.estimates import needed_gib
+from fp8study.run.chosen import study as module
+from fp8study.run.chosen.estimates import needed_gib
+from fp8study.run.chosen.study import machine_study
 from fp8study.run.machine import Machine
-from fp8study.run.machine_study import machine_study
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.factories import H200, make_record
 from tests.run.test_selection import MACHINES

@@ -7,8 +7,8 @@ import pytest
 
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.shape import shape_of
+from fp8study.run.chosen.selection import HEADROOM, Chosen, Selection, select
 from fp8study.run.machine import Gpu, Machine
-from fp8study.run.selection import HEADROOM, Chosen, Selection, select
 
 TEXT = ("text:my.txt", 50_000_000)
 H100, H200 = ("NVIDIA H100 80GB HBM3", 79.6, (9, 0)), ("NVIDIA H200", 139.8, (9, 0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.analysis import noise_tables
+from fp8study.analysis.noise import tables as noise_tables
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, read_metrics, read_record

@@ -168,6 +168,21 @@ def write_record(record: RunRecord, run_dir: Path) -> None:
     write_json(run_dir / "run.json", vars(record))
 
 
+def read_run(run: Path) -> RunRecord:
+    """Read a run by its folder, or by its record's path.
+
+    Raises:
+        UserError: It holds no record, or one that cannot be read.
+    """
+    path = run if run.suffix == ".json" else run / "run.json"
+    if not path.is_file():
+        raise UserError(
+            f"run_dir: '{run}' holds no record; give the folder of a run that has ended, as "
+            "results/local/<study>/<run_id>"
+        )
+    return read_record(path)
+
+
 def read_record(path: Path) -> RunRecord:
     """Read one ``run.json``.
 

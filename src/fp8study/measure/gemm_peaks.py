@@ -22,6 +22,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.recipes import ARITHMETICS, GEMMS, RECIPES, Precision
+from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_config, is_converted, why_skipped
 
 _COPY_BYTES = 2**30
@@ -52,6 +53,14 @@ def linear_shapes(model: torch.nn.Module, config: ResolvedConfig) -> Counter[Lin
             in_fp8 = is_converted(module) or why_skipped(config, name, module) is None
             shapes[LinearShape(module.in_features, module.out_features, in_fp8)] += 1
     return shapes
+
+
+def ceilings_of(config: ResolvedConfig) -> dict[str, Any]:
+    """Measure, on the first GPU, what GEMMs reach at the shapes of a configuration's model."""
+    model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
+    num_tokens = config.micro_batch_size * config.sequence_length
+    shapes = linear_shapes(model, config)
+    return measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
 
 
 def measure_ceilings(

@@ -7,6 +7,7 @@ from pathlib import Path
 from fp8study.analysis.frames import data_table, provenance_table
 from fp8study.analysis.peers import PeerRecord, read_peers
 from fp8study.analysis.speed import MEMORY_FULL
+from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report import layouts
 from fp8study.report.export import TABLES
@@ -39,6 +40,19 @@ _SECTIONS: dict[str, tuple[str, Layout]] = {
 def benchmarks_path(results_dir: Path) -> Path:
     """Return where the page is kept."""
     return results_dir / "reference" / "BENCHMARKS.md"
+
+
+def write_benchmarks(results_dir: Path) -> Path:
+    """Write `benchmarks_text` to `benchmarks_path`, and return that.
+
+    Raises:
+        UserError: There are no committed results.
+    """
+    path = benchmarks_path(results_dir)
+    if not path.parent.is_dir():
+        raise UserError(f"results: there is no '{path.parent}'; run in a checkout")
+    path.write_text(benchmarks_text(results_dir), encoding="utf-8")
+    return path
 
 
 def benchmarks_text(results_dir: Path) -> str:

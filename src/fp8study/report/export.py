@@ -8,15 +8,15 @@ from pathlib import Path
 import pandas as pd
 
 from fp8study.analysis import instruments
-from fp8study.analysis import noise_tables as noise
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, validation_curve
 from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
+from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
 from fp8study.core.errors import UserError
-from fp8study.core.records import StoredRun
+from fp8study.core.records import StoredRun, load_runs
 from fp8study.report.page import Report, report_of
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
@@ -57,6 +57,21 @@ def tables_of(stored: list[StoredRun]) -> dict[str, pd.DataFrame]:
     report = report_of(stored)
     found = {name: make(report) for name, make in TABLES.items()}
     return {name: t.drop(columns=_KEYS, errors="ignore") for name, t in found.items() if len(t)}
+
+
+def write_tables_of(results: Path, folder: Path, machine: str | None) -> list[Path]:
+    """Write the tables of a folder of results, or of one of its machines; return the files.
+
+    Raises:
+        UserError: It has no such machine, or a file cannot be written.
+    """
+    stored = load_runs(results)
+    names = sorted({run.machine_label for run in stored})
+    if machine is not None and machine not in names:
+        raise UserError(
+            f"--machine: no record of '{machine}'; name one of {', '.join(names) or '(none yet)'}"
+        )
+    return write_tables([run for run in stored if machine in (None, run.machine_label)], folder)
 
 
 def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The figures about noise and precision, from the frames of `fp8study.analysis.noise_tables`."""
+"""The figures about noise and precision, from the frames of `fp8study.analysis.noise.tables`."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pandas as pd
 from scipy.stats import binom
 
-from fp8study.analysis import noise_tables as tables
-from fp8study.analysis.noise import BF16, E4M3, E5M2, running_sum
+from fp8study.analysis.noise import tables
+from fp8study.analysis.noise.moments import BF16, E4M3, E5M2, running_sum
 from fp8study.core.records import RESULTS, StoredRun
 from fp8study.report.words import count, escape, how_to_get, recipe, span
 

@@ -8,7 +8,7 @@ from typing import Any
 from fp8study.core.config import RunConfig, make_config
 from fp8study.run.machine import Machine
 
-#: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.machine_study`.
+#: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.chosen.study`.
 MACHINE_STUDY = "machine"
 
 _ON_GPU: dict[str, Any] = {"precision": "fp8_tensorwise", "corpus": "tinystories"}

@@ -11,7 +11,7 @@ from fp8study.core.files import project_root
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.estimates import check_memory, needed_gib
+from fp8study.run.chosen.estimates import check_memory, needed_gib
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.terminal import fit, using_model
 

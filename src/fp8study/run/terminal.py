@@ -9,7 +9,8 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -17,6 +18,20 @@ from typer.core import TyperGroup
 
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
+
+# Arguments and options that several commands have.
+StudyName = Annotated[
+    str | None, typer.Argument(help="A file of pipelines/studies; by default machine, chosen for "
+                               "the GPUs that are there, or smoke without any.")
+]  # fmt: skip
+Budget = Annotated[
+    float | None, typer.Option(help="Minutes that the study machine may take; 20 by default.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
+]
+RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: What could not be done when the system refuses, and what helps.
 _REMEDIES = {

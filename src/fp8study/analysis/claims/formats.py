@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, judges
 from fp8study.analysis.claims.rules import by_parts
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.noise import BF16, E4M3, E5M2, running_sum
+from fp8study.analysis.noise.moments import BF16, E4M3, E5M2, running_sum
 from fp8study.core.hardware import find_peak
 
 

@@ -22,6 +22,7 @@ from fp8study.analysis.claims import (  # noqa: F401
 )
 from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict
 from fp8study.analysis.claims.tables import Frames, Tables
+from fp8study.core.errors import UserError
 
 #: The label of what ran in this checkout.
 _OWN = "local"
@@ -59,6 +60,20 @@ def machine_classes(runs: pd.DataFrame) -> dict[str, list[str]]:
         name = f"this machine, {kind}" if label == _OWN else kind
         classes.setdefault(name, []).append(str(label))
     return classes
+
+
+def check_choice(document: str | None, verdict: str | None) -> None:
+    """Refuse a document, or a verdict, that no claim can have.
+
+    Raises:
+        UserError: It names the valid ones.
+    """
+    for name, value, known in (
+        ("--document", document, ("A", "B", "C")),
+        ("--verdict", verdict, tuple(map(str, Verdict))),
+    ):
+        if value is not None and value not in known:
+            raise UserError(f"{name}: '{value}' is none of {', '.join(known)}; choose one")
 
 
 def judge(frames: Frames) -> list[Judged]:

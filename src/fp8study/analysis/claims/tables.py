@@ -14,8 +14,8 @@ import pandas as pd
 
 from fp8study.analysis import instruments
 from fp8study.analysis import losses as loss_tables
-from fp8study.analysis import noise_tables as noise
 from fp8study.analysis.frames import run_path
+from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun

@@ -1,8 +1,8 @@
 """The study ``machine``: what `make reproduce` runs on GPUs, chosen once for what is there.
 
-`fp8study.run.selection` chooses; here are the facts that it needs, and the file that keeps what was
-chosen: ``results/local/machine/study.yaml``, which a later call goes on with. A larger budget adds
-to it, and no finished run is done again.
+`fp8study.run.chosen.selection` chooses; here are the facts that it needs, and the file that keeps
+what was chosen: ``results/local/machine/study.yaml``, which a later call goes on with. A larger
+budget adds to it, and no finished run is done again.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8study.core.config import check_names
 from fp8study.core.errors import UserError
 from fp8study.core.presets import is_reachable
-from fp8study.core.studies import Study, chosen_path, continues, expanded, read_study
+from fp8study.core.studies import (
+    Study,
+    chosen_path,
+    continues,
+    expanded,
+    load_study,
+    read_study,
+)
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.defaults import MACHINE_STUDY
+from fp8study.run.chosen.selection import BASE, Chosen, select
+from fp8study.run.defaults import MACHINE_STUDY, study_for
 from fp8study.run.machine import Machine
-from fp8study.run.selection import BASE, Chosen, select
 
 _QUESTION = (
     "Should I pre-train in FP8 on this machine: what does it gain, by model, batch and number of "
@@ -35,6 +43,24 @@ _OURS = ("precision", "num_gpus", "strategy", "micro_batch_size", "num_steps", "
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.
 _BYTES_PER_TOKEN = 5
+
+
+def study_here(
+    machine: Machine, name: str | None, values: dict[str, Any], budget: float | None
+) -> tuple[Study, dict[str, Any]]:
+    """Return a study, by default this machine's, and the overrides that its file does not hold.
+
+    Raises:
+        UserError: There is no such study, an override is wrong, or its runs are given and have no
+            budget.
+    """
+    name = name or study_for(machine)
+    if name == MACHINE_STUDY:
+        check_names(values, "--set")
+        return machine_study(machine, values, budget), {}
+    if budget is not None:
+        raise UserError(f"--budget: the runs of '{name}' are given; it is for the study machine")
+    return load_study(name, values), values
 
 
 def machine_study(

@@ -19,7 +19,13 @@ from typing import Any
 from fp8study.analysis.laws.memory import largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
-from fp8study.run.estimates import capacity_gib, held_minutes, needed_gib, remedies, step_seconds
+from fp8study.run.chosen.estimates import (
+    capacity_gib,
+    held_minutes,
+    needed_gib,
+    remedies,
+    step_seconds,
+)
 from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.

@@ -65,10 +65,18 @@ def test_accumulation_repeats_all_but_the_update():
 def test_no_speed_is_predicted_of_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="compile=false"):
         step(compile=False)
-    assert Constants(**frozen.values_of("speed")).kernel_us > 0
+    assert frozen.constants_of(Constants, "speed").kernel_us > 0
 
 
 def test_no_fp8_on_a_gpu_without_it():
     with pytest.raises(ValueError, match="A100 has no FP8"):
         step(find_peak("NVIDIA A100-SXM4-80GB"), precision="fp8_tensorwise")
     assert step(find_peak("NVIDIA A100-SXM4-80GB")).total > step().total
+
+
+def test_a_constant_that_was_not_frozen_is_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = frozen.values_of("speed")
+    del values["launch_us"]
+    monkeypatch.setattr(frozen, "values_of", lambda *_: values)
+    with pytest.raises(ValueError, match="has no launch_us"):
+        frozen.constants_of(Constants, "speed")

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import IGNORED, Cell
-from fp8study.analysis.laws.frozen import first_fitted, freezes, model_of, values_of
+from fp8study.analysis.laws.frozen import constants_of, first_fitted, freezes, model_of
 from fp8study.analysis.pairing import setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.fields import varying
@@ -113,14 +113,13 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
             continue
 
         def laws(
-            values: dict[str, float], pair: Pair = pair, gpu: GpuPeak = gpu
+            constants: speed.Constants, pair: Pair = pair, gpu: GpuPeak = gpu
         ) -> list[speed.StepParts]:
-            constants = speed.Constants(**values)
             return [speed.predicted_step(c.config, c.shape, gpu, constants)
                     for c in (pair.bf16, pair.fp8)]  # fmt: skip
 
-        bf16, fp8 = laws(values_of("speed", without, freeze))
-        newest = [law.total for law in laws(values_of("speed"))]
+        bf16, fp8 = laws(constants_of(speed.Constants, "speed", without, freeze))
+        newest = [law.total for law in laws(constants_of(speed.Constants, "speed"))]
         predicted, measured = speed.lead_pct(bf16.total, fp8.total), pair.lead_pct
         rows.append(_named(cell, test) | {
             "measured_pct": measured, "predicted_pct": predicted,
@@ -140,7 +139,7 @@ def memory_table(cells: Sequence[Cell]) -> pd.DataFrame:
         if cell.peak_gib is None:
             continue
         test, without, freeze = test_of(cell)
-        constants = memory.Constants(**values_of("memory", without, freeze))
+        constants = constants_of(memory.Constants, "memory", without, freeze)
         law = memory.predicted_memory(cell.config, cell.shape, constants).total
         rows.append(_named(cell, test) | {
             "measured_gib": cell.peak_gib, "predicted_gib": law,

@@ -7,12 +7,13 @@ again, to the records that the newest names, and compares.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -20,6 +21,7 @@ from scipy.optimize import least_squares
 from fp8study.analysis.laws.cells import Cell
 from fp8study.core.records import RunRecord
 
+_Constants = TypeVar("_Constants")
 PATH = Path(__file__).with_name("constants.json")
 #: Constants and a cell → by how much the law misses what was measured of it, relative.
 Misses = Callable[[Mapping[str, float], Cell], Sequence[float]]
@@ -41,6 +43,21 @@ def values_of(law: str, without: str | None = None, freeze: int = -1) -> dict[st
     found = freezes()[freeze][law]
     values = {name: entry["value"] for name, entry in found["constants"].items()}
     return values | (found["without"].get(without, {}) if without else {})
+
+
+def constants_of(
+    law: type[_Constants], name: str, without: str | None = None, freeze: int = -1
+) -> _Constants:
+    """Return `values_of` as a law's constants.
+
+    Raises:
+        ValueError: The freeze lacks one; where a fit begins is no result of it.
+    """
+    values = values_of(name, without, freeze)
+    missing = [each for each in inspect.signature(law).parameters if each not in values]
+    if missing:
+        raise ValueError(f"{PATH.name}: {name}: freeze {freeze} has no {', '.join(missing)}")
+    return law(**values)
 
 
 def fitted_to(name: str, record: RunRecord, freeze: int = -1) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import fit_with_errors, values_of
+from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 
@@ -96,7 +96,7 @@ def predicted_memory(
     What no record has tested: activation checkpointing, gradient accumulation, DDP, and mixtures,
     whose tokens are taken to spread evenly over the experts.
     """
-    constants = constants or Constants(**values_of("memory"))
+    constants = constants or constants_of(Constants, "memory")
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
     sharded = config.num_gpus if config.strategy == "fsdp2" else 1
     weight_bytes = 4 if config.master_dtype == "fp32" else 2

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import fit_with_errors, values_of
+from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
 from fp8study.analysis.laws.memory import layer_bytes
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
@@ -141,7 +141,7 @@ def predicted_step(
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
     if not config.compile:
         raise ValueError("no law of speed for compile=false")
-    c = constants or Constants(**values_of("speed"))
+    c = constants or constants_of(Constants, "speed")
     gpu = gpu or _reference()
     micro_steps = config.gradient_accumulation_steps
     tokens = config.micro_batch_size * config.sequence_length

@@ -109,7 +109,8 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     for pair in pairs_of(cells):
         cell, gpu = pair.fp8, find_peak(pair.fp8.gpu)
         test, without, freeze = test_of(cell)
-        if gpu is None or gpu.fp8_tflops is None:
+        measured, step_ms = pair.lead_pct, cell.step_ms
+        if gpu is None or gpu.fp8_tflops is None or measured is None or step_ms is None:
             continue
 
         def laws(
@@ -120,12 +121,12 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
 
         bf16, fp8 = laws(constants_of(speed.Constants, "speed", without, freeze))
         newest = [law.total for law in laws(constants_of(speed.Constants, "speed"))]
-        predicted, measured = speed.lead_pct(bf16.total, fp8.total), pair.lead_pct
+        predicted = speed.lead_pct(bf16.total, fp8.total)
         rows.append(_named(cell, test) | {
             "measured_pct": measured, "predicted_pct": predicted,
-            "error_points": predicted - (measured or 0.0),
+            "error_points": predicted - measured,
             "fitted_pct": speed.lead_pct(*newest),
-            "step_error_pct": 100 * (fp8.total / (cell.step_ms or 1) - 1),
+            "step_error_pct": 100 * (fp8.total / step_ms - 1),
             "host_pct": 100 * fp8.host / fp8.device,
             "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip

@@ -115,6 +115,11 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(shape))
     found = advice(str(tmp_path), 1)
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(shape | {"num_experts_per_tok": 0}))
+    with pytest.raises(UserError, match="its configuration has no num_experts_per_tok; add it"):
+        advice(str(other), 1)
 
 
 @pytest.mark.parametrize(

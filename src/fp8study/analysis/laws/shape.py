@@ -126,10 +126,14 @@ def shape_of(model: str) -> ModelShape:
         vocab_size=int(values["vocab_size"]),
         is_tied=bool(values.get("tie_word_embeddings")),
         has_qk_norm=kind in _QK_NORM,
-        num_experts=_experts(values) if is_mixture else 1,
-        num_active_experts=int(values.get("num_experts_per_tok") or 1) if is_mixture else 1,
+        num_experts=_count(values, "num_local_experts", "num_experts") if is_mixture else 1,
+        num_active_experts=_count(values, "num_experts_per_tok") if is_mixture else 1,
     )
 
 
-def _experts(values: dict[str, Any]) -> int:
-    return int(values.get("num_local_experts") or values.get("num_experts") or 1)
+def _count(values: dict[str, Any], *names: str) -> int:
+    """Return the first of these counts that a mixture's configuration gives."""
+    found = next((values[name] for name in names if values.get(name)), None)
+    if found is None:
+        raise UserError(f"model: its configuration has no {' or '.join(names)}; add it")
+    return int(found)

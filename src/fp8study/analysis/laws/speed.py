@@ -316,15 +316,16 @@ def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _misses(values: Mapping[str, float], cell: Cell) -> list[float]:
     """Return by how much the law misses a cell's step and, on one GPU, its kernels by kind."""
-    law = predicted_step(cell.config, cell.shape, None, Constants(**values))
-    found = [law.total / (cell.step_ms or 1) - 1]
+    law, step_ms = predicted_step(cell.config, cell.shape, None, Constants(**values)), cell.step_ms
+    assert step_ms  # see `is_fitted`
+    found = [law.total / step_ms - 1]
     kinds = cell.kernels_ms
     if kinds and cell.config.num_gpus == 1:
         parts = law.parts()
         parts["rest"] = sum(parts[n] for n in ("elementwise", "casts", "loss", "sharding"))
         for part, names in _KINDS.items():
             time = sum(kinds.get(name, 0.0) for name in names)
-            found.append((parts[part] - time) / (cell.step_ms or 1))
+            found.append((parts[part] - time) / step_ms)
     return found
 
 

@@ -40,6 +40,9 @@ _LOSS: dict[str, Any] = {
     "validation_points": 2,
 }  # fmt: skip
 _ARMS = ("bf16", "fp8_tensorwise")
+_ROWWISE = "fp8_rowwise"
+#: Cells that bound FP8's lead: the best and the worst, on all GPUs and on one.
+_NUM_BOUNDS = 4
 _NUM_BLOCKS = 3
 _SEEDS = (0, 1, 2)
 #: Share of a GPU's memory that no planned run may take.
@@ -183,7 +186,11 @@ class _Selector:
         )
 
     def _cells(self) -> list[dict[str, Any]]:
-        """Return the cells that fit, the most telling first; ``why`` is one of their keys."""
+        """Return the cells that fit, the most telling first; ``why`` is one of their keys.
+
+        First the two bounds of FP8's lead, where it should be largest and where smallest, on all
+        GPUs and then on one; models and numbers of GPUs in between come last.
+        """
         there = len(self.machine.gpus)
         found = []
         for count in sorted({1, min(2, there), there}):
@@ -198,9 +205,12 @@ class _Selector:
                 is_edge = model in (models[0], models[-1])
                 who = "smallest" if model == models[0] else "largest" if is_edge else "middle"
                 most = self._batch(model)
-                order = (not is_edge or count not in (1, there), count not in (1, there))
                 for batch in sorted({1, most}):
                     size = "largest batch" if batch == most else f"batch {batch}"
+                    is_best = model == models[-1] and batch == most
+                    is_bound = is_best or (model == models[0] and batch == 1)
+                    is_between = not is_edge or count not in (1, there)
+                    order = (is_between, not is_bound, -count, not is_best)
                     cell = model | {"micro_batch_size": batch, "why": f"{who} model, {size}"}
                     found.append((order, cell))
         return [cell for _, cell in sorted(found, key=lambda item: item[0])]
@@ -211,20 +221,26 @@ class _Selector:
         return _Block(tuple(runs), tuple(minutes), cell["why"])
 
     def speed_blocks(self) -> list[_Block]:
-        """Return all blocks of the part about speed, the most telling first; rowwise is last."""
+        """Return all blocks of the part about speed, the most telling first.
+
+        The first cell has a rowwise arm in its first block. A cell's next block comes after the
+        first blocks of as many other cells as there are bounds: an interval needs repeats.
+        """
         cells = self._cells()
-        blocks = [
-            self._block(cell | {"repeat": n, "why": f"{cell['why']}, block {n + 1}"})
-            for n in range(_NUM_BLOCKS)
-            for cell in cells
+        arms: list[tuple[str, ...]] = [_ARMS] * len(cells)
+        if cells and self._batch(cells[0], (*_ARMS, _ROWWISE)) >= cells[0]["micro_batch_size"]:
+            arms[0] = (*_ARMS, _ROWWISE)
+        order = sorted(
+            ((n, rank) for n in range(_NUM_BLOCKS) for rank in range(len(cells))),
+            key=lambda block: (block[1] + _NUM_BOUNDS * block[0], block),
+        )
+        return [
+            self._block(
+                cells[rank] | {"repeat": n, "why": f"{cells[rank]['why']}, block {n + 1}"},
+                _ARMS if n else arms[rank],
+            )
+            for n, rank in order
         ]
-        rowwise = ("bf16", "fp8_rowwise")
-        alone = [cell for cell in cells if cell["num_gpus"] == cells[0]["num_gpus"]]
-        by_size = sorted(alone, key=lambda c: shape_of(c["model"]).num_parameters)
-        if by_size and self._batch(by_size[-1], rowwise) >= by_size[-1]["micro_batch_size"]:
-            why = f"rowwise, {by_size[-1]['why']}"
-            blocks += [self._block(by_size[-1] | {"repeat": _NUM_BLOCKS, "why": why}, rowwise)]
-        return blocks
 
     def loss_blocks(self, rest: Sequence[float], corpus: str, num_tokens: int) -> list[_Block]:
         """Return the runs of the part about loss, as long as fits into the minutes that GPUs have.
@@ -291,9 +307,11 @@ def _what_is_left(left: Sequence[_Block], table: _Timetable, share: float) -> st
         f"{run['model']} at batch {run['micro_batch_size']} on {_gpus(run['num_gpus'])}"
         for run in (block.arms[0] for block in first)
     ]
-    again = Counter(b.arms[0]["repeat"] + 1 for b in left if 0 < b.arms[0]["repeat"] < _NUM_BLOCKS)
-    said += [f"block {number} of {count} cells" for number, count in again.items()]
-    said += ["rowwise"] * (left[-1].arms[0]["repeat"] == _NUM_BLOCKS)
+    again = Counter(b.arms[0]["repeat"] + 1 for b in left if b.arms[0]["repeat"])
+    said += [
+        f"block {number} of {count} cell{'s' * (count > 1)}"
+        for number, count in sorted(again.items())
+    ]
     whole = _Timetable(table.num_gpus, list(table.runs))
     for block in left:
         whole.add(block, math.inf, random.Random(0))

@@ -69,9 +69,24 @@ def test_one_session_alone_has_the_interval_of_its_pairs(tmp_path: Path) -> None
     assert 8 < row["ci_low_pct"] < 10 < row["lead_pct"] < 12 < row["ci_high_pct"] < 14
 
 
-def test_two_pairs_of_one_session_have_no_interval(tmp_path: Path) -> None:
-    store_leads(tmp_path, 1, 1.10, 1.12)
-    assert pd.isna(only(leads_table(frame(tmp_path)))["ci_low_pct"])
+def test_the_spread_of_one_session_is_learnt_from_every_setting_with_repeats(
+    tmp_path: Path,
+) -> None:
+    store_leads(tmp_path, 1, 1.10, 1.11)
+    alone = only(leads_table(frame(tmp_path)))
+    store_leads(tmp_path, 1, 1.30, 1.31, model="llama-3.2-3b")
+    store_leads(tmp_path, 1, 1.20, model="qwen3-4b")
+    table = leads_table(frame(tmp_path)).set_index("model")
+    width = table["ci_high_pct"] - table["ci_low_pct"]
+    assert width["llama-3.2-1b"] < (alone["ci_high_pct"] - alone["ci_low_pct"]) / 2
+    assert 1.3 * width["llama-3.2-3b"] < width["qwen3-4b"]
+    assert table.loc["qwen3-4b", "ci_low_pct"] > 15
+
+
+def test_one_pair_of_each_setting_has_no_interval(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10)
+    store_leads(tmp_path, 1, 1.20, model="llama-3.2-3b")
+    assert leads_table(frame(tmp_path))["ci_low_pct"].isna().all()
 
 
 def test_runs_of_two_sessions_make_no_pair(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 A lead is a ratio of tokens per second, FP8 over BF16, of two runs that differ in precision alone
 and ran in one session. Sessions on one machine differ by more than the repeats of one, so they are
 pooled rather than replaced: the median of a session's paired ratios, and the geometric mean over
-sessions. How far sessions differ is learnt from all settings that were timed in several.
+sessions. How far sessions differ is learnt from all settings that were timed in several, and on a
+machine of one session how far pairs differ from all that were timed in several blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from fp8study.analysis import stats
 from fp8study.analysis.frames import MIXED
 from fp8study.analysis.pairing import timing_is_void, together
 from fp8study.core.records import RESULTS
@@ -153,26 +153,25 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
 def _intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
     """Return the 95 % interval of each setting's lead, in %, by its key; of one machine and path.
 
-    Student's t, on the logarithm. Its standard deviation is that between sessions, pooled over the
-    settings that were timed in several; where there is none, that between the setting's own pairs,
-    if they are three or more. Missing otherwise.
+    Student's t, on the logarithm. Its standard deviation is pooled over all settings: that between
+    their sessions if any was timed in several, else that between the pairs of the one session, so
+    that two blocks of three settings tell more than each setting's own two. Missing where nothing
+    was repeated.
     """
-    groups = {key: logs.dropna() for key, logs in pairs.groupby("key")["log"]}
-    sessions = {key: by_session[key] for key in groups if key in by_session}
-    several = [leads for leads in sessions.values() if len(leads) > 1]
-    freedom = sum(len(leads) - 1 for leads in several)
-    ends: dict[Hashable, tuple[float, float]] = {}
-    for key, ratios in groups.items():
-        ends[key] = (math.nan, math.nan)
-        if freedom and len(ratios):
-            variance = sum(leads.var(ddof=0) * len(leads) for leads in several) / freedom
-            half = distributions.t.ppf(0.5 + LEVEL / 2, freedom)
-            half *= math.sqrt(variance / len(sessions[key]))
-            middle = sessions[key].mean()
-            ends[key] = (_percent(middle - half), _percent(middle + half))
-        elif len(ratios) >= stats.MIN_PAIRS_FOR_INTERVAL:
-            found = stats.paired_t_interval(ratios.tolist(), LEVEL)
-            ends[key] = (_percent(found.low), _percent(found.high))
+    keys = list(pairs["key"].unique())
+    by_pair = pairs.dropna(subset="log").set_index("key")["log"]
+    several = [key for key in keys if key in by_session and len(by_session[key]) > 1]
+    unit = by_session if several else by_pair
+    samples: dict[Hashable, pd.Series] = {key: unit.loc[[key]] for key in keys if key in unit}
+    freedom = sum(len(sample) - 1 for sample in samples.values())
+    ends: dict[Hashable, tuple[float, float]] = dict.fromkeys(keys, (math.nan, math.nan))
+    if not freedom:
+        return ends
+    variance = sum(sample.var(ddof=0) * len(sample) for sample in samples.values()) / freedom
+    quantile = distributions.t.ppf(0.5 + LEVEL / 2, freedom)
+    for key, sample in samples.items():
+        half = quantile * math.sqrt(variance / len(sample))
+        ends[key] = (_percent(sample.mean() - half), _percent(sample.mean() + half))
     return ends
 
 

@@ -220,6 +220,8 @@ def test_own_tokenizer_that_cannot_be_had_is_replaced_and_noted(text: Path, tmp_
     assert len(data.warnings) == 1
     assert "stands in" in data.warnings[0]
     assert prepare(config_for_text(text), VOCAB_SIZE).warnings == []
+    made_up = replace(config_for_text(text, model=str(tmp_path)), corpus="synthetic")
+    assert prepare(made_up, VOCAB_SIZE).warnings == []
 
 
 def test_a_stand_in_is_left_as_soon_as_the_models_own_tokenizer_is_back(

@@ -88,8 +88,10 @@ def prepare(
         if config.tokenizer != "auto":
             raise
         # Of this attempt, not of the data: next time the model's own may be there.
-        note = f"{error}; a BPE trained on the corpus stands in"
-        data = replace(_cached(corpus, "bpe", model_vocab_size, show), warnings=[note])
+        notes = [f"{error}; a BPE trained on the corpus stands in"]
+        if config.corpus == "synthetic":  # no loss on made-up text is compared with another's
+            notes = []
+        data = replace(_cached(corpus, "bpe", model_vocab_size, show), warnings=notes)
     num_sequences = data.num_train_tokens // config.sequence_length
     if num_sequences < config.sequences_per_step:
         raise UserError(

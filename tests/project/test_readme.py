@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
 from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
@@ -123,6 +125,8 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *batch_texts(runs),
         *parity_texts(runs),
         new_text(),
+        *null_texts(runs),
+        *h100_texts(),
         *tuned_texts(runs),
         *peer_texts(),
         memory_text(),
@@ -181,6 +185,40 @@ def new_text() -> str:
     assert (row["verdict"], row["num_pairs"]) == ("undecided", 3)
     low, high = (per_cent(row[f"gap_pct_{e}_95"], 2).removesuffix(" %") for e in ("low", "high"))
     return f"{per_cent(row['gap_pct'], 2)} (95 % CI {low} to {high})"
+
+
+def null_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of BF16 by another attention kernel, on new text."""
+    chosen = runs[runs["study"] == "new-text"]
+    kernels = kernel_pairs(chosen)
+    apart = 100 * (kernels["loss_last20_mean"] / kernels["loss_last20_mean_base"] - 1).abs()
+    assert len(apart) == 3
+    gap = one(loss_gap_table(chosen), precision="fp8_tensorwise")
+    assert gap["num_pairs"] == 2
+    curve = validation_curve(stored("h200x4"), chosen)
+    end, soon = (one(curve, rung=KERNELS, step=step) for step in (1500, 188))
+    fp8 = one(curve, rung="FP8 tensorwise", step=188)
+    low, high = (per_cent(end[f"{side}_95"], 2).removesuffix(" %") for side in ("low", "high"))
+    return [
+        f"by {apart.min():.2f} to {apart.max():.2f} %",
+        f"FP8's gap there is {per_cent(gap['gap_pct'], 2)}",
+        f"{per_cent(end['gap_pct'], 2)} ({low} to {high}) on held-out text",
+        f"{per_cent(soon['gap_pct'], 2)} after 188 steps, and FP8 at {per_cent(fp8['gap_pct'], 2)}",
+    ]
+
+
+def h100_texts() -> list[str]:
+    """What is said of one H100."""
+    leads = leads_table(shorten_arms(runs_frame(stored("h100x1"))))
+    leads = leads[leads["precision"] == "fp8_tensorwise"]
+    big = one(leads, model="qwen3-4b")
+    small = {batch: one(leads, micro_batch_size=batch, model="llama-3.2-1b") for batch in (1, 10)}
+    low, high = (per_cent(big[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high"))
+    return [
+        f"{per_cent(big['lead_pct'])} at batch 1 (95 % CI {low} to {high})",
+        f"{per_cent(small[10]['lead_pct'])} on one H100 at batch 10",
+        f"{per_cent(small[1]['lead_pct'])} on one H100",
+    ]
 
 
 def test_every_finding_is_in_the_records(quotable: list[str]) -> None:

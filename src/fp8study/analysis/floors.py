@@ -44,14 +44,15 @@ def reruns(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernel_pairs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return BF16 runs by other kernels than the BF16 run of the seed that FP8 is compared with.
+    """Return BF16 runs by other kernels than those of the BF16 arm that FP8 is compared with.
 
-    Each with that one's run_id and loss (``…_base``): they differ in attention or compilation
-    alone.
+    Each with that arm's run_id and loss of its seed (``…_base``): they differ in attention or
+    compilation alone.
     """
     newest = newest_per_seed(_usable(runs))
     bf16, fp8 = newest[newest["precision"] == "bf16"], newest[newest["precision"] != "bf16"]
-    is_base = bf16["pair_key"].isin(set(fp8["pair_key"]))
+    compared = bf16.loc[bf16["pair_key"].isin(set(fp8["pair_key"])), "arm_key"]
+    is_base = bf16["arm_key"].isin(set(compared))
     return _joined(bf16[~is_base], bf16[is_base], ["kernel_key"])
 
 

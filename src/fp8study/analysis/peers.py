@@ -8,47 +8,34 @@ Figures that others published are no records and never get here.
 
 from __future__ import annotations
 
-import itertools
-import json
-import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_of
 from fp8study.analysis.frames import run_path
 from fp8study.analysis.pairing import arm_label, setting_label, together
-from fp8study.core.errors import UserError, nearest, one_line
-from fp8study.core.recipes import RECIPES
-from fp8study.core.record_shape import check_shape
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.recipes import Precision
 from fp8study.core.records import STATUSES, RunRecord, StoredRun
 
 _COUNTS = ("sequence_length", "micro_batch_size", "num_gpus")
-_SHAPE: dict[str, Any] = {
-    **dict.fromkeys(
-        ("name", "version", "command", "model", "precision", "started_at", "status"), "text!"
-    ),
-    **dict.fromkeys(_COUNTS, "count!"),
-    "machine": {},
-    "versions": {},
-    "tokens_per_second_per_gpu": ["number!"],
-    "memory_peak_gib": ["number!"],
-    "log_files": ["text!"],
-    "windows_tokens_per_second": [["number!"]],
-}
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class PeerRecord:
+class PeerRecord(BaseModel):
     """One configuration of a peer, repeated in one call; further keys of the file are left alone.
 
     Raises:
-        UserError: A field has the wrong type or range.
+        ValidationError: A field has the wrong type or range.
+        UserError: The repeats do not fit together, or there is no such status.
     """
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
     name: str
     version: str
@@ -56,25 +43,25 @@ class PeerRecord:
     """What was typed."""
     model: str
     """In our words, as are the other fields: a preset's name."""
-    precision: str
-    sequence_length: int
+    precision: Precision
+    sequence_length: PositiveInt
     """Tokens."""
-    micro_batch_size: int
+    micro_batch_size: PositiveInt
     """Sequences per GPU and forward pass."""
-    num_gpus: int
+    num_gpus: PositiveInt
     machine: dict[str, Any]
     """As in `fp8study.core.records.RunRecord`: at least device and gpu_name."""
     versions: dict[str, str | None]
     started_at: str
     """ISO 8601, UTC."""
-    tokens_per_second_per_gpu: list[float]
+    tokens_per_second_per_gpu: list[_Positive]
     """One number a repeat, warm-up left out; see `rates`."""
-    memory_peak_gib: list[float]
+    memory_peak_gib: list[_Positive]
     """One number a repeat: what the allocator had reserved."""
     log_files: list[str]
     status: str = "completed"
     commit: str | None = None
-    windows_tokens_per_second: list[list[float]] = field(default_factory=list)
+    windows_tokens_per_second: list[Annotated[list[_Positive], Field(min_length=1)]] = []
     """The rates per GPU of each repeat's windows, all of equally many steps, if they are known."""
 
     @property
@@ -83,33 +70,18 @@ class PeerRecord:
         windows = self.windows_tokens_per_second
         return [statistics.harmonic_mean(w) for w in windows] or self.tokens_per_second_per_gpu
 
-    def __post_init__(self) -> None:
-        for name, shape in _SHAPE.items():
-            check_shape(getattr(self, name), shape, name)
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
         num_repeats = len(self.tokens_per_second_per_gpu)
-        for name, values in {
-            **{name: [getattr(self, name)] for name in _COUNTS},
-            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
-            "memory_peak_gib": self.memory_peak_gib,
-            "windows_tokens_per_second": [*itertools.chain(*self.windows_tokens_per_second)],
-        }.items():
-            if not all(0 < value < math.inf for value in values):
-                raise UserError(f"{name}: not positive; mend the record")
-        for name, found in (
-            ("memory_peak_gib", self.memory_peak_gib),
-            ("windows_tokens_per_second", self.windows_tokens_per_second or [[1]] * num_repeats),
-        ):
-            if len(found) != num_repeats or [] in found:
+        for name in ("memory_peak_gib", "windows_tokens_per_second"):
+            found = getattr(self, name)
+            if len(found) != num_repeats and (found or name == "memory_peak_gib"):
                 raise UserError(f"{name}: {len(found)} values for {num_repeats} repeats")
-        if self.precision not in RECIPES:
-            raise UserError(
-                f"precision: {self.precision!r} is no precision of ours"
-                f"{nearest(self.precision, RECIPES)}"
-            )
         if self.status not in STATUSES:
             raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
         if self.status == "completed" and not num_repeats:
             raise UserError("tokens_per_second_per_gpu: empty; a completed peer has repeats")
+        return self
 
 
 def read_peer(path: Path) -> PeerRecord:
@@ -118,13 +90,14 @@ def read_peer(path: Path) -> PeerRecord:
     Raises:
         UserError: The file is not JSON, misses a field or holds a wrong value.
     """
-    known = {each.name for each in fields(PeerRecord)}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise UserError("expected a mapping of fields to values")
-        return PeerRecord(**{key: value for key, value in content.items() if key in known})
-    except (OSError, ValueError, TypeError, UserError) as error:
+        return PeerRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        reason = f"{place}: {first['msg']}, not {first['input']!r}"
+        raise UserError(f"{path}: not a peer's record ({reason})") from error
+    except (OSError, UserError) as error:
         raise UserError(f"{path}: not a peer's record ({one_line(error)})") from error
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from fp8study.analysis import stats
+from fp8study.analysis.frames import PLACE, place_of
 from fp8study.analysis.pairing import PRECISION_LABELS, newest_per_seed, paired_losses, together
 from fp8study.core.records import StoredRun
 
@@ -113,21 +114,18 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     says against what: a precision against BF16, `KERNELS` (BF16 against BF16), or `AGAIN` (the arm
     against its own first run).
     """
-    place = ["machine", "study", "run_id", "step"]
-    curves = pd.DataFrame(
-        [
-            (run.machine_label, run.record.study, run.record.run_id, point["step"], point["loss"])
-            for run in stored_runs
-            for point in run.record.results.get("validation_losses", [])
-            if point.get("loss") is not None
-        ],
-        columns=[*place, "scored"],
-    )
+    scores = [
+        place_of(run) | {"step": point["step"], "scored": point["loss"]}
+        for run in stored_runs
+        for point in run.record.results.get("validation_losses", [])
+        if point.get("loss") is not None
+    ]
+    curves = pd.DataFrame(scores, columns=[*PLACE, "step", "scored"])
     against_bf16 = paired_losses(_usable(runs)).rename(columns={"run_id_bf16": "run_id_base"})
     labels = against_bf16["precision"].map(PRECISION_LABELS)
     kernels, again = kernel_pairs(runs).assign(rung=KERNELS), reruns(runs).assign(rung=AGAIN)
     pairs = pd.concat([against_bf16.assign(rung=labels), kernels, again])
-    ours = pairs.merge(curves, on=place[:3])
+    ours = pairs.merge(curves, on=PLACE)
     base = curves.rename(columns={"run_id": "run_id_base", "scored": "scored_base"})
     both = ours.merge(base, on=["machine", "study", "run_id_base", "step"])
     both["gap_pct"] = 100 * (both["scored"] / both["scored_base"] - 1)

@@ -56,7 +56,9 @@ MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
 ALL_STUDIES = "all"
 
-_IDENTITY = ("machine", "study", "run_id", "status", "status_detail", "started_at", "ended_at")
+#: What names a run.
+PLACE = ["machine", "study", "run_id"]
+_ENDS = ("status", "status_detail", "started_at", "ended_at")
 _SECTIONS = ("config", "machine", "data", "model", "results")
 #: What the instruments saw of the start-up; empty in older records.
 _STARTUP = tuple(f"{part}_seconds" for part in PARTS)
@@ -64,7 +66,7 @@ _VERSIONS = ("python", "fp8study", "torch", "torchao", "transformers", "cuda", "
 
 #: Every column of `runs_frame` with its kind.
 RUN_COLUMNS: dict[str, str] = {
-    **dict.fromkeys(_IDENTITY, TEXT),
+    **dict.fromkeys((*PLACE, *_ENDS), TEXT),
     **{name: kind for section in _SECTIONS for name, kind in COLUMNS[section].items()},
     **{f"startup_{name}": NUMBER for name in _STARTUP},
     **{f"version_{name}": TEXT for name in _VERSIONS},
@@ -76,7 +78,7 @@ RUN_COLUMNS: dict[str, str] = {
     ),
     **COLUMNS["judgement"],
 }
-METRIC_COLUMNS: dict[str, str] = {**dict.fromkeys(("machine", "study", "run_id"), TEXT), **METRICS}
+METRIC_COLUMNS: dict[str, str] = {**dict.fromkeys(PLACE, TEXT), **METRICS}
 
 
 def runs_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
@@ -107,9 +109,8 @@ def metrics_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
     """Return one row per logged step of every run, with the columns of `METRIC_COLUMNS`."""
     columns: dict[str, list[Any]] = {name: [] for name in METRIC_COLUMNS}
     for run in stored_runs:
-        place = (run.machine_label, run.record.study, run.record.run_id)
-        for name, value in zip(("machine", "study", "run_id"), place, strict=True):
-            columns[name] += [value] * len(run.metrics.get("step", ()))
+        for name in PLACE:
+            columns[name] += [place_of(run)[name]] * len(run.metrics.get("step", ()))
         for name, values in run.metrics.items():
             columns[name] += values
     return _typed(columns, METRIC_COLUMNS)
@@ -124,8 +125,7 @@ def _typed(columns: Mapping[str, list[Any]], kind_of: Mapping[str, str]) -> pd.D
 
 def _row(run: StoredRun) -> dict[str, Any]:
     record = run.record
-    row: dict[str, Any] = {"machine": run.machine_label}
-    row |= {name: getattr(record, name) for name in _IDENTITY if name != "machine"}
+    row: dict[str, Any] = place_of(run) | {name: getattr(record, name) for name in _ENDS}
     for section in (*_SECTIONS, "judgement"):
         row |= {name: getattr(record, section).get(name) for name in COLUMNS[section]}
     startup = record.instruments.get("startup", {})
@@ -155,6 +155,12 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "switch_key": _key(run, config, varying("switch") + alone) + trained,
         "kernel_key": _key(run, config, (*KERNEL_FIELDS, "repeat")) + trained,
     }
+
+
+def place_of(run: StoredRun) -> dict[str, str]:
+    """Return a run's machine, study and run id, by the names in `PLACE`."""
+    place = (run.machine_label, run.record.study, run.record.run_id)
+    return dict(zip(PLACE, place, strict=True))
 
 
 def run_path(run: StoredRun) -> str:

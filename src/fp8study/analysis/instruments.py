@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.frames import PLACE, place_of
 from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered, together
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.recipes import ARITHMETICS
 from fp8study.core.records import StoredRun
 
-_KEY = ["machine", "study", "run_id"]
 ARM = [
     "machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting",
     "precision", "arm", "stale", "arm_key", "pair_key",
@@ -40,8 +40,8 @@ def instruments_frame(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> p
         # Runs that are not timed know their start-up only.
         if run.record.instruments.keys() - {"startup"} and run.record.status == "completed"
     ]
-    flat = pd.json_normalize(rows) if rows else pd.DataFrame(columns=_KEY)
-    return runs.merge(flat, on=_KEY, how="inner", validate="one_to_one").copy()  # in one piece
+    flat = pd.json_normalize(rows) if rows else pd.DataFrame(columns=PLACE)
+    return runs.merge(flat, on=PLACE, how="inner", validate="one_to_one").copy()  # in one piece
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
@@ -49,9 +49,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     audit = without_hidden_products(record.audit, record.config)
     step = without_hidden_products(record.instruments.get("step", {}), record.config)
     return {
-        "machine": run.machine_label,
-        "study": record.study,
-        "run_id": record.run_id,
+        **place_of(run),
         "audit": audit,
         "audit.problems": "; ".join(problems(audit)) if audit else None,
         **record.instruments,

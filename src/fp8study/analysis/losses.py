@@ -17,6 +17,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from fp8study.analysis import stats
+from fp8study.analysis.frames import PLACE
 from fp8study.analysis.pairing import (
     ARM,
     DIVERGED,
@@ -205,7 +206,7 @@ def _gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
     ours = _smoothed(metrics)
     theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
-    both = _healthy_pairs(runs).merge(ours, on=["machine", "study", "run_id"])
+    both = _healthy_pairs(runs).merge(ours, on=PLACE)
     both = both.merge(theirs, on=["machine", "study", "run_id_bf16", "step"])
     gap = both["smooth"] - both["smooth_bf16"]
     return both.assign(gap_pct=100 * gap / both["smooth_bf16"])
@@ -229,7 +230,7 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     newest = newest_per_seed(runs[~runs["speed_only"]])
     bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
     healthy = bf16[(bf16["device"] == "cuda") & ~bf16["stale"]]
-    curves = healthy.merge(_smoothed(metrics), on=["machine", "study", "run_id"])
+    curves = healthy.merge(_smoothed(metrics), on=PLACE)
     frames = [pd.DataFrame(columns=SPREAD_COLUMNS)]
     for _, group in curves.groupby("arm_key", sort=False):
         table = group.pivot(index="step", columns="run_id", values="smooth").dropna()
@@ -243,10 +244,9 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 def _smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return the running mean of each run's loss, ``smooth``, by step."""
-    by_run = metrics.groupby(["machine", "study", "run_id"], sort=False)["loss"]
+    by_run = metrics.groupby(PLACE, sort=False)["loss"]
     smooth = by_run.transform(lambda loss: loss.rolling(SMOOTHING_STEPS).mean())
-    columns = ["machine", "study", "run_id", "step", "smooth"]
-    return metrics.assign(smooth=smooth)[columns].dropna(subset="smooth")
+    return metrics.assign(smooth=smooth)[[*PLACE, "step", "smooth"]].dropna(subset="smooth")
 
 
 def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

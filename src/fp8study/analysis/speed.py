@@ -11,6 +11,7 @@ import math
 import pandas as pd
 
 from fp8study.analysis import stats
+from fp8study.analysis.frames import PLACE
 from fp8study.analysis.pairing import (
     ALLOCATOR_EVENTS,
     ARM,
@@ -202,13 +203,13 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     studies with runs that shared a GPU, whose steps overlap.
     """
     gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
-    logged = metrics.groupby(["machine", "study", "run_id"])["step_time_ms"].sum() / 1000
+    logged = metrics.groupby(PLACE)["step_time_ms"].sum() / 1000
     rows = []
     for (machine, study), group in gpu.groupby(["machine", "study"], sort=False):
         wall = _covered_seconds(group["started_at"], group["ended_at"])
         if (group["runs_per_gpu"].fillna(1) > 1).any() or not wall:
             continue
-        keys = pd.MultiIndex.from_frame(group[["machine", "study", "run_id"]])
+        keys = pd.MultiIndex.from_frame(group[PLACE])
         seconds = logged.reindex(keys).fillna(0).to_numpy() - group["compile_seconds"].fillna(0)
         num_gpus = int(group["num_gpus_on_machine"].max())
         counts = group["num_gpus"].astype(float)

@@ -8,6 +8,7 @@ from scipy.stats import binom
 from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import by_parts, count, ends, mean_gap, spread, with_pairs
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.noise import tables as noise
 
 _STALE = (
     "; with an optimizer made before the conversion, which misses the converted weights, it ends "
@@ -48,7 +49,8 @@ def fails_alone(tables: Tables, claim: Claim) -> Finding:
 
 @judges("A13")
 def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
-    gaps, meet = with_pairs(tables.effective_batches), tables.crossings
+    gaps = with_pairs(tables.effective_batches)
+    meet = noise.over_runs(noise.crossing_table, tables.stored)
     low, high = claim.published["batches"]
     alone, more = gaps[gaps["effective_batch"] <= low], gaps[gaps["effective_batch"] >= high]
     if len(meet):
@@ -91,9 +93,10 @@ def larger_batch_mends(tables: Tables, claim: Claim) -> Finding:
 @judges("A15")
 def variance_falls(tables: Tables, claim: Claim) -> Finding:
     """Test the runs together: each lies outside its own band of 95 % once in twenty by chance."""
-    if tables.inverse_law.empty:
+    laws = noise.over_runs(noise.inverse_law_table, tables.stored)
+    if laws.empty:
         return claim.open()
-    laws = tables.inverse_law[tables.inverse_law["scope"] == "all"]
+    laws = laws[laws["scope"] == "all"]
     ratio = laws["ratio_to_inverse_law"]
     inside = ratio.between(laws["ratio_to_inverse_law_low"], laws["ratio_to_inverse_law_high"])
     chance = float(binom.sf((~inside).sum() - 1, len(laws), 0.05))

@@ -18,7 +18,10 @@ from fp8study.analysis.claims.rules import (
     spread,
     with_pairs,
 )
-from fp8study.analysis.claims.tables import PLACE, Tables, along, steps
+from fp8study.analysis.claims.tables import Tables, along, steps
+from fp8study.analysis.frames import PLACE
+from fp8study.analysis.losses import gap_by_step, pass_table, seed_spread
+from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.pairing import pairs_of
 
 
@@ -61,7 +64,7 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
 @judges("B01")
 def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
     """Judge studies of several recipes at the end, and where their first pass over a text ended."""
-    gaps, passes = with_pairs(tables.gaps), tables.passes
+    gaps, passes = with_pairs(tables.gaps), pass_table(tables.metrics, tables.runs)
     gaps = gaps[(gaps["sequence_length"] == 4096) & (gaps["num_gpus"] == 1)]
     gaps = gaps[gaps.groupby(["machine", "study"])["precision"].transform("nunique") > 1]
     first = passes[(passes["passes"] == 1) & passes["arm_key"].isin(gaps["arm_key"])]
@@ -79,7 +82,8 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     groups = list(along(tables.cells[tables.cells["precision"].isin(order)], "precision"))
     leads = [group.drop_duplicates("precision").set_index("precision") for group in groups]
     speed = pd.DataFrame([group["speedup_pct"].reindex(order) for group in leads], columns=order)
-    apart, errors = (speed[order[0]] - speed[order[1]]).dropna(), tables.gradients
+    apart = (speed[order[0]] - speed[order[1]]).dropna()
+    errors = noise.over_runs(noise.gradient_table, tables.stored)
     if len(errors):
         errors = errors[(errors["scope"] == "fp8_layers") & (errors["reference"] == "bf16")]
         error = errors.pivot_table("relative_error", [*PLACE, "step"], "precision")
@@ -101,11 +105,12 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
 @judges("C09")
 def early_divergence(tables: Tables, claim: Claim) -> Finding:
     """Hold the mean gap of each arm against the spread of BF16's seeds, early and late."""
-    curves = tables.gap_curves[tables.gap_curves["precision"] == "fp8_tensorwise"]
+    curves = gap_by_step(tables.metrics, tables.runs)
+    curves = curves[curves["precision"] == "fp8_tensorwise"]
     early, late = claim.published["early_steps"], claim.published["late_step"]
     place = ["machine", "study", "model", "num_gpus", "setting"]
     keys = [*place, "arm"]
-    spreads = tables.seed_spread.groupby([*place, "step"])["spread_pct"].min()
+    spreads = seed_spread(tables.metrics, tables.runs).groupby([*place, "step"])["spread_pct"].min()
     mean = curves.groupby([*keys, "step"]).agg(
         gap=("gap_pct", lambda gaps: abs(gaps.mean())), seeds=("seed", "nunique")
     )

@@ -13,15 +13,13 @@ from typing import Any, Protocol
 import pandas as pd
 
 from fp8study.analysis import instruments
-from fp8study.analysis import losses as loss_tables
-from fp8study.analysis.frames import run_path
-from fp8study.analysis.noise import tables as noise
+from fp8study.analysis.frames import PLACE, place_of, run_path
+from fp8study.analysis.losses import effective_batch_table
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
 
 RATE = "tokens_per_second_per_gpu"
-PLACE = ["machine", "study", "run_id"]
 #: What the runs of an arm have in common and a table of arms does not say.
 _OF_AN_ARM = [
     "sequence_length", "micro_batch_size", "gradient_accumulation_steps", "compile", "master_dtype",
@@ -114,19 +112,7 @@ class Tables:
 
     @cached_property
     def effective_batches(self) -> pd.DataFrame:
-        return self._of_gpus(loss_tables.effective_batch_table(self.runs))
-
-    @cached_property
-    def passes(self) -> pd.DataFrame:
-        return loss_tables.pass_table(self.metrics, self.runs)
-
-    @cached_property
-    def gap_curves(self) -> pd.DataFrame:
-        return loss_tables.gap_by_step(self.metrics, self.runs)
-
-    @cached_property
-    def seed_spread(self) -> pd.DataFrame:
-        return loss_tables.seed_spread(self.metrics, self.runs)
+        return self._of_gpus(effective_batch_table(self.runs))
 
     @cached_property
     def communication(self) -> pd.DataFrame:
@@ -142,28 +128,15 @@ class Tables:
         table = instruments.break_even_table(self.instruments)
         return table.join(self._configurations[["num_parameters"]], on="arm_key")
 
-    @cached_property
-    def crossings(self) -> pd.DataFrame:
-        return noise.over_runs(noise.crossing_table, self.stored)
-
-    @cached_property
-    def gradients(self) -> pd.DataFrame:
-        return noise.over_runs(noise.gradient_table, self.stored)
-
-    @cached_property
-    def inverse_law(self) -> pd.DataFrame:
-        return noise.over_runs(noise.inverse_law_table, self.stored)
-
     def of_records(
         self, read: Callable[[StoredRun], dict[str, Any] | None], *columns: str
     ) -> pd.DataFrame:
         """Make one row of each record of which `read` says something: its place and `columns`."""
+        each = ((run, read(run)) for run in self.stored)
         rows = [
-            dict(zip(PLACE, (run.machine_label, run.record.study, run.record.run_id), strict=True))
-            | {"run_ids": run_path(run)}
-            | found
-            for run in self.stored
-            if (found := read(run)) is not None
+            place_of(run) | {"run_ids": run_path(run)} | found
+            for run, found in each
+            if found is not None
         ]
         return pd.DataFrame(rows, columns=[*PLACE, "run_ids", *columns])
 

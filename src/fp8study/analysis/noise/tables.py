@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp8study.analysis.frames import run_path
+from fp8study.analysis.frames import place_of, run_path
 from fp8study.analysis.noise import moments as noise
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun
@@ -43,10 +43,7 @@ def over_runs(table: Callable[[Section], pd.DataFrame], runs: Iterable[StoredRun
         record = run.record
         if not record.noise:
             continue
-        identity = {
-            "machine": run.machine_label,
-            "study": record.study,
-            "run_id": record.run_id,
+        identity = place_of(run) | {
             "model": record.config.get("model"),
             "trained": record.config.get("precision"),
             "seed": record.config.get("seed"),

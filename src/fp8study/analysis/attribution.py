@@ -11,12 +11,9 @@ parameter is in the optimizer, whenever it was made.
 
 from __future__ import annotations
 
-import math
 import re
-import statistics
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -25,34 +22,22 @@ from fp8study.analysis.pairing import DIVERGED, newest_per_seed, together
 from fp8study.core.recipes import GATHERED_IN_FP8
 
 
-class Cell(NamedTuple):
-    """One arm of the attribution."""
-
-    masters: str
-    """``bf16`` or ``fp32``."""
-    precision: str
-    """As the configuration's."""
-    all_gather: bool = False
-    """Whether weights are gathered in FP8."""
-    fault: str = ""
-    """``stale``, ``planted``, or nothing for a healthy arm."""
-
-
 @dataclass(frozen=True)
 class Part:
-    """A difference of arms: the sum of `plus` less the sum of `minus`, seed by seed."""
+    """A difference of arms, named as by `_arm`: the sum of `plus` less that of `minus`, by seed."""
 
     name: str
     masters: str
     """As shown: ``BF16``, ``FP32`` or both."""
-    plus: tuple[Cell, ...]
-    minus: tuple[Cell, ...]
-    reference: Cell
+    plus: tuple[str, ...]
+    minus: tuple[str, ...]
+    reference: str
     """The BF16 arm whose loss is 100 %."""
 
+    @property
+    def arms(self) -> list[str]:
+        return list(dict.fromkeys([*self.plus, *self.minus, self.reference]))
 
-#: Final loss, nats per token, by arm and seed.
-Losses = Mapping[Cell, Mapping[int, float]]
 
 WHOLE_GAP = "stale FP8 against BF16"
 STALE = "the stale optimizer"
@@ -80,7 +65,7 @@ def parts() -> list[Part]:
     found = []
     for masters in ("bf16", "fp32"):
         bf16, healthy, stale, planted = _corners(masters)
-        off, rowwise = healthy._replace(all_gather=False), Cell(masters, "fp8_rowwise")
+        off, rowwise = f"{masters} fp8_tensorwise", f"{masters} fp8_rowwise"
         for name, more, less in (
             (WHOLE_GAP, stale, bf16), (STALE, stale, healthy), (TENSORWISE, healthy, bf16),
             (ROWWISE, rowwise, bf16), (ALL_GATHER, healthy, off), (PLANTED, planted, bf16),
@@ -95,11 +80,18 @@ def parts() -> list[Part]:
     return found
 
 
-def _corners(masters: str) -> tuple[Cell, Cell, Cell, Cell]:
+def _corners(masters: str) -> tuple[str, str, str, str]:
     """Return the arms BF16, healthy FP8, stale FP8 and planted BF16."""
-    healthy = Cell(masters, "fp8_tensorwise", all_gather=True)
-    bf16 = Cell(masters, "bf16")
-    return bf16, healthy, healthy._replace(fault="stale"), bf16._replace(fault="planted")
+    bf16, fp8 = f"{masters} bf16", f"{masters} fp8_tensorwise gathered"
+    return bf16, fp8, f"{fp8} stale", f"{bf16} planted"
+
+
+def _arm(run: pd.Series) -> str:
+    """Name an arm by its masters and precision, ``gathered`` if in FP8, and its fault."""
+    gathers = run["precision"] in GATHERED_IN_FP8 and run["fp8_all_gather"] is True
+    fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
+    parts = [run["master_dtype"], run["precision"], "gathered" if gathers else "", fault]
+    return " ".join(filter(None, map(str, parts)))
 
 
 def effect_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -112,103 +104,67 @@ def effect_table(runs: pd.DataFrame) -> pd.DataFrame:
     times in five; ``verdict`` is the equivalence test's, or `DIVERGED` where a seed of an arm
     diverged; ``share_pct`` is the mean over that of the whole gap.
     """
+    newest = newest_per_seed(runs)
+    completed = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
+    usable = newest[newest["seed"].notna() & (completed | (newest["status"] == "diverged"))]
     rows = []
-    for key, group in _faulty_settings(runs):
-        rows += _setting_rows(key, group)
+    for _, group in usable.groupby("effect_key", sort=False):
+        if group["stale"].any():
+            rows += _setting_rows(group)
     table = pd.DataFrame(rows, columns=EFFECT_COLUMNS)
+    table["p_holm"] = stats.adjusted(table, ["effect_key"])
     on_gpu_first = (table["device"] != "cuda").argsort(kind="stable")
     return table.iloc[on_gpu_first.to_numpy()].reset_index(drop=True)
 
 
-def _faulty_settings(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield each setting in which some run has a fault, with its newest results."""
-    newest = newest_per_seed(runs)
-    completed = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
-    usable = newest["seed"].notna() & (completed | (newest["status"] == "diverged"))
-    for key, group in newest[usable].groupby("effect_key", sort=False):
-        if group["stale"].any():
-            yield str(key), group
-
-
-def _setting_rows(key: str, group: pd.DataFrame) -> list[dict[str, Any]]:
-    losses: dict[Cell, dict[int, float]] = {}  # by seed, the newest of each
-    ids: dict[Cell, dict[int, str]] = {}
-    diverged = set()
-    for _, run in group.sort_values("ended_at", kind="stable").iterrows():
-        if run["status"] == "completed":
-            losses.setdefault(_cell(run), {})[int(run["seed"])] = float(run["loss_last20_mean"])
-            ids.setdefault(_cell(run), {})[int(run["seed"])] = run["run_ids"]
-        else:
-            diverged.add(_cell(run))
+def _setting_rows(group: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a setting in which some run has a fault, from its newest results."""
+    arms = group.sort_values("ended_at", kind="stable").assign(arm=group.apply(_arm, axis=1))
+    done = arms[arms["status"] == "completed"].drop_duplicates(["arm", "seed"], keep="last")
+    losses, ids = (done.pivot(index="seed", columns="arm", values=name)
+                   for name in ("loss_last20_mean", "run_ids"))  # fmt: skip
+    lost = {*arms.loc[arms["status"] == "diverged", "arm"]}
     margin = float(group["margin_pct"].iloc[0])
-    context = {name: group[name].iloc[0] for name in EFFECT_COLUMNS[:5]}
+    context = {name: group[name].iloc[0] for name in [*EFFECT_COLUMNS[:5], "effect_key"]}
     context["setting"] = re.sub(r", (BF16|FP32) masters", "", str(group["setting"].iloc[0]))
     if context["device"] == "cpu":
         context["setting"] += ", on a CPU with FP8 emulated"
-    rows = []
-    for part in parts():
-        by_seed = _differences(part, losses)
-        if by_seed:
-            row = context | {"effect_key": key, "part": part.name, "masters": part.masters}
-            row |= _numbers(part, by_seed, losses, margin)
-            arms = (*part.plus, *part.minus, part.reference)
-            row["run_ids"] = together(ids[arm][seed] for arm in arms for seed in by_seed)
-            if diverged & {*part.plus, *part.minus}:
-                row["verdict"] = DIVERGED  # however close the seeds that are left
-            rows.append(row)
-    tested = [row for row in rows if not math.isnan(row["p_value"])]
-    for row, adjusted in zip(tested, stats.holm([row["p_value"] for row in tested]), strict=True):
-        row["p_holm"] = adjusted
+    every, rows = parts(), []
+    wholes = {p.reference: _differences(p, losses) for p in every if p.name == WHOLE_GAP}
+    for part in every:
+        apart = _differences(part, losses)
+        if apart.empty:
+            continue
+        reference = losses.loc[apart.index, part.reference]
+        pct = 100 * apart / reference
+        found = stats.judged(pct.tolist(), margin)
+        low, high, known = found["low_95"], found["high_95"], not pd.isna(found["low_95"])
+        is_share = part.name in (STALE, TENSORWISE, MASTERS_IN_FP8)
+        # However close the seeds that are left, a part of which one diverged is not judged.
+        verdict = DIVERGED if lost & {*part.plus, *part.minus} else found["verdict"]
+        rows.append(context | found | {
+            "part": part.name, "masters": part.masters, "num_pairs": len(apart),
+            "loss_reference": reference.mean(), "mean": apart.mean(), "mean_pct": pct.mean(),
+            "low_pct": low, "high_pct": high,
+            "interval": stats.interval_text(low, high) if known else "too few pairs",
+            "share_pct": _share(apart, wholes[part.reference]) if is_share else None,
+            "margin_pct": margin, "verdict": verdict,
+            "run_ids": together(ids.loc[apart.index, part.arms].melt()["value"]),
+        })  # fmt: skip
     return rows
 
 
-def _cell(run: pd.Series) -> Cell:
-    fault = "planted" if run["planted"] else "stale" if run["stale"] else ""
-    gathers = run["precision"] in GATHERED_IN_FP8 and run["fp8_all_gather"] is True
-    return Cell(str(run["master_dtype"]), str(run["precision"]), gathers, fault)
-
-
-def _differences(part: Part, losses: Losses) -> dict[int, float]:
+def _differences(part: Part, losses: pd.DataFrame) -> pd.Series:
     """Return the part's difference, nats, by seed; only seeds that all of its arms have."""
-    cells = [losses.get(cell, {}) for cell in (*part.plus, *part.minus, part.reference)]
-    return {
-        seed: sum(losses[cell][seed] for cell in part.plus)
-        - sum(losses[cell][seed] for cell in part.minus)
-        for seed in sorted(set.intersection(*map(set, cells)))
-    }
+    known = losses.reindex(columns=part.arms).dropna()
+    return known[[*part.plus]].sum(axis=1) - known[[*part.minus]].sum(axis=1)
 
 
-def _numbers(
-    part: Part, by_seed: Mapping[int, float], losses: Losses, margin: float
-) -> dict[str, Any]:
-    reference = [losses[part.reference][seed] for seed in by_seed]
-    pct = [100 * d / loss for d, loss in zip(by_seed.values(), reference, strict=True)]
-    found = stats.judged(pct, margin)
-    low, high = found["low_95"], found["high_95"]
-    return {
-        "num_pairs": len(by_seed),
-        "loss_reference": statistics.fmean(reference),
-        "mean": statistics.fmean(by_seed.values()),
-        "mean_pct": statistics.fmean(pct),
-        "low_pct": low,
-        "high_pct": high,
-        "interval": "too few pairs" if math.isnan(low) else stats.interval_text(low, high),
-        "share_pct": _share(part, by_seed, losses),
-        "margin_pct": margin,
-        **{name: found[name] for name in ("p_value", "verdict", "detectable_pct")},
-    }
-
-
-def _share(part: Part, by_seed: Mapping[int, float], losses: Losses) -> float | None:
-    """Return the part's share of the whole gap with the same masters, %, over the same seeds."""
-    masters = part.reference.masters
-    bf16, _, stale, _ = _corners(masters)
-    if part.name not in (STALE, TENSORWISE, MASTERS_IN_FP8):
-        return None
-    whole = _differences(Part(WHOLE_GAP, masters, (stale,), (bf16,), bf16), losses)
-    shared = whole.keys() & by_seed.keys()
-    gap = sum(whole[seed] for seed in shared)
-    return 100 * sum(by_seed[seed] for seed in shared) / gap if gap > 0 else None
+def _share(apart: pd.Series, whole: pd.Series) -> float | None:
+    """Return a part's share of the whole gap with the same masters, %, over the same seeds."""
+    shared = whole.index.intersection(apart.index)
+    gap = whole[shared].sum()
+    return 100 * apart[shared].sum() / gap if gap > 0 else None
 
 
 def absent_parts(table: pd.DataFrame, effect_key: str) -> list[str]:

@@ -85,7 +85,8 @@ def loss_gap_table(
     table = pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS)
     if table.empty:
         return table
-    return ordered(table.assign(p_holm=_adjusted(table)))
+    healthy = table[~table["stale"].astype(bool)]
+    return ordered(table.assign(p_holm=stats.adjusted(healthy, ["machine", "study", "model"])))
 
 
 def _gap_row(
@@ -129,17 +130,6 @@ def _gap_row(
         "verdict": DIVERGED if len(diverged) else found["verdict"],
         "run_ids": together([*group["run_ids"], *diverged["run_ids"]]),
     }
-
-
-def _adjusted(table: pd.DataFrame) -> pd.Series:
-    """Adjust the p-values over the healthy arms that one study asks about in one place."""
-    healthy = table[table["p_value"].notna() & ~table["stale"].astype(bool)]
-    families = [
-        pd.Series(stats.holm(family["p_value"].tolist()), index=family.index)
-        for _, family in healthy.groupby(["machine", "study", "model"])
-    ]
-    adjusted = pd.concat(families) if families else pd.Series(dtype=float)
-    return adjusted.reindex(table.index)
 
 
 def _healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from scipy import optimize, stats
 
 from fp8study.core.errors import UserError
@@ -164,6 +165,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum(stepped, 1.0)
     return [float(p) for p in adjusted]
+
+
+def adjusted(table: pd.DataFrame, family: list[str]) -> pd.Series:
+    """Return the ``p_value`` of a table's rows by `holm`, rows alike in `family` together."""
+    known = table[table["p_value"].notna()]
+    return known.groupby(family)["p_value"].transform(lambda family: holm(family.tolist()))
 
 
 def _check_level(level: float) -> None:

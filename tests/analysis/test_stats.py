@@ -153,9 +153,8 @@ def test_median_interval_covers_whatever_the_distribution(count: int) -> None:
 def test_median_interval_is_made_of_the_values_and_needs_enough() -> None:
     interval = median_interval([6.0, 1, 5, 2, 4, 3], 0.95)
     assert (interval.low, interval.high) == (1, 6)
-    for few in ([], [1.0], [1.0] * 5):
-        with pytest.raises(UserError, match="too few"):
-            median_interval(few, 0.95)
+    for few in ([1.0], [1.0] * 5):
+        assert np.isnan([median_interval(few, 0.95).low, median_interval(few, 0.95).high]).all()
 
 
 def test_welch_interval_is_scipys() -> None:

@@ -143,9 +143,8 @@ def _setting_rows(group: pd.DataFrame) -> list[dict[str, Any]]:
         # However close the seeds that are left, a part of which one diverged is not judged.
         verdict = DIVERGED if lost & {*part.plus, *part.minus} else found["verdict"]
         rows.append(context | found | {
-            "part": part.name, "masters": part.masters, "num_pairs": len(apart),
-            "loss_reference": reference.mean(), "mean": apart.mean(), "mean_pct": pct.mean(),
-            "low_pct": low, "high_pct": high,
+            "part": part.name, "masters": part.masters, "mean": apart.mean(),
+            "loss_reference": reference.mean(), "low_pct": low, "high_pct": high,
             "interval": stats.interval_text(low, high) if known else "too few pairs",
             "share_pct": _share(apart, wholes[part.reference]) if is_share else None,
             "margin_pct": margin, "verdict": verdict,

@@ -163,31 +163,39 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
     _check_fields(list(reference), "--reference")
     wanted = {name: completed(reference)[name] for name in reference}
     records = read_folder(here, "B")
-    ours, sides = group_arms(records), [side_line("B", str(here), records)]
-    theirs: dict[str, Arm] = {}
+    arms, sides = group_arms(records), [side_line("B", str(here), records)]
+    old_arms: dict[str, Arm] = {}
     if baseline is not None:
         found = read_folder(baseline, "A")
-        theirs = group_arms(found)
+        old_arms = group_arms(found)
         sides.insert(0, side_line("A", str(baseline), found))
-    names = arm_names(theirs | ours)
+    names, theirs = arm_names(old_arms | arms), _with_references(old_arms, wanted)
     rows, alone = [], []
-    for key, arm in ours.items():
-        if _is_reference(arm, wanted):
-            continue
-        base = _reference_of(arm, ours, wanted)
+    for key, (arm, base) in _with_references(arms, wanted).items():
         if base is None:
             alone.append(f"no reference arm, or several: {names[key]}")
             continue
+        notes = arm_caveats("B", arm) + arm_caveats("B, reference", base)
+        notes += machine_differences(base.records, arm.records)
         row = {
             "arm": names[key],
             "num_runs": len(arm.rates),
             "tokens_per_second_per_gpu": median(arm.rates),
             "speed": ratio_of([arm.rates], [base.rates]),
             "memory": _quotient(arm.memory_peak_gib, base.memory_peak_gib),
-        }
-        notes = arm_caveats("B", arm) + arm_caveats("B, reference", base)
-        notes += machine_differences(base.records, arm.records)
-        rows.append(row | _against_baseline(arm, base, theirs.get(key), theirs, wanted, notes))
+        } | dict.fromkeys(("speed_baseline", "change", "memory_baseline"))
+        old, old_base = theirs.get(key, (None, None))
+        if old and old_base:
+            notes += arm_caveats("A", old) + arm_caveats("A, reference", old_base)
+            notes += machine_differences(old.records, arm.records)
+            row |= {
+                "speed_baseline": ratio_of([old.rates], [old_base.rates]),
+                "change": ratio_of([arm.rates, old_base.rates], [base.rates, old.rates]),
+                "memory_baseline": _quotient(old.memory_peak_gib, old_base.memory_peak_gib),
+            }
+        elif old_arms:
+            notes.append("not in the baseline")
+        rows.append(row | {"notes": tuple(dict.fromkeys(notes))})
     words = ", ".join(f"{name}={value}" for name, value in wanted.items())
     if not rows:
         raise UserError(
@@ -198,41 +206,20 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
     return Comparison(tuple(sides), tuple(rows), tuple(alone), words, device)
 
 
-def _is_reference(arm: Arm, wanted: Mapping[str, Any]) -> bool:
-    return all(arm.config.get(name) == value for name, value in wanted.items())
+def _with_references(
+    arms: Mapping[str, Arm], wanted: Mapping[str, Any]
+) -> dict[str, tuple[Arm, Arm | None]]:
+    """Return the other arms, each with the one reference arm that equals it in all else."""
 
+    def is_reference(arm: Arm) -> bool:
+        return all(arm.config.get(name) == value for name, value in wanted.items())
 
-def _reference_of(arm: Arm, arms: Mapping[str, Arm], wanted: Mapping[str, Any]) -> Arm | None:
-    """Return the one reference arm that equals `arm` in all that is not asked about."""
     free = {*wanted, *(field for name in wanted for field in _FOLLOWERS.get(name, ()))}
-    held = arm.config.keys() - free
-    found = [
-        other
-        for other in arms.values()
-        if _is_reference(other, wanted)
-        and all(other.config.get(name) == arm.config[name] for name in held)
-    ]
-    return found[0] if len(found) == 1 else None
-
-
-def _against_baseline(
-    arm: Arm,
-    base: Arm,
-    old_arm: Arm | None,
-    theirs: Mapping[str, Arm],
-    wanted: Mapping[str, Any],
-    notes: list[str],
-) -> dict[str, Any]:
-    old_base = _reference_of(old_arm, theirs, wanted) if old_arm else None
-    row = dict.fromkeys(("speed_baseline", "change", "memory_baseline"))
-    if old_arm and old_base:
-        notes += arm_caveats("A", old_arm) + arm_caveats("A, reference", old_base)
-        notes += machine_differences(old_arm.records, arm.records)
-        row = {
-            "speed_baseline": ratio_of([old_arm.rates], [old_base.rates]),
-            "change": ratio_of([arm.rates, old_base.rates], [base.rates, old_arm.rates]),
-            "memory_baseline": _quotient(old_arm.memory_peak_gib, old_base.memory_peak_gib),
-        }
-    elif theirs:
-        notes.append("not in the baseline")
-    return row | {"notes": tuple(dict.fromkeys(notes))}
+    found = {}
+    for key, arm in arms.items():
+        held = {name: value for name, value in arm.config.items() if name not in free}
+        alike = [other for other in arms.values()
+                 if is_reference(other) and held.items() <= other.config.items()]  # fmt: skip
+        if not is_reference(arm):
+            found[key] = (arm, alike[0] if len(alike) == 1 else None)
+    return found

@@ -19,8 +19,7 @@ WORTH_PCT = 3.0
 FP8, CHECK, BF16, MORE = "FP8", "FP8, check its loss first", "BF16", "measure more"
 WORSE, LITTLE = "BF16: worse loss in FP8", f"BF16: gain below {WORTH_PCT:g} %"
 TRY = "BF16, or try BF16 all-gather"
-#: In which order they are shown, and what somebody may do who follows them.
-ACTIONS = (FP8, CHECK, MORE, LITTLE, BF16, TRY, WORSE)
+#: Every action, and what somebody may do who follows it.
 TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16", TRY: "bf16",
                WORSE: "bf16"}  # fmt: skip
 
@@ -33,7 +32,7 @@ DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
 def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool = False) -> str:
-    """Return what to do, one of `ACTIONS`.
+    """Return what to do, one of `TO_TRAIN_IN`.
 
     Args:
         low_pct: The lower end of the 95 % interval of FP8's lead, %; NaN where there is none.

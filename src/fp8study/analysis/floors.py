@@ -132,9 +132,9 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     rows: list[dict[str, object]] = []
     for _, group in both.groupby(["arm_key", "rung"], sort=False):
         for step, scored in group.groupby("step"):
-            pct, first = scored["gap_pct"].tolist(), scored.iloc[0]
+            first = scored.iloc[0]
             row = {name: first[name] for name in [*_PLACE, "rung", "margin_pct"]}
-            row |= {"step": step, "num_pairs": len(pct), "gap_pct": sum(pct) / len(pct)}
-            row["run_ids"] = together(scored["run_ids"])
-            rows.append(row | stats.judged(pct, float(first["margin_pct"])))
+            row |= {"step": step, "run_ids": together(scored["run_ids"])}
+            pct, margin = scored["gap_pct"].tolist(), float(first["margin_pct"])
+            rows.append(row | stats.judged(pct, margin, "gap_pct"))
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)

@@ -96,7 +96,7 @@ def _gap_row(
     gap = group[loss] - group[f"{loss}_bf16"]
     gap_pct = 100 * gap / group[f"{loss}_bf16"]
     margin = float((group if len(group) else diverged)["margin_pct"].iloc[0])
-    found = stats.judged(gap_pct.tolist(), margin)
+    found = stats.judged(gap_pct.tolist(), margin, "gap_pct")
     num_pairs, num_lost = len(group), len(seeds - set(group["seed"]))
     texts = [
         f"{level} %: {stats.interval_text(found[f'low_{level}'], found[f'high_{level}'])}"
@@ -112,24 +112,24 @@ def _gap_row(
     elif math.isnan(margin):
         judged = "none: its runs state several margins"
     ends = {f"gap_pct_{end}": found[end] for end in ("low_90", "high_90", "low_95", "high_95")}
-    return ends | {
-        "num_pairs": num_pairs,
-        "num_lost": num_lost,
-        "pairs": f"{num_pairs} of {num_pairs + num_lost}" if num_lost else str(num_pairs),
-        "num_diverged": len(diverged),
-        "epochs": group["epochs"].max(),
-        "loss_bf16": group[f"{loss}_bf16"].mean(),
-        "loss": group[loss].mean(),
-        "gap": gap.mean(),
-        "gap_pct": gap_pct.mean(),
-        "interval": interval,
-        "p_value": found["p_value"],
-        "detectable_pct": found["detectable_pct"],
-        "margin_pct": margin,
-        "judged": judged,
-        "verdict": DIVERGED if len(diverged) else found["verdict"],
-        "run_ids": together([*group["run_ids"], *diverged["run_ids"]]),
-    }
+    return (
+        found
+        | ends
+        | {
+            "num_lost": num_lost,
+            "pairs": f"{num_pairs} of {num_pairs + num_lost}" if num_lost else str(num_pairs),
+            "num_diverged": len(diverged),
+            "epochs": group["epochs"].max(),
+            "loss_bf16": group[f"{loss}_bf16"].mean(),
+            "loss": group[loss].mean(),
+            "gap": gap.mean(),
+            "interval": interval,
+            "margin_pct": margin,
+            "judged": judged,
+            "verdict": DIVERGED if len(diverged) else found["verdict"],
+            "run_ids": together([*group["run_ids"], *diverged["run_ids"]]),
+        }
+    )
 
 
 def _healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -170,8 +170,8 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
             apart = (wide[one] - wide[other]).dropna().tolist()
             if len(apart) >= stats.MIN_PAIRS_FOR_INTERVAL:
                 row = dict(zip(WAYS_COLUMNS, (*key, one, other), strict=False))
-                row |= {"num_pairs": len(apart), "difference_pct": sum(apart) / len(apart)}
-                rows.append(row | _judged(apart, group[group["way"].isin([one, other])]))
+                both = group[group["way"].isin([one, other])]
+                rows.append(row | _judged(apart, both, "difference_pct"))
     return pd.DataFrame(rows, columns=WAYS_COLUMNS)
 
 
@@ -186,10 +186,10 @@ def _with_ways(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(effective_batch=counts.prod(axis=1), way=ways)
 
 
-def _judged(gaps: Sequence[float], runs: pd.DataFrame) -> dict[str, Any]:
+def _judged(gaps: Sequence[float], runs: pd.DataFrame, mean: str) -> dict[str, Any]:
     margin = float(runs["margin_pct"].iloc[0])
     ids = {"margin_pct": margin, "run_ids": together(runs["run_ids"].unique())}
-    return ids | stats.judged(gaps, margin)
+    return ids | stats.judged(gaps, margin, mean)
 
 
 def _gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -260,8 +260,7 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             upto = group[group["step"] <= step].groupby("run_id", sort=False)["gap_pct"]
             if gaps := upto.last().tolist():
                 row = {name: first[name] for name in _PASS_PLACE} | {"passes": passes, "step": step}
-                row |= {"num_pairs": len(gaps), "gap_pct": sum(gaps) / len(gaps)}
-                rows.append(row | _judged(gaps, group))
+                rows.append(row | _judged(gaps, group, "gap_pct"))
     return pd.DataFrame(rows, columns=PASS_COLUMNS)
 
 

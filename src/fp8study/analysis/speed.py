@@ -188,8 +188,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
     losses = [newest_per_seed(part).set_index("seed")[_LOSS] for part in (arm, plain)]
     pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")
     gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1)).dropna().tolist()
-    row |= {"num_pairs": len(gaps), "loss_gap_pct": sum(gaps) / len(gaps) if gaps else None}
-    return row | stats.judged(gaps, float(arm["margin_pct"].iloc[0]))
+    return row | stats.judged(gaps, float(arm["margin_pct"].iloc[0]), "loss_gap_pct")
 
 
 def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:

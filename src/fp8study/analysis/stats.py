@@ -112,20 +112,22 @@ def tost(differences: Sequence[float], margin: float) -> Equivalence:
     return Equivalence(verdict, p_value, interval)
 
 
-def judged(differences: Sequence[float], margin: float) -> dict[str, Any]:
-    """Return what a table says of paired differences beside their mean.
+def judged(differences: Sequence[float], margin: float, mean: str = "mean_pct") -> dict[str, Any]:
+    """Return what a table says of paired differences: their mean, under the name of `mean`.
 
-    ``low_90``, ``high_90``, ``low_95`` and ``high_95``, the ends of the paired-t intervals, the
-    ``verdict`` of `tost`, the ``p_value`` of the paired t test, and ``detectable_pct``, the
-    `smallest_detectable` difference. With fewer than `MIN_PAIRS_FOR_INTERVAL` pairs the numbers
-    are missing; then, and where the margin is NaN (none is agreed on), the verdict is
-    ``undecided``.
+    And ``num_pairs``, ``low_90``, ``high_90``, ``low_95`` and ``high_95``, the ends of the paired-t
+    intervals, the ``verdict`` of `tost`, the ``p_value`` of the paired t test, and
+    ``detectable_pct``, the `smallest_detectable` difference. With fewer than
+    `MIN_PAIRS_FOR_INTERVAL` pairs intervals and tests are missing; then, and where the margin is
+    NaN (none is agreed on), the verdict is ``undecided``.
     """
+    middle = statistics.fmean(differences) if differences else math.nan
+    row: dict[str, Any] = {"num_pairs": len(differences), mean: middle}
     if len(differences) < MIN_PAIRS_FOR_INTERVAL:
         missing = ("low_90", "high_90", "low_95", "high_95", "p_value", "detectable_pct")
-        return dict.fromkeys(missing, math.nan) | {"verdict": "undecided"}
+        return row | dict.fromkeys(missing, math.nan) | {"verdict": "undecided"}
     narrow, wide = (paired_t_interval(differences, level) for level in (0.90, 0.95))
-    return {
+    return row | {
         "low_90": narrow.low,
         "high_90": narrow.high,
         "low_95": wide.low,
@@ -192,14 +194,10 @@ def _moments(differences: Sequence[float]) -> tuple[float, float, int]:
 def median_interval(values: Sequence[float], level: float) -> Interval:
     """Return an interval of the median from order statistics, whatever the distribution.
 
-    The narrowest symmetric pair of ranks whose binomial coverage reaches `level` (Conover,
-    Practical Nonparametric Statistics, section 3.2): a few wild values do not move it.
+    The ranks are binomial (Conover, Practical Nonparametric Statistics, section 3.2): a few wild
+    values do not move it. Both ends are NaN where the values are too few.
     """
-    ordered = sorted(values)
-    rank = int(stats.binom.ppf((1 - level) / 2, len(ordered), 0.5))
-    if len(ordered) == 0 or rank < 1:
-        raise UserError(f"values: {len(ordered)} are too few for a {100 * level:.0f} % interval")
-    return Interval(ordered[rank - 1], ordered[-rank])
+    return Interval(*stats.quantile_test(values, p=0.5).confidence_interval(level))
 
 
 def paired_t_power(difference: float, spread: float, num_pairs: int) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.leads import best_recipes, leads_table, scaling_table, with_sessions
+from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
+from fp8study.analysis.pairing import sessions_of
 from tests.factories import CPU, make_record, store
 from tests.table_factories import frame
 
@@ -102,7 +103,7 @@ def test_another_host_is_another_session(tmp_path: Path) -> None:
         record = make_record(precision=precision, machine={"host_hash": host})
         store(tmp_path, "local", record)
     assert leads_table(frame(tmp_path)).empty
-    assert list(with_sessions(frame(tmp_path))["session"].str[-4:]) == ["on a", "on b"]
+    assert list(sessions_of(frame(tmp_path)).str[-4:]) == ["on a", "on b"]
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,9 @@ import pandas as pd
 from scipy import stats as distributions
 
 from fp8study.analysis.frames import MIXED
-from fp8study.analysis.pairing import timing_is_void, together
+from fp8study.analysis.pairing import sessions_of, timing_is_void, together
 from fp8study.core.records import RESULTS
 
-#: A session ends where a host did nothing for so long.
-SESSION_GAP = pd.Timedelta(minutes=30)
 LEVEL = 0.95
 
 _RATE, _MEMORY, _ENERGY = "tokens_per_second_per_gpu", "memory_peak_gib", "energy_joule_per_token"
@@ -47,18 +45,6 @@ SCALING_COLUMNS = [
 ]  # fmt: skip
 
 
-def with_sessions(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add ``session``: when, and on which host, the uninterrupted period began of a run."""
-    table = runs.sort_values("started_at", kind="stable")
-    starts, ends = (pd.to_datetime(table[name]) for name in ("started_at", "ended_at"))
-    hosts = [table["machine"], table["host_hash"].fillna("")]
-    idle_since = ends.fillna(starts).groupby(hosts).cummax().groupby(hosts).shift()
-    begins = idle_since.isna() | (starts - idle_since > SESSION_GAP)
-    first = starts.where(begins).groupby(hosts).ffill()
-    where = hosts[1].map(lambda host: f" on {host}" if host else "")
-    return table.assign(session=first.dt.strftime("%Y-%m-%d %H:%M") + where)
-
-
 def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     """Give every timed FP8 run the BF16 run of its seed and repeat, of the same session.
 
@@ -70,8 +56,8 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     usable &= runs["compile"].fillna(False) & (runs["path"] != MIXED)
     usable &= runs["precision"].eq("bf16") | runs["optimizer_binding"].ne("before_conversion")
     usable &= runs["status"].isin(RESULTS)
-    chosen = with_sessions(runs).loc[lambda table: usable[table.index]].fillna({"repeat": 0})
-    newest = chosen.sort_values("ended_at", kind="stable").drop_duplicates(
+    chosen = runs.assign(session=sessions_of(runs))[usable].fillna({"repeat": 0})
+    newest = chosen.sort_values(["ended_at", "started_at"]).drop_duplicates(
         ["arm_key", "pair_key", "repeat", "session"], keep="last"
     )
     timed = newest[(newest["status"] == "completed") & newest[_RATE].notna()]

@@ -34,6 +34,8 @@ MEMORY_LIMIT_SHARE = 0.85
 ALLOCATOR_EVENTS = ("num_alloc_retries", "num_device_allocs")
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
 DIVERGED = "diverged"
+#: A session ends where a host did nothing for so long.
+SESSION_GAP = pd.Timedelta(minutes=30)
 #: Where a comparison was made.
 _CONTEXT = ["machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting"]
 #: What names an arm in a table.
@@ -199,6 +201,21 @@ def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
     retries, allocs = (runs[f"{name}{suffix}"] for name in ALLOCATOR_EVENTS)
     unknown = allocs.isna() & (runs[f"memory_peak_gib{suffix}"] > limit)
     return unknown | (retries > 0) | (allocs > 0)
+
+
+def sessions_of(runs: pd.DataFrame) -> pd.Series:
+    """Name each run's session: when, and on which host, the period began without a long pause.
+
+    Takes the columns machine, host_hash, started_at and ended_at.
+    """
+    table = runs.sort_values("started_at", kind="stable")
+    starts, ends = (pd.to_datetime(table[name]) for name in ("started_at", "ended_at"))
+    hosts = [table["machine"], table["host_hash"].fillna("")]
+    idle_since = ends.fillna(starts).groupby(hosts).cummax().groupby(hosts).shift()
+    begins = idle_since.isna() | (starts - idle_since > SESSION_GAP)
+    first = starts.where(begins).groupby(hosts).ffill()
+    where = hosts[1].map(lambda host: f" on {host}" if host else "")
+    return (first.dt.strftime("%Y-%m-%d %H:%M") + where)[runs.index]
 
 
 def medians_by(

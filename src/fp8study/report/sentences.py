@@ -11,7 +11,8 @@ import math
 import pandas as pd
 
 from fp8study.analysis import decision
-from fp8study.analysis.leads import LEVEL, SESSION_GAP
+from fp8study.analysis.leads import LEVEL
+from fp8study.analysis.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.page import Report
 from fp8study.report.words import by_machine, count, escape, how_to_get, span

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,19 @@ def store_pair(results: Path, fp8: dict[str, Any], bf16: dict[str, Any] | None =
     store(results, "local", make_record(run_id="bf16", **(bf16 or {})))
     changes = {"precision": "fp8_tensorwise"} | fp8
     store(results, "local", make_record(run_id="fp8", **changes))
+
+
+def store_losses(
+    results: Path, losses: Mapping[str, Sequence[float | None]], **changes: Any
+) -> None:
+    """Store runs of each precision that end at these losses, seed by seed; None: it diverged."""
+    for precision, ends in losses.items():
+        for seed, end in enumerate(ends):
+            record = make_record(
+                precision=precision, seed=seed, status="completed" if end else "diverged",
+                results={"loss_last20_mean": end}, **changes,
+            )  # fmt: skip
+            store(results, "local", record)
 
 
 def fp8_row(table: pd.DataFrame) -> pd.Series:

@@ -25,7 +25,7 @@ from fp8study.core.records import load_runs, read_record, write_record
 from fp8study.report import cause_sentences, loss_sentences
 from fp8study.report.page import load_report
 from tests.factories import loss_curve, make_effective_batch, make_record, store
-from tests.table_factories import fp8_row, frame, store_pair, store_repeat
+from tests.table_factories import fp8_row, frame, store_losses, store_pair, store_repeat
 
 
 def test_one_pair_has_no_interval(tmp_path: Path) -> None:
@@ -44,11 +44,8 @@ def test_one_pair_has_no_interval(tmp_path: Path) -> None:
 def test_three_pairs_have_an_interval_and_a_verdict(
     gaps: tuple[float, ...], verdict: str, tmp_path: Path
 ) -> None:
-    for seed, gap in enumerate(gaps):
-        for precision, loss in (("bf16", 5.0 + seed), ("fp8_rowwise", 5.0 + seed + gap)):
-            results = {"loss_last20_mean": loss}
-            record = make_record(precision=precision, seed=seed, results=results)
-            store(tmp_path, "local", record)
+    fp8 = [5.0 + seed + gap for seed, gap in enumerate(gaps)]
+    store_losses(tmp_path, {"bf16": [5.0, 6.0, 7.0], "fp8_rowwise": fp8})
     row = loss_gap_table(frame(tmp_path)).iloc[0]
     assert row["num_pairs"] == 3
     assert row["verdict"] == verdict
@@ -99,17 +96,9 @@ def test_newer_divergence_is_not_hidden_by_an_older_success(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("survivors", [3, 0])
 def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path: Path) -> None:
-    for seed in range(survivors + 2):
-        gone = seed >= survivors
-        for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.001 * seed)):
-            lost = gone and precision != "bf16"
-            store(
-                tmp_path, "local",
-                make_record(
-                    precision=precision, seed=seed, status="diverged" if lost else "completed",
-                    results={"loss_last20_mean": None if lost else loss},
-                ),
-            )  # fmt: skip
+    left = [5.001 + 0.001 * seed for seed in range(survivors)]
+    bf16 = [5.0] * (survivors + 2)
+    store_losses(tmp_path, {"bf16": bf16, "fp8_rowwise": [*left, None, None]})
     (row,) = loss_gap_table(frame(tmp_path)).to_dict("records")
     assert (row["num_pairs"], row["num_diverged"], row["verdict"]) == (survivors, 2, "diverged")
     assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
@@ -121,11 +110,11 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
 
 def test_p_values_are_adjusted_over_the_healthy_arms_of_a_study(tmp_path: Path) -> None:
     costs = {"fp8_tensorwise": 0.010, "fp8_rowwise": 0.004}
-    for seed in range(4):
-        for precision, cost in ({"bf16": 0.0} | costs).items():
-            loss = 5.0 + seed + cost * (1 + 0.3 * (-1) ** seed)
-            record = make_record(precision=precision, seed=seed, results={"loss_last20_mean": loss})
-            store(tmp_path, "local", record)
+    losses = {
+        precision: [5.0 + seed + cost * (1 + 0.3 * (-1) ** seed) for seed in range(4)]
+        for precision, cost in ({"bf16": 0.0} | costs).items()
+    }
+    store_losses(tmp_path, losses)
     table = loss_gap_table(frame(tmp_path))
     assert table["p_holm"].tolist() == pytest.approx(stats.holm(table["p_value"].tolist()))
     gaps = 100 * costs["fp8_rowwise"] * pd.Series([1.3 / 5, 0.7 / 6, 1.3 / 7, 0.7 / 8])
@@ -150,17 +139,11 @@ def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:
 
 
 def test_verdicts_from_failure_studies_alone_are_said_so(tmp_path: Path) -> None:
-    def store_study(study: str) -> None:
-        for seed in range(3):
-            for precision, loss in (("bf16", 5.0), ("fp8_rowwise", 5.001 + 0.0001 * seed)):
-                results = {"loss_last20_mean": loss}
-                record = make_record(precision=precision, seed=seed, study=study, results=results)
-                store(tmp_path, "local", record)
-
+    losses = {"bf16": [5.0] * 3, "fp8_rowwise": [5.001, 5.0011, 5.0012]}
     words = "All are from studies of document A's failure"
-    store_study("attribution")
+    store_losses(tmp_path, losses, study="attribution")
     assert words in loss_sentences.training(load_report(tmp_path))
-    store_study("loss-parity")
+    store_losses(tmp_path, losses, study="loss-parity")
     assert words not in loss_sentences.training(load_report(tmp_path))
 
 
@@ -203,10 +186,7 @@ def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_the_margin_is_the_one_that_the_study_states(tmp_path: Path) -> None:
-    for seed, gap in enumerate((0.9, 1.0, 1.1)):
-        for precision, loss in (("bf16", 100.0), ("fp8_rowwise", 100.0 + gap)):
-            results = {"loss_last20_mean": loss}
-            store(tmp_path, "local", make_record(seed=seed, precision=precision, results=results))
+    store_losses(tmp_path, {"bf16": [100.0] * 3, "fp8_rowwise": [100.9, 101.0, 101.1]})
     narrow = loss_gap_table(frame(tmp_path)).iloc[0]
     for path in tmp_path.rglob("run.json"):
         record = dataclasses.replace(read_record(path), judgement={"margin_pct": 2.0})

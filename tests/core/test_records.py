@@ -62,11 +62,15 @@ def test_unknown_field_of_a_newer_writer_is_ignored(tmp_path: Path) -> None:
     assert read_record(path) == make_record()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"run_id": "x"}'])
-def test_what_is_no_record_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("", ""), ("{", ""), ("null", ""), ("[]", "it holds no mapping"),
+     ('{"run_id": "x"}', "without study, status, ")],
+)  # fmt: skip
+def test_what_is_no_record_is_named(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
-    with pytest.raises(UserError, match=r"run\.json: not a run record"):
+    with pytest.raises(UserError, match=rf"run\.json: not a run record \(.*{told}"):
         read_record(path)
 
 
@@ -141,17 +145,6 @@ def test_a_folder_that_may_not_be_read_is_named(
     with pytest.warns(UserWarning, match=r"left out: .*; give yourself access") as caught:
         load_runs(tmp_path)
     assert [str(closed) in str(item.message) for item in caught] == [True]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [("[]", "it holds no mapping"), ('{"run_id": "a"}', "without study, status, ")],
-)
-def test_a_record_that_lacks_something_says_what(text: str, told: str, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=told):
-        read_record(path)
 
 
 def test_set_aside_never_overwrites(tmp_path: Path) -> None:

@@ -97,8 +97,7 @@ def store_measured(
         "bf16_peak_tflops": 989.0, "mixed_peak_tflops": 1500.0, "mfu_mixed_peak_pct": 25.0,
         "mfu_achievable_pct": 40.0,
     }  # fmt: skip
-    record = make_record(**fields)
-    record.model["parameters_outside_optimizer_pct"] = outside_pct
+    record = make_record(outside_pct, **fields)
     store(results, "reference/h200x8", record, loss_curve(60, 5.0))
 
 

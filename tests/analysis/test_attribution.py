@@ -22,14 +22,12 @@ from fp8study.report.cause_plots import ladder_figure
 from fp8study.report.cause_sentences import attribution, noise
 from fp8study.report.plotstyle import line_styles
 from fp8study.report.rows import rungs as rungs_of
-from tests.factories import (
-    CPU,
+from tests.factories import CPU, make_record, store
+from tests.study_factories import (
     make_attribution,
     make_document_a,
     make_effective_batch,
-    make_record,
     make_smoke,
-    store,
     store_attribution_arm,
 )
 
@@ -151,9 +149,8 @@ def test_partial_records_leave_rows_out_and_say_so(tmp_path: Path) -> None:
 def test_arms_of_different_settings_are_never_paired(apart: dict[str, Any], tmp_path: Path) -> None:
     common: dict[str, Any] = {"study": "attribution", "strategy": "none", "skip": ["lm_head"]}
     store(tmp_path, "local", make_record(run_id="bf16", **common))
-    fault = make_record(run_id="planted", **(common | {"untrained": ["model.layers.*"]} | apart))
-    fault.model["parameters_outside_optimizer_pct"] = 78.4
-    store(tmp_path, "local", fault)
+    planted = common | {"untrained": ["model.layers.*"]} | apart
+    store(tmp_path, "local", make_record(78.4, run_id="planted", **planted))
     assert table(tmp_path).empty
 
 
@@ -276,9 +273,8 @@ def test_a_part_of_which_a_seed_diverged_is_not_equivalent(tmp_path: Path) -> No
 def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
     make_attribution(tmp_path, seeds=3)
     whole = table(tmp_path)
-    record = make_record(study="attribution", run_id="seedless")
+    record = make_record(50.0, study="attribution", run_id="seedless")
     del record.config["seed"]
-    record.model["parameters_outside_optimizer_pct"] = 50.0
     store(tmp_path, "local", record)
     assert len(table(tmp_path)) == len(whole)
 

@@ -31,9 +31,9 @@ from tests.claim_factories import (
     run,
     tables,
 )  # fmt: skip
-from tests.factories import make_results
 from tests.instrument_factories import make_instruments
 from tests.noise_factories import make_noise
+from tests.study_factories import make_results
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 YES, PARTLY, NO = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.CONTRADICTED

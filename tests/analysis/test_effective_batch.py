@@ -9,12 +9,8 @@ import pytest
 from fp8study.analysis.losses import effective_batch_table, ways_table
 from fp8study.report.cause_plots import effective_batch_figure
 from fp8study.report.cause_sentences import effective_batch
-from tests.factories import (
-    CPU,
-    make_effective_batch,
-    make_record,
-    store,
-)
+from tests.factories import CPU, make_record, store
+from tests.study_factories import make_effective_batch
 from tests.table_factories import frame
 
 

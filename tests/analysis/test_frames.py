@@ -15,7 +15,8 @@ from fp8study.analysis.frames import (
 from fp8study.analysis.pairing import setting_label, shorten_arms
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
-from tests.factories import make_document_a, make_record, make_results, store
+from tests.factories import make_record, store
+from tests.study_factories import make_document_a, make_results
 from tests.table_factories import frame, store_pair
 
 
@@ -55,9 +56,9 @@ def test_names_of_arms_leave_out_what_tells_none_apart(tmp_path: Path) -> None:
 def test_unknown_share_outside_the_optimizer_is_labelled_too(tmp_path: Path) -> None:
     stale = {"optimizer_binding": "before_conversion"}
     store_pair(tmp_path, stale | {"model": "x"})
-    record = make_record(precision="fp8_tensorwise", run_id="unknown", **stale)
-    record.model["parameters_outside_optimizer_pct"] = None
-    store(tmp_path, "local", record)
+    store(
+        tmp_path, "local", make_record(None, precision="fp8_tensorwise", run_id="unknown", **stale)
+    )
     runs = frame(tmp_path).set_index("run_id")
     assert "share of parameters not trained unknown" in runs.loc["unknown", "arm"]
     assert not runs.loc["fp8", "stale"]

@@ -15,8 +15,9 @@ from fp8study.core.records import load_runs
 from fp8study.report import instrument_plots as plots
 from fp8study.report import instrument_sentences as sentences
 from fp8study.report import layouts, rows
-from tests.factories import make_quick, make_record, store
+from tests.factories import make_record, store
 from tests.instrument_factories import audit_of, instruments_of, make_instruments, store_measured
+from tests.study_factories import make_quick
 
 
 def frame(results: Path) -> pd.DataFrame:

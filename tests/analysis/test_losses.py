@@ -24,7 +24,8 @@ from fp8study.analysis.stats import smallest_detectable
 from fp8study.core.records import load_runs, read_record, write_record
 from fp8study.report import cause_sentences, loss_sentences
 from fp8study.report.page import load_report
-from tests.factories import loss_curve, make_effective_batch, make_record, store
+from tests.factories import loss_curve, make_record, store
+from tests.study_factories import make_effective_batch
 from tests.table_factories import fp8_row, frame, store_losses, store_pair, store_repeat
 
 
@@ -246,7 +247,6 @@ def test_no_table_of_losses_follows_a_study_of_speed(speed_only: bool, tmp_path:
 
 def test_a_bf16_run_with_untrained_weights_is_nobodys_partner(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_tensorwise"):
-        record = make_record(precision=precision, untrained=["model.layers.*"])
-        record.model["parameters_outside_optimizer_pct"] = 78.4
+        record = make_record(78.4, precision=precision, untrained=["model.layers.*"])
         store(tmp_path, "local", record)
     assert pairs_of(runs_frame(load_runs(tmp_path)), "loss_last20_mean").empty

@@ -11,7 +11,8 @@ import pytest
 
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
-from tests.factories import CPU, make_quick, make_record, make_smoke, store
+from tests.factories import CPU, make_record, store
+from tests.study_factories import make_quick, make_smoke
 from tests.table_factories import fp8_row, frame, store_pair, store_repeat
 
 

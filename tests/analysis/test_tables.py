@@ -22,7 +22,8 @@ from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
 from fp8study.measure.flops import count_flops
 from fp8study.report import plots, speed_rows
-from tests.factories import make_broken, make_document_a, make_record, make_results, store
+from tests.factories import make_record, store
+from tests.study_factories import make_broken, make_document_a, make_results
 from tests.table_factories import frame, store_pair
 
 STALE = "stale optimizer (78.4 % of parameters not trained)"

@@ -103,9 +103,7 @@ def test_the_audit_finds_what_was_not_asked_for() -> None:
 
 
 def planted_record(precision: str = "bf16") -> RunRecord:
-    record = make_record(precision=precision, untrained=["model.layers.*"])
-    record.model["parameters_outside_optimizer_pct"] = 78.4
-    return record
+    return make_record(78.4, precision=precision, untrained=["model.layers.*"])
 
 
 def stored(*records: RunRecord, tmp: Any) -> Any:

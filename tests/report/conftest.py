@@ -12,10 +12,10 @@ import pytest
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report import page as pages
 from fp8study.report.site import render_site
-from tests.factories import make_results
 from tests.instrument_factories import make_instruments
 from tests.noise_factories import make_noise
 from tests.report.small_site import make_site
+from tests.study_factories import make_results
 
 ROOT = Path(__file__).parents[2]
 #: Python imports a module of this name first of all.

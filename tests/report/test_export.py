@@ -8,7 +8,8 @@ from fp8study import cli
 from fp8study.core.errors import UserError
 from fp8study.core.records import load_runs
 from fp8study.report import export
-from tests.factories import make_record, make_results, store
+from tests.factories import make_record, store
+from tests.study_factories import make_results
 
 
 def test_one_machine_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ import pandas as pd
 
 from fp8study.report import gap_plots
 from fp8study.report.page import load_report
-from tests.factories import make_attribution, make_record, store
+from tests.factories import make_record, store
+from tests.study_factories import make_attribution
 
 
 def test_every_judged_arm_has_a_row_with_its_verdict_and_margin(tmp_path: Path) -> None:

@@ -19,19 +19,18 @@ from fp8study.report import (
 from fp8study.report import page as pages
 from fp8study.report.table import show
 from tests.analysis.test_leads import store_leads
-from tests.factories import (
+from tests.factories import make_record, store
+from tests.instrument_factories import make_instruments
+from tests.noise_factories import make_noise
+from tests.study_factories import (
     make_attribution,
     make_broken,
     make_document_a,
     make_effective_batch,
     make_quick,
-    make_record,
     make_smoke,
-    store,
     store_trained,
 )
-from tests.instrument_factories import make_instruments
-from tests.noise_factories import make_noise
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "report"

@@ -8,7 +8,8 @@ from fp8study.report import layouts
 from fp8study.report.page import load_report
 from fp8study.report.runs_page import runs_text, varied_fields
 from fp8study.report.table import show
-from tests.factories import CPU, make_quick, make_record, store
+from tests.factories import CPU, make_record, store
+from tests.study_factories import make_quick
 
 
 def test_every_run_stands_under_the_name_that_tables_link_to(tmp_path: Path) -> None:

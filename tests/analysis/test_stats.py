@@ -28,11 +28,14 @@ def test_interval_is_scipys(count: int, level: float) -> None:
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
 
 
-@pytest.mark.parametrize("mean", [-0.4, 0.0, 0.02, 0.5])
-def test_tost_has_statsmodels_p_value(mean: float) -> None:
-    values = np.array(differences(mean, 0.2, 6))
-    expected = ttost_paired(values, np.zeros(6), -0.25, 0.25)[0]
-    assert tost(values.tolist(), 0.25).p_value == pytest.approx(expected)
+def test_tost_is_statsmodels() -> None:
+    found = []
+    for mean in np.linspace(-0.5, 0.5, 101):
+        values = np.array(differences(mean, 0.2, 6))
+        p_value = ttost_paired(values, np.zeros(6), -0.25, 0.25)[0]
+        found.append(p_value < 0.05)
+        assert (tost(values.tolist(), 0.25) == "equivalent") == found[-1]
+    assert 5 < sum(found) < 50
 
 
 @pytest.mark.parametrize(
@@ -49,10 +52,7 @@ def test_tost_has_statsmodels_p_value(mean: float) -> None:
     ],
 )
 def test_verdict(values: list[float], verdict: str) -> None:
-    outcome = tost(values, 0.25)
-    assert outcome.verdict == verdict
-    inside = outcome.interval.low > -0.25 and outcome.interval.high < 0.25
-    assert inside == (verdict == "equivalent")
+    assert tost(values, 0.25) == verdict
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [1.0, float("inf")]])
@@ -93,7 +93,7 @@ def test_95_pct_interval_covers_95_pct(count: int) -> None:
 @pytest.mark.parametrize("margin", [0.5, 4.0])
 def test_what_differs_by_the_margin_is_seldom_called_equivalent(count: int, margin: float) -> None:
     draws = simulated(margin, RUNS, count)
-    called = sum(tost(values, margin).verdict == "equivalent" for values in draws) / RUNS
+    called = sum(tost(values, margin) == "equivalent" for values in draws) / RUNS
     assert called <= 0.05 + ALLOWANCE
 
 

@@ -42,20 +42,6 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True)
-class Equivalence:
-    """The outcome of two one-sided tests."""
-
-    verdict: Verdict
-    """``equivalent``: the difference is smaller than the margin; ``different``: it is larger;
-    ``undecided``: these runs do not say."""
-    p_value: float
-    """Of the equivalence test: the larger of the two one-sided p-values."""
-    interval: Interval
-    """The 90 % interval, which lies inside the margin exactly if the verdict is
-    ``equivalent``."""
-
-
 def paired_t_interval(differences: Sequence[float], level: float) -> Interval:
     """Student's t interval of the mean of paired differences."""
     mean, error, freedom = _moments(differences)
@@ -91,25 +77,19 @@ def welch_t_interval(
     return Interval(centre - half, centre + half)
 
 
-def tost(differences: Sequence[float], margin: float) -> Equivalence:
-    """Test whether the mean of paired differences is smaller than a margin, or larger.
+def tost(differences: Sequence[float], margin: float) -> Verdict:
+    """Say whether the mean of paired differences is smaller than a margin, or larger.
 
-    The `margin` is the largest difference that counts as none: positive, in the same unit.
+    Two one-sided tests of size `ALPHA`, which both reject exactly where the 90 % interval lies
+    inside the margin: then it is ``equivalent``, and where the interval lies outside ``different``;
+    else these runs do not say. The `margin` is positive, in the unit of the differences.
     """
     if not margin > 0:
         raise UserError(f"margin: {margin!r} is not positive")
     interval = paired_t_interval(differences, 1 - 2 * ALPHA)
-    mean, error, freedom = _moments(differences)
-    if error > 0:
-        p_value = float(stats.t.sf((margin - abs(mean)) / error, freedom))
-    else:
-        p_value = 0.0 if abs(mean) < margin else 1.0
-    verdict: Verdict = "undecided"
-    if p_value < ALPHA:
-        verdict = "equivalent"
-    elif interval.low > margin or interval.high < -margin:
-        verdict = "different"
-    return Equivalence(verdict, p_value, interval)
+    if -margin < interval.low and interval.high < margin:
+        return "equivalent"
+    return "different" if interval.low > margin or interval.high < -margin else "undecided"
 
 
 def judged(differences: Sequence[float], margin: float, mean: str = "mean_pct") -> dict[str, Any]:
@@ -134,7 +114,7 @@ def judged(differences: Sequence[float], margin: float, mean: str = "mean_pct") 
         "high_95": wide.high,
         "p_value": paired_t_p_value(differences),
         "detectable_pct": smallest_detectable(statistics.stdev(differences), len(differences)),
-        "verdict": "undecided" if math.isnan(margin) else tost(differences, margin).verdict,
+        "verdict": "undecided" if math.isnan(margin) else tost(differences, margin),
     }
 
 

@@ -1,22 +1,26 @@
-"""Fit the laws of memory and speed to all committed records, and freeze their constants.
+"""Fit the laws of memory and speed to committed records, and freeze their constants.
 
 Run it in the checkout's root. Records that come later then test what was frozen, and those that
 came since the last freeze go on testing that one.
+
+    python scripts/freeze_laws.py [MACHINE/STUDY ...]    studies that are kept out, to test the fit
 """
 
 from __future__ import annotations
 
+import sys
+
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.frozen import PATH, freezes, provenance
 from fp8study.analysis.laws.memory import fit_memory
-from fp8study.analysis.laws.speed import fit_speed
+from fp8study.analysis.laws.speed_fit import fit_speed
 from fp8study.core.files import results_dir
 from fp8study.core.records import write_json
 
 
-def main() -> None:
+def main(kept_out: list[str]) -> None:
     """Add a freeze to ``constants.json`` beside the laws."""
-    runs = read_runs(results_dir())
+    runs = [run for run in read_runs(results_dir()) if run[0].rpartition("/")[0] not in kept_out]
     cells = cells_of(runs)
     laws = {"memory": fit_memory(cells), "speed": fit_speed(cells)}
     write_json(PATH, {"freezes": [*freezes(), provenance(runs) | laws]})
@@ -24,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,12 +1,15 @@
 """The laws held to account: what is compared with what, and that a wrong law would be seen."""
 
 import copy
+import dataclasses
 import functools
 
 import pytest
 
 from fp8study.analysis.laws import account, frozen
 from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.speed_fit import fit_speed
+from fp8study.report import predictions as words
 from tests.checkout import ROOT
 
 
@@ -67,18 +70,56 @@ def test_goals_are_met_by_predictions_without_error():
 
 
 def test_what_a_fit_did_not_know_is_a_test_of_its_own(monkeypatch):
-    early = {**frozen.freezes()[0], "last_run_ended": "2026-11-21T04:00:00+00:00"}
+    early = {**frozen.freezes()[-1], "last_run_ended": "2026-11-21T04:00:00+00:00"}
     monkeypatch.setattr(frozen, "freezes", lambda: [early])
     tests = account.lead_table(cells())["test"].value_counts()
     assert tests[account.KEPT_OUT] > tests[account.LEFT_OUT] > 0
 
 
-def test_a_later_freeze_does_not_take_back_what_tested_an_earlier_one():
+def grid():
     runs = read_runs(ROOT / "results")
-    grid = cells_of(run for run in runs if run[0].startswith("h200x4/document-a-grid/"))
-    first = [cell for cell in grid if frozen.first_fitted(cell) == 1]
-    assert first
-    assert {account.test_of(cell) for cell in first} == {(account.KEPT_OUT, None, 0)}
+    return cells_of(run for run in runs if run[0].startswith("h200x4/document-a-grid/"))
+
+
+def test_a_withdrawn_freeze_takes_no_cell_from_those_that_did_not_know_it():
+    unknown = [cell for cell in grid() if not frozen.knows(0, cell)]
+    assert unknown and all(frozen.knows(1, cell) for cell in unknown)
+    assert {account.test_of(cell) for cell in unknown} == {(account.KEPT_OUT, None, 2)}
+
+
+def test_a_later_freeze_does_not_take_back_what_tested_an_earlier_one(monkeypatch):
+    kept = [freeze | {"withdrawn": False} for freeze in frozen.freezes()[:2]]
+    monkeypatch.setattr(frozen, "freezes", lambda: kept)
+    unknown = [cell for cell in grid() if not frozen.knows(0, cell)]
+    assert {account.test_of(cell) for cell in unknown} == {(account.KEPT_OUT, None, 0)}
+
+
+def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
+    table = account.freeze_table(cells() + grid())
+    used = table.iloc[-1]
+    assert used["state"] == "in use" and "withdrawn" in set(table["state"])
+    assert used["num_known"] and used["num_later"]
+    assert (table["known_points"][:-1] > used["known_points"]).all()
+    assert (table["later_points"][:-1] > used["later_points"]).all()
+    assert "it is the best of them" in words.freeze_words(table)
+    worse = table.assign(known_points=table["known_points"][::-1].to_numpy())
+    assert "an earlier one is better and has to come back" in words.freeze_words(worse)
+
+
+def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
+    sessions = account.session_table(cells())
+    busy = sessions["host_pct"] > account.HOST_PCT
+    assert sessions["spread_points"][busy].mean() > 2 * sessions["spread_points"][~busy].mean()
+    assert (sessions["num_sessions"] > 1).all()
+    assert "points on average elsewhere" in words.session_words(sessions)
+
+
+def test_another_kind_of_gpu_is_predicted_by_the_cells_of_the_first():
+    h100 = [dataclasses.replace(cell, gpu="NVIDIA H100 80GB HBM3") for cell in cells()]
+    table = account.lead_table(h100)
+    assert set(table["test"]) == {account.OTHER_GPU} and (table["run_ids"] != "").all()
+    assert (table["predicted_pct"] == table["fitted_pct"]).all()
+    assert fit_speed(cells() + h100)["constants"] == fit_speed(cells())["constants"]
 
 
 def test_leads_are_of_pairs_that_differ_in_their_precision_alone():

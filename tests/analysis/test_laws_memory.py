@@ -9,7 +9,7 @@ import pytest
 from fp8study.analysis.laws import frozen
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.memory import (
-    Constants,
+    MemoryConstants,
     fit_memory,
     largest_batch,
     predicted_memory,
@@ -50,7 +50,7 @@ def test_meets_nearly_all_cells_within_five_percent_and_most_within_one():
 
 @pytest.mark.parametrize("name", ["logit_bytes", "workspace_gib"])
 def test_a_wrong_constant_would_be_seen(name):
-    right = frozen.constants_of(Constants, "memory")
+    right = frozen.constants_of(MemoryConstants, "memory")
     wrong = dataclasses.replace(right, **{name: 3 * getattr(right, name) + 1})
     assert sum(abs(error) > 5 for error in errors_pct(wrong)) > 10
 

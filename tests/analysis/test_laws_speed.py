@@ -7,7 +7,8 @@ import pytest
 from fp8study.analysis.laws import frozen
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.speed import Constants, fit_speed, lead_pct, predicted_step
+from fp8study.analysis.laws.speed import SpeedConstants, lead_pct, predicted_step
+from fp8study.analysis.laws.speed_fit import fit_speed
 from fp8study.core.config import RunConfig
 from fp8study.core.hardware import find_peak
 from tests.checkout import ROOT
@@ -43,6 +44,23 @@ def test_the_host_decides_about_a_small_model_on_few_tokens():
     assert law.limit == "host" and law.total >= law.host > law.device
 
 
+def test_where_masks_are_checked_host_and_gpu_begin_each_step_together():
+    config = RunConfig(precision="fp8_tensorwise", num_gpus=4, sequence_length=8192)
+    plain = predicted_step(config, shape_of("llama-3.2-1b"))
+    once = dataclasses.replace(plain, host_forward=None)
+    assert plain.host < plain.device < once.total < plain.total < plain.host + plain.device
+    tuned = predicted_step(
+        dataclasses.replace(config, attention_mask="causal"), shape_of("llama-3.2-1b")
+    )
+    assert tuned.total == once.total
+
+
+def test_rates_of_the_link_and_of_copies_are_read_from_records():
+    constants = frozen.constants_of(SpeedConstants, "speed")
+    assert 250 < constants.link_gb_per_s < 300  # of 450 on the datasheet
+    assert 4.0 < constants.copy_tb_per_s < 4.8  # of 4.8
+
+
 def test_another_gpu_is_scaled_by_its_datasheet():
     h200, h100 = step(), step(find_peak("NVIDIA H100 80GB HBM3"))
     assert h100.gemm == pytest.approx(h200.gemm)  # the same matrix units
@@ -65,7 +83,7 @@ def test_accumulation_repeats_all_but_the_update():
 def test_no_speed_is_predicted_of_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="compile=false"):
         step(compile=False)
-    assert frozen.constants_of(Constants, "speed").kernel_us > 0
+    assert frozen.constants_of(SpeedConstants, "speed").kernel_us > 0
 
 
 def test_no_fp8_on_a_gpu_without_it():
@@ -79,4 +97,4 @@ def test_a_constant_that_was_not_frozen_is_no_default(monkeypatch: pytest.Monkey
     del values["launch_us"]
     monkeypatch.setattr(frozen, "values_of", lambda *_: values)
     with pytest.raises(ValueError, match="has no launch_us"):
-        frozen.constants_of(Constants, "speed")
+        frozen.constants_of(SpeedConstants, "speed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.laws.advise import Advice, Figure, Option
+from fp8study.analysis.laws.advise import Advice, Option, Quantity
 from fp8study.report.words import number, recipe
 
 #: What the parts of a step and of memory are called.
@@ -52,7 +52,7 @@ def _answer(advice: Advice) -> str:
     return f"Use BF16: the best FP8 recipe, {best}, has {_lead(leads[best])}."
 
 
-def _lead(figure: Figure) -> str:
+def _lead(figure: Quantity) -> str:
     ends = ""
     if figure.low is not None and figure.high is not None:
         ends = f" ({number(figure.low, '+.0f')} to {number(figure.high, '+.0f')})"

@@ -19,7 +19,7 @@ from fp8study.analysis.laws.account import (
     OTHER_GPU,
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
-from fp8study.analysis.laws.frozen import Runs, freezes
+from fp8study.analysis.laws.frozen import Runs
 from fp8study.core.records import StoredRun
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
 from fp8study.report.table import Layout
@@ -50,6 +50,11 @@ MEMORY = Layout(
     },
     group=_GROUP,
 )  # fmt: skip
+FREEZES = Layout({
+    "freeze": ("freeze", ".0f"), "state": ("state", ""), "num_records": ("records", ".0f"),
+    "num_known": ("first cells", ".0f"), "known_points": ("off by, points", ".1f"),
+    "num_later": ("later cells", ".0f"), "later_points": ("off by, points", ".1f"),
+})  # fmt: skip
 CONSTANTS = Layout({
     "law": ("law", ""), "constant": ("constant", ""), "value": ("value", ".4g"),
     "error": ("± without one model", ".2g"),
@@ -120,14 +125,55 @@ def _opening(row: pd.Series) -> str:
     return f"**{badge}.** {count(int(row['num_cells']), 'cell')}, predicted {TESTS[row['test']]}"
 
 
-def freeze_words() -> str:
-    """Say when the constants were frozen, and from how many records."""
+def session_words(sessions: pd.DataFrame) -> str:
+    """Say how far one setting's lead moves by itself, from study to study on one kind of GPU."""
+    if sessions.empty:
+        return "**Why:** no setting was run in several studies yet."
+    busy = sessions["host_pct"] > HOST_PCT
     parts = [
-        f"{count(sum(freeze['records'].values()), 'record')}, the last of "
-        f"{freeze['last_run_ended'][:16].replace('T', ' ')} UTC"
-        for freeze in freezes()
-    ]
-    return f"Frozen {count(len(parts), 'time')}: from {'; then from '.join(parts)}."
+        f"{number(group.mean(), '.1f')} points on average {where} (up to "
+        f"{number(group.max(), '.1f')}; {count(len(group), 'setting')})"
+        for where, group in (
+            (f"where the host is busy for more than {HOST_PCT:g} % of the GPU's time",
+             sessions.loc[busy, "spread_points"]),
+            ("elsewhere", sessions.loc[~busy, "spread_points"]),
+        ) if len(group)
+    ]  # fmt: skip
+    return (
+        f"**Why.** From study to study, on one kind of GPU and at one setting, FP8's measured lead "
+        f"moved by {', and by '.join(parts)}. The speed at which a host launches kernels differs "
+        "between sessions, and no law can know it beforehand: `fp8study advise --measure` times it."
+    )
+
+
+def freeze_words(freezes: pd.DataFrame) -> str:
+    """Say which freeze is in use, and how far each is off over the same cells."""
+    if freezes.empty or not freezes["num_known"].iloc[-1]:
+        return "No GPU records to hold the freezes to."
+    used, earlier = freezes.iloc[-1], freezes.iloc[:-1]
+    sentences = []
+    for column, cells, what in (
+        ("known_points", "num_known", "that the first freeze knew, each predicted without its "
+         "model"),
+        ("later_points", "num_later", "that came later"),
+    ):  # fmt: skip
+        if used[cells]:
+            others = [
+                f"freeze {row['freeze']}{', withdrawn' * (row['state'] == 'withdrawn')}: "
+                f"{number(row[column], '.1f')}"
+                for _, row in earlier.iterrows()
+            ]
+            sentences.append(
+                f"off by {number(used[column], '.1f')} points on average in the "
+                f"{count(int(used[cells]), 'cell')} {what} ({'; '.join(others)})"
+            )
+    best = min(freezes["known_points"]) == used["known_points"]
+    rule = "it is the best of them" if best else "**an earlier one is better and has to come back**"
+    return (
+        f"Freeze {used['freeze']} is in use: {', and '.join(sentences)}. A freeze that makes the "
+        f"first cells worse is withdrawn; by that, {rule}. Its form was chosen with all "
+        "of these cells at hand, so that only later runs test that choice."
+    )
 
 
 def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:

@@ -1,8 +1,8 @@
 """The laws held to account: every prediction beside what was measured.
 
 A cell that the constants were first fitted to is predicted by what all other models give; one that
-only a later fit knows, or none, by the constants that were frozen without it; one on another GPU by
-the newest.
+only a later fit knows, or none, by the newest that were frozen before; one on another GPU by the
+newest of all.
 """
 
 from __future__ import annotations
@@ -11,16 +11,24 @@ import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import IGNORED, Cell
-from fp8study.analysis.laws.frozen import constants_of, first_fitted, freezes, model_of
+from fp8study.analysis.laws.frozen import (
+    constants_of,
+    freezes,
+    knows,
+    model_of,
+    unknowing,
+)
+from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.fields import varying
-from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 
 #: How a prediction was tested.
@@ -52,13 +60,27 @@ class Pair:
     @property
     def lead_pct(self) -> float | None:
         """How much more tokens per second FP8 made, %: the median over sessions that ran both."""
+        return statistics.median(self.leads_pct) if self.leads_pct else None
+
+    @cached_property
+    def leads_pct(self) -> list[float]:
+        """The same of each session: one study on one machine."""
         leads = []
         sessions = [{_session(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
         for session in sorted(sessions[0] & sessions[1]):
             fp8, bf16 = (_rate(cell, session) for cell in (self.fp8, self.bf16))
             if fp8 and bf16:
                 leads.append(100 * (fp8 / bf16 - 1))
-        return statistics.median(leads) if leads else None
+        return leads
+
+    def predicted_pct(self, constants: speed.SpeedConstants) -> float | None:
+        """What the law says of it; None for a GPU in no table, or without FP8."""
+        gpu = find_peak(self.fp8.gpu)
+        if gpu is None or gpu.fp8_tflops is None:
+            return None
+        steps = [speed.predicted_step(cell.config, cell.shape, gpu, constants).total
+                 for cell in (self.bf16, self.fp8)]  # fmt: skip
+        return speed.lead_pct(*steps)
 
 
 def _session(name: str) -> str:
@@ -72,7 +94,7 @@ def _rate(cell: Cell, session: str) -> float | None:
 
 def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
     """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
-    chosen = [cell for cell in cells if speed.is_fitted(cell)]
+    chosen = [cell for cell in cells if is_fitted(cell)]
     partners = {_partner_key(cell): cell for cell in chosen if not cell.config.is_fp8}
     found = (Pair(cell, partner) for cell in chosen
              if cell.config.is_fp8 and (partner := partners.get(_partner_key(cell))))  # fmt: skip
@@ -94,8 +116,57 @@ def test_of(cell: Cell) -> tuple[str, str | None, int]:
     """
     if cell.gpu != speed.FITTED_GPU:
         return OTHER_GPU, None, -1
-    first = first_fitted(cell)
-    return (LEFT_OUT, model_of(cell), -1) if first == 0 else (KEPT_OUT, None, first - 1)
+    freeze = unknowing(cell)
+    return (LEFT_OUT, model_of(cell), -1) if freeze is None else (KEPT_OUT, None, freeze)
+
+
+def freeze_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """Every freeze held to all leads, oldest first: how far it is off on average, points.
+
+    ``known_points``: of the ``num_known`` cells that the first freeze knew, by each freeze's
+    constants without their model; ``later_points``: of the others, the same where the freeze knew
+    them, else by all its constants. ``state``: in use, earlier or withdrawn.
+    """
+    pairs = [(pair, knows(0, pair.fp8)) for pair in pairs_of(cells)]
+    rows = []
+    for number, freeze in enumerate(freezes()):
+        errors: dict[bool, list[float]] = {True: [], False: []}
+        for pair, is_known in pairs:
+            without = model_of(pair.fp8) if knows(number, pair.fp8) else None
+            constants = constants_of(speed.SpeedConstants, "speed", without, number)
+            law, measured = pair.predicted_pct(constants), pair.lead_pct
+            if law is not None and measured is not None:
+                errors[is_known].append(abs(law - measured))
+        state = "in use" if number + 1 == len(freezes()) else "earlier"
+        rows.append({
+            "freeze": number + 1, "state": "withdrawn" if freeze.get("withdrawn") else state,
+            "num_records": sum(freeze["records"].values()),
+            "num_known": len(errors[True]), "known_points": _mean(errors[True]),
+            "num_later": len(errors[False]), "later_points": _mean(errors[False]),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def session_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """How far FP8's lead in one setting moves from study to study: no law can be nearer than that.
+
+    One row per pair that was run in several: ``spread_points``, the largest lead less the smallest,
+    and ``host_pct`` as in `lead_table`.
+    """
+    rows = []
+    for pair in pairs_of(cells):
+        leads, gpu = pair.leads_pct, find_peak(pair.fp8.gpu)
+        if len(leads) > 1 and gpu is not None:
+            law = speed.predicted_step(pair.fp8.config, pair.fp8.shape, gpu)
+            rows.append(_named(pair.fp8, test_of(pair.fp8)[0]) | {
+                "num_sessions": len(leads), "spread_points": max(leads) - min(leads),
+                "host_pct": 100 * law.host / law.device,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
@@ -109,25 +180,17 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     for pair in pairs_of(cells):
         cell, gpu = pair.fp8, find_peak(pair.fp8.gpu)
         test, without, freeze = test_of(cell)
-        measured, step_ms = pair.lead_pct, cell.step_ms
-        if gpu is None or gpu.fp8_tflops is None or measured is None or step_ms is None:
+        constants = constants_of(speed.SpeedConstants, "speed", without, freeze)
+        predicted, measured = pair.predicted_pct(constants), pair.lead_pct
+        if predicted is None or measured is None or cell.step_ms is None:
             continue
-
-        def laws(
-            constants: speed.Constants, pair: Pair = pair, gpu: GpuPeak = gpu
-        ) -> list[speed.StepParts]:
-            return [speed.predicted_step(c.config, c.shape, gpu, constants)
-                    for c in (pair.bf16, pair.fp8)]  # fmt: skip
-
-        bf16, fp8 = laws(constants_of(speed.Constants, "speed", without, freeze))
-        newest = [law.total for law in laws(constants_of(speed.Constants, "speed"))]
-        predicted = speed.lead_pct(bf16.total, fp8.total)
+        law = speed.predicted_step(cell.config, cell.shape, gpu, constants)
         rows.append(_named(cell, test) | {
             "measured_pct": measured, "predicted_pct": predicted,
             "error_points": predicted - measured,
-            "fitted_pct": speed.lead_pct(*newest),
-            "step_error_pct": 100 * (fp8.total / step_ms - 1),
-            "host_pct": 100 * fp8.host / fp8.device,
+            "fitted_pct": pair.predicted_pct(constants_of(speed.SpeedConstants, "speed")),
+            "step_error_pct": 100 * (law.total / cell.step_ms - 1),
+            "host_pct": 100 * law.host / law.device,
             "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip
     return _ordered(rows, LEAD_COLUMNS)
@@ -140,7 +203,7 @@ def memory_table(cells: Sequence[Cell]) -> pd.DataFrame:
         if cell.peak_gib is None:
             continue
         test, without, freeze = test_of(cell)
-        constants = constants_of(memory.Constants, "memory", without, freeze)
+        constants = constants_of(memory.MemoryConstants, "memory", without, freeze)
         law = memory.predicted_memory(cell.config, cell.shape, constants).total
         rows.append(_named(cell, test) | {
             "measured_gib": cell.peak_gib, "predicted_gib": law,

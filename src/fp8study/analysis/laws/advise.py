@@ -20,6 +20,7 @@ from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, changes, command, remedies
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.recipes import RECIPES
@@ -38,7 +39,7 @@ _QUESTION = (
 
 
 @dataclass(frozen=True)
-class Figure:
+class Quantity:
     """A number, where it is from, and how far it may be off."""
 
     value: float
@@ -58,10 +59,10 @@ class Option:
     precision: str
     label: str
     gathers_fp8: bool
-    tokens_per_second_per_gpu: Figure
-    lead_pct: Figure | None
+    tokens_per_second_per_gpu: Quantity
+    lead_pct: Quantity | None
     """Over BF16; None for BF16 itself."""
-    memory_gib: Figure
+    memory_gib: Quantity
     limit: str
     """What limits the step, as `StepParts.limit`."""
 
@@ -113,7 +114,7 @@ class Advisor:
     def __init__(self, runs: Runs, loss_gaps: pd.DataFrame) -> None:
         self.runs, self.loss_gaps = runs, loss_gaps
         self.cells = cells_of(runs)
-        self.timed = [cell for cell in self.cells if speed.is_fitted(cell)]
+        self.timed = [cell for cell in self.cells if is_fitted(cell)]
         tested = lead_table(self.cells)
         errors = tested[["error_points", "step_error_pct"]].abs()
         #: By whether there are several GPUs: within what nine of ten predictions of leads, points,
@@ -158,7 +159,8 @@ class Advisor:
             remedies=() if fits else tuple(remedies(config, shape, capacity)),
             options=tuple(options),
             step_parts_ms={
-                name: vars(speed.predicted_step(way, shape, gpu)) for name, way in shown.items()
+                name: (law := speed.predicted_step(way, shape, gpu)).parts() | {"host": law.host}
+                for name, way in shown.items()
             },
             choice=best.label if low > 0 else options[0].label,
             is_clear=low > 0 or high < 0,
@@ -185,22 +187,22 @@ class Advisor:
         wider = _WIDER if beyond else 1.0
         lead_error, step_error = map(float, self.errors.loc[config.num_gpus > 1])
         law, points = speed.lead_pct(laws[0].total, laws[1].total), wider * lead_error
-        lead = Figure(law, kind, law - points, law + points) if config.is_fp8 else None
+        lead = Quantity(law, kind, law - points, law + points) if config.is_fp8 else None
         own, error = 1000 * config.tokens_per_step / config.num_gpus / laws[1].total, wider
         error *= step_error / 100
         if partner is not None and partner.rates:  # measured BF16, and the law's lead over it
             base = statistics.median(value for _, value in partner.rates)
             own, error = base * (1 + law / 100), points / (100 + law)
-        rate = Figure(own, kind, own * (1 - error), own * (1 + error))
+        rate = Quantity(own, kind, own * (1 - error), own * (1 + error))
         peak = memory.predicted_memory(config, shape).total
-        filled = Figure(peak, kind)
+        filled = Quantity(peak, kind)
         if cell is not None and cell.rates:
             rates = [value for _, value in cell.rates]
-            rate = Figure(
+            rate = Quantity(
                 statistics.median(rates), MEASURED, min(rates), max(rates), tuple(cell.ids)
             )
             if cell.peak_gib:
-                filled = Figure(cell.peak_gib, MEASURED, run_ids=tuple(cell.ids))
+                filled = Quantity(cell.peak_gib, MEASURED, run_ids=tuple(cell.ids))
             if partner is not None and partner.rates and config.is_fp8:
                 lead = _measured_lead(cell, partner)
         return Option(
@@ -273,7 +275,7 @@ def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
     return as_fp8(config, option.precision, option.gathers_fp8)
 
 
-def _measured_lead(cell: Cell, partner: Cell) -> Figure:
+def _measured_lead(cell: Cell, partner: Cell) -> Quantity:
     """Return the records' lead, with an interval where both have three runs or more."""
     rates = [[value for _, value in side.rates] for side in (cell, partner)]
     lead = Pair(cell, partner).lead_pct
@@ -282,9 +284,9 @@ def _measured_lead(cell: Cell, partner: Cell) -> Figure:
     if lead is None:
         lead = 100 * (statistics.median(rates[0]) / statistics.median(rates[1]) - 1)
     if ratio is None or ratio.interval is None:
-        return Figure(lead, MEASURED, run_ids=ids)
+        return Quantity(lead, MEASURED, run_ids=ids)
     low, high = (100 * (end - 1) for end in (ratio.interval.low, ratio.interval.high))
-    return Figure(lead, MEASURED, low, high, ids)
+    return Quantity(lead, MEASURED, low, high, ids)
 
 
 def _left_out(shape: ModelShape) -> list[str]:

@@ -1,8 +1,9 @@
 """The laws' constants: fitted to records by code, frozen in ``constants.json`` with their origin.
 
-`scripts/freeze_laws.py` adds a freeze to that file. Records that came later are no part of it, so
-that they test it; earlier freezes stay, so that what tested them goes on doing so. A test fits
-again, to the records that the newest names, and compares.
+`scripts/freeze_laws.py` adds a freeze to that file. Records that came later, or were kept out, are
+no part of it, so that they test it; earlier freezes stay, so that what tested them goes on doing
+so. A freeze that makes other cells worse is withdrawn: it predicts nothing any more, and the page
+of predictions still compares it. A test fits again, to the records that the newest names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ Runs = Sequence[tuple[str, RunRecord]]
 
 @cache
 def freezes() -> list[dict[str, Any]]:
-    """Return every freeze, oldest first: ``records``, ``last_run_ended``, and the laws."""
+    """Return every freeze, oldest first: ``records``, ``last_run_ended``, and the laws.
+
+    ``withdrawn`` is true of those that are only kept to be compared; the newest is none of them.
+    """
     content: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))
     return list(content["freezes"])
 
@@ -70,11 +74,16 @@ def _study(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def first_fitted(cell: Cell) -> int:
-    """Return the number of the first freeze that knew a cell; how many there are, if none did."""
-    numbers = range(len(freezes()))
-    return next((n for n in numbers if any(fitted_to(*run, freeze=n) for run in cell.runs)),
-                len(freezes()))  # fmt: skip
+def knows(freeze: int, cell: Cell) -> bool:
+    """Whether a freeze was fitted to a cell, or to some runs of it."""
+    return any(fitted_to(*run, freeze=freeze) for run in cell.runs)
+
+
+def unknowing(cell: Cell) -> int | None:
+    """Return the newest freeze that was there before any knew the cell; None if the first did."""
+    there = [n for n, freeze in enumerate(freezes()) if not freeze.get("withdrawn")]
+    first = next((place for place, n in enumerate(there) if knows(n, cell)), len(there))
+    return there[first - 1] if first else None
 
 
 def provenance(runs: Runs) -> dict[str, Any]:

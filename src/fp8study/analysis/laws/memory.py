@@ -4,7 +4,7 @@ Tensors are counted, not fitted: weights, optimizer states, gradients, what each
 for its backward pass, the loss head's logits, gathered and cast copies of weights. A step is
 fullest either at the loss, when all layers' activations are there, or at the update, when all
 gradients are; the larger of the two counts. What is not counted are a few constants,
-fitted to records (`Constants`).
+fitted to records (`MemoryConstants`).
 
 h: hidden size, f: intermediate size, q: queries, kv: keys (each heads × head_dim), V: vocabulary,
 T: tokens of one micro batch on one GPU, n: GPUs that share the weights.
@@ -17,7 +17,7 @@ import fnmatch
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
@@ -30,7 +30,7 @@ CHUNK = 2048
 
 
 @dataclass(frozen=True)
-class Constants:
+class MemoryConstants:
     """What is fitted to records; `constants.json` holds values, errors and where they are from."""
 
     logit_bytes: float = 12.0
@@ -50,8 +50,23 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class MemoryParts:
+class Parts:
+    """A whole that is counted part by part."""
+
+    BESIDE: ClassVar[tuple[str, ...]] = ()
+    """Fields that are no part of the whole."""
+
+    def parts(self) -> dict[str, float]:
+        """Return the parts of the whole by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
+                if f.name not in self.BESIDE}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MemoryParts(Parts):
     """One GPU's memory at the fullest moment of a step, GiB."""
+
+    BESIDE = ("moment", "slack", "building")
 
     parameters: float
     optimizer: float
@@ -81,22 +96,16 @@ class MemoryParts:
         """What a GPU must have: the peak or the whole model, whichever is larger."""
         return max(self.total, self.building)
 
-    def parts(self) -> dict[str, float]:
-        """Return the parts of the total by name."""
-        others = ("moment", "slack", "building")
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
-                if f.name not in others}  # fmt: skip
-
 
 def predicted_memory(
-    config: RunConfig, shape: ModelShape, constants: Constants | None = None
+    config: RunConfig, shape: ModelShape, constants: MemoryConstants | None = None
 ) -> MemoryParts:
     """Return what one GPU holds at the fullest moment of a step; `constants`: the frozen ones.
 
     What no record has tested: activation checkpointing, gradient accumulation, DDP, and mixtures,
     whose tokens are taken to spread evenly over the experts.
     """
-    constants = constants or constants_of(Constants, "memory")
+    constants = constants or constants_of(MemoryConstants, "memory")
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
     sharded = config.num_gpus if config.strategy == "fsdp2" else 1
     weight_bytes = 4 if config.master_dtype == "fp32" else 2
@@ -129,17 +138,17 @@ def predicted_memory(
 
 
 def fit_memory(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Fit `Constants` to the cells with a peak, as `fit_with_errors`.
+    """Fit `MemoryConstants` to the cells with a peak, as `fit_with_errors`.
 
     The slacks are medians, with the largest that was seen as their error.
     """
 
     def miss(values: Mapping[str, float], cell: Cell) -> list[float]:
-        law = predicted_memory(cell.config, cell.shape, Constants(**values))
+        law = predicted_memory(cell.config, cell.shape, MemoryConstants(**values))
         return [law.total / (cell.peak_gib or 1) - 1]
 
     names = ("logit_bytes", "hidden_bytes", "workspace_gib")
-    start = {name: getattr(Constants(), name) for name in names}
+    start = {name: getattr(MemoryConstants(), name) for name in names}
     found = fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib], usual=0.002)
     slacks: dict[str, list[float]] = {}
     for cell in cells:
@@ -230,7 +239,7 @@ def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
     return _tokens(config) * shape.num_layers * a_layer
 
 
-def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: Constants) -> float:
+def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConstants) -> float:
     """Return the bytes of the loss head at its fullest."""
     tokens, vocabulary, head = _tokens(config), shape.vocab_size, shape.head_parameters
     hidden = constants.hidden_bytes * tokens * shape.hidden_size

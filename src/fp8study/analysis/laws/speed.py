@@ -2,25 +2,21 @@
 
 A GPU's share is the sum of its GEMMs (by shape and precision), attention, elementwise work, FP8's
 casts, the loss, copies of sharded weights, the update, and what communication slows down. The host
-launches kernels meanwhile: the longer one is the step. What each part takes is counted and
-multiplied by a constant (`Constants`) that is fitted to committed steps, to profiled steps and to
-GEMM peaks, all of them of H200s; another GPU's times are scaled by its datasheet.
+launches kernels meanwhile: the longer one counts. What each part takes is counted and multiplied by
+a constant (`SpeedConstants`) that is fitted to committed steps and to profiled steps of H200s, in
+`speed_fit`; another GPU's times are scaled by its datasheet, or measured there (`here`).
 
 Letters as in `fp8study.analysis.laws.memory`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
-from fp8study.analysis.laws.memory import layer_bytes
+from fp8study.analysis.laws.frozen import constants_of
+from fp8study.analysis.laws.memory import Parts, layer_bytes
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -30,20 +26,21 @@ from fp8study.core.recipes import RECIPES
 FITTED_GPU = "NVIDIA H200"
 #: GPUs that NVLink joins, as in an HGX or DGX box; more are joined by a network.
 GPUS_PER_NODE = 8
-#: What NCCL moved in profiled steps of four H200s: 48 GB of an 8B's tensors in 176 ms.
-NVLINK_GB_PER_S = 270.0
 #: Assumed, no record has it: 400 Gb/s for each GPU, four fifths used.
 NETWORK_GB_PER_S = 40.0
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
 #: of the step wait for the one and parts for the other.
 _OVERLAP = 4
+#: Of the GPU's work on layers and of the host's launches, what the forward pass takes; and of what
+#: gathering in FP8 takes of the host: every weight then, every second one in the backward pass.
+_FORWARD, _FORWARD_GATHERS = 1 / 3, 2 / 3
 #: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer.
 _OTHER_KERNELS, _CAST_KERNELS = 64, 8
 
 
 @dataclass(frozen=True)
-class Constants:
-    """What is fitted, as it is on an H200; ps are 10⁻¹² s."""
+class SpeedConstants:
+    """What is fitted or read from records, as it is on an H200; ps are 10⁻¹² s."""
 
     bf16_tflops: float = 760.0
     """GEMMs in BF16, large."""
@@ -79,15 +76,23 @@ class Constants:
     """What GEMMs and attention take longer beside communication, over what they take alone."""
     launch_us: float = 20.0
     """The host, a kernel."""
-    shard_layer_us: float = 4000.0
-    """The host, a decoder layer that FSDP2 gathers and reduces on several GPUs."""
-    gather_us: float = 500.0
+    gather_us: float = 1000.0
     """The host, a converted layer whose weight FSDP2 gathers in FP8."""
+    shard_layer_us: float = 0.0
+    """Not fitted: the host, a decoder layer that FSDP2 gathers. The second freeze's alone."""
+    phases: float = 2.0
+    """Not fitted: 2 where host and GPU begin each forward pass together, see `StepParts.total`."""
+    link_gb_per_s: float = 270.0
+    """Read from profiled steps: what a GPU receives from the others of its box."""
+    copy_tb_per_s: float = 4.2
+    """Read from runs' own copies, read and written; other GPUs' memory is scaled by it."""
 
 
 @dataclass(frozen=True)
-class StepParts:
+class StepParts(Parts):
     """One optimizer step, ms: what a GPU does, part by part, and what the host does meanwhile."""
+
+    BESIDE = ("host", "host_forward")
 
     gemm: float
     attention: float
@@ -102,6 +107,8 @@ class StepParts:
     communication: float
     """What is exposed, and what the rest of the step is slowed down by."""
     host: float
+    host_forward: float | None = None
+    """Its part until the forward pass is launched; None: host and GPU never wait for each other."""
 
     @property
     def device(self) -> float:
@@ -109,13 +116,16 @@ class StepParts:
 
     @property
     def total(self) -> float:
-        longer, shorter = max(self.device, self.host), min(self.device, self.host)
-        return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
+        """The longer of the GPU's and the host's share.
 
-    def parts(self) -> dict[str, float]:
-        """Return the parts of the GPU's share by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)
-                if f.name != "host"}  # fmt: skip
+        Where masks are checked, the host waits for the GPU before each forward pass and both begin
+        anew: then the longer of the two counts in the forward pass, and again in the rest.
+        """
+        if self.host_forward is None:
+            return _longer(self.device, self.host)
+        forward = _FORWARD * (self.device - self.update - self.loss)
+        rest = (self.device - forward, self.host - self.host_forward)
+        return _longer(forward, self.host_forward) + _longer(*rest)
 
     @property
     def limit(self) -> str:
@@ -125,11 +135,16 @@ class StepParts:
         return max(self.parts(), key=lambda name: self.parts()[name])
 
 
+def _longer(gpu: float, host: float) -> float:
+    longer, shorter = max(gpu, host), min(gpu, host)
+    return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
+
+
 def predicted_step(
     config: RunConfig,
     shape: ModelShape,
     gpu: GpuPeak | None = None,
-    constants: Constants | None = None,
+    constants: SpeedConstants | None = None,
 ) -> StepParts:
     """Return one optimizer step on a GPU, by default an H200; `constants`: the frozen ones.
 
@@ -141,7 +156,7 @@ def predicted_step(
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
     if not config.compile:
         raise ValueError("no law of speed for compile=false")
-    c = constants or constants_of(Constants, "speed")
+    c = constants or constants_of(SpeedConstants, "speed")
     gpu = gpu or _reference()
     micro_steps = config.gradient_accumulation_steps
     tokens = config.micro_batch_size * config.sequence_length
@@ -163,11 +178,14 @@ def predicted_step(
     each["communication"] = 0.0
     if config.num_gpus > 1:
         computing = each["gemm"] + each["attention"]
-        exposed = _communication_ms(config, shape) - sum(each.values())
+        exposed = _communication_ms(config, shape, c) - sum(each.values())
         each["communication"] = c.contention * computing + max(0.0, exposed)
     parts = {name: micro_steps * ms for name, ms in each.items()}
     parts["update"] = memory * _update_ms(config, shape, c)
-    return StepParts(**parts, host=micro_steps * _host_ms(config, shape, c))
+    launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
+    restarts = c.phases > 1 and config.attention_mask == "checked"
+    forward = _FORWARD * launches + _FORWARD_GATHERS * gathers if restarts else None
+    return StepParts(**parts, host=launches + gathers, host_forward=forward)
 
 
 @cache
@@ -216,7 +234,12 @@ def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> floa
 
 
 def _gemm_ms(
-    config: ResolvedConfig, shape: ModelShape, tokens: int, c: Constants, bf16: float, fp8: float
+    config: ResolvedConfig,
+    shape: ModelShape,
+    tokens: int,
+    c: SpeedConstants,
+    bf16: float,
+    fp8: float,
 ) -> float:
     """Return all GEMMs: three a linear layer, and the loss head's."""
     share = converted_share(config, shape) * RECIPES[config.precision].fp8_share
@@ -233,14 +256,16 @@ def _gemm_ms(
     return 1e3 * seconds + 1e-3 * number * c.kernel_us
 
 
-def _attention_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: Constants) -> float:
+def _attention_ms(
+    config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants
+) -> float:
     length, queries = config.sequence_length, shape.query_size
     each = c.query_ps * queries + c.softmax_ps * shape.num_heads * length
     again = 4 / 3 if config.activation_checkpointing else 1.0
     return again * tokens * shape.num_layers * each * 1e-9
 
 
-def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
+def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     every = shape.num_layers * shape.layer_parameters
     if config.strategy == "fsdp2":
         return c.shard_ps * shape.num_parameters * (3 - _kept(config)) * 1e-9
@@ -248,7 +273,7 @@ def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float
     return c.autocast_ps * casts * 1e-9
 
 
-def _update_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
+def _update_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     """Return AdamW: it reads and writes weights and two states, and reads gradients."""
     width = 4 if config.master_dtype == "fp32" else 2
     own = shape.num_parameters / (config.num_gpus if config.strategy == "fsdp2" else 1)
@@ -273,60 +298,28 @@ def _kept(config: ResolvedConfig) -> float:
     return {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
 
 
-def _communication_ms(config: ResolvedConfig, shape: ModelShape) -> float:
+def _communication_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     """Return how long gathering and reducing take by themselves, beside the GPU's own work."""
-    rate = NVLINK_GB_PER_S if config.num_gpus <= GPUS_PER_NODE else NETWORK_GB_PER_S
+    rate = c.link_gb_per_s if config.num_gpus <= GPUS_PER_NODE else NETWORK_GB_PER_S
     return communication_bytes(config, shape) / rate * 1e-6
 
 
-def _host_ms(config: ResolvedConfig, shape: ModelShape, c: Constants) -> float:
-    """Return the host's share: kernels, as profiles count them, times what launching one takes."""
+def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return how many kernels decoder layers launch in a pass, as profiles count them."""
     a_layer = _OTHER_KERNELS + 3 * len(shape.linears)
-    count = num_converted(config, shape)
-    kernels = a_layer * shape.num_layers + _CAST_KERNELS * count
-    gathered = count if _gathers_fp8(config) else 0
+    return a_layer * shape.num_layers + _CAST_KERNELS * num_converted(config, shape)
+
+
+def _host_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> tuple[float, float]:
+    """Return the host's share: launching kernels, and what gathering in FP8 adds."""
+    gathered = num_converted(config, shape) if _gathers_fp8(config) else 0
     spread = shape.num_layers if config.strategy == "fsdp2" and config.num_gpus > 1 else 0
-    return (c.launch_us * kernels + c.shard_layer_us * spread + c.gather_us * gathered) * 1e-3
+    launches = c.launch_us * num_kernels(config, shape) + c.shard_layer_us * spread
+    return launches * 1e-3, c.gather_us * gathered * 1e-3
 
 
 def _gathers_fp8(config: ResolvedConfig) -> bool:
     return bool(config.fp8_all_gather) and config.strategy == "fsdp2" and config.num_gpus > 1
-
-
-#: Part of the law → kinds of kernels in a profiled step (`fp8study.measure.trace.kind_of`).
-_KINDS = {
-    "gemm": ("gemm_fp8", "gemm_bf16"), "attention": ("attention",), "update": ("optimizer",),
-    "rest": ("fused", "loss", "copy", "other"),
-}  # fmt: skip
-
-
-def is_fitted(cell: Cell) -> bool:
-    """Whether the law is about such a cell: compiled, timed, and all of its weights trained."""
-    config = cell.config
-    trained = not config.untrained and config.optimizer_binding == "after_conversion"
-    return bool(cell.step_ms and config.compile and config.is_timed and trained)
-
-
-def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Fit `Constants` to steps and to profiled kernels, as `fit_with_errors`."""
-    chosen = [cell for cell in cells if is_fitted(cell)]
-    start = dataclasses.asdict(Constants())
-    return fit_with_errors(_misses, start, chosen, usual=0.03)
-
-
-def _misses(values: Mapping[str, float], cell: Cell) -> list[float]:
-    """Return by how much the law misses a cell's step and, on one GPU, its kernels by kind."""
-    law, step_ms = predicted_step(cell.config, cell.shape, None, Constants(**values)), cell.step_ms
-    assert step_ms  # see `is_fitted`
-    found = [law.total / step_ms - 1]
-    kinds = cell.kernels_ms
-    if kinds and cell.config.num_gpus == 1:
-        parts = law.parts()
-        parts["rest"] = sum(parts[n] for n in ("elementwise", "casts", "loss", "sharding"))
-        for part, names in _KINDS.items():
-            time = sum(kinds.get(name, 0.0) for name in names)
-            found.append((parts[part] - time) / step_ms)
-    return found
 
 
 def lead_pct(bf16_ms: float, fp8_ms: float) -> float:

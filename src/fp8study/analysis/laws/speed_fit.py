@@ -1,0 +1,82 @@
+"""Fitting the speed law: to steps, to profiled kernels, and what is read from records as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.frozen import fit_with_errors, leaving_out
+from fp8study.analysis.laws.speed import FITTED_GPU, SpeedConstants, predicted_step
+
+#: Constants that are not fitted.
+_FORM = ("shard_layer_us", "phases")
+#: Of profiled steps, how many moved their tensors more slowly than the link is taken to: the time
+#: of a collective contains waiting for the slowest GPU.
+_SLOWER = 0.75
+
+#: Part of the law → kinds of kernels in a profiled step (`fp8study.measure.trace.kind_of`).
+_KINDS = {
+    "gemm": ("gemm_fp8", "gemm_bf16"), "attention": ("attention",), "update": ("optimizer",),
+    "rest": ("fused", "loss", "copy", "other"),
+}  # fmt: skip
+
+
+def is_fitted(cell: Cell) -> bool:
+    """Whether the law is about such a cell: compiled, timed, and all of its weights trained."""
+    config = cell.config
+    trained = not config.untrained and config.optimizer_binding == "after_conversion"
+    return bool(cell.step_ms and config.compile and config.is_timed and trained)
+
+
+def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Fit `SpeedConstants` to the cells of `FITTED_GPU`, as `fit_with_errors`."""
+    chosen = [cell for cell in cells if is_fitted(cell) and cell.gpu == FITTED_GPU]
+    start = dataclasses.asdict(SpeedConstants())
+    given = {name: start.pop(name) for name in _FORM} | _read(chosen)
+    start = {name: value for name, value in start.items() if name not in given}
+    found = fit_with_errors(partial(_misses, given), start, chosen, usual=0.03)
+    others = [_read(rest) for rest in leaving_out(chosen).values()]
+    found["constants"] |= {
+        name: {"value": value, "error": max(abs(o.get(name, value) - value) for o in others)}
+        for name, value in given.items()
+    }
+    return found
+
+
+def _read(cells: Sequence[Cell]) -> dict[str, float]:
+    """Return what records say as it is: rates of the link and of a copy; empty without any."""
+    links, copies = [], []
+    for cell in cells:
+        away = 1 - 1 / cell.config.num_gpus
+        for _, record in cell.timed:
+            step = record.instruments.get("step", {})
+            took = step.get("by_kind_ms", {}).get("communication")
+            if took and away:
+                moved = sum(row["gib"] for row in step["communication"]) * 2**30
+                links.append(away * moved / took * 1e-6)
+            copies.append(record.instruments.get("ceilings", {}).get("copy_tb_per_s"))
+    copies = [rate for rate in copies if rate]
+    found = {"link_gb_per_s": float(np.quantile(links, _SLOWER))} if links else {}
+    return found | ({"copy_tb_per_s": statistics.median(copies)} if copies else {})
+
+
+def _misses(given: Mapping[str, float], values: Mapping[str, float], cell: Cell) -> list[float]:
+    """Return by how much the law misses a cell's step and, on one GPU, its kernels by kind."""
+    constants = SpeedConstants(**values, **given)
+    law, step_ms = predicted_step(cell.config, cell.shape, None, constants), cell.step_ms
+    assert step_ms  # see `is_fitted`
+    found = [law.total / step_ms - 1]
+    kinds = cell.kernels_ms
+    if kinds and cell.config.num_gpus == 1:
+        parts = law.parts()
+        parts["rest"] = sum(parts[n] for n in ("elementwise", "casts", "loss", "sharding"))
+        for part, names in _KINDS.items():
+            time = sum(kinds.get(name, 0.0) for name in names)
+            found.append((parts[part] - time) / step_ms)
+    return found

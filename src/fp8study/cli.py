@@ -95,12 +95,6 @@ def flops(
     config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set").resolved()
     with using_model(config.model):
         check_model_name(config.model)
-    if measure and not this_machine().gpus:
-        raise UserError(
-            "--measure: no NVIDIA GPU is visible here, and a CPU's GEMMs say nothing of one; "
-            "run it on the GPU in question"
-        )
-    with using_model(config.model):
         if measure:
             from fp8study.measure.gemm_peaks import ceilings_of, ceilings_text
 
@@ -119,19 +113,24 @@ def advise(
     model: Annotated[str, typer.Option(help="A preset, or a folder with a config.json.")],
     num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(help="Sequences a GPU; default: the largest that fits.")
-    ] = None,
+    micro_batch_size: Annotated[int | None, typer.Option(help="Default: what fits.")] = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="First time its layers here.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
-    from fp8study.analysis.laws.question import advice_for
+    from fp8study.analysis.laws.here import keep
+    from fp8study.analysis.laws.question import answer, question_for
     from fp8study.report.advice_text import advice_text
 
     here = [(device.name, device.memory_gib) for device in this_machine().gpus]
     with using_model(model):
-        found = advice_for(here, model, num_gpus, sequence_length, micro_batch_size, gpu)
+        asked = question_for(here, model, num_gpus, sequence_length, micro_batch_size, gpu)
+        if measure:
+            from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
+
+            keep(measure_here(asked.layers_to_measure(), complain), results_dir())
+        found = answer(asked)
     _print(asdict(found), advice_text(found), as_json)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fp8study.core.config import make_config
+from fp8study.core.errors import UserError
 from fp8study.core.recipes import GEMMS
 from fp8study.measure import gemm_peaks as ceilings
 from fp8study.measure.gemm_peaks import (
@@ -155,3 +156,9 @@ def test_a_short_product_is_not_timed_as_its_launch(
     queue = Queue(monkeypatch)
     took = ceilings.median_seconds(lambda: queue.launch(kernel_s), CPU)
     assert took == pytest.approx(kernel_s, rel=0.1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time")
+def test_without_a_gpu_nothing_is_timed() -> None:
+    with pytest.raises(UserError, match="a CPU's GEMMs say nothing of one"):
+        ceilings.ceilings_of(make_config({"precision": "fp8"}).resolved())

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig, make_config
+from fp8study.core.errors import UserError
 from fp8study.core.recipes import ARITHMETICS, GEMMS, RECIPES, Precision
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_config, is_converted, why_skipped
@@ -56,7 +57,16 @@ def linear_shapes(model: torch.nn.Module, config: ResolvedConfig) -> Counter[Lin
 
 
 def ceilings_of(config: ResolvedConfig) -> dict[str, Any]:
-    """Measure, on the first GPU, what GEMMs reach at the shapes of a configuration's model."""
+    """Measure, on the first GPU, what GEMMs reach at the shapes of a configuration's model.
+
+    Raises:
+        UserError: There is no GPU that torch could use.
+    """
+    if not torch.cuda.is_available():
+        raise UserError(
+            "--measure: no NVIDIA GPU is visible here, and a CPU's GEMMs say nothing of one; "
+            "run it on the GPU in question"
+        )
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
     num_tokens = config.micro_batch_size * config.sequence_length
     shapes = linear_shapes(model, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8study.analysis.laws.advise import Advice, Option, Quantity
+from fp8study.analysis.laws.here import Measured
 from fp8study.report.words import number, recipe
 
 #: What the parts of a step and of memory are called.
@@ -27,6 +28,7 @@ def advice_text(advice: Advice) -> str:
         _memory(advice),
         _options(advice),
         _limits(advice),
+        _measured(advice.measured),
         _listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
         _listed("It says nothing of:", advice.loss_uncovered),
         _listed("Beyond what was measured:", advice.beyond),
@@ -108,7 +110,8 @@ def _sources(advice: Advice) -> list[str]:
 
 
 def _limits(advice: Advice) -> list[str]:
-    lines = ["", "What a step takes (law, ms):"]
+    by = "law with what was measured here" if advice.measured else "law"
+    lines = ["", f"What a step takes ({by}, ms):"]
     for precision, parts in advice.step_parts_ms.items():
         host = parts["host"]
         device = {name: ms for name, ms in parts.items() if name != "host"}
@@ -118,6 +121,30 @@ def _limits(advice: Advice) -> list[str]:
         word = "; the host limits it" if host > total else ""
         lines.append(f"  {recipe(precision)}  GPU {total:.0f}: {named}; host {host:.0f}{word}")
     return lines
+
+
+def _measured(found: Measured | None) -> list[str]:
+    """Say what was measured here, by whom it is kept, and how to measure it anew."""
+    if found is None:
+        return []
+    times = {recipe(name): times for name, times in found["layers"].items()}
+    rates = {recipe(name): rate for name, rate in (found.get("gemm_tflops") or {}).items() if rate}
+    hosts = {name: times["host_ms"] for name, times in times.items() if times["host_ms"]}
+    figures = {
+        "a layer, GPU": (", ".join(f"{n} {t['device_ms']:.2f}" for n, t in times.items()), "ms"),
+        "its GEMMs": (", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items()), "TFLOP/s"),
+        "a layer, host": (", ".join(f"{name} {ms:.2f}" for name, ms in hosts.items()), "ms"),
+        "copy": (f"{found['copy_tb_per_s']:.2f}" if found.get("copy_tb_per_s") else "", "TB/s"),
+        "link": (f"{found['link_gb_per_s']:,.0f}" if found.get("link_gb_per_s") else "", "GB/s"),
+    }  # fmt: skip
+    when = found["at"][:16].replace("T", " ")
+    return [
+        "",
+        f"Measured here, in place of the law's constants ({when} UTC, "
+        f"batch {found['micro_batch_size']}, {found['sequence_length']:,} tokens a sequence):",
+        *(f"  {what:<15}{text} {unit}" for what, (text, unit) in figures.items() if text),
+        "  kept in results/local/measured.json; --measure does it anew",
+    ]
 
 
 def _listed(head: str, items: list[str] | tuple[str, ...]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,8 @@ from fp8study.analysis.laws.account import Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
 from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, changes, command, remedies
+from fp8study.analysis.laws.here import Measured, constants_here
+from fp8study.analysis.laws.nearby import HEADROOM, Law, as_fp8, changes, command, remedies
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig, RunConfig
@@ -91,6 +93,8 @@ class Advice:
     """`Option.label` of what to use."""
     is_clear: bool
     """Whether the choice's lead is beyond its interval; else both are as good."""
+    measured: Measured | None
+    """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]
     """In what this goes beyond what was measured."""
     left_out: tuple[str, ...]
@@ -125,20 +129,27 @@ class Advisor:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
         return next((c.gpu for c in self.timed if find_peak(c.gpu) == gpu), gpu.slug)
 
-    def advise(self, config: RunConfig, gpu: GpuPeak, capacity: float) -> Advice:
+    def advise(
+        self, config: RunConfig, gpu: GpuPeak, capacity: float, measured: Measured | None = None
+    ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
         Args:
             config: In BF16, on the tuned path.
             gpu: Its datasheet.
             capacity: Its memory, GiB.
+            measured: What was measured of the model's layers on this GPU, if anything.
 
         Raises:
             UserError: As `shape_of`.
         """
         shape, config, gpu_name = shape_of(config.model), config.resolved(), self.name_of(gpu)
         found = memory.predicted_memory(config, shape)
-        options = [self._option(config, way, shape, gpu, gpu_name) for way in _ways(config)]
+        law = _law(shape, gpu, measured)
+        beyond = partial(self._beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured))
+        options = [
+            self._option(config, way, shape, law, gpu_name, beyond(way)) for way in ways(config)
+        ]
         options[1:] = sorted(options[1:], key=lambda o: -o.tokens_per_second_per_gpu.value)
         best = options[1]
         lead = best.lead_pct
@@ -159,16 +170,16 @@ class Advisor:
             remedies=() if fits else tuple(remedies(config, shape, capacity)),
             options=tuple(options),
             step_parts_ms={
-                name: (law := speed.predicted_step(way, shape, gpu)).parts() | {"host": law.host}
-                for name, way in shown.items()
+                name: law(way).parts() | {"host": law(way).host} for name, way in shown.items()
             },
             choice=best.label if low > 0 else options[0].label,
             is_clear=low > 0 or high < 0,
-            beyond=tuple(self._beyond(config, shape, gpu_name)),
+            beyond=tuple(beyond(config)),
+            measured=measured,
             left_out=tuple(_left_out(shape)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
-            changes=tuple(changes(config, shape, gpu, capacity)),
+            changes=tuple(changes(config, shape, law, capacity)),
             commands=tuple(command(way) for way in shown.values()),
         )
 
@@ -177,12 +188,12 @@ class Advisor:
         bf16: ResolvedConfig,
         config: ResolvedConfig,
         shape: ModelShape,
-        gpu: GpuPeak,
+        law_of: Law,
         gpu_name: str,
+        beyond: list[str],
     ) -> Option:
-        laws = [speed.predicted_step(way, shape, gpu) for way in (bf16, config)]
+        laws = [law_of(way) for way in (bf16, config)]
         cell, partner = self._pair(config, bf16, gpu_name)
-        beyond = list(self._beyond(config, shape, gpu_name))
         kind = MODELLED if beyond else PREDICTED
         wider = _WIDER if beyond else 1.0
         lead_error, step_error = map(float, self.errors.loc[config.num_gpus > 1])
@@ -227,7 +238,9 @@ class Advisor:
         found = [c for c in self.timed if c.gpu == gpu_name and _question(c.config) == wanted]
         return sorted(found, key=lambda c: (cell_key(c.config, c.gpu) != key, -len(c.rates)))
 
-    def _beyond(self, config: ResolvedConfig, shape: ModelShape, gpu_name: str) -> list[str]:
+    def _beyond(
+        self, config: ResolvedConfig, shape: ModelShape, gpu_name: str, is_measured: bool
+    ) -> list[str]:
         """Say in what a configuration is beyond the cells that the speed law was fitted to."""
         known = [cell for cell in self.timed if cell.gpu == speed.FITTED_GPU]
         spans: dict[str, tuple[float, list[Any], str]] = {
@@ -247,7 +260,9 @@ class Advisor:
             if not min(seen) <= value <= max(seen)
         ]
         if gpu_name != speed.FITTED_GPU:
-            found.insert(0, f"{gpu_name}: times of an {speed.FITTED_GPU}, scaled by datasheets")
+            by = "the copy measured here" if is_measured else "datasheets"
+            what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
+            found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
         if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
             found.append(f"{label_of(config)}: never timed")
         if shape.num_experts > 1:
@@ -261,7 +276,15 @@ def _question(config: ResolvedConfig) -> list[Any]:
     return [*values[:-1], values[-1] is not None]
 
 
-def _ways(config: ResolvedConfig) -> list[ResolvedConfig]:
+def _law(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
+    if measured is None:
+        return lambda way: speed.predicted_step(way, shape, gpu)
+    return lambda way: speed.predicted_step(
+        way, shape, None, constants_here(measured, way, shape, gpu)
+    )
+
+
+def ways(config: ResolvedConfig) -> list[ResolvedConfig]:
     """Return BF16, each FP8 recipe, and tensorwise without FP8 all-gather on several GPUs."""
     ways = [config]
     for name, recipe in RECIPES.items():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
-from fp8study.core.hardware import GpuPeak
 
+#: A run → what a step of it takes.
+Law = Callable[[ResolvedConfig], speed.StepParts]
 #: Of a GPU's memory, what is left free.
 HEADROOM = 0.1
 #: A lead must move by as many points for a change to be worth a line.
@@ -47,14 +49,13 @@ def remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list
 
 
 def changes(
-    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, capacity: float
+    config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
 ) -> list[tuple[str, float]]:
     """Return changes of the task that move FP8's lead notably, with the lead by the law."""
 
     def lead(way: ResolvedConfig) -> float:
         fp8 = as_fp8(way, "fp8_tensorwise")
-        steps = [speed.predicted_step(c, shape, gpu).total for c in (way, fp8)]
-        return speed.lead_pct(*steps)
+        return speed.lead_pct(law(way).total, law(fp8).total)
 
     here, found = lead(config), []
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),

@@ -3,34 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from fp8study.analysis.laws.advise import MOST_GPUS, Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.evidence import read_loss_gaps
+from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.memory import largest_batch
 from fp8study.analysis.laws.nearby import HEADROOM, as_fp8
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.core.config import RunConfig, make_config
+from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
 from fp8study.core.presets import check_model
+from fp8study.core.recipes import ARITHMETICS
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
 
 
-def advice_for(
+@dataclass(frozen=True)
+class Question:
+    """What is asked, once all that was left open is chosen."""
+
+    config: ResolvedConfig
+    """In BF16, on the tuned path."""
+    gpu: GpuPeak
+    gpu_name: str | None
+    """As its driver names the GPU that is here; None for one that is named."""
+    capacity_gib: float
+
+    def layers_to_measure(self) -> list[ResolvedConfig]:
+        """Return a run in BF16 and in each scaling of FP8, for `measure_here`.
+
+        Raises:
+            UserError: No GPU is here, another is asked about, or the model is a mixture.
+        """
+        if self.gpu_name is None:
+            raise UserError(
+                "--measure: times the GPU at hand, not one that is named; leave out --gpu there"
+            )
+        if shape_of(self.config.model).num_experts > 1:
+            raise UserError(
+                f"--measure: '{self.config.model}' is a mixture of experts, whose layers the law "
+                "cannot part; leave out --measure"
+            )
+        return [self.config, *(as_fp8(self.config, name, False) for name in ARITHMETICS[1:])]
+
+
+def question_for(
     gpus: Sequence[tuple[str, float | None]],
     model: str,
     num_gpus: int | None,
     sequence_length: int,
     micro_batch_size: int | None,
     gpu: str | None,
-) -> Advice:
-    """Answer for a model on a number of GPUs, by default all that are here.
+) -> Question:
+    """Ask about a model on a number of GPUs, by default all that are here.
 
     Args:
         gpus: Driver's name and memory in GiB of each GPU here.
@@ -57,12 +89,31 @@ def advice_for(
     check_model(config)
     if micro_batch_size is None:
         config = make_config(values | {"micro_batch_size": _batch(config, capacity)}, "advise")
-    return _advisor(results_dir()).advise(config, peak, capacity)
+    return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity)
+
+
+def answer(asked: Question, results: Path | None = None) -> Advice:
+    """Answer a question from the records and, if it was measured, from the GPU that is here.
+
+    Raises:
+        UserError: There are no records, or what was measured here is damaged.
+    """
+    results = results or results_dir()
+    name, measured = asked.gpu_name, None
+    if name is not None:
+        measured = find(asked.config, name, results)
+    return _advisor(results).advise(asked.config, asked.gpu, asked.capacity_gib, measured)
 
 
 @cache  # a process reads the records once
 def _advisor(results: Path) -> Advisor:
-    return Advisor(read_runs(results), read_loss_gaps(results))
+    runs = read_runs(results)
+    if not runs:
+        raise UserError(
+            f"results: '{results}' holds no committed records, which advice rests on; run it in a "
+            "checkout of fp8study"
+        )
+    return Advisor(runs, read_loss_gaps(results))
 
 
 def _batch(config: RunConfig, capacity: float) -> int:

@@ -11,9 +11,8 @@ Letters as in `fp8study.analysis.laws.memory`.
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass
-from functools import cache
 
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.memory import Parts, layer_bytes
@@ -35,7 +34,13 @@ _OVERLAP = 4
 #: gathering in FP8 takes of the host: every weight then, every second one in the backward pass.
 _FORWARD, _FORWARD_GATHERS = 1 / 3, 2 / 3
 #: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer.
-_OTHER_KERNELS, _CAST_KERNELS = 64, 8
+OTHER_KERNELS, CAST_KERNELS = 64, 8
+#: Constants that go with the matrix units' speed, and those that go with memory's.
+BY_MATRIX_UNITS = ("query_ps", "softmax_ps")
+BY_MEMORY = (
+    "elementwise_ps", "cast_ps", "autocast_ps", "plain_logit_ps", "logit_ps", "update_ps",
+    "update_weight_ps", "clip_ps", "shard_ps",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,24 +161,24 @@ def predicted_step(
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
     if not config.compile:
         raise ValueError("no law of speed for compile=false")
+    if gpu is not None and gpu.fp8_tflops is None and config.is_fp8:
+        raise ValueError(f"{gpu.name_part} has no FP8")
     c = constants or constants_of(SpeedConstants, "speed")
-    gpu = gpu or _reference()
+    c = c if gpu is None else on_gpu(c, gpu)
     micro_steps = config.gradient_accumulation_steps
     tokens = config.micro_batch_size * config.sequence_length
-    bf16, fp8, memory = _scales(gpu, _reference(), config)
     in_fp8, count = fp8_elements(config, shape, tokens), num_converted(config, shape)
     width = c.rowwise if RECIPES[config.precision].scaling == "rowwise" else 1.0
     layers = shape.num_layers
     each = {  # of one forward and backward pass
-        "gemm": _gemm_ms(config, shape, tokens, c, bf16, fp8),
-        "attention": bf16 * _attention_ms(config, shape, tokens, c),
-        "elementwise": memory * c.elementwise_ps * tokens * layers
-        * layer_bytes(config, shape) * 1e-9 + _OTHER_KERNELS * layers * c.kernel_us * 1e-3,
-        "casts": width * (memory * c.cast_ps * in_fp8 * 1e-9
-                          + _CAST_KERNELS * count * c.kernel_us * 1e-3),
-        "loss": memory * (c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps)
+        "gemm": _gemm_ms(config, shape, tokens, c),
+        "attention": _attention_ms(config, shape, tokens, c),
+        "elementwise": c.elementwise_ps * tokens * layers * layer_bytes(config, shape) * 1e-9
+        + OTHER_KERNELS * layers * c.kernel_us * 1e-3,
+        "casts": width * (c.cast_ps * in_fp8 * 1e-9 + CAST_KERNELS * count * c.kernel_us * 1e-3),
+        "loss": (c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps)
         * tokens * shape.vocab_size * 1e-9,
-        "sharding": memory * _copies_ms(config, shape, c),
+        "sharding": _copies_ms(config, shape, c),
     }  # fmt: skip
     each["communication"] = 0.0
     if config.num_gpus > 1:
@@ -181,28 +186,27 @@ def predicted_step(
         exposed = _communication_ms(config, shape, c) - sum(each.values())
         each["communication"] = c.contention * computing + max(0.0, exposed)
     parts = {name: micro_steps * ms for name, ms in each.items()}
-    parts["update"] = memory * _update_ms(config, shape, c)
+    parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
     restarts = c.phases > 1 and config.attention_mask == "checked"
     forward = _FORWARD * launches + _FORWARD_GATHERS * gathers if restarts else None
     return StepParts(**parts, host=launches + gathers, host_forward=forward)
 
 
-@cache
-def _reference() -> GpuPeak:
-    found = find_peak(FITTED_GPU)
-    assert found is not None
-    return found
-
-
-def _scales(gpu: GpuPeak, reference: GpuPeak, config: ResolvedConfig) -> tuple[float, float, float]:
-    """Return what BF16 GEMMs, FP8 GEMMs and memory traffic take, over the fitted GPU."""
-    if config.is_fp8 and gpu.fp8_tflops is None:
-        raise ValueError(f"{gpu.name_part} has no FP8")
-    fp8 = (reference.fp8_tflops or 1) / gpu.fp8_tflops if gpu.fp8_tflops else math.inf
-    own, theirs = gpu.memory_tb_per_s, reference.memory_tb_per_s
-    memory = theirs / own if own and theirs else 1.0
-    return reference.bf16_tflops / gpu.bf16_tflops, fp8, memory
+def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
+    """Scale an H200's constants to another GPU, by both datasheets."""
+    own = find_peak(FITTED_GPU)
+    assert own is not None and own.fp8_tflops and own.memory_tb_per_s
+    known = gpu.memory_tb_per_s or own.memory_tb_per_s
+    slower = {**dict.fromkeys(BY_MATRIX_UNITS, own.bf16_tflops / gpu.bf16_tflops),
+              **dict.fromkeys(BY_MEMORY, own.memory_tb_per_s / known)}  # fmt: skip
+    return dataclasses.replace(
+        c,
+        bf16_tflops=c.bf16_tflops * gpu.bf16_tflops / own.bf16_tflops,
+        fp8_tflops=c.fp8_tflops * (gpu.fp8_tflops or 0.0) / own.fp8_tflops,
+        copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
+        **{name: factor * getattr(c, name) for name, factor in slower.items()},
+    )
 
 
 def converted_share(config: ResolvedConfig, shape: ModelShape) -> float:
@@ -233,14 +237,7 @@ def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> floa
     return share * shape.num_layers * (casts * weights + moved)
 
 
-def _gemm_ms(
-    config: ResolvedConfig,
-    shape: ModelShape,
-    tokens: int,
-    c: SpeedConstants,
-    bf16: float,
-    fp8: float,
-) -> float:
+def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants) -> float:
     """Return all GEMMs: three a linear layer, and the loss head's."""
     share = converted_share(config, shape) * RECIPES[config.precision].fp8_share
     weights = sum(
@@ -250,9 +247,9 @@ def _gemm_ms(
     tflop = 6e-12 * tokens * weights * shape.num_layers
     head = 6e-12 * tokens * shape.head_parameters
     again = 4 / 3 if config.activation_checkpointing else 1.0
-    of_layers = (1 - share) * bf16 / c.bf16_tflops + (share * fp8 / c.fp8_tflops if share else 0)
+    of_layers = (1 - share) / c.bf16_tflops + (share / c.fp8_tflops if share else 0)
     number = 3 * (shape.num_layers * len(shape.linears) + 1)
-    seconds = again * tflop * of_layers + head * bf16 / c.bf16_tflops
+    seconds = again * tflop * of_layers + head / c.bf16_tflops
     return 1e3 * seconds + 1e-3 * number * c.kernel_us
 
 
@@ -306,8 +303,8 @@ def _communication_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstan
 
 def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return how many kernels decoder layers launch in a pass, as profiles count them."""
-    a_layer = _OTHER_KERNELS + 3 * len(shape.linears)
-    return a_layer * shape.num_layers + _CAST_KERNELS * num_converted(config, shape)
+    a_layer = OTHER_KERNELS + 3 * len(shape.linears)
+    return a_layer * shape.num_layers + CAST_KERNELS * num_converted(config, shape)
 
 
 def _host_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> tuple[float, float]:

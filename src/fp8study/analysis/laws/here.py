@@ -1,0 +1,139 @@
+"""What was measured on the GPU at hand, in place of the speed law's constants; no torch here.
+
+`fp8study.measure.layer_times` times it; a file under ``results/local`` keeps it, the newest of each
+model and GPU, so that later advice need not measure again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fp8study.analysis.laws.frozen import constants_of
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.analysis.laws.speed import (
+    BY_MEMORY,
+    CAST_KERNELS,
+    OTHER_KERNELS,
+    SpeedConstants,
+    num_kernels,
+    on_gpu,
+    predicted_step,
+)
+from fp8study.core.config import ResolvedConfig
+from fp8study.core.errors import UserError
+from fp8study.core.files import writing
+from fp8study.core.hardware import GpuPeak
+from fp8study.core.recipes import RECIPES
+from fp8study.core.records import write_json
+
+#: What `measure_here` returns.
+Measured = Mapping[str, Any]
+#: What two measurements have in common if the later one takes the place of the earlier.
+_SAME = ("gpu_name", "model", "strategy", "master_dtype")
+#: Of what a part takes by itself, what is left at least once fixed costs are taken off.
+_LEAST = 0.05
+
+
+def path_of(results: Path) -> Path:
+    """Return the file that keeps what was measured."""
+    return results / "local" / "measured.json"
+
+
+def keep(measured: Measured, results: Path) -> None:
+    """Add a measurement to the file, in place of an earlier one alike.
+
+    Raises:
+        UserError: The file is damaged or cannot be written.
+    """
+    path, key = path_of(results), [measured[name] for name in _SAME]
+    others = [each for each in _read(path) if [each.get(name) for name in _SAME] != key]
+    with writing("--measure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, [*others, dict(measured)])
+
+
+def find(config: ResolvedConfig, gpu_name: str, results: Path) -> Measured | None:
+    """Return what was measured of such layers on such a GPU, at whatever batch; None if nothing.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+    key = [gpu_name, config.model, config.strategy, config.master_dtype]
+    found = (m for m in _read(path_of(results)) if [m.get(name) for name in _SAME] == key)
+    return next(found, None)
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not (isinstance(content, list) and all(isinstance(m, dict) for m in content)):
+        raise UserError(f"--measure: '{path}' is damaged; delete it, then measure again")
+    return content
+
+
+def constants_here(
+    measured: Measured, config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak
+) -> SpeedConstants:
+    """Return the law's constants such that it gives for a layer what was measured of it.
+
+    For use without a GPU's scaling. GEMMs alone give their rates; what a BF16 layer takes beside
+    them, attention's and the elementwise constants; what an FP8 layer takes more than that, the
+    casts'; the host's time, a launch. Nobody measured the loss, the update and FSDP2's copies: they
+    go with the copy's rate; and gathering in FP8 with the host's.
+    """
+    c = on_gpu(constants_of(SpeedConstants, "speed"), gpu)
+    copy, link = measured.get("copy_tb_per_s"), measured.get("link_gb_per_s")
+    changed = {name: getattr(c, name) * c.copy_tb_per_s / copy for name in BY_MEMORY if copy}
+    changed |= {"copy_tb_per_s": copy} if copy else {}
+    changed |= {"link_gb_per_s": link} if link else {}
+    c = dataclasses.replace(c, **changed)
+    recipe = RECIPES[config.precision]
+    own_name = f"fp8_{recipe.scaling}" if recipe.scaling else "bf16"
+    layers, rates = measured["layers"], measured.get("gemm_tflops") or {}
+    own, plain = layers.get(own_name), layers.get("bf16")
+    if not (own and plain and rates.get("bf16") and rates.get(own_name)):
+        return c
+
+    size = {name: measured[name] for name in ("micro_batch_size", "sequence_length")}
+    alone = dataclasses.replace(config, gradient_accumulation_steps=1, **size)
+    tokens = alone.micro_batch_size * alone.sequence_length
+    weights = sum(wide * high for wide, high in shape.linears.values())
+    kernels = {"gemm": 3 * len(shape.linears), "other": OTHER_KERNELS,
+               "casts": CAST_KERNELS * len(shape.linears)}  # fmt: skip
+    fixed = {name: number * c.kernel_us * 1e-3 for name, number in kernels.items()}
+    gflop = 6e-9 * tokens * weights
+    gemm = {name: gflop / rates[name] for name in ("bf16", own_name)}
+    rest = plain["device_ms"] - gemm["bf16"]
+    casts = own["device_ms"] - gemm[own_name] - rest
+    effective = {name: gflop / _beyond(ms, fixed["gemm"]) for name, ms in gemm.items()}
+    changed = {"bf16_tflops": effective["bf16"]}
+
+    parts = predicted_step(alone, shape, None, c).parts()
+    names = ("attention", "elementwise") + ("sharding",) * (config.strategy != "fsdp2")
+    by_law = sum(parts[name] for name in names) / shape.num_layers - fixed["other"]
+    slower = _beyond(rest, fixed["other"]) / by_law
+    for name in ("query_ps", "softmax_ps", "elementwise_ps", "autocast_ps"):
+        changed[name] = slower * getattr(c, name)
+    if config.is_fp8:
+        width = c.rowwise if recipe.scaling == "rowwise" else 1.0
+        elements = weights + tokens * sum(wide + high for wide, high in shape.linears.values())
+        changed["cast_ps"] = _beyond(casts / width, fixed["casts"]) / elements * 1e9
+        changed["fp8_tflops"] = effective[own_name]
+    if own.get("host_ms") and plain.get("host_ms"):
+        changed["launch_us"] = 1e3 * own["host_ms"] * shape.num_layers / num_kernels(alone, shape)
+        in_bf16 = 1e3 * plain["host_ms"] / (kernels["gemm"] + kernels["other"])
+        changed["gather_us"] = c.gather_us * in_bf16 / c.launch_us
+    return dataclasses.replace(c, **changed)
+
+
+def _beyond(ms: float, fixed: float) -> float:
+    """Return a time without its fixed costs, or little of it where those are more; at least 0."""
+    return max(ms - fixed, _LEAST * ms, 0.0)

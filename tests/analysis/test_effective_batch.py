@@ -36,10 +36,9 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
     ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
-    assert "**On h200x8.** Of 7 gaps with three seeds or more, 7 equivalent at ±0.5 %" in text
-    assert "**On local.** 1 gap with fewer than three seeds: no verdict." in text
-    assert "learns at an effective batch of 1 too" in text
-    assert "Pairs of ways to one effective batch that are equivalent: 6 of 6." in text
+    assert "**h200x8 (NVIDIA H200).** With a healthy optimizer FP8 learns at an effective" in text
+    assert "**local" not in text  # one seed at one batch says nothing of batches
+    assert "Of 6 pairs of ways to one effective batch 6 are equivalent." in text
     failing = batches.assign(gap_pct=40.0)
     assert "FP8 fails to learn in 7 settings" in effective_batch(failing, ways_apart)
 

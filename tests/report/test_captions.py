@@ -29,7 +29,7 @@ def test_only_healthy_arms_with_a_verdict_are_counted() -> None:
         "stale": [False, False, False, True],
     })  # fmt: skip
     said = captions.verdict_counts(table)
-    assert said == "Mean gaps of \u22120.05 % to +1.82 %: 2 equivalent, 1 different."
+    assert said == "Mean gaps of \u22120.05 to +1.82 %: 2 equivalent, 1 different."
 
 
 def test_gemms_are_counted_with_fp8s() -> None:

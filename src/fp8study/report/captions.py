@@ -88,13 +88,13 @@ def crossings(table: pd.DataFrame) -> str:
 
 
 def layers(table: pd.DataFrame) -> str:
-    """Put the recipes in the order of their errors, by the median over converted weights."""
+    """Give each recipe's median over converted weights, the smallest error first."""
     if table.empty:
         return ""
     medians = table[table["is_fp8"]].groupby("precision")["sqnr_db"].median()
     order = medians[medians.index.isin(FP8_RECIPES)].sort_values(ascending=False)
-    names = ", ".join(escape(recipe(name)) for name in order.index)
-    return f"By the median over converted weights, the smallest error first: {names}."
+    found = {recipe(name): f"{value:.0f} dB" for name, value in order.items()}
+    return f"Medians over converted weights and all points: {_listed(found)}."
 
 
 def predictions(leads: pd.DataFrame, memory: pd.DataFrame) -> str:

@@ -8,9 +8,18 @@ from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.analysis.pairing import DIVERGED
 from fp8study.analysis.speed import document_a_table
-from fp8study.report.loss_sentences import verdicts
+from fp8study.report.loss_sentences import diverged
 from fp8study.report.page import Report
-from fp8study.report.words import count, escape, how_to_get, in_words, number, place, span
+from fp8study.report.words import (
+    count,
+    escape,
+    how_to_get,
+    in_words,
+    number,
+    per_machine,
+    place,
+    span,
+)
 
 #: A share of a gap that counts as nearly all of it, given the noise of single runs, %.
 NEARLY_ALL_PCT = 90
@@ -35,8 +44,7 @@ def document_a(report: Report) -> str:
             )
         if is_stale.any():
             parts.append(_stale(arms[is_stale], fp8, bf16))
-    runs = span(table["num_runs"], ".0f")
-    return " ".join([*parts, f"(Means of the last 20 steps; n = {runs} per arm.)"])
+    return " ".join([*parts, f"(n = {span(table['num_runs'], '.0f')} per arm.)"])
 
 
 def _loss(arms: pd.DataFrame) -> float | None:
@@ -183,19 +191,20 @@ def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
     table = table[table["device"] == "cuda"]
     if table.empty:
         return f"**Effective batch: no records yet:** {how_to_get('effective-batch')}."
-    parts = []
-    for machine, rows in table.groupby("machine", sort=False):
-        text = f"**On {escape(machine)}.** {verdicts(rows)}"
-        failed = int(((rows["gap_pct"] > FAILED_PCT) | (rows["verdict"] == DIVERGED)).sum())
-        if failed:
-            text += f" FP8 fails to learn in {count(failed, 'setting')}."
-        elif (rows["effective_batch"] == 1).any():
-            text += " With a healthy optimizer FP8 learns at an effective batch of 1 too."
-        known = ways.loc[ways["machine"] == machine, "verdict"]
-        if len(known):
-            text += (
-                f" Pairs of ways to one effective batch that are equivalent: "
-                f"{(known == 'equivalent').sum()} of {len(known)}."
-            )
-        parts.append(text)
-    return "\n\n".join(parts)
+    return per_machine(table, lambda rows: _batches(rows, ways))
+
+
+def _batches(rows: pd.DataFrame, ways: pd.DataFrame) -> str:
+    parts = [diverged(rows)]
+    failed = int(((rows["gap_pct"] > FAILED_PCT) | (rows["verdict"] == DIVERGED)).sum())
+    if failed:
+        parts.append(f"FP8 fails to learn in {count(failed, 'setting')}.")
+    elif (rows["effective_batch"] == 1).any():
+        parts.append("With a healthy optimizer FP8 learns at an effective batch of 1 too.")
+    known = ways.loc[ways["machine"] == rows["machine"].iloc[0], "verdict"]
+    if len(known):
+        parts.append(
+            f"Of {count(len(known), 'pair')} of ways to one effective batch "
+            f"{(known == 'equivalent').sum()} are equivalent."
+        )
+    return " ".join(filter(None, parts))

@@ -11,6 +11,7 @@ from fp8study.analysis import instruments
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, validation_curve
+from fp8study.analysis.frames import cost_table
 from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
@@ -26,6 +27,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "throughput": lambda report: report.throughput,
     "leads": lambda report: report.leads,
     "decisions": lambda report: report.decisions,
+    "costs": lambda report: cost_table(report.runs),
     "loss-gaps": lambda report: report.loss_gaps,
     "validation-gaps": lambda report: report.validation_gaps,
     "passes": lambda report: pass_table(report.metrics, report.runs),

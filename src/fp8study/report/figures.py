@@ -16,6 +16,8 @@ from fp8study.report.table import raw_html
 
 #: Need no escape inside a quoted link.
 _SAFE = " ,;:/()+=*"
+#: A figure this wide is legible on a screen of 390 pixels.
+PHONE_INCHES = 5.2
 #: Wider than this a picture made for a phone would shout.
 _MOST_REM = 38
 
@@ -29,16 +31,20 @@ def svg(figure: Figure) -> bytes:
 
 
 def shown(figure: Figure, alt: str) -> Markdown:
-    """Show a figure with a text that stands in for it; it scales with the page."""
+    """Show a figure with a text that stands in for it.
+
+    One made for a phone scales with the page; a wider one scrolls where the screen is narrow. The
+    label of a figure that says why there is none stands in for it.
+    """
     picture = " ".join(svg(figure).decode().split()).replace('"', "'")
     data = quote(picture, safe=_SAFE + "'")
-    style = f"width: 100%; max-width: {_MOST_REM}rem;"
-    return raw_html(
-        f'<img src="data:image/svg+xml,{data}" alt="{html.escape(alt)}" style="{style}">'
-    )
+    scales = figure.get_figwidth() <= PHONE_INCHES
+    style = f' style="width: 100%; max-width: {_MOST_REM}rem;"' if scales else ""
+    text = html.escape(" ".join(str(figure.get_label() or alt).split()))
+    return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}"{style}>')
 
 
-def download(table: pd.DataFrame, name: str, words: str = "Data as CSV") -> str:
+def download(table: pd.DataFrame, name: str, words: str = "CSV") -> str:
     """Return a link, as Markdown, that saves a table as the file `name`.csv."""
     keys = [column for column in table.columns if str(column).endswith("_key")]
     text = table.drop(columns=keys).to_csv(index=False, float_format="%.6g")

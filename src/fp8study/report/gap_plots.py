@@ -27,7 +27,8 @@ from fp8study.report.plotstyle import (
     panels,
     signed_ticks,
 )
-from fp8study.report.words import count, in_words, number
+from fp8study.report.rows import with_labels
+from fp8study.report.words import number
 
 #: Their losses are on the page Why it fails.
 ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
@@ -65,15 +66,15 @@ def forest_figure(
         place -= (text.count("\n") + 1) / 2
         if row is None:
             title = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
-            title.set(fontsize=9, in_layout=False, backgroundcolor="white", zorder=3)
+            title.set(fontsize=9, in_layout=False)
         else:
             labelled[place] = text
             _draw_row(axis, place, row, unseen)
         place -= (text.count("\n") + 1) / 2
     axis.set_yticks([*labelled], [*labelled.values()], fontsize=9)
-    axis.grid(False, axis="y")
+    axis.grid(False)
+    axis.spines["left"].set_visible(False)
     axis.locator_params(axis="x", nbins=10)
-    axis.axvline(0, color=GREY, linewidth=0.8)
     axis.set_ylim(place - 0.5, 0.5)
     axis.xaxis.set_major_formatter(signed_ticks)
     add_legend(figure, [
@@ -87,6 +88,7 @@ def forest_figure(
 def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) -> None:
     shade, margin = colour(row["precision"]), row["margin_pct"]
     axis.fill_between([-margin, margin], place - 0.5, place + 0.5, color=BAND, linewidth=0)
+    axis.plot([0, 0], [place - 0.5, place + 0.5], color=GREY, linewidth=0.8)
     found = [(row, place + 0.13, "o", shade)]
     if row["arm_key"] in unseen.index:
         found.append((unseen.loc[row["arm_key"]], place - 0.2, "D", "white"))
@@ -102,18 +104,10 @@ def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) ->
 
 def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
     """Yield the rows' labels from above, each study's own line first, without a row."""
-    for (machine, study), rows in table.groupby(["machine", "study"], sort=False):
-        parts = [_parts(row) for _, row in rows.iterrows()]
-        shared = [part for part in parts[0] if all(part in other for other in parts)]
-        title = f"{study} on {machine}: {in_words(', '.join(shared))}"
-        yield textwrap.fill(title, _TITLE_WIDTH), None
-        for own, (_, row) in zip(parts, rows.iterrows(), strict=True):
-            label = ", ".join(part for part in own if part not in shared) or str(row["arm"])
-            yield textwrap.fill(in_words(label), _LABEL_WIDTH), row
-
-
-def _parts(row: pd.Series) -> list[str]:
-    return [row["model"], count(row["num_gpus"], "GPU"), *row["setting"].split(", "), row["arm"]]
+    for title, rows in with_labels(table).groupby("title", sort=False):
+        yield textwrap.fill(str(title), _TITLE_WIDTH), None
+        for _, row in rows.iterrows():
+            yield textwrap.fill(row["label"], _LABEL_WIDTH), row
 
 
 def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure]]:

@@ -46,7 +46,7 @@ def verdicts(gaps: pd.DataFrame) -> str:
     """Say what came of the comparisons of one machine, rows of a table of loss gaps."""
     gone = gaps["verdict"] == DIVERGED
     tested = gaps["gap_pct_low_90"].notna() & ~gone
-    parts = [_diverged(gaps[gone])] if gone.any() else []
+    parts = [diverged(gaps)] if gone.any() else []
     if tested.any():
         parts.append(_tested(gaps[tested]))
     if untested := int((~gone & ~tested).sum()):
@@ -54,7 +54,11 @@ def verdicts(gaps: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def _diverged(gaps: pd.DataFrame) -> str:
+def diverged(gaps: pd.DataFrame) -> str:
+    """Name the comparisons in which FP8 alone diverged; empty where there is none."""
+    gaps = gaps[gaps["verdict"] == DIVERGED]
+    if gaps.empty:
+        return ""
     arms = "; ".join(f"{row['model']}, {row['arm']}: {row['judged']}" for _, row in gaps.iterrows())
     return (
         f"**In {count(len(gaps), 'comparison')} FP8 diverged in a seed in which BF16 did not** "
@@ -70,7 +74,7 @@ def _tested(gaps: pd.DataFrame) -> str:
     text = (
         f"Of {count(len(gaps), 'gap')} with three seeds or more, {said}"
         f"{f' (FP8 is better in {better})' if better else ''} at {margins} "
-        f"({span(gaps['gap_pct'], '+.2f', ' %')}; positive: FP8 is worse). True gaps of "
+        f"({span(gaps['gap_pct'], '+.2f', ' %')}). True gaps of "
         f"{span(gaps['detectable_pct'], '.2f', ' %')} would be detected with 80 % power."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
@@ -78,10 +82,7 @@ def _tested(gaps: pd.DataFrame) -> str:
     within = gaps[gaps["verdict"] == "equivalent"]
     sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
     if sure:
-        text += (
-            f" In {sure} of the equivalent ones the 95 % CI leaves out zero: a difference, smaller "
-            "than the margin."
-        )
+        text += f" {sure} of the equivalent ones differ from zero, by less than the margin."
     return text
 
 
@@ -91,8 +92,8 @@ def _repeated(gaps: pd.DataFrame) -> str:
     if passed.empty or not (passed >= 2).all():
         return ""
     return (
-        f" Every different one trained on its text {span(passed, '.1f')} times over: see "
-        "[text seen again](quality.qmd#sec-passes)."
+        f" Every different one trained on its text {span(passed, '.1f')} times over: "
+        "[see below](quality.qmd#sec-passes)."
     )
 
 
@@ -109,5 +110,5 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
         f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
         f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
         f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind on "
-        "text seen before, and no loss was found on text never seen."
+        "text seen before."
     )

@@ -10,6 +10,7 @@ import yaml
 
 from fp8study.analysis.frames import ALL_STUDIES
 from fp8study.core.files import project_root
+from fp8study.report.page import Report
 from fp8study.report.words import by_machine, count, escape, how_to_get
 
 
@@ -24,7 +25,17 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
         own = costs[(costs["machine"] == rows["machine"].iloc[0]) & (costs["study"] == ALL_STUDIES)]
         held = "".join(f", {hours:.2f} GPU-hours" for hours in own["gpu_hours"])
         done = int((rows["status"] == "completed").sum())
-        lines.append(f"- **{machine}**: {count(len(rows), 'run')}, {done} completed, {days}{held}.")
+        versions = [
+            f"{name} {' and '.join(map(escape, sorted(known)))}"
+            for name in ("torch", "torchao", "CUDA")
+            if len(known := rows[f"version_{name.lower()}"].dropna().unique())
+        ]
+        lines.append(
+            f"- **{machine}**: {count(len(rows), 'run')}, {done} completed, {days}{held}; "
+            f"{', '.join(versions)}."
+        )
+    if not (runs["device"] == "cuda").any():
+        lines.append(f"\n**No GPU records yet:** {how_to_get()}.")
     return "\n".join(lines)
 
 
@@ -66,3 +77,27 @@ def citation() -> str:
     parts = [authors, str(cited["title"]), f"version {cited['version']}"]
     parts += [str(cited["date-released"]), repository_url()]
     return f"To cite it: {escape('. '.join(filter(None, parts)))}. (`CITATION.cff`)"
+
+
+def unreadable(report: Report) -> str:
+    """Name the records that could not be read, or say that all were."""
+    if not report.unreadable:
+        return "Every record could be read."
+    lines = [f"- {escape(line)}" for line in report.unreadable]
+    return "Records that could not be read:\n\n" + "\n".join(lines)
+
+
+def kept_in_bf16(runs: pd.DataFrame, are_all: bool = True) -> str:
+    """Say which layers these FP8 runs keep out of FP8, where the arms' names do not.
+
+    Where they `are_all` the report's, say so of the others too.
+    """
+    known = runs.dropna(subset="kept_in_bf16").drop_duplicates(["study", "kept_in_bf16"])
+    if known.empty:
+        return ""
+    names = [
+        f"{' and '.join(f'`{name}`' for name in str(kept).split())} ({', '.join(rows['study'])})"
+        for kept, rows in known.groupby("kept_in_bf16", sort=False)
+    ]
+    rest = "; elsewhere `lm_head`, unless an arm's name says otherwise" if are_all else ""
+    return f"Kept out of FP8: {'; '.join(names)}{rest}."

@@ -99,7 +99,8 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
         for place, precision in enumerate(precisions):
             rows = group[(group["precision"] == precision) & np.isfinite(group["sqnr_db"])]
             shift, shade = 0.15 * (place - (len(precisions) - 1) / 2), colour(precision)
-            axis.scatter(rows["layer"] + shift, rows["sqnr_db"], s=7, alpha=0.5, lw=0, color=shade)
+            axis.scatter(rows["layer"] + shift, rows["sqnr_db"], s=7, alpha=0.5, lw=0, color=shade,
+                         rasterized=True)  # fmt: skip
             median = rows.groupby("layer")["sqnr_db"].median()
             axis.plot(median.index, median, color=shade, linewidth=1.4)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -110,8 +110,8 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
         )
         if high * tokens_per_sample < LARGE_BATCH_TOKENS:
             text += (
-                " A batch of a million tokens lies beyond the crossing: there FP8's error would be "
-                "the larger one. What that costs in loss, no run here has measured."
+                " At a million tokens FP8's error would be the larger one; what that costs in "
+                "loss, no run here has measured."
             )
     return text
 
@@ -147,9 +147,8 @@ def formats() -> str:
     )
     return (
         f"The worst relative error of rounding a normal number: {errors}. A thousand times 0.001, "
-        f"added one by one in the format itself: {sums}. Both are exact, from the formats' lists "
-        "of numbers. Document A's figures are about 0.1 and 1 %, and 0.87 in FP8. GEMMs accumulate "
-        "in higher precision, so no such sum occurs in them."
+        f"added one by one in the format itself: {sums}. Document A's figures are about 0.1 and "
+        "1 %, and 0.87 in FP8. GEMMs accumulate in higher precision, so no such sum occurs in them."
     )
 
 

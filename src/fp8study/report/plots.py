@@ -67,7 +67,7 @@ def document_a_figure(
         # The paler of two lines in one style has the finer master weights.
         style = styles[arm] | {"alpha": 0.5 if master == "fp32" else 1.0}
         logged = pd.concat([loss for _, loss in seeds], axis=1)
-        axis.plot(logged, color=style["color"], alpha=0.13, linewidth=0.6)
+        axis.plot(logged, color=style["color"], alpha=0.13, linewidth=0.6, rasterized=True)
         axis.plot(logged.index, smooth(logged.mean(axis=1)), **style)
         # The record's own mean is over steps; the curve holds logged rows only.
         end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()

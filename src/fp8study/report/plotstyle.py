@@ -74,7 +74,7 @@ def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def message_figure(message: str) -> Figure:
     """Say in place of a figure why there is none."""
-    figure = Figure(figsize=(_WIDTH_INCHES, 1.2), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.2), layout="constrained", label=message)
     # Notebooks do not show a figure without axes.
     figure.add_subplot().set_axis_off()
     figure.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, color=GREY, wrap=True)

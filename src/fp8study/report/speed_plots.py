@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
+from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.instrument_plots import TIME
 from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
 from fp8study.report.words import count, recipe
@@ -29,13 +30,12 @@ _MARKS = {1: "o", 2: "s", 4: "^", 8: "D"}
 _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
     "ours": ("o", "full"), "beside ours": ("x", "full"), "published": ("D", "none"),
 }  # fmt: skip
-_WIDTH_INCHES = 5.2
 _ROW_INCHES = 0.3
 
 
 def _canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
     with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(PHONE_INCHES, height), layout="constrained")
         axes = list(figure.subplots(rows, 1, squeeze=False, **shared).flat)
     for axis in axes:
         sns.despine(ax=axis)
@@ -55,7 +55,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
     shades = {name: _MODELS[n % len(_MODELS)] for n, name in enumerate(models)}
     shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
-    figure, axes = _canvas(3.9 * len(machines), len(machines), sharex=True)
+    figure, axes = _canvas(2.1 * len(machines) + 0.8, len(machines), sharex=True)
     for axis, machine in zip(axes, machines, strict=True):
         rows = leads[leads["machine"] == machine]
         for _, row in rows.iterrows():
@@ -78,7 +78,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
         axis.yaxis.set_major_formatter(signed_ticks)
-        axis.set(ylabel="FP8's lead over BF16, %")
+        axis.set(ylabel="FP8's lead, %")
         if len(machines) > 1:
             axis.set_title(machine, loc="left")
     axes[-1].set_xlabel("tokens per GPU and step")
@@ -89,8 +89,8 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     if len(peers):
         name = peers["peer"].iloc[0].split()[0]
         handles.append(Line2D([], [], marker="x", lw=0, mew=2, color=GREY, label=f"{name}'s own"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False,
-                  handletextpad=0.2, columnspacing=1)  # fmt: skip
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9,
+                  handletextpad=0.1, columnspacing=0.6, labelspacing=0.3)  # fmt: skip
     return figure
 
 

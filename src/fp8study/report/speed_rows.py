@@ -54,28 +54,21 @@ def _lines(*parts: str) -> str:
     return " ".join(part.replace(" ", "\u00a0") for part in parts if part)
 
 
-def leads(table: pd.DataFrame) -> pd.DataFrame:
-    """Add to the table of leads what it says in words: the range of pairs, interval, path."""
-    weights = table["master_dtype"].astype(str).str.upper() + " master weights"
-    path = table["path"].map({"tuned": "tuned path", "plain": "plain path, compiled"})
-    whole = table["setting"].str.startswith("not sharded") & table["path"].eq("plain")
-    path = path.mask(whole, path + ", not sharded")
-    clips = table["setting"].str.extract(r"(gradients clipped at [\d.]+)", expand=False)
-    ends = [table[name] for name in ("lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct")]
-    rows = list(zip(*ends, strict=True))
-    found = table.assign(
-        weights=path + ", " + weights + (", " + clips.astype("string")).fillna(""),
-        lead_range=[_interval(low, high) if low < high else "" for low, high, *_ in rows],
-        ci=[_interval(low, high) for *_, low, high in rows],
+def sessions(leads: pd.DataFrame) -> pd.DataFrame:
+    """Return the leads that several sessions measured, with each session's own in words."""
+    found = leads[leads["num_sessions"] > 1]
+    path = found["path"].map({"tuned": "tuned path", "plain": "plain path, compiled"})
+    table = found.assign(
+        weights=path + ", " + found["master_dtype"].astype(str).str.upper() + " master weights",
+        ci=[_interval(low, high) for low, high in found[["ci_low_pct", "ci_high_pct"]].to_numpy()],
         by_session=[
             _lines(*re.sub(r" on \w+", "", text).replace(": -", ": \u2212").split("; "))
-            if several
-            else ""
-            for text, several in zip(table["sessions"], table["num_sessions"] > 1, strict=True)
+            .replace("-", "\u2011")  # a date stays in its line
+            for text in found["sessions"]
         ],
-    )
+    )  # fmt: skip
     by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]
-    return own_first(found.sort_values(by, kind="stable"))
+    return own_first(table.sort_values(by, kind="stable"))
 
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:

@@ -29,7 +29,7 @@ def memory(table: pd.DataFrame) -> str:
     known = table.dropna(subset="memory_change_pct")
     parts = [f"{machine}: {span(rows['memory_change_pct'], '+.1f', ' %')} against BF16."
              for machine, rows in by_machine(known)]  # fmt: skip
-    return " ".join(["Peak memory of the allocator in FP8.", *parts, "Medians of paired ratios."])
+    return " ".join([*parts, "Peak of the allocator, medians of paired ratios."])
 
 
 def steps(table: pd.DataFrame) -> str:
@@ -63,7 +63,7 @@ def scaling(table: pd.DataFrame) -> str:
         kept = span(rows["kept_pct"], ".0f", " %")
         parts.append(f"{recipe(precision)} {kept} on {num_gpus} GPUs")
     return (
-        "What each model keeps of its rate per GPU on the fewest GPUs: "
+        "Kept of the rate per GPU on the fewest GPUs: "
         f"{', '.join(parts) or 'nothing measured'}. 100 % is linear scaling."
     )
 
@@ -89,10 +89,9 @@ def peers(table: pd.DataFrame) -> str:
     return (
         f"Both clipping gradients, ours makes {span(clipped['ratio'], '.2f')} times the tokens of "
         f"{escape(clipped['peer'].iloc[0])}"
-        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}. Two sessions "
-        "differ, so it ran in the same session, on the same machine, with the same shapes. Where "
-        "it tokenises inside its steps, or arms ran on different GPUs of the box, either may be "
-        "part of the difference."
+        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, in one session, "
+        "on one machine, with the same shapes. It tokenises inside its steps, and arms ran on "
+        "different GPUs of the box: either may be part of the difference."
     )
 
 

@@ -48,8 +48,8 @@ def number(value: float, spec: str) -> str:
 def span(values: Iterable[float], spec: str, unit: str = "") -> str:
     """Write the smallest and the largest value, or the one that they are written as."""
     known = pd.Series(values, dtype=float)
-    low, high = (number(float(end), spec) + unit for end in (known.min(), known.max()))
-    return low if low == high else f"{low} to {high}"
+    low, high = (number(float(end), spec) for end in (known.min(), known.max()))
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
 
 
 def in_words(text: str) -> str:

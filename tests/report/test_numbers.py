@@ -2,18 +2,21 @@
 
 What is left out, because no record holds it: whole numbers (counts of runs, seeds, steps, GPUs;
 levels of confidence), the worst rounding errors of the number formats, which follow from their
-definitions, what the text of a page itself says, as a document's figures, and the sentences of the
-page Predictions, which average over the rows of its tables. The page Runs prints records.
+definitions, and what the text of a page itself says, as a document's figures. The page Runs prints
+records.
 """
 
 import bisect
+import html
 import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from fp8study.analysis.laws import account
 from fp8study.core.records import StoredRun
+from fp8study.report import predictions
 from fp8study.report.export import tables_of
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +29,8 @@ UNANSWERED = re.compile(r'.*data-label="records"[^>]*>–</td>.*', re.S)
 NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
 
 
-def text_of(html: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+def text_of(markup: str) -> str:
+    return " ".join(re.sub(r"<[^>]+>", " ", markup).split())
 
 
 def measured(text: str) -> list[str]:
@@ -56,7 +59,12 @@ class Known:
 @pytest.fixture(scope="session")
 def known(records: list[StoredRun], site: dict[str, str]) -> Known:
     """All numbers of the exported tables, and those that the tables of the pages print."""
-    columns = [c for table in tables_of(records).values() for _, c in table.items()]
+    cells = predictions.cells(records)
+    laws = [
+        account.lead_verdicts(account.lead_table(cells)),
+        account.memory_verdicts(account.memory_table(cells)),
+    ]
+    columns = [c for table in (*tables_of(records).values(), *laws) for _, c in table.items()]
     numeric = pd.concat([pd.to_numeric(c, errors="coerce") for c in columns]).dropna()
     cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", "".join(site.values()), flags=re.S)
     printed = [value_of(n) for cell in cells for n in NUMBER.findall(text_of(cell))]
@@ -66,10 +74,10 @@ def known(records: list[StoredRun], site: dict[str, str]) -> Known:
 @pytest.mark.slow
 def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known) -> None:
     checked, unknown = 0, []
-    for name, html in site.items():
-        if name in ("runs", "predictions"):
+    for name, page in site.items():
+        if name == "runs":
             continue
-        main = html.partition("<main")[2].partition("</main>")[0]
+        main = page.partition("<main")[2].partition("</main>")[0]
         main = re.sub(r"<(table|svg|math|code|time)\b.*?</\1>", " ", main, flags=re.S)
         own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
         for number in measured(FORMATS.sub("", text_of(main))):
@@ -82,11 +90,25 @@ def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known)
 
 
 @pytest.mark.slow
+def test_every_figure_is_also_told_in_numbers(site: dict[str, str], known: Known) -> None:
+    """Who cannot see a figure hears its result, or why there is none."""
+    figures = 0
+    for name, page in site.items():
+        own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
+        for alt in re.findall(r'<img[^>]* alt="([^"]*)"', page):
+            figures += 1
+            told = [n for n in NUMBER.findall(html.unescape(alt)) if n not in own]
+            assert told or "No GPU records here yet" in alt, (name, alt)
+            assert all(map(known.holds, measured(html.unescape(alt)))), (name, alt)
+    assert figures >= 12
+
+
+@pytest.mark.slow
 def test_every_row_with_a_number_leads_to_its_runs(site: dict[str, str]) -> None:
     checked, astray = 0, []
-    for name, html in site.items():
+    for name, page in site.items():
         for label, table in re.findall(
-            r'<figure id="(tbl-[\w-]+)".*?(<table.*?</table>)', html, flags=re.S
+            r'<figure id="(tbl-[\w-]+)".*?(<table.*?</table>)', page, flags=re.S
         ):
             for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
                 row = UNANSWERED.sub("", row)

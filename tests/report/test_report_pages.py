@@ -1,5 +1,6 @@
 """Render the real report against synthetic records."""
 
+import json
 import math
 import re
 from pathlib import Path
@@ -198,6 +199,28 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
     unknown = sentences.unknown(report)
     assert "Of 1 setting in which FP8 is surely faster, none has a conclusive loss" in unknown
     assert "would end in *FP8* or *BF16*" in sentences.changes(report)
+
+
+def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_path: Path) -> None:
+    def told() -> str:
+        for path in tmp_path.rglob("run.json"):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            is_large = record["config"]["model"] == "llama-3.1-8b"
+            record["model"]["num_parameters"] = 8_030_261_248 if is_large else 1_235_814_400
+            path.write_text(json.dumps(record), encoding="utf-8")
+        return sentences.decide(pages.load_report(tmp_path))
+
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
+    assert told().endswith(
+        "Pre-train in FP8 if each GPU gets 32,768 tokens a step or more (+21.0 %), once its loss "
+        "is checked; stay with BF16 up to 1.2 billion parameters with at most 4,096 tokens "
+        "(\u22129.0 %)."
+    )
+    store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="llama-3.1-8b")
+    assert "if the model has 8 billion parameters or more or each GPU gets 32,768" in told()
+    store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="llama-3.1-8b", micro_batch_size=8)
+    assert " if " not in told() and "train llama-3.1-8b (1 GPU, batch 1)" in told()
 
 
 def test_no_range_joins_two_machines(tmp_path: Path) -> None:

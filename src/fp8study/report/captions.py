@@ -98,11 +98,10 @@ def layers(table: pd.DataFrame) -> str:
 
 
 def predictions(leads: pd.DataFrame, memory: pd.DataFrame) -> str:
-    """Say how far the laws are off on average, from `lead_table` and `memory_table`."""
+    """Say how far the laws are off on average, from `lead_verdicts` and `memory_verdicts`."""
     if leads.empty or memory.empty:
         return ""
-    points, pct = leads["error_points"].abs().mean(), memory["error_pct"].abs().mean()
     return (
-        f"Off on average by {number(points, '.1f')} points of lead and by {number(pct, '.1f')} % "
-        "of memory."
+        f"Off on average by {span(leads['mean_points'], '.1f')} points of lead and by "
+        f"{span(memory['mean_pct'], '.1f', ' %')} of memory, test by test."
     )

@@ -78,7 +78,7 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command()
 def fields() -> None:
     """List the fields of a run, as --set and the notebook take them."""
-    from fp8study.core.fields import field_table
+    from fp8study.core.field_table import field_table
 
     print(field_table())
 

@@ -10,17 +10,14 @@ after a change `make fields` writes the last two.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-import textwrap
 import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8study.core.field_types import Comparison, Field, Group, declare, shown, switch, type_name
+from fp8study.core.field_types import Comparison, Field, declare, switch
 from fp8study.core.recipes import RECIPES, Precision
 
-_MANY = 1_000_000_000
+MANY = 1_000_000_000
 _LAYERS = {
     "pattern": r"[\w.*?!\[\]-]+",
     "example": "give shell-style patterns of module names, as *.o_proj",
@@ -82,16 +79,16 @@ class Fields:
              "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
              "num_gpus=1"),))
     sequence_length: int = declare(
-        4096, "task", "Tokens per packed sequence.", low=1, high=_MANY)
+        4096, "task", "Tokens per packed sequence.", low=1, high=MANY)
     micro_batch_size: int = declare(
-        1, "task", "Sequences per GPU and forward pass.", low=1, high=_MANY)
+        1, "task", "Sequences per GPU and forward pass.", low=1, high=MANY)
     gradient_accumulation_steps: int = declare(
-        1, "task", "Forward and backward passes per optimizer step.", low=1, high=_MANY)
+        1, "task", "Forward and backward passes per optimizer step.", low=1, high=MANY)
     num_steps: int = declare(
-        100, "task", "Optimizer steps.", low=1, high=_MANY)
+        100, "task", "Optimizer steps.", low=1, high=MANY)
     num_warmup_steps: int = declare(
         10, "measurement", "First steps, left out of every timing (compilation, allocator, "
-        "clocks).", low=0, high=_MANY, refused=(
+        "clocks).", low=0, high=MANY, refused=(
             (lambda c: c.num_warmup_steps >= c.num_steps,
              "leaves none of num_steps={num_steps} to time; lower the one or raise the other"),))
     timed_seconds: float | None = declare(
@@ -110,7 +107,7 @@ class Fields:
         "peak at the last step.")
     lr_warmup_steps: int = declare(
         0, "task", "Steps over which the learning rate rises linearly from zero.", low=0,
-        high=_MANY)
+        high=MANY)
     weight_decay: float = declare(
         0.01, "task", "AdamW's decoupled weight decay; the default is torch's.", low=0, high=1000)
     adam_beta2: float = declare(
@@ -161,7 +158,7 @@ class Fields:
              "after_conversion"),))
     repeat: int = declare(
         0, "measurement", "Number of this repetition; it changes nothing but the run's identity.",
-        low=0, high=_MANY, differs="repeat folder pair effect switch")
+        low=0, high=MANY, differs="repeat folder pair effect switch")
     corpus: str = declare(
         "synthetic", "task", "Text to train on: `tinystories`, `text:PATH` of a UTF-8 file, or "
         "`synthetic`.", differs="folder")
@@ -171,7 +168,7 @@ class Fields:
         pattern=r"[\w.-]{1,96}(/[\w.-]{1,96})?|[/.~].*",
         example="give auto, bpe, or a Hugging Face id (owner/name) or a folder")
     log_every: int = declare(
-        1, "measurement", "Write every so many steps to `metrics.jsonl`.", low=1, high=_MANY)
+        1, "measurement", "Write every so many steps to `metrics.jsonl`.", low=1, high=MANY)
     compile_cache: Literal["shared", "fresh"] = declare(
         "shared", "measurement", "`shared`: compiled code is kept between runs on a machine. "
         "`fresh`: the run starts from an empty cache, to time a cold start.")
@@ -193,10 +190,10 @@ class Fields:
         "record holds their number squared.", low=4, high=64)
     validation_sequences: int = declare(
         0, "measurement", "Sequences at the corpus's end that are kept out of training and scored "
-        "in BF16 after the last step.", low=0, high=_MANY)
+        "in BF16 after the last step.", low=0, high=MANY)
     validation_points: int = declare(
         1, "measurement", "Points of the run, evenly spaced, at which they are scored; a run with "
-        "more than one has no timings.", low=1, high=_MANY, refused=(
+        "more than one has no timings.", low=1, high=MANY, refused=(
             (lambda c: c.validation_points > 1 and not c.validation_sequences,
              "says nothing without validation_sequences; leave it out, or set "
              "validation_sequences=16"),
@@ -302,32 +299,6 @@ RETIRED: dict[str, Field] = {
 
 #: The switches of a training path, retired ones too, and what the plain path makes of them.
 PLAIN: dict[str, Any] = {n: f.plain for n, f in (FIELDS | RETIRED).items() if f.words}
-
-
-def field_rows() -> list[tuple[str, str, str, str, str]]:
-    """Return group, name, type with range, default and meaning of every field, group by group."""
-    rows = []
-    for name, field in FIELDS.items():
-        kind = type_name(TYPES[name])
-        if field.one_of:
-            kind = "|".join(map(str, field.one_of))
-        elif field.low > -math.inf:
-            most = "or more" if field.high >= _MANY else f"to {field.high:.10g}"
-            kind += f", {field.low:g} {most}"
-        default = shown(field.plain if field.words else DEFAULTS[name]) or "none"
-        rows.append((field.group, name, kind, default, field.meaning))
-    return sorted(rows, key=lambda row: typing.get_args(Group).index(row[0]))
-
-
-def field_table() -> str:
-    """Return all fields for reading in a terminal, 80 columns wide."""
-    lines: list[str] = []
-    for group, rows in itertools.groupby(field_rows(), key=lambda row: row[0]):
-        lines += ["", group.upper()]
-        for _, name, kind, default, meaning in rows:
-            lines.append(f"  {name} ({kind}; default {default})")
-            lines += textwrap.wrap(meaning, 80, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    return "\n".join(lines[1:])
 
 
 def varying(comparison: Comparison) -> tuple[str, ...]:

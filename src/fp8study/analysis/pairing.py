@@ -53,6 +53,8 @@ def arm_label(record: RunRecord) -> str:
         gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
         if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
             parts.append("BF16 all-gather")
+        if schedule := config.get("precision_schedule"):
+            parts.append(f"schedule {' '.join(schedule).replace(precision, 'fp8')}")
         skip = config.get("skip")
         if skip is not None and list(skip) != DEFAULT_SKIP:
             parts.append(f"skips {' '.join(skip) or 'nothing'}")

@@ -68,6 +68,12 @@ def audit_text(audit: Mapping[str, Any]) -> str:
         lines.append("  healthy   every weight with a gradient is trained, every layer explained")
     lines.append(f"  FP8       {audit['num_linear_fp8']} of {audit['num_linear']} linear layers")
     lines += [f"            {n} not: {reason}" for reason, n in audit["skipped"].items()]
+    for phase in audit.get("phases", ()):
+        lines.append(
+            f"  phase     {phase['precision']} from step {phase['step'] + 1}, "
+            f"{phase['num_linear_fp8']} layers in FP8; {100 - phase['stalled_pct']:.1f} % of the "
+            "weights changed in its first step"
+        )
     for what in ("master", "gradient", "optimizer_state"):
         dtypes = ", ".join(audit[f"{what}_dtypes"])
         lines.append(f"  {'dtype':<9} {what.replace('_', ' ')}: {dtypes}")

@@ -48,6 +48,9 @@ class RunConfig(Fields):
             if name == "precision" and isinstance(value, str):
                 value = ALIASES.get(value, value)
             value = read_value(name, value, TYPES[name])
+            if name == "precision_schedule":
+                parts = (part.split(":") for part in value)
+                value = tuple(":".join((ALIASES.get(p, p), *end)) for p, *end in parts)
             if name == "noise_at_steps":
                 value = tuple(sorted(set(value)))
             spec.check(name, value, DEFAULTS[name])
@@ -75,9 +78,9 @@ class RunConfig(Fields):
 
     @property
     def is_timed(self) -> bool:
-        """Whether the steps' times say anything: nothing else ran on the GPU between them."""
+        """Whether the steps' times say anything: all alike, and nothing else ran between them."""
         pauses = self.noise_at_steps or self.validation_points > 1
-        return not pauses and self.runs_per_gpu == 1
+        return not (pauses or self.precision_schedule) and self.runs_per_gpu == 1
 
     @property
     def validation_steps(self) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8study.core.field_types import Comparison, Field, declare, switch
+from fp8study.core.phases import PATTERN, is_schedule
 from fp8study.core.recipes import RECIPES, Precision
 
 MANY = 1_000_000_000
@@ -137,7 +138,8 @@ class Fields:
     fp8_all_gather: bool | None = declare(
         None, "float8", "Gather weights in FP8. None: where FSDP2 shards over several GPUs and the "
         "recipe allows it (tensorwise).", differs="pair effect",
-        decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and _is_sharded(c), refused=(
+        decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and _is_sharded(c)
+        and not c.precision_schedule, refused=(
             (lambda c: c.fp8_all_gather and not RECIPES[c.precision].gathers_in_fp8,
              "needs precision=fp8_tensorwise, not {precision} (torchao gathers only "
              "tensorwise-scaled weights in FP8); set fp8_all_gather=false"),
@@ -146,6 +148,20 @@ class Fields:
     fp8_emulate: bool | None = declare(
         None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
         "None: only where there is no GPU.", differs="pair effect")
+    precision_schedule: tuple[str, ...] = declare(
+        (), "float8", "Parts of the run that compute in BF16: `bf16:100,fp8_tensorwise:-50,bf16` "
+        "does in the first 100 steps and the last 50. A number is the step at which a part ends, "
+        "from the end if negative. Such a run has no timings.", differs="pair effect",
+        pattern=PATTERN, example="give bf16:100,fp8_tensorwise, for example", refused=(
+            (lambda c: c.precision_schedule and not is_schedule(c),
+             "does not name bf16 and precision={precision} in turns, each to a later step, the "
+             "last to the end of {num_steps}; give bf16:100,fp8_tensorwise with "
+             "precision=fp8_tensorwise, for example"),
+            (lambda c: c.precision_schedule and c.fp8_all_gather,
+             "computes in BF16 too, and fp8_all_gather=true leaves no weights to do so; leave it "
+             "out"),
+            (lambda c: c.precision_schedule and c.optimizer_binding == "before_conversion",
+             _BOUND_EARLY + "after_conversion")))
     skip: tuple[str, ...] = declare(
         ("lm_head",), "float8", "Shell-style patterns of module names that stay out of FP8; each "
         "must match a linear layer.", differs="pair", **_LAYERS)

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
+from fp8study.model.changing import let_change
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
 from fp8study.model.fsdp_patches import tune_communication
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
@@ -92,6 +93,8 @@ def prepare(
         return model, optimizer
 
     convert_to_float8(model, config)
+    if config.precision_schedule:
+        let_change(model)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model

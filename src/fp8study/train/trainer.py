@@ -15,6 +15,7 @@ from accelerate.utils import set_seed
 from fp8study.core.audit_rules import cautions, problems
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.phases import precision_at
 from fp8study.core.presets import text_config
 from fp8study.data.tokens import BlockOrder, batch
 from fp8study.measure.audit import FirstStepAudit, conversion
@@ -29,6 +30,7 @@ from fp8study.measure.instruments import Instruments
 from fp8study.measure.noise_meter import NoiseMeter
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import blaming_model, build_model
+from fp8study.model.changing import compute_in
 from fp8study.model.compiling import wholly_compiled
 from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.planted import untrained_weights
@@ -104,6 +106,8 @@ class Trainer:
         self.pace = Pace(config)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
+        #: Of the step before; None before the first.
+        self.precision: str | None = None
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
         self.validation_losses: dict[int, float] = {}
 
@@ -161,6 +165,7 @@ class Trainer:
             f"training paused to measure noise: {untimed}": config.noise_at_steps,
             f"training paused for validation: {untimed}": config.validation_points > 1,
             f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
+            f"the precision changes during the run: {untimed}": config.precision_schedule,
             "FP8 is emulated: the numbers are FP8's, the speed is not": (
                 config.fp8_emulate and config.is_fp8
             ),
@@ -221,10 +226,8 @@ class Trainer:
             group["lr"] = learning_rate(config, step)
         loss = torch.zeros((), device=self.device)
         audit = None
-        if step == 0 and not self.steps:
-            planted = untrained_weights(config, self.bare_model)
-            audit = FirstStepAudit(self.bare_model, self.optimizer, planted)
-            audit.before()
+        if precision_at(config, step) != self.precision:
+            audit = self._begin_precision(step)
         last = config.gradient_accumulation_steps - 1
         with wholly_compiled(config), preferred_attention(config, self.device):
             for micro_step in range(last + 1):
@@ -248,11 +251,28 @@ class Trainer:
 
         return look
 
+    def _begin_precision(self, step: int) -> FirstStepAudit:
+        """Compute in the precision of a step from here on, and look at what that step changes."""
+        config, self.precision = self.config, precision_at(self.config, step)
+        if config.precision_schedule:
+            num_fp8 = compute_in(self.bare_model, self.precision)
+            row = {"step": step, "precision": self.precision, "num_linear_fp8": num_fp8}
+            self.audit.setdefault("phases", []).append(row)
+        audit = FirstStepAudit(
+            self.bare_model, self.optimizer, untrained_weights(config, self.bare_model)
+        )
+        audit.before()
+        return audit
+
     def _judge(self, audit: FirstStepAudit) -> None:
-        """Keep the audit of the first step; stop a run that trains something else, unasked."""
-        self.audit |= audit.after()
-        self.instruments.memory.first_step_done(self.model, self.optimizer)
-        found = problems(self.audit)
+        """Keep the audit of a precision's first step; stop a run that trains something else."""
+        seen = audit.after()
+        if phases := self.audit.get("phases"):
+            phases[-1] |= {name: seen[name] for name in ("num_frozen", "stalled_pct")}
+        if "num_trainable" not in self.audit:
+            self.audit |= seen
+            self.instruments.memory.first_step_done(self.model, self.optimizer)
+        found = problems(self.audit | seen)
         if found and self.config.optimizer_binding == "after_conversion":
             raise RuntimeError(f"the audit failed: {'; '.join(found)}")
 

@@ -75,7 +75,7 @@ def test_comparisons_know_what_may_differ() -> None:
     assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer"}
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
-        "repeat",
+        "repeat", "precision_schedule",
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {
         "skip"

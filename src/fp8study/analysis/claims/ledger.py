@@ -25,7 +25,7 @@ from fp8study.analysis.claims.tables import Frames, Tables
 from fp8study.core.errors import UserError
 
 #: The label of what ran in this checkout.
-_OWN = "local"
+_OWN, _OURS = "local", "this machine"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def machine_classes(runs: pd.DataFrame) -> dict[str, list[str]]:
     kinds = gpus.groupby(runs["machine"]).agg(lambda names: " and ".join(sorted({*names})))
     classes: dict[str, list[str]] = {}
     for label, kind in sorted(kinds.items(), key=lambda item: (item[0] != _OWN, item[0])):
-        name = f"this machine, {kind}" if label == _OWN else kind
+        name = f"{_OURS}, {kind}" if label == _OWN else kind
         classes.setdefault(name, []).append(str(label))
     return classes
 
@@ -77,7 +77,7 @@ def check_choice(document: str | None, verdict: str | None) -> None:
 
 
 def judge(frames: Frames) -> list[Judged]:
-    """Judge every claim by every class of machines; a claim's own machine comes first.
+    """Judge every claim by every class of machines: one's own first, then that of the most runs.
 
     A class that has nothing to say of a claim is left out where another one has.
     """
@@ -87,11 +87,19 @@ def judge(frames: Frames) -> list[Judged]:
     for claim in all_claims():
         found = {kind: judge_claim(claim, of_class) for kind, of_class in tables.items()}
         telling = {kind: finding for kind, finding in found.items() if finding.runs}
-        for kind, finding in (telling or dict([*found.items()][:1])).items():
+        if not telling:
+            telling = dict([*found.items()][:1])
+        for kind, finding in sorted(telling.items(), key=_most_telling):
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
             name = f"{kind} ({', '.join(labels)})" if labels else ""
             ledger.append(Judged(claim, name, finding, _OWN in labels))
     return ledger
+
+
+def _most_telling(answer: tuple[str, Finding]) -> tuple[bool, bool, int]:
+    kind, finding = answer
+    is_open = finding.verdict is Verdict.UNDECIDED
+    return not kind.startswith(_OURS), is_open, -len(finding.runs)
 
 
 def judge_claim(claim: Claim, tables: Tables) -> Finding:

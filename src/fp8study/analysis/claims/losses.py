@@ -138,7 +138,8 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
 def schedules_help(tables: Tables, claim: Claim) -> Finding:
     """Judge runs that change their precision on the way against those in FP8 throughout."""
     field = claim.published["field"]
-    named = tables.of_records(lambda run: {"name": run.record.config.get(field)}, "name").dropna()
+    named = tables.of_records(lambda run: {field: run.record.config.get(field) or None}, field)
+    named = named.dropna()
     gaps, changed = with_pairs(tables.gaps), tables.runs.merge(named)
     scheduled = gaps["arm_key"].isin(changed["arm_key"])
     place = ["machine", "study", "model", "num_gpus"]

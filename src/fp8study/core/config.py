@@ -20,6 +20,7 @@ import yaml
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED, TYPES, Fields
+from fp8study.core.files import write_whole
 from fp8study.core.recipes import ALIASES, RECIPES
 
 FIELD_NAMES = tuple(FIELDS)
@@ -186,8 +187,5 @@ def load_config(path: Path) -> ResolvedConfig:
 def save_config(config: ResolvedConfig, path: Path) -> None:
     """Write the resolved configuration as YAML, the whole file or none, unless it is there."""
     text = yaml.safe_dump(config.to_dict(), sort_keys=False)
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_whole(path, text)

@@ -119,6 +119,19 @@ def locked(path: Path, field: str, busy: str | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file so that a reader sees the old one or the whole new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def kept(name: str, sources: Iterable[Path], make: Callable[[], T]) -> T:
     """Return what `make` returned last time, unless a file changed since.
 

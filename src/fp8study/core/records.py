@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.core.errors import UserError, one_line
+from fp8study.core.files import write_whole
 from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content
 
 #: 2 added `RunRecord.judgement`; both are read.
@@ -136,21 +137,13 @@ def _check_version(version: object) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` to `path` so that a reader sees the old file or the whole new one.
+    """Write `content` to `path`, the whole file or none.
 
     Non-finite floats become null: JSON has no NaN. Lists of numbers stay on one line.
     """
     text = json.dumps(_finite(content), indent=1, allow_nan=False)
     text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as stream:
-            stream.write(text + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(path, text + "\n")
 
 
 def _finite(value: Any) -> Any:

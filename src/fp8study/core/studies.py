@@ -18,7 +18,7 @@ import yaml
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value
-from fp8study.core.files import results_dir, studies_dir, writing
+from fp8study.core.files import results_dir, studies_dir, write_whole, writing
 from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
 #: What a study's file may hold; a list's items are of the type in brackets.
@@ -102,9 +102,7 @@ class Study:
             _put_aside(path.parent)
         with writing("results", path, "make the folder writable or free some space"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text(yaml.safe_dump(dict(self.content), sort_keys=False), "utf-8")
-            partial.replace(path)
+            write_whole(path, yaml.safe_dump(dict(self.content), sort_keys=False))
 
     def write_configs(self) -> None:
         """Write each unfinished run's ``config.yaml``, which the pipeline hands to the notebook.

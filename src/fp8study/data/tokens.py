@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
-from fp8study.core.files import cache_dir, locked, writing
+from fp8study.core.files import cache_dir, locked, write_whole, writing
 from fp8study.core.presets import HUB_IDS, PRESETS, is_reachable
 from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
 
@@ -157,10 +157,8 @@ def _build(
             warnings=[],
             folder=str(folder),
         )
-        # Written last and renamed: its presence says that the tokens beside it are whole.
-        partial = folder / "data.json.partial"
-        partial.write_text(json.dumps(asdict(data)), encoding="utf-8")
-        partial.replace(folder / "data.json")
+        # Written last: its presence says that the tokens beside it are whole.
+        write_whole(folder / "data.json", json.dumps(asdict(data)))
     except OSError:
         (folder / "tokens.npy").unlink(missing_ok=True)  # give the space back
         raise

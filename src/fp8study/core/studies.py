@@ -234,13 +234,7 @@ def read_study(path: Path) -> dict[str, Any]:
             )
     if not content.get("question"):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
-    for key, kind in _KEYS.items():
-        if content.get(key) is None:
-            content.pop(key, None)
-        elif isinstance(kind, list):
-            content[key] = _read_list(f"{path}: {key}", content[key], *kind)
-        else:
-            content[key] = read_value(f"{path}: {key}", content[key], kind)
+    _read_values(str(path), content, _KEYS)
     margin = content.get("margin_pct", LOSS_MARGIN_PCT)
     if not 0 < margin < 100:
         raise UserError(
@@ -253,15 +247,21 @@ def read_study(path: Path) -> dict[str, Any]:
         if not _read_list(f"{path}: factors: {name}", values):
             raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
     for arm in arms:
-        for key, kind in _ARM_KEYS.items():
-            name = f"{path}: arms: {key}"
-            if key in arm and isinstance(kind, list):
-                arm[key] = _read_list(name, arm[key], *kind)
-            elif key in arm:
-                arm[key] = read_value(name, arm[key], kind)
+        _read_values(f"{path}: arms", arm, _ARM_KEYS)
     if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
         raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")
     return content
+
+
+def _read_values(source: str, content: dict[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Make each value of its kind in place; a key on which nothing is said goes."""
+    for key, kind in kinds.items():
+        if content.get(key) is None:
+            content.pop(key, None)
+        elif isinstance(kind, list):
+            content[key] = _read_list(f"{source}: {key}", content[key], *kind)
+        else:
+            content[key] = read_value(f"{source}: {key}", content[key], kind)
 
 
 def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:

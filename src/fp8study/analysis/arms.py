@@ -69,11 +69,10 @@ class Arm:
         return None if pd.isna(peak) else float(peak)
 
     @property
-    def losses(self) -> dict[int, float]:
-        """Seed → final training loss, nats per token, mean over the seed's repeats."""
+    def losses(self) -> pd.Series:
+        """Final training loss by seed, nats per token, mean over the seed's repeats."""
         ended = self.completed.dropna(subset=["seed", "loss_last20_mean"])
-        by_seed = ended.groupby("seed")["loss_last20_mean"].mean()
-        return {int(str(seed)): float(loss) for seed, loss in by_seed.items()}
+        return ended.groupby("seed")["loss_last20_mean"].mean()
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -7,7 +7,6 @@ is what tells a regression from a slower machine (`compare_relative`).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,13 +117,13 @@ def _compared(a: Arm, b: Arm, ignored: Sequence[str]) -> dict[str, Any]:
         if ours != theirs:
             notes.append(f"{field} {ours} → {theirs}")
     notes += arm_caveats("A", a) + arm_caveats("B", b)
-    seeds = a.losses.keys() & b.losses.keys()
+    apart = (b.losses - a.losses).dropna()
     loss = None
     if not same_data(a.records, b.records):
         notes.append("other or unknown data: no loss compared")
-    elif seeds:
-        loss = statistics.mean(b.losses[seed] - a.losses[seed] for seed in sorted(seeds))
-    elif a.losses and b.losses:
+    elif len(apart):
+        loss = float(apart.mean())
+    elif len(a.losses) and len(b.losses):
         notes.append("no common seed: no loss compared")
     return {
         "num_runs_a": len(a.rates),

@@ -85,7 +85,8 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
 
 def test_what_a_study_held_of_its_gpus_is_added_up(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
-    startup = {"startup": {"gpu_wait_seconds": 1800.0}}
+    before = {"launch_seconds": 100.0, "imports_seconds": 200.0, "gpu_wait_seconds": 1500.0}
+    startup = {"startup": before}
     arms = [
         ("one", {"num_gpus": 4, "strategy": "fsdp2"}),
         ("two", {"runs_per_gpu": 2}),

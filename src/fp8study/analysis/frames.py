@@ -62,6 +62,8 @@ _ENDS = ("status", "status_detail", "started_at", "ended_at")
 _SECTIONS = ("config", "machine", "data", "model", "results")
 #: What the instruments saw of the start-up; empty in older records.
 _STARTUP = tuple(f"{part}_seconds" for part in PARTS)
+#: What a run does before it takes its GPUs.
+_BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
 _VERSIONS = ("python", "fp8study", "torch", "torchao", "transformers", "cuda", "nccl")
 
 #: Every column of `runs_frame` with its kind.
@@ -229,6 +231,12 @@ def provenance_table(runs: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def held_seconds(runs: pd.DataFrame) -> pd.Series:
+    """Return how long runs held their GPUs; missing where a record does not know since when."""
+    lasted = pd.to_datetime(runs["ended_at"]) - pd.to_datetime(runs["started_at"])
+    return lasted.dt.total_seconds() - runs[_BEFORE].sum(axis=1, skipna=False)
+
+
 def cost_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Return what each study held of its GPUs, hours; runs on a CPU have no row.
 
@@ -238,7 +246,7 @@ def cost_table(runs: pd.DataFrame) -> pd.DataFrame:
     """
     gpu = runs[runs["device"] == "cuda"]
     lasted = pd.to_datetime(gpu["ended_at"]) - pd.to_datetime(gpu["started_at"])
-    held = lasted.dt.total_seconds() - gpu["startup_gpu_wait_seconds"].fillna(0)
+    held = held_seconds(gpu).fillna(lasted.dt.total_seconds())
     share = gpu["num_gpus"].astype(float) / gpu["runs_per_gpu"].fillna(1).astype(float)
     gpu = gpu.assign(gpu_hours=held * share / 3600)
     both = pd.concat([gpu, gpu.assign(study=ALL_STUDIES)]).sort_values("machine", kind="stable")

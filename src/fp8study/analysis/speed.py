@@ -11,7 +11,7 @@ import math
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import PLACE
+from fp8study.analysis.frames import PLACE, held_seconds
 from fp8study.analysis.pairing import (
     ALLOCATOR_EVENTS,
     ARM,
@@ -45,8 +45,6 @@ OCCUPANCY_COLUMNS = [
     "machine", "study", "num_runs", "num_gpus", "wall_minutes", "in_steps_pct", "of_held_pct",
     "run_ids",
 ]  # fmt: skip
-#: What a run does before it takes its GPUs.
-_BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
 
 
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -213,17 +211,12 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
         num_gpus = int(group["num_gpus_on_machine"].max())
         counts = group["num_gpus"].astype(float)
         used = float((seconds * counts).sum())
-        held = float((_held_seconds(group) * counts).sum(skipna=False))
+        held = float((held_seconds(group) * counts).sum(skipna=False))
         shares = (100 * used / (wall * num_gpus), 100 * used / held)
         rows.append(
             (machine, study, len(group), num_gpus, wall / 60, *shares, together(group["run_ids"]))
         )
     return pd.DataFrame(rows, columns=OCCUPANCY_COLUMNS)
-
-
-def _held_seconds(runs: pd.DataFrame) -> pd.Series:
-    lasted = pd.to_datetime(runs["ended_at"]) - pd.to_datetime(runs["started_at"])
-    return lasted.dt.total_seconds() - runs[_BEFORE].sum(axis=1, skipna=False)
 
 
 def _covered_seconds(starts: pd.Series, ends: pd.Series) -> float:

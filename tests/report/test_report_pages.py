@@ -205,8 +205,8 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     def told() -> str:
         for path in tmp_path.rglob("run.json"):
             record = json.loads(path.read_text(encoding="utf-8"))
-            is_large = record["config"]["model"] == "llama-3.1-8b"
-            record["model"]["num_parameters"] = 8_030_261_248 if is_large else 1_235_814_400
+            is_large = record["config"]["model"] == "qwen3-4b"
+            record["model"]["num_parameters"] = 4_022_468_096 if is_large else 1_235_814_400
             path.write_text(json.dumps(record), encoding="utf-8")
         return sentences.decide(pages.load_report(tmp_path))
 
@@ -217,10 +217,10 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
         "is checked; stay with BF16 up to 1.2 billion parameters with at most 4,096 tokens "
         "(\u22129.0 %)."
     )
-    store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="llama-3.1-8b")
-    assert "if the model has 8 billion parameters or more or each GPU gets 32,768" in told()
-    store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="llama-3.1-8b", micro_batch_size=8)
-    assert " if " not in told() and "train llama-3.1-8b (1 GPU, batch 1)" in told()
+    store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
+    assert "if the model has 4 billion parameters or more or each GPU gets 32,768" in told()
+    store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
+    assert "if the model" not in told() and "qwen3-4b (1 GPU, batch 1) in FP8" in told()
 
 
 def test_no_range_joins_two_machines(tmp_path: Path) -> None:
@@ -241,10 +241,10 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
     report = pages.load_report(tmp_path)
     for tell in (sentences.decide, loss_sentences.training):
         own, theirs = tell(report).split("h200x8 (NVIDIA H200)")
-        assert "local (NVIDIA H100 80GB HBM3)" in own
+        assert "our machine (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
     unknown = sentences.unknown(report).splitlines()
-    assert unknown[0].startswith("- **local (NVIDIA H100") and "h200x8" in unknown[1]
+    assert unknown[0].startswith("- **your machine (NVIDIA H100") and "h200x8" in unknown[1]
     (both,) = speed_rows.side_by_side(speed_rows.decisions(report.decisions)).to_dict("records")
     assert (round(both["lead_pct"]), round(both["lead_pct_other"])) == (-20, 20)
     asked = rows.questions(report, cost_table(report.runs))

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fp8study.analysis.instruments import KINDS
 from fp8study.core.recipes import FP8_RECIPES
-from fp8study.report.words import count, escape, number, recipe, span
+from fp8study.report.words import count, escape, number, one_line, recipe, span
 
 
 def _listed(pairs: dict[str, str]) -> str:
@@ -25,6 +25,7 @@ def ends(table: pd.DataFrame) -> str:
     return f"Runs end, in nats, {'; '.join(parts)}." if parts else ""
 
 
+@one_line
 def verdict_counts(gaps: pd.DataFrame) -> str:
     """Count the verdicts of a table of loss gaps; stale arms and those without one are left out."""
     judged = gaps[gaps["gap_pct_low_90"].notna() & ~gaps["stale"].astype(bool)]
@@ -38,6 +39,7 @@ def _counted(verdicts: pd.Series) -> str:
     return ", ".join(f"{n} {verdict}" for verdict, n in verdicts.value_counts().items())
 
 
+@one_line
 def batches(table: pd.DataFrame) -> str:
     """Say how large the gaps of `effective_batch_table` are, and what came of them."""
     known = table.dropna(subset=["gap_pct_low_90"])
@@ -50,6 +52,7 @@ def batches(table: pd.DataFrame) -> str:
     )
 
 
+@one_line
 def rungs(table: pd.DataFrame) -> str:
     """Say how far the rungs of `ladder_table` reach, % of the loss."""
     by_rung = {str(rung): span(rows["difference_pct"], ".2f")
@@ -57,6 +60,7 @@ def rungs(table: pd.DataFrame) -> str:
     return f"% of the loss: {_listed(by_rung)}." if by_rung else ""
 
 
+@one_line
 def kernels(table: pd.DataFrame) -> str:
     """Say how much of the kernels' time is GEMMs, by precision, from `kernels_table`."""
     total = table[[*KINDS]].sum(axis=1)
@@ -66,6 +70,7 @@ def kernels(table: pd.DataFrame) -> str:
     return f"GEMMs' share of kernel time: {_listed(by_arm)}." if by_arm else ""
 
 
+@one_line
 def memory(table: pd.DataFrame) -> str:
     """Say how much of the peak is kept between steps, from `memory_split_table`."""
     kept = table["parameters_gib"] + table["optimizer_gib"]

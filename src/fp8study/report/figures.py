@@ -40,7 +40,7 @@ def shown(figure: Figure, alt: str) -> Markdown:
     data = quote(picture, safe=_SAFE + "'")
     scales = figure.get_figwidth() <= PHONE_INCHES
     style = f' style="width: 100%; max-width: {_MOST_REM}rem;"' if scales else ""
-    text = html.escape(" ".join(str(figure.get_label() or alt).split()))
+    text = html.escape(" ".join(str(figure.get_label() or alt).replace("**", "").split()))
     return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}"{style}>')
 
 

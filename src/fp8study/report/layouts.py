@@ -140,7 +140,7 @@ DECISIONS = _layout(
 )
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
-    "{model}: local ({gpus}), then {machine_other}",
+    "{model}: your machine ({gpus}), then {machine_other}",
 )
 SESSIONS = _layout(
     "num_gpus micro_batch_size sequence_length arm by_session lead_pct ci num_pairs",

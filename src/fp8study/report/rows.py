@@ -17,7 +17,7 @@ from fp8study.core.records import StoredRun
 from fp8study.report import layouts
 from fp8study.report.page import Report
 from fp8study.report.table import Layout
-from fp8study.report.words import count, in_words, number, own_first, recipe, span
+from fp8study.report.words import count, in_words, machine_name, number, own_first, recipe, span
 
 #: The checks of the pipeline itself, which ask nothing about FP8.
 _CHECKS = ("adhoc", "smoke", "bench-cpu")
@@ -164,7 +164,9 @@ def with_labels(gaps: pd.DataFrame) -> pd.DataFrame:
                          row["arm"]] for index, row in rows.iterrows()}  # fmt: skip
         first, *others = parts.values()
         shared = [part for part in first if all(part in of for of in others)]
-        table.loc[rows.index, "title"] = in_words(f"{study} on {machine}: {', '.join(shared)}")
+        table.loc[rows.index, "title"] = in_words(
+            f"{study} on {machine_name(machine)}: {', '.join(shared)}"
+        )
         for index, own in parts.items():
             label = ", ".join(part for part in own if part not in shared) or own[-1]
             table.loc[index, "label"] = in_words(label)

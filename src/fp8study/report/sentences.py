@@ -15,7 +15,7 @@ from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.page import Report
-from fp8study.report.words import by_machine, count, escape, how_to_get, number, span
+from fp8study.report.words import by_machine, count, escape, how_to_get, number, per_machine, span
 
 _CONCLUSIVE = ["equivalent", "different"]
 
@@ -132,33 +132,36 @@ def rule() -> str:
 
 def changes(report: Report) -> str:
     """Say setting by setting what would change the answer."""
-    table = report.decisions
-    if table.empty:
+    if report.decisions.empty:
         return f"Any measurement: {how_to_get()}."
+    return per_machine(report.decisions, _changes)
+
+
+def _changes(table: pd.DataFrame) -> str:
     lines = []
     check = table[table["action"] == decision.CHECK]
     if len(check):
         lines.append(
-            f"A study of the loss, three seeds or more, in {count(len(check), 'setting')} faster "
-            f"by {_leads(check)}: it would end in *FP8* or *BF16*."
+            f"a study of the loss, three seeds or more, in {count(len(check), 'setting')} faster "
+            f"by {_leads(check)}: it would end in *FP8* or *BF16*"
         )
     if (table["action"] == decision.TRY).any():
         lines.append(
-            "Weights gathered in BF16 (`fp8_all_gather=false`): the casts before an FP8 all-gather "
-            "may be what keeps the GPU waiting."
+            "weights gathered in BF16 (`fp8_all_gather=false`), as the casts before an FP8 "
+            "all-gather may be what keeps the GPU waiting"
         )
     open_ = table[table["action"] == decision.MORE]
     needed = [n for _, row in open_.iterrows() if (n := _sessions_needed(row))]
     if needed:
         lines.append(
-            f"More sessions: {span(needed, '.0f')} in all would decide "
-            f"{count(len(needed), 'open setting')}, leads and spread as they are."
+            f"{span(needed, '.0f')} sessions in all would decide "
+            f"{count(len(needed), 'open setting')}, leads and spread as they are"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(
-            f"Repeats: {count(thin, 'setting')} without an interval, for want of pairs or memory."
+            f"repeats in {count(thin, 'setting')} without an interval, for want of pairs or memory"
         )
-    return "\n".join(f"- {line}" for line in lines)
+    return "; ".join(lines) + "." if lines else ""
 
 
 def _sessions_needed(row: pd.Series) -> int | None:

@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.instrument_plots import TIME
 from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
-from fp8study.report.words import count, recipe
+from fp8study.report.words import count, machine_name, recipe
 
 #: One colour per model, in the order of the table; Okabe and Ito's, but for yellow.
 _MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
@@ -80,7 +80,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
         axis.yaxis.set_major_formatter(signed_ticks)
         axis.set(ylabel="FP8's lead, %")
         if len(machines) > 1:
-            axis.set_title(machine, loc="left")
+            axis.set_title(machine_name(machine), loc="left")
     axes[-1].set_xlabel("tokens per GPU and step")
     counts = sorted({int(n) for n in leads["num_gpus"]})
     handles = [Line2D([], [], marker="o", lw=0, color=shades[name], label=name) for name in models]

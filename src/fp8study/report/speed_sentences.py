@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.report.words import by_machine, escape, recipe, span
+from fp8study.report.words import escape, one_line, recipe, span
 
 _LEAD = "A lead: medians of paired ratios, averaged over sessions."
 
 
 def rates(table: pd.DataFrame) -> str:
     """Say where FP8 makes more tokens than BF16, and where fewer."""
-    table = table.dropna(subset="lead_pct")
-    parts = []
-    for machine, rows in by_machine(table):
-        ahead, behind = rows[rows["lead_pct"] > 0], rows[rows["lead_pct"] <= 0]
-        said = [
-            f"{word} in {len(part)} ({span(part['lead_pct'], '+.1f', ' %')})"
-            for word, part in (("faster", ahead), ("slower", behind))
-            if len(part)
-        ]
-        parts.append(f"{machine}: of {len(rows)} settings FP8 is {', '.join(said)}.")
-    return " ".join([*parts, "Dots: medians; bars: all runs."])
+    return f"{_rates(table.dropna(subset='lead_pct'))} Dots: medians; bars: all runs."
 
 
+@one_line
+def _rates(rows: pd.DataFrame) -> str:
+    ahead, behind = rows[rows["lead_pct"] > 0], rows[rows["lead_pct"] <= 0]
+    said = [
+        f"{word} in {len(part)} ({span(part['lead_pct'], '+.1f', ' %')})"
+        for word, part in (("faster", ahead), ("slower", behind))
+        if len(part)
+    ]
+    return f"Of {len(rows)} settings FP8 is {', '.join(said)}."
+
+
+@one_line
 def memory(table: pd.DataFrame) -> str:
     """Say what FP8 does to peak memory."""
-    known = table.dropna(subset="memory_change_pct")
-    parts = [f"{machine}: {span(rows['memory_change_pct'], '+.1f', ' %')} against BF16."
-             for machine, rows in by_machine(known)]  # fmt: skip
-    return " ".join([*parts, "Peak of the allocator, medians of paired ratios."])
+    change = table["memory_change_pct"].dropna()
+    if change.empty:
+        return ""
+    return f"{span(change, '+.1f', ' %')} against BF16 (peak of the allocator, paired medians)."
 
 
+@one_line
 def steps(table: pd.DataFrame) -> str:
     """Say what of a step FP8 shortens, and what it adds."""
     parts = []
@@ -54,6 +57,7 @@ def steps(table: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
+@one_line
 def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
     parts = []

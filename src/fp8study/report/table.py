@@ -11,7 +11,7 @@ import pandas as pd
 from IPython.display import Markdown
 from tabulate import tabulate
 
-from fp8study.report.words import escape, in_words, number
+from fp8study.report.words import escape, in_words, machine_name, number
 
 #: What to write for a value that no record holds.
 MISSING = "–"
@@ -116,11 +116,15 @@ def _groups(table: pd.DataFrame, layout: Layout) -> Iterator[tuple[str, pd.DataF
     """Yield runs of rows under their line; a group that comes again has its line again."""
     titles = [
         in_words(layout.group.format(**{str(k): _cell(v, "") for k, v in row.items()}))
-        for row in table.to_dict("records")
+        for row in _named(table).to_dict("records")
     ]
     lines = pd.Series(titles, index=table.index, dtype="object")
     for _, rows in table.groupby((lines != lines.shift()).cumsum(), sort=False):
         yield lines[rows.index[0]], rows
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(machine=table["machine"].map(machine_name)) if "machine" in table else table
 
 
 def _texts(rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> Iterator[list[str]]:

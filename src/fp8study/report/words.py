@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 
@@ -57,9 +58,14 @@ def in_words(text: str) -> str:
     return re.sub(r"\bmasters\b", "master weights", text)
 
 
+def machine_name(machine: object) -> str:
+    """Name a machine for its reader, whose own records are in ``results/local``."""
+    return "your machine" if machine == "local" else str(machine)
+
+
 def place(row: pd.Series) -> str:
     """Name the study and the machine of a row."""
-    return f"{escape(row['study'])} on {escape(row['machine'])}"
+    return f"{escape(row['study'])} on {escape(machine_name(row['machine']))}"
 
 
 def own_first(table: pd.DataFrame) -> pd.DataFrame:
@@ -77,13 +83,27 @@ def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     parts = []
     for machine in own_first(table)["machine"].unique():
         rows = table[table["machine"] == machine]
-        gpus = ", ".join(map(str, rows["gpu_name"].dropna().unique()))
-        parts.append((escape(f"{machine} ({gpus})" if gpus else machine), rows))
+        gpus = rows["gpu_name"].dropna().unique() if "gpu_name" in rows else []
+        named = f" ({', '.join(map(str, gpus))})" if len(gpus) else ""
+        parts.append((escape(f"{machine_name(machine)}{named}"), rows))
     return parts
 
 
-def per_machine(table: pd.DataFrame, say: Callable[[pd.DataFrame], str]) -> str:
+def per_machine(
+    table: pd.DataFrame, say: Callable[[pd.DataFrame], str], between: str = "\n\n"
+) -> str:
     """Say a sentence of each machine's rows alone, and of which machine where there are several."""
     said = [(machine, say(rows)) for machine, rows in by_machine(table)]
-    named = [f"**{machine}.** {text}" if len(said) > 1 else text for machine, text in said if text]
-    return "\n\n".join(named)
+    told = [(machine, text) for machine, text in said if text]
+    named = [f"**{machine}.** {text}" if len(said) > 1 else text for machine, text in told]
+    return between.join(f"{text[0].upper()}{text[1:]}" for text in named)
+
+
+def one_line(say: Callable[[pd.DataFrame], str]) -> Callable[[pd.DataFrame], str]:
+    """Make a caption's sentence say each machine's rows alone, machine after machine."""
+
+    @functools.wraps(say)
+    def said(table: pd.DataFrame) -> str:
+        return per_machine(table, say, " ") if "machine" in table else say(table)
+
+    return said

@@ -113,9 +113,11 @@ def advise(
     model: Annotated[str, typer.Option(help="A preset, or a folder with a config.json.")],
     num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
-    micro_batch_size: Annotated[int | None, typer.Option(help="Default: what fits.")] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(help="A GPU's; default: what fits.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="First time its layers here.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""

@@ -100,6 +100,48 @@ def test_what_does_not_fit_is_told_with_what_would():
     assert "It does not fit" in advice_text(found)
 
 
+@pytest.fixture(scope="module")
+def of_70b(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("70b")
+    shape = {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    return str(folder)
+
+
+def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
+    found = advice(of_70b, 64, batch=None, gpu="h100-80gb")
+    assert found.fits and found.building_gib > found.capacity_gib and not found.commands
+    assert found.settings == ("reshard_after_forward=true", "activation_checkpointing=true")
+    text = advice_text(found)
+    assert "So that it fits: reshard_after_forward=true" in text
+    assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
+    asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
+    assert not asked.fits and not asked.settings
+    both = "reshard_after_forward=true activation_checkpointing=true ("
+    assert any(remedy.startswith(both) for remedy in asked.remedies)
+    alone = advice(of_70b, 1, gpu="rtx-4090").remedies
+    assert len(alone) == 1 and alone[0].startswith(both[:-2]) and "--num-gpus" in alone[0]
+
+
+def test_of_fp8_only_what_fits_is_recommended():
+    found = advice("llama-3.1-8b", 2, batch=4)
+    capacity = next(o.memory_gib.value for o in found.options if o.gathers_fp8) / 0.9 - 0.1
+    tight = answer(dataclasses.replace(
+        question_for([], "llama-3.1-8b", 2, 4096, 4, "h200"), capacity_gib=capacity))  # fmt: skip
+    assert found.best_fp8 == "FP8 tensorwise, FP8 all-gather"
+    assert tight.best_fp8 == "FP8 tensorwise, BF16 all-gather" and tight.fp8_fits
+    assert "! does not fit" in advice_text(tight) and "!" not in advice_text(found)
+
+
+def test_fp8_weights_are_gathered_from_even_shards_alone():
+    assert not any(option.gathers_fp8 for option in advice("llama-3.2-1b", 3).options)
+    assert any(option.gathers_fp8 for option in advice("llama-3.2-1b", 4).options)
+
+
 def test_without_a_batch_the_largest_that_fits_is_taken():
     found = advice("llama-3.2-1b", 1, batch=None, gpu="rtx-5090-32gb")
     taken = found.config["micro_batch_size"]
@@ -123,7 +165,8 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
         "num_experts_per_tok": 4, "max_position_embeddings": 8192,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    found = advice(str(tmp_path), 1)
+    found = advice(str(tmp_path), 2)
+    assert all(abs(o.lead_pct.value) < 10 for o in found.options[1:])  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
     other = tmp_path / "other"
     other.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fp8study.analysis.laws.advise import Advice, Option, Quantity
 from fp8study.analysis.laws.here import Measured
+from fp8study.analysis.laws.nearby import HEADROOM
 from fp8study.report.words import number, recipe
 
 #: What the parts of a step and of memory are called.
@@ -20,9 +21,11 @@ def advice_text(advice: Advice) -> str:
     """Write an advice: the answer first, then what it rests on."""
     config = advice.config
     task = (
-        f"{config['model']} on {config['num_gpus']} × {advice.gpu}, {config['sequence_length']:,} "
-        f"tokens a sequence, batch {config['micro_batch_size']} a GPU, {config['path']} path"
+        f"{config['model']} on {config['num_gpus']} × {advice.gpu}: {config['sequence_length']:,} "
+        f"tokens, batch {config['micro_batch_size']}, {config['path']} path"
     )
+    if advice.settings:
+        task += f"\nSo that it fits: {', '.join(advice.settings)}"
     sections = [
         ["", f"{_answer(advice)}"],
         _memory(advice),
@@ -30,10 +33,10 @@ def advice_text(advice: Advice) -> str:
         _limits(advice),
         _measured(advice.measured),
         _listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
-        _listed("It says nothing of:", advice.loss_uncovered),
+        _listed("About the loss nothing is known of:", advice.loss_uncovered),
         _listed("Beyond what was measured:", advice.beyond),
         _listed("Left out of these figures:", advice.left_out),
-        _listed("FP8 tensorwise would lead by (law):",
+        _listed("FP8 tensorwise would lead in tokens/s, by the law, with:",
                 [f"{what}: {number(lead, '+.0f')} %" for what, lead in advice.changes]),
         _listed("To check it:", advice.commands),
     ]  # fmt: skip
@@ -42,7 +45,7 @@ def advice_text(advice: Advice) -> str:
 
 def _answer(advice: Advice) -> str:
     leads = {o.label: o.lead_pct for o in advice.options if o.lead_pct}
-    best = max(leads, key=lambda label: leads[label].value)
+    best = advice.best_fp8
     if not advice.fits:
         also = f"It does not fit in BF16; {best} does; tokens/s {_lead(leads[best])}."
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
@@ -66,14 +69,17 @@ def _memory(advice: Advice) -> list[str]:
     share = 100 * filled.value / advice.capacity_gib
     lines = [
         "",
-        f"Memory in BF16: {filled.value:.1f} of {advice.capacity_gib:.0f} GiB a GPU "
-        f"({share:.0f} %), {filled.kind}" + ("" if advice.fits else "; 10 % should stay free"),
+        f"Memory in BF16: {filled.value:,.1f} of {advice.capacity_gib:.0f} GiB a GPU "
+        f"({share:,.0f} %), {filled.kind}" + ("" if advice.fits else "; 10 % should stay free"),
     ]
     parts = sorted(advice.memory_parts_gib.items(), key=lambda part: -part[1])
-    named = [f"{_PARTS.get(name, name)} {gib:.1f}" for name, gib in parts if gib >= 0.1]
+    named = [f"{_PARTS.get(name, name)} {gib:,.1f}" for name, gib in parts if gib >= 0.1]
     lines.append(f"  by the law  {', '.join(named)}")
     if advice.building_gib > advice.capacity_gib:
-        lines.append(f"  building  {advice.building_gib:.0f} GiB: each GPU first holds it whole")
+        lines.append(
+            f"  building  {advice.building_gib:.0f} GiB: a run of fp8study first holds the whole "
+            "model on each GPU, and would end there; other trainers need not"
+        )
     if not advice.fits:
         lines.append(f"  would fit  {'; '.join(advice.remedies) or 'with nothing tried here'}")
     return lines
@@ -81,10 +87,12 @@ def _memory(advice: Advice) -> list[str]:
 
 def _options(advice: Advice) -> list[str]:
     head = f"  {'':<34}{'tokens/s a GPU':>15}  {'FP8 over BF16, %':<18}{'GiB':>5}"
-    return ["", head, *(_option(option) for option in advice.options), *_sources(advice)]
+    usable = (1 - HEADROOM) * advice.capacity_gib
+    rows = [_option(option, option.memory_gib.value > usable) for option in advice.options]
+    return ["", head, *rows, *_sources(advice, any(row.endswith("!") for row in rows))]
 
 
-def _option(option: Option) -> str:
+def _option(option: Option, is_full: bool) -> str:
     rate, lead = option.tokens_per_second_per_gpu, option.lead_pct
     says = ""
     if lead is not None:
@@ -92,15 +100,15 @@ def _option(option: Option) -> str:
         if lead.low is not None and lead.high is not None:
             says += f" ({number(lead.low, '+.0f')} to {number(lead.high, '+.0f')})"
     kind = {"measured": "m", "predicted": "p", "modelled": "x"}[rate.kind]
-    return (
-        f"{kind} {option.label:<34}{rate.value:>15,.0f}  {says:<18}{option.memory_gib.value:>5.0f}"
-    )
+    row = f"{kind} {option.label:<34}{rate.value:>15,.0f}  {says:<18}"
+    return f"{row}{option.memory_gib.value:>5.0f}{'!' * is_full}"
 
 
-def _sources(advice: Advice) -> list[str]:
+def _sources(advice: Advice, has_full: bool) -> list[str]:
     kinds = {option.tokens_per_second_per_gpu.kind for option in advice.options}
     said = {"measured": "m measured", "predicted": "p predicted", "modelled": "x modelled"}
-    lines = ["  " + ", ".join(text for kind, text in said.items() if kind in kinds)]
+    words = [text for kind, text in said.items() if kind in kinds]
+    lines = ["  " + ", ".join(words + ["! does not fit"] * has_full)]
     for option in advice.options:
         ids = option.tokens_per_second_per_gpu.run_ids
         if ids:
@@ -117,9 +125,9 @@ def _limits(advice: Advice) -> list[str]:
         device = {name: ms for name, ms in parts.items() if name != "host"}
         total = sum(device.values())
         largest = sorted(device, key=lambda name: -device[name])[:4]
-        named = ", ".join(f"{_PARTS[name]} {device[name]:.0f}" for name in largest)
+        named = ", ".join(f"{_PARTS[name]} {device[name]:,.0f}" for name in largest)
         word = "; the host limits it" if host > total else ""
-        lines.append(f"  {recipe(precision)}  GPU {total:.0f}: {named}; host {host:.0f}{word}")
+        lines.append(f"  {recipe(precision)}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}")
     return lines
 
 

@@ -20,7 +20,16 @@ from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
 from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_here
-from fp8study.analysis.laws.nearby import HEADROOM, Law, as_fp8, changes, command, remedies
+from fp8study.analysis.laws.nearby import (
+    HEADROOM,
+    Law,
+    as_fp8,
+    changes,
+    command,
+    remedies,
+    settings,
+    tensorwise,
+)
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig, RunConfig
@@ -75,12 +84,14 @@ class Advice:
 
     config: dict[str, Any]
     """The BF16 run that is spoken of, resolved."""
+    settings: tuple[str, ...]
+    """What is set in it so that it fits."""
     gpu: str
     capacity_gib: float
     fits: bool
     """In BF16, with `HEADROOM` to spare."""
     fp8_fits: bool
-    """The same of the fastest FP8 option."""
+    """The same of any FP8 option."""
     memory_parts_gib: dict[str, float]
     building_gib: float
     remedies: tuple[str, ...]
@@ -88,9 +99,11 @@ class Advice:
     options: tuple[Option, ...]
     """BF16 first, then by speed."""
     step_parts_ms: dict[str, dict[str, float]]
-    """Precision → part of the step → ms, by the law; of BF16 and of the fastest FP8."""
+    """Precision → part of the step → ms, by the law; of BF16 and of the fastest FP8 that fits."""
     choice: str
-    """`Option.label` of what to use."""
+    """`Option.label` of what to use: of what fits, if anything does."""
+    best_fp8: str
+    """`Option.label` of the fastest FP8 that fits, or of the fastest if none does."""
     is_clear: bool
     """Whether the choice's lead is beyond its interval; else both are as good."""
     measured: Measured | None
@@ -104,7 +117,7 @@ class Advice:
     changes: tuple[tuple[str, float], ...]
     """What would change the answer: the change, and FP8's lead then, %."""
     commands: tuple[str, ...]
-    """What would check it."""
+    """What would check it; empty where a run could not even build the model."""
 
 
 class Advisor:
@@ -148,23 +161,26 @@ class Advisor:
         law = _law(shape, gpu, measured)
         beyond = partial(self._beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured))
         options = [
-            self._option(config, way, shape, law, gpu_name, beyond(way)) for way in ways(config)
+            self._option(config, way, shape, law, gpu_name, beyond(way))
+            for way in ways(config, shape)
         ]
         options[1:] = sorted(options[1:], key=lambda o: -o.tokens_per_second_per_gpu.value)
-        best = options[1]
+        usable = (1 - HEADROOM) * capacity
+        fitting = [option for option in options[1:] if option.memory_gib.value <= usable]
+        best = (fitting or options[1:])[0]
         lead = best.lead_pct
         assert lead is not None
         low, high = (lead.value if end is None else end for end in (lead.low, lead.high))
-        fits = found.needed <= (1 - HEADROOM) * capacity
-        its_memory = memory.predicted_memory(_fp8(config, best), shape).needed
+        fits = found.total <= usable
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         shown = {"bf16": config, best.precision: _fp8(config, best)}
         return Advice(
             config=config.to_dict(),
+            settings=tuple(settings(config)),
             gpu=gpu_name,
             capacity_gib=capacity,
             fits=fits,
-            fp8_fits=its_memory <= (1 - HEADROOM) * capacity,
+            fp8_fits=bool(fitting),
             memory_parts_gib=found.parts(),
             building_gib=found.building,
             remedies=() if fits else tuple(remedies(config, shape, capacity)),
@@ -173,6 +189,7 @@ class Advisor:
                 name: law(way).parts() | {"host": law(way).host} for name, way in shown.items()
             },
             choice=best.label if low > 0 else options[0].label,
+            best_fp8=best.label,
             is_clear=low > 0 or high < 0,
             beyond=tuple(beyond(config)),
             measured=measured,
@@ -180,7 +197,7 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(changes(config, shape, law, capacity)),
-            commands=tuple(command(way) for way in shown.values()),
+            commands=tuple(command(way) for way in shown.values() if found.building <= capacity),
         )
 
     def _option(
@@ -263,6 +280,15 @@ class Advisor:
             by = "the copy measured here" if is_measured else "datasheets"
             what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
             found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
+        if config.num_gpus > speed.GPUS_PER_NODE:
+            found.append(
+                f"a network that gives each GPU {speed.NETWORK_GB_PER_S:g} GB/s between boxes of "
+                f"{speed.GPUS_PER_NODE}: assumed"
+            )
+        elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
+            found.append(f"links between GPUs as fast as those of an {speed.FITTED_GPU}: assumed")
+        if config.activation_checkpointing:
+            found.append("layers recomputed in the backward pass: never timed")
         if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
             found.append(f"{label_of(config)}: never timed")
         if shape.num_experts > 1:
@@ -284,14 +310,15 @@ def _law(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
     )
 
 
-def ways(config: ResolvedConfig) -> list[ResolvedConfig]:
-    """Return BF16, each FP8 recipe, and tensorwise without FP8 all-gather on several GPUs."""
-    ways = [config]
-    for name, recipe in RECIPES.items():
-        if recipe.fp8_gemms and not (recipe.needs_fsdp2 and config.strategy != "fsdp2"):
-            ways.append(as_fp8(config, name))
-    spread = config.strategy == "fsdp2" and config.num_gpus > 1
-    return ways + ([as_fp8(config, "fp8_tensorwise", False)] if spread else [])
+def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
+    """Return BF16, FP8 tensorwise however its weights can be gathered, and each other recipe."""
+    others = [
+        as_fp8(config, name)
+        for name, recipe in RECIPES.items()
+        if recipe.fp8_gemms and name != "fp8_tensorwise"
+        and not (recipe.needs_fsdp2 and config.strategy != "fsdp2")
+    ]  # fmt: skip
+    return [config, *tensorwise(config, shape), *others]
 
 
 def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
@@ -317,5 +344,5 @@ def _left_out(shape: ModelShape) -> list[str]:
         return []
     return [
         "routing, moving tokens between experts, experts with more tokens than others",
-        "FP8 does not reach the experts: torchao converts nn.Linear only",
+        "experts stay in BF16, since torchao converts nn.Linear only: FP8 is attention's alone",
     ]

@@ -50,12 +50,13 @@ def nearest_losses(
             default=0,
         ) / 1e6  # fmt: skip
         longest = max(longest, seen)
+        gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
         evidence.append(
             f"{row['model']}, {seen:,.3g} million tokens in {row['epochs']:.1f} passes, "
-            f"{row['loss']} loss: {row['gap_pct']:+.2f} % "
-            f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
+            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
+            f"{row['machine']}/{row['study']}"
         )
-    uncovered = [f"more than {longest:,.3g} million tokens"]
+    uncovered = [f"training on more than {longest:,.3g} million tokens"]
     if shape.name not in sizes:
         uncovered.append(f"{shape.name} itself; the nearest is {near['model'].iloc[0]}")
     largest = max(sizes, key=lambda name: sizes[name])

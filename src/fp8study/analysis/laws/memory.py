@@ -161,18 +161,24 @@ def fit_memory(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def largest_batch(
-    config: RunConfig, shape: ModelShape, capacity_gib: float, headroom: float = 0.1
+    config: RunConfig,
+    shape: ModelShape,
+    capacity_gib: float,
+    headroom: float = 0.1,
+    builds_whole: bool = True,
 ) -> int:
     """Return the largest micro batch whose peak leaves `headroom` of the GPU free; 0: none does.
 
     `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
     What the allocator reserves besides does not count: it gives that back before it runs out.
+    `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
     usable = (1 - headroom) * capacity_gib
 
     def fits(batch: int) -> bool:
         tried = dataclasses.replace(config, micro_batch_size=batch)
-        return predicted_memory(tried, shape).needed <= usable
+        law = predicted_memory(tried, shape)
+        return (law.needed if builds_whole else law.total) <= usable
 
     if not fits(1):
         return 0
@@ -264,8 +270,8 @@ def _gathered(config: ResolvedConfig, shape: ModelShape) -> float:
     if config.strategy != "fsdp2":
         return 0.0
     share = {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
-    width = 1 if config.fp8_all_gather else 2
-    return share * width * shape.num_layers * shape.layer_parameters
+    saved = shape.convertible_parameters if config.fp8_all_gather else 0
+    return share * shape.num_layers * (2 * shape.layer_parameters - saved)
 
 
 def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
@@ -277,8 +283,9 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
     if config.strategy == "fsdp2":
         if not (config.fp8_all_gather and config.num_gpus > 1):
             return 0.0
-        mlp = 3 * shape.hidden_size * shape.intermediate_size * shape.num_experts
-        return float(shape.num_layers * (mlp + shape.hidden_size * shape.kv_size))
+        mlp = [wide * high for name, (wide, high) in shape.convertible.items() if "mlp" in name]
+        layers = 1 if config.activation_checkpointing else shape.num_layers
+        return float(layers * (sum(mlp) + shape.hidden_size * shape.kv_size))
     if config.master_dtype == "bf16":
         return 0.0
     every = shape.num_layers * shape.layer_parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,26 +26,72 @@ def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> Re
     return asked.resolved()
 
 
+def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
+    """Return FP8 tensorwise in its two ways to gather weights, as far as this run has them."""
+    spread = config.strategy == "fsdp2" and config.num_gpus > 1
+    even = all(high % config.num_gpus == 0 for _, high in shape.convertible.values())
+    # torchao gathers FP8 weights from even shards only.
+    ways = [True] * (spread and even) + [False]
+    return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
+
+
+#: What saves memory on the same GPUs, in the order of what it costs.
+_SAVERS: dict[str, dict[str, Any]] = {
+    "reshard_after_forward=true": {"reshard_after_forward": True},
+    "activation_checkpointing=true": {"activation_checkpointing": True},
+    "master_dtype=bf16": {"master_dtype": "bf16"},
+}
+
+
+def _needs(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> float:
+    """Return what a run would need after these changes, GiB, with what follows decided anew."""
+    follows = ("reshard_after_forward", "gradient_copy", "gradient_pool")
+    anew = dict.fromkeys(follows) if "num_gpus" in changes else {}
+    tried = RunConfig(**{**dataclasses.asdict(config), **anew, **changes})
+    return memory.predicted_memory(tried, shape).total
+
+
+def _savings(
+    config: ResolvedConfig, shape: ModelShape, capacity: float, among: list[str]
+) -> list[tuple[str, dict[str, Any], float]]:
+    """Return the smallest combinations of `_SAVERS` that make a run fit: name, changes and GiB."""
+    names = [name for name in among if config.strategy == "fsdp2" or "reshard" not in name]
+    for number in range(1, len(names) + 1):
+        found = []
+        for chosen in itertools.combinations(names, number):
+            changes = {key: value for name in chosen for key, value in _SAVERS[name].items()}
+            needed = _needs(config, shape, changes)
+            if needed <= (1 - HEADROOM) * capacity:
+                found.append((" ".join(chosen), changes, needed))
+        if found:
+            return found
+    return []
+
+
+def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[str, Any]:
+    """Return the fewest changes that make a run fit its GPUs and keep its task; empty: none do."""
+    same_task = [name for name in _SAVERS if "master" not in name]
+    found = _savings(config, shape, capacity, same_task)
+    return found[0][1] if found else {}
+
+
 def remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
-    """Say what would make a run fit: more GPUs, BF16 master weights, recomputation."""
-    asked = dataclasses.asdict(config)
-    tries: dict[str, dict[str, Any]] = {}
-    if config.micro_batch_size > 1:
-        tries["--micro-batch-size 1"] = {"micro_batch_size": 1}
-    for number in (2**n for n in range(1, 11)):
-        if number > config.num_gpus:
-            tries[f"--num-gpus {number}"] = {"num_gpus": number, "strategy": "fsdp2"}
-    tries["master_dtype=bf16"] = {"master_dtype": "bf16"}
-    tries["activation_checkpointing=true"] = {"activation_checkpointing": True}
-    found: list[str] = []
-    for name, changes in tries.items():
-        if name.startswith("--num") and any(f.startswith("--num") for f in found):
-            continue
-        switches = {"reshard_after_forward": None, "gradient_copy": None, "gradient_pool": None}
-        tried = RunConfig(**{**asked, **changes, **(switches if "num_gpus" in changes else {})})
-        needed = memory.predicted_memory(tried, shape).needed
-        if needed <= (1 - HEADROOM) * capacity:
-            found.append(f"{name} ({needed:.0f} GiB)")
+    """Say what would make a run fit: a smaller batch, more GPUs, what saves memory, or all that."""
+    usable = (1 - HEADROOM) * capacity
+    more = {f"--num-gpus {2**n}": {"num_gpus": 2**n, "strategy": "fsdp2"}
+            for n in range(1, 11) if 2**n > config.num_gpus}  # fmt: skip
+    one = {"--micro-batch-size 1": {"micro_batch_size": 1}} if config.micro_batch_size > 1 else {}
+    found = []
+    for tries in (one, more):
+        fitting = ((name, _needs(config, shape, changes)) for name, changes in tries.items())
+        found += [f"{name} ({gib:.0f} GiB)" for name, gib in fitting if gib <= usable][:1]
+    found += [f"{n} ({gib:.0f} GiB)" for n, _, gib in _savings(config, shape, capacity, [*_SAVERS])]
+    if not found:
+        everything = {key: value for changes in _SAVERS.values() for key, value in changes.items()}
+        fitting = ((name, _needs(config, shape, {**everything, **changes}))
+                   for name, changes in more.items())  # fmt: skip
+        found = [f"{' '.join(_SAVERS)} {name} ({gib:.0f} GiB)"
+                 for name, gib in fitting if gib <= usable][:1]  # fmt: skip
     return found
 
 
@@ -54,8 +101,8 @@ def changes(
     """Return changes of the task that move FP8's lead notably, with the lead by the law."""
 
     def lead(way: ResolvedConfig) -> float:
-        fp8 = as_fp8(way, "fp8_tensorwise")
-        return speed.lead_pct(law(way).total, law(fp8).total)
+        best = min(law(fp8).total for fp8 in tensorwise(way, shape))
+        return speed.lead_pct(law(way).total, best)
 
     here, found = lead(config), []
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
@@ -64,7 +111,7 @@ def changes(
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
         way = dataclasses.replace(config, **{name: value})
-        fits = memory.predicted_memory(way, shape).needed <= (1 - HEADROOM) * capacity
+        fits = memory.predicted_memory(way, shape).total <= (1 - HEADROOM) * capacity
         if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
             found.append((f"{name}={value}", lead(way)))
     return found
@@ -72,9 +119,16 @@ def changes(
 
 def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
-    names = ("model", "precision", "path", "strategy", "num_gpus", "sequence_length",
-             "micro_batch_size")  # fmt: skip
-    values = [f"--set {name}={getattr(config, name)}" for name in names]
-    if config.is_fp8 and config.num_gpus > 1:
-        values.append(f"--set fp8_all_gather={str(bool(config.fp8_all_gather)).lower()}")
-    return " ".join(["fp8study run", *values])
+    names = ["model", "precision", "path", "strategy", "num_gpus", "sequence_length",
+             "micro_batch_size"]  # fmt: skip
+    names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
+    words = [f"--set {name}={getattr(config, name)}" for name in names]
+    words += [f"--set {setting}" for setting in settings(config)]
+    return " ".join(["fp8study run", *words]).replace("=True", "=true").replace("=False", "=false")
+
+
+def settings(config: ResolvedConfig) -> list[str]:
+    """Name what was set so that a run fits."""
+    changed = [name for name, change in _SAVERS.items()
+               if all(getattr(config, key) == value for key, value in change.items())]  # fmt: skip
+    return [name for name in changed if config.strategy == "fsdp2" or "reshard" not in name]

@@ -12,8 +12,8 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.evidence import read_loss_gaps
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.memory import largest_batch
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8
-from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, savers
+from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
@@ -69,7 +69,8 @@ def question_for(
         model: A preset, a folder or a hub id.
         num_gpus: 1 to `MOST_GPUS`.
         sequence_length: Tokens a sequence.
-        micro_batch_size: Sequences a GPU; None: the largest that fits.
+        micro_batch_size: Sequences a GPU; None: the largest that fits, at need with layers
+            gathered twice or recomputed.
         gpu: A `GpuPeak.slug`, in place of those here.
 
     Raises:
@@ -85,10 +86,15 @@ def question_for(
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
         "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
     }  # fmt: skip
+    shape = shape_of(model)
     config = make_config(values, "advise")
     check_model(config)
     if micro_batch_size is None:
-        config = make_config(values | {"micro_batch_size": _batch(config, capacity)}, "advise")
+        if not _batch(config, shape, capacity):  # what saves memory first
+            values |= savers(config.resolved(), shape, capacity)
+            config = make_config(values, "advise")
+        fitting = max(1, _batch(config, shape, capacity))
+        config = make_config(values | {"micro_batch_size": fitting}, "advise")
     return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity)
 
 
@@ -116,12 +122,11 @@ def _advisor(results: Path) -> Advisor:
     return Advisor(runs, read_loss_gaps(results))
 
 
-def _batch(config: RunConfig, capacity: float) -> int:
-    """Return the largest batch at which BF16 and FP8 fit, up to `_MOST_TOKENS`; at least 1."""
-    shape = shape_of(config.model)
+def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:
+    """Return the largest batch at which BF16 and FP8 fit, up to `_MOST_TOKENS`; 0: none does."""
     ways = (config, as_fp8(config, "fp8_tensorwise"))
-    fitting = min(largest_batch(way, shape, capacity, HEADROOM) for way in ways)
-    return max(1, min(fitting, _MOST_TOKENS // config.sequence_length))
+    fitting = min(largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
+    return min(fitting, max(1, _MOST_TOKENS // config.sequence_length))
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

@@ -58,6 +58,17 @@ class ModelShape:
         }  # fmt: skip
 
     @property
+    def convertible(self) -> dict[str, tuple[int, int]]:
+        """Those that torchao can make compute in FP8: of a mixture, attention's alone."""
+        names = [name for name in self.linears if self.num_experts == 1 or name.startswith("self")]
+        return {name: self.linears[name] for name in names}
+
+    @property
+    def convertible_parameters(self) -> int:
+        """Weights of one decoder layer's `convertible`."""
+        return sum(wide * high for wide, high in self.convertible.values())
+
+    @property
     def head_parameters(self) -> int:
         """Weights of the loss head; as many as the embedding's."""
         return self.vocab_size * self.hidden_size

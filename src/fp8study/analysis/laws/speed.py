@@ -210,16 +210,16 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
 
 
 def converted_share(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return the share of decoder layers' linear weights that compute in FP8, 0 to 1."""
-    if not config.is_fp8 or shape.num_experts > 1:
-        return 0.0  # torchao converts no fused experts
-    dense = sum(wide * high for wide, high in shape.linears.values()) * shape.num_layers
-    return 1 - shape.matched(config.skip) / dense
+    """Return the share of weights that torchao can convert and that compute in FP8, 0 to 1."""
+    if not config.is_fp8:
+        return 0.0
+    kept = shape.matched(config.skip) / shape.num_layers / shape.convertible_parameters
+    return max(0.0, 1 - kept)
 
 
 def num_converted(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return how many linear layers compute in FP8."""
-    return converted_share(config, shape) * shape.num_layers * len(shape.linears)
+    return converted_share(config, shape) * shape.num_layers * len(shape.convertible)
 
 
 def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> float:
@@ -228,22 +228,22 @@ def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> floa
     FSDP2's FP8 all-gather casts weights before they are gathered, each rank its share; else
     they are cast as often as they are gathered.
     """
-    share = converted_share(config, shape)
-    weights = sum(wide * high for wide, high in shape.linears.values())
     casts = 1.0
     if config.strategy == "fsdp2":
         casts = 1 / config.num_gpus if _gathers_fp8(config) else 2 - _kept(config)
-    moved = tokens * sum(wide + high for wide, high in shape.linears.values())
-    return share * shape.num_layers * (casts * weights + moved)
+    moved = tokens * sum(wide + high for wide, high in shape.convertible.values())
+    each = casts * shape.convertible_parameters + moved
+    return converted_share(config, shape) * shape.num_layers * each
 
 
 def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants) -> float:
     """Return all GEMMs: three a linear layer, and the loss head's."""
-    share = converted_share(config, shape) * RECIPES[config.precision].fp8_share
     weights = sum(
         wide * high * (shape.num_active_experts if name.startswith("mlp") else 1)
         for name, (wide, high) in shape.linears.items()
     )
+    share = converted_share(config, shape) * shape.convertible_parameters / weights
+    share *= RECIPES[config.precision].fp8_share
     tflop = 6e-12 * tokens * weights * shape.num_layers
     head = 6e-12 * tokens * shape.head_parameters
     again = 4 / 3 if config.activation_checkpointing else 1.0
@@ -285,8 +285,9 @@ def communication_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     away = (config.num_gpus - 1) / config.num_gpus
     if config.strategy == "ddp":
         return away * 8 * shape.num_parameters  # an all-reduce moves FP32 gradients twice
-    layers = shape.num_layers * shape.layer_parameters
-    gathered = (1 if config.fp8_all_gather else 2) * layers * (2 - _kept(config))
+    saved = shape.convertible_parameters if config.fp8_all_gather else 0
+    each = 2 * shape.layer_parameters - saved
+    gathered = shape.num_layers * each * (2 - _kept(config))
     return away * (gathered + 4 * shape.root_parameters + 4 * shape.num_parameters)
 
 

@@ -6,6 +6,7 @@ picture a colour is a model; elsewhere it is a precision, as on every page.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -74,7 +75,9 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
         axis.axhline(0, color=GREY, lw=1)
         axis.set_xscale("log", base=2)
         sizes = sorted(set(leads["tokens_per_gpu"]))
-        axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        first, last = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
+        powers = [2**n for n in range(first, last + 1)]
+        axis.set_xticks(powers, [f"{size:,}" for size in powers])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
         axis.yaxis.set_major_formatter(signed_ticks)

@@ -19,7 +19,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
-from fp8study.model.float8 import is_converted, why_skipped
+from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
 from fp8study.model.local import local_tensor, unwrapped
 
 #: Elements looked at in each parameter's local shard.
@@ -121,17 +121,25 @@ def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:
 def conversion(model: torch.nn.Module, config: ResolvedConfig) -> dict[str, Any]:
     """Return which linear layers of a converted model compute in FP8 and why the others do not.
 
-    ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers) and
+    ``num_linear``, ``num_linear_fp8``, ``skipped`` (reason to number of layers, a mixture's
+    routers and fused experts among them, which are no linear layers) and
     ``unexplained`` (names of layers that should compute in FP8 but do not, at most ten).
     """
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
     fp8 = {n for n, m in linears.items() if is_converted(m)}
     reasons = {n: why_skipped(config, n, m) for n, m in linears.items() if n not in fp8}
     unexplained = [name for name, reason in reasons.items() if reason is None]
+    # Routers and fused experts hold their weights themselves; torchao passes them over.
+    fused = [
+        part
+        for name, module in model.named_modules()
+        if name not in linears and next(module.parameters(recurse=False), None) is not None
+        if config.is_fp8 and (part := part_of_mixture(name))
+    ]
     return {
         "num_linear": len(linears),
         "num_linear_fp8": len(fp8),
-        "skipped": dict(Counter(reason for reason in reasons.values() if reason)),
+        "skipped": dict(Counter(filter(None, [*reasons.values(), *fused]))),
         "num_unexplained": len(unexplained),
         "unexplained": unexplained[:10],
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: A mixture's router decides by small differences, and its experts' GEMMs are small: both stay
 #: out of FP8. These are the names that transformers' models give them.
 _ROUTER = r"\.(router|gate|shared_expert_gate)$"
-_EXPERT = r"\.(experts|shared_experts?)\."
+_EXPERT = r"\.(experts|shared_experts?)(\.|$)"
 
 #: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
 ALIGNMENT = 16
@@ -63,14 +63,19 @@ def why_skipped(config: ResolvedConfig, name: str, module: torch.nn.Linear) -> s
         return f"precision={config.precision}"
     if not is_aligned(module):
         return f"a dimension does not divide by {ALIGNMENT}"
-    if re.search(_ROUTER, name):
-        return "router of a mixture of experts"
-    if re.search(_EXPERT, name):
-        return "expert of a mixture"
+    if part := part_of_mixture(name):
+        return part
     for pattern in config.skip:
         if fnmatch.fnmatchcase(name, pattern):
             return f"skip pattern '{pattern}'"
     return None
+
+
+def part_of_mixture(name: str) -> str | None:
+    """Name the part of a mixture that a module is and that stays out of FP8; None for others."""
+    if re.search(_ROUTER, name):
+        return "router of a mixture of experts"
+    return "expert of a mixture" if re.search(_EXPERT, name) else None
 
 
 def is_converted(module: torch.nn.Module) -> bool:

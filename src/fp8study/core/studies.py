@@ -21,7 +21,8 @@ from fp8study.core.field_types import read_mapping, read_value
 from fp8study.core.files import results_dir, studies_dir, write_whole, writing
 from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
-#: What a study's file may hold; a list's items are of the type in brackets.
+#: What a study's file may hold; a list's items are of the type in brackets. ``claims``, those of
+#: the documents that it speaks to, is for readers of the file.
 _KEYS: dict[str, Any] = {
     "question": str, "claims": [str], "expectation": str, "margin_pct": float, "base": dict,
     "arms": [dict], "factors": dict, "seeds": [int], "minutes_per_run": float,
@@ -49,11 +50,7 @@ class PlannedRun:
 class Study:
     name: str
     question: str
-    claims: tuple[str, ...]
-    """Claims of the source documents that it speaks to."""
     runs: tuple[PlannedRun, ...]
-    minutes_per_run: float
-    """Rough length of one run on the machine it was written for, start-up included."""
     margin_pct: float = LOSS_MARGIN_PCT
     """Largest loss difference that counts as none, % of the BF16 loss, stated before the runs."""
     expectation: str = ""
@@ -186,9 +183,7 @@ def expanded(
             runs.setdefault(config, _planned(config, name, told))
     return Study(
         name=name,
-        claims=content.get("claims", ()),
         runs=tuple(runs.values()),
-        minutes_per_run=minutes,
         reference=content.get("reference", {}),
         notes=tuple(content.get("notes", ())),
         **_judgement(content),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_trial_without_a_gpu_times_layers_in_every_precision(one_thread: None) -> None:
     said: list[str] = []
     configs = [config(precision=name) for name in ("bf16", "fp8_tensorwise", "fp8_rowwise")]
@@ -49,6 +52,25 @@ def test_a_layer_is_the_difference_of_two_depths(monkeypatch: pytest.MonkeyPatch
     assert depths == [1, 4] and found == {"device_ms": 2.0, "host_ms": 1.0}
     plain = layer_times._layer_times(config(attention_mask="checked"), torch.device("cpu"))
     assert plain["host_ms"] is None  # where the host waits for the GPU, its own time is not told
+
+
+def test_the_gpu_is_held_back_until_the_host_has_queued_a_step(monkeypatch) -> None:
+    asleep: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None: ...
+
+        def record(self) -> None: ...
+
+        def elapsed_time(self, later: object) -> float:
+            return 7.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", asleep.append)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: time.sleep(0.002))
+    found = layer_times._device_and_host_ms(lambda: time.sleep(0.004), torch.device("cuda", 0))
+    assert found[0] == 7.0 and 4.0 <= found[1] < 20.0
+    assert min(asleep) >= 1.5 * 0.006 * 1.98e9  # the step and the GPU's share of it, at 1.98 GHz
 
 
 @pytest.mark.parametrize(("strategy", "dtype"), [("none", "float32"), ("fsdp2", "bfloat16")])

@@ -21,7 +21,7 @@ from fp8study.report.export import tables_of
 
 ROOT = Path(__file__).parents[2]
 #: Tables that rest on no run in reach: data sheets, what others published, a fit that is frozen.
-OF_NO_RUN = {"tbl-peaks", "tbl-published", "tbl-restated", "tbl-constants"}
+OF_NO_RUN = {"tbl-peaks", "tbl-published", "tbl-restated", "tbl-constants", "tbl-freezes"}
 #: Printed as computed from the formats, not from records; see `noise_sentences.formats`.
 FORMATS = re.compile(r"The worst relative error of rounding.*?no such sum occurs in them\.", re.S)
 #: A claim that rests on no run: its row prints the document's figures, or those of data sheets.

@@ -148,31 +148,35 @@ def session_words(sessions: pd.DataFrame) -> str:
 
 def freeze_words(freezes: pd.DataFrame) -> str:
     """Say which freeze is in use, and how far each is off over the same cells."""
-    if freezes.empty or not freezes["num_known"].iloc[-1]:
-        return "No GPU records to hold the freezes to."
     used, earlier = freezes.iloc[-1], freezes.iloc[:-1]
-    sentences = []
-    for column, cells, what in (
-        ("known_points", "num_known", "that the first freeze knew, each predicted without its "
-         "model"),
-        ("later_points", "num_later", "that came later"),
-    ):  # fmt: skip
-        if used[cells]:
-            others = [
-                f"freeze {row['freeze']}{', withdrawn' * (row['state'] == 'withdrawn')}: "
-                f"{number(row[column], '.1f')}"
-                for _, row in earlier.iterrows()
-            ]
-            sentences.append(
-                f"off by {number(used[column], '.1f')} points on average in the "
-                f"{count(int(used[cells]), 'cell')} {what} ({'; '.join(others)})"
-            )
-    best = min(freezes["known_points"]) == used["known_points"]
-    rule = "it is the best of them" if best else "**an earlier one is better and has to come back**"
+    sentences = [
+        f"off by {number(used[column], '.1f')} points on average in the "
+        f"{count(int(used[cells]), 'cell')} {what} ({_compared(earlier, column)})"
+        for column, cells, what in (
+            ("known_points", "num_known",
+             "that the first freeze knew, each predicted without its model"),
+            ("later_points", "num_later", "that came later"),
+        ) if used[cells]
+    ]  # fmt: skip
+    if not sentences:
+        return f"No GPU records to hold the freezes to yet: {how_to_get()}."
+    rule = ""
+    if used["num_known"]:
+        is_best = freezes["known_points"].min() == used["known_points"]
+        state = "it is the best of them" if is_best else "**an earlier one has to come back**"
+        rule = f" A freeze that makes the first cells worse is withdrawn; by that, {state}."
     return (
-        f"Freeze {used['freeze']} is in use: {', and '.join(sentences)}. A freeze that makes the "
-        f"first cells worse is withdrawn; by that, {rule}. Its form was chosen with all "
-        "of these cells at hand, so that only later runs test that choice."
+        f"Freeze {used['freeze']} is in use: {', and '.join(sentences)}.{rule} The law's form was "
+        "chosen with the records of all these freezes at hand, so that only later runs test that "
+        "choice."
+    )
+
+
+def _compared(freezes: pd.DataFrame, column: str) -> str:
+    return "; ".join(
+        f"freeze {row['freeze']}{', withdrawn' * (row['state'] == 'withdrawn')}: "
+        f"{number(row[column], '.1f')}"
+        for _, row in freezes.iterrows()
     )
 
 

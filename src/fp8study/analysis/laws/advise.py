@@ -19,7 +19,7 @@ from fp8study.analysis.laws.account import Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
 from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
-from fp8study.analysis.laws.here import Measured, constants_here
+from fp8study.analysis.laws.here import Measured, law_of
 from fp8study.analysis.laws.nearby import (
     HEADROOM,
     Law,
@@ -28,13 +28,12 @@ from fp8study.analysis.laws.nearby import (
     command,
     remedies,
     settings,
-    tensorwise,
+    ways,
 )
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
-from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
-from fp8study.core.recipes import RECIPES
 
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 #: The most GPUs that are spoken of.
@@ -143,22 +142,28 @@ class Advisor:
         return next((c.gpu for c in self.timed if find_peak(c.gpu) == gpu), gpu.slug)
 
     def advise(
-        self, config: RunConfig, gpu: GpuPeak, capacity: float, measured: Measured | None = None
+        self,
+        config: ResolvedConfig,
+        gpu: GpuPeak,
+        gpu_name: str,
+        capacity: float,
+        measured: Measured | None,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
         Args:
             config: In BF16, on the tuned path.
             gpu: Its datasheet.
+            gpu_name: As its driver or `name_of` names it.
             capacity: Its memory, GiB.
             measured: What was measured of the model's layers on this GPU, if anything.
 
         Raises:
             UserError: As `shape_of`.
         """
-        shape, config, gpu_name = shape_of(config.model), config.resolved(), self.name_of(gpu)
+        shape = shape_of(config.model)
         found = memory.predicted_memory(config, shape)
-        law = _law(shape, gpu, measured)
+        law = law_of(shape, gpu, measured)
         beyond = partial(self._beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured))
         options = [
             self._option(config, way, shape, law, gpu_name, beyond(way))
@@ -300,25 +305,6 @@ def _question(config: ResolvedConfig) -> list[Any]:
     ignored = () if config.is_fp8 else ("fp8_all_gather", "skip")
     values = [getattr(config, name) for name in _QUESTION if name not in ignored]
     return [*values[:-1], values[-1] is not None]
-
-
-def _law(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
-    if measured is None:
-        return lambda way: speed.predicted_step(way, shape, gpu)
-    return lambda way: speed.predicted_step(
-        way, shape, None, constants_here(measured, way, shape, gpu)
-    )
-
-
-def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
-    """Return BF16, FP8 tensorwise however its weights can be gathered, and each other recipe."""
-    others = [
-        as_fp8(config, name)
-        for name, recipe in RECIPES.items()
-        if recipe.fp8_gemms and name != "fp8_tensorwise"
-        and not (recipe.needs_fsdp2 and config.strategy != "fsdp2")
-    ]  # fmt: skip
-    return [config, *tensorwise(config, shape), *others]
 
 
 def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.analysis.laws.frozen import constants_of
+from fp8study.analysis.laws.nearby import Law
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed import (
     BY_MEMORY,
@@ -77,6 +78,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
     if not (isinstance(content, list) and all(isinstance(m, dict) for m in content)):
         raise UserError(f"--measure: '{path}' is damaged; delete it, then measure again")
     return content
+
+
+def law_of(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
+    """Return the speed law of a model on a GPU, with what was measured there, if anything."""
+    if measured is None:
+        return lambda way: predicted_step(way, shape, gpu)
+    return lambda way: predicted_step(way, shape, None, constants_here(measured, way, shape, gpu))
 
 
 def constants_here(

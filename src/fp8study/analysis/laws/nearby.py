@@ -10,6 +10,7 @@ from typing import Any
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
 Law = Callable[[ResolvedConfig], speed.StepParts]
@@ -33,6 +34,17 @@ def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig
     # torchao gathers FP8 weights from even shards only.
     ways = [True] * (spread and even) + [False]
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
+
+
+def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
+    """Return BF16, FP8 tensorwise however its weights can be gathered, and each other recipe."""
+    others = [
+        as_fp8(config, name)
+        for name, recipe in RECIPES.items()
+        if recipe.fp8_gemms and name != "fp8_tensorwise"
+        and not (recipe.needs_fsdp2 and config.strategy != "fsdp2")
+    ]  # fmt: skip
+    return [config, *tensorwise(config, shape), *others]
 
 
 #: What saves memory on the same GPUs, in the order of what it costs.

@@ -105,10 +105,10 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
         UserError: There are no records, or what was measured here is damaged.
     """
     results = results or results_dir()
-    name, measured = asked.gpu_name, None
-    if name is not None:
-        measured = find(asked.config, name, results)
-    return _advisor(results).advise(asked.config, asked.gpu, asked.capacity_gib, measured)
+    advisor, here = _advisor(results), asked.gpu_name
+    measured = find(asked.config, here, results) if here else None
+    name = here or advisor.name_of(asked.gpu)
+    return advisor.advise(asked.config, asked.gpu, name, asked.capacity_gib, measured)
 
 
 @cache  # a process reads the records once

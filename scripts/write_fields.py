@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.core.config import RunConfig
-from fp8study.core.field_table import field_rows
 from fp8study.core.field_types import shown
 from fp8study.core.fields import FIELDS
+from fp8study.report.field_table import field_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "configuration.md"

@@ -78,7 +78,7 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command()
 def fields() -> None:
     """List the fields of a run, as --set and the notebook take them."""
-    from fp8study.core.field_table import field_table
+    from fp8study.report.field_table import field_table
 
     print(field_table())
 
@@ -206,17 +206,10 @@ def run(
 @app.command()
 def audit(run_dir: RunDir) -> None:
     """Show what a run really trained; fails if that is not what it claims."""
-    from fp8study.core.audit_rules import audit_text, problems, without_hidden_products
+    from fp8study.core.audit_rules import audit_of, audit_text, problems
 
     record = read_run(run_dir)
-    if not record.audit:
-        reason = (
-            "the record is older than the audit: make the run again to have one"
-            if record.results.get("steps_completed")
-            else f"the run ended before its first step (status {record.status}): run it again"
-        )
-        raise UserError(f"audit: '{run_dir}' holds none; {reason}")
-    found = without_hidden_products(record.audit, record.config)
+    found = audit_of(record)
     say(f"{record.run_id} ({record.status}){_warnings_text(record)}\n{audit_text(found)}")
     if problems(found):
         raise typer.Exit(1)

@@ -21,7 +21,8 @@ H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
 OTHER: dict[str, Any] = {
-    "model": "tiny-llama", "precision": "bf16", "num_gpus": 2, "strategy": "ddp",
+    "model": "tiny-llama", "init_from": "weights", "precision": "bf16",
+    "checkpoint_every": 5, "keep_checkpoints": 3, "num_gpus": 2, "strategy": "ddp",
     "sequence_length": 128, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
     "num_steps": 11, "num_warmup_steps": 0, "timed_seconds": 20.0,
     "learning_rate": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 5,

@@ -15,13 +15,13 @@ from papermill.inspection import inspect_notebook
 from fp8study.analysis.pairing import unusual_switches
 from fp8study.core.config import ResolvedConfig, RunConfig, completed, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.field_table import field_table
 from fp8study.core.field_types import Comparison, Group, read_yaml
 from fp8study.core.fields import FIELDS, PLAIN, RETIRED, TYPES, varying
 from fp8study.core.presets import check_model
 from fp8study.core.recipes import RECIPES, Precision
 from fp8study.core.records import load_runs
 from fp8study.core.studies import load_study
+from fp8study.report.field_table import field_table
 from fp8study.report.plotstyle import colour
 from tests.checkout import ROOT
 
@@ -71,16 +71,21 @@ def test_the_terminal_shows_every_field_in_80_columns() -> None:
 
 
 def test_comparisons_know_what_may_differ() -> None:
-    assert varying("repeat") == ("seed", "repeat")
-    assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer"}
+    saving = {"checkpoint_every", "keep_checkpoints"}
+    assert set(varying("repeat")) == {"seed", "repeat"} | saving
+    assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer", "init_from"} | saving
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
-        "repeat", "precision_schedule",
+        "repeat", "precision_schedule", *saving,
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {
         "skip"
     }
-    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"}
+    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | saving
+    assert set(varying("resume")) == saving | {*PLAIN, "path"} - set(RETIRED) | {
+        "num_gpus", "strategy", "micro_batch_size", "gradient_accumulation_steps", "compile",
+        "activation_checkpointing", "fp8_all_gather", "fp8_emulate",
+    }  # fmt: skip
 
 
 def test_every_precision_has_a_recipe_and_a_colour() -> None:
@@ -105,7 +110,7 @@ def test_what_runs_has_no_open_field_once_the_machine_is_known() -> None:
     planned = asked.resolved()
     assert isinstance(planned, ResolvedConfig)
     open_fields = {name for name, value in planned.to_dict().items() if value is None}
-    assert open_fields == {"max_grad_norm", "fp8_emulate", "timed_seconds"}
+    assert open_fields == {"max_grad_norm", "fp8_emulate", "timed_seconds", "init_from"}
     for on_gpu in (False, True):
         assert planned.resolved(on_gpu).fp8_emulate is not on_gpu
         assert asked.resolved(on_gpu) == planned.resolved(on_gpu)

@@ -112,6 +112,16 @@ def test_a_gradient_norm_belongs_to_its_step() -> None:
     assert [s.gradient_norm for s in seen] == [2.5, None, 0.5]
 
 
+def test_that_a_rank_is_told_to_end_is_read_with_its_step() -> None:
+    meter = StepMeter(CPU, num_steps=9)
+    meter.start(5)
+    for told, known in ((False, False), (True, False), (False, True), (False, True)):
+        seen = [*meter.end_step(torch.tensor(2.5), told=told)]
+        assert meter.is_told is known
+        assert [s.loss for s in seen] in ([], [2.5])
+    assert [s.step for s in (*seen, *meter.finish())] == [7, 8]
+
+
 def test_run_without_steps_yields_none() -> None:
     meter = StepMeter(CPU, num_steps=1)
     meter.start()
@@ -179,6 +189,16 @@ def test_utilisation_is_that_of_the_runs_own_gpus() -> None:
     assert both["bf16_peak_tflops"] == (989 + 756) / 2
     assert both["mfu_bf16_peak_pct"] == pytest.approx(100 * 3.072 / 872.5)
     assert summarise(done, CONFIG, work(), ["NVIDIA H200", "?"])["bf16_peak_tflops"] is None
+
+
+def test_a_resumed_run_is_timed_by_its_own_steps() -> None:
+    found = summarise(steps(9000, 1, 1, 5000, 900, 100, 200), CONFIG, work(), [], 5, first_step=3)
+    assert found["steps_completed"] == 7
+    assert found["loss_start"] == 10
+    assert (found["first_step_seconds"], found["num_timed_steps"]) == (5, 2)
+    assert found["step_time_ms_median"] == 150
+    assert found["compile_seconds"] == pytest.approx(4.85)
+    assert found["warm_up_steps_seconds"] == pytest.approx(5.6)
 
 
 def test_without_compilation_there_is_no_compile_time() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from fp8study.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fp8study.core.records import RunRecord
 
 #: Recomputation changes by some points how much of the arithmetic the FP8 layers do.
 PRODUCTS_TOLERANCE_PCT = 10.0
@@ -45,6 +50,22 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     """
     replays = config.get("compile_mode") == "reduce-overhead"
     return {k: v for k, v in part.items() if not (replays and k.startswith("fp8_gemm_"))}
+
+
+def audit_of(record: RunRecord) -> dict[str, Any]:
+    """Return a record's audit, without what its trace cannot tell.
+
+    Raises:
+        UserError: It holds none.
+    """
+    if not record.audit:
+        reason = (
+            "the record is older than the audit: make the run again to have one"
+            if record.results.get("steps_completed")
+            else f"the run ended before its first step (status {record.status}): run it again"
+        )
+        raise UserError(f"audit: '{record.run_id}' holds none; {reason}")
+    return without_hidden_products(record.audit, record.config)
 
 
 def cautions(audit: Mapping[str, Any]) -> list[str]:

@@ -138,8 +138,8 @@ def type_name(hint: Any) -> str:
 
 Group = Literal["task", "float8", "execution", "tuning", "measurement", "fault"]
 #: What is compared: repeats of an arm; arms of two folders; FP8 with BF16; the arms of an
-#: attribution; the switches of a training path.
-Comparison = Literal["repeat", "folder", "pair", "effect", "switch"]
+#: attribution; the switches of a training path; a run and what it goes on from.
+Comparison = Literal["repeat", "folder", "pair", "effect", "switch", "resume"]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def switch(plain: Any, tuned: Any, words: str, meaning: str, differs: str = "", 
     """
     choose = tuned if callable(tuned) else lambda _: tuned
     return declare(
-        None, "tuning", meaning, f"switch {differs}", plain=plain, words=words,
+        None, "tuning", meaning, f"switch resume {differs}", plain=plain, words=words,
         decide=lambda config: choose(config) if config.path == "tuned" else plain, **more,
     )  # fmt: skip
 

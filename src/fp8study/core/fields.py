@@ -23,6 +23,8 @@ _LAYERS = {
     "pattern": r"[\w.*?!\[\]-]+",
     "example": "give shell-style patterns of module names, as *.o_proj",
 }
+#: Of what changes nothing in what a run computes.
+_EVERYWHERE = "repeat folder pair effect switch resume"
 _NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
 _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
@@ -63,7 +65,11 @@ class Fields:
 
     model: str = declare(
         "llama-3.2-1b", "task", "A preset, or a Hugging Face model id or folder whose "
-        "configuration is used; the weights are always random.")
+        "configuration is used; the weights are random unless `init_from` says otherwise.")
+    init_from: str | None = declare(
+        None, "task", "Weights to start from, with a new optimizer: a folder of Hugging Face "
+        "safetensors, a run's folder (its last checkpoint), or one checkpoint, of either "
+        "precision.", differs="folder")
     precision: Precision = declare(
         "bf16", "float8", "Arithmetic of the linear layers; `fp8` is short for `fp8_tensorwise`.",
         differs="pair effect", refused=(
@@ -72,19 +78,20 @@ class Fields:
              "with BF16 activations); use strategy=fsdp2"),))
     num_gpus: int = declare(
         1, "execution", "Number of processes, one per GPU; on a machine without GPU, CPU processes "
-        "stand in.", low=1, high=65536)
+        "stand in.", differs="resume", low=1, high=65536)
     strategy: Literal["fsdp2", "ddp", "none"] = declare(
         "fsdp2", "execution", "How the processes share the model: fully sharded, replicated, or "
-        "one plain process.", refused=(
+        "one plain process.", differs="resume", refused=(
             (lambda c: c.strategy == "none" and c.num_gpus > 1,
              "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
              "num_gpus=1"),))
     sequence_length: int = declare(
         4096, "task", "Tokens per packed sequence.", low=1, high=MANY)
     micro_batch_size: int = declare(
-        1, "task", "Sequences per GPU and forward pass.", low=1, high=MANY)
+        1, "task", "Sequences per GPU and forward pass.", differs="resume", low=1, high=MANY)
     gradient_accumulation_steps: int = declare(
-        1, "task", "Forward and backward passes per optimizer step.", low=1, high=MANY)
+        1, "task", "Forward and backward passes per optimizer step.", differs="resume", low=1,
+        high=MANY)
     num_steps: int = declare(
         100, "task", "Optimizer steps.", low=1, high=MANY)
     num_warmup_steps: int = declare(
@@ -121,9 +128,10 @@ class Fields:
         0, "task", "Seeds the initial weights and the order of the data.", low=0, high=2**32 - 1,
         differs="repeat folder effect switch")
     compile: bool = declare(
-        True, "execution", "Compile each decoder layer with torch.compile.")
+        True, "execution", "Compile each decoder layer with torch.compile.", differs="resume")
     activation_checkpointing: bool = declare(
-        False, "execution", "Recompute each decoder layer in the backward pass.")
+        False, "execution", "Recompute each decoder layer in the backward pass.",
+        differs="resume")
     master_dtype: Literal["fp32", "bf16"] = declare(
         "fp32", "task", "Dtype of the master weights, which the optimizer updates; the forward "
         "pass always computes in BF16 or FP8.", differs="effect", refused=(
@@ -137,7 +145,7 @@ class Fields:
         "leaves most weights untrained.", differs="pair effect")
     fp8_all_gather: bool | None = declare(
         None, "float8", "Gather weights in FP8. None: where FSDP2 shards over several GPUs and the "
-        "recipe allows it (tensorwise).", differs="pair effect",
+        "recipe allows it (tensorwise).", differs="pair effect resume",
         decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and _is_sharded(c)
         and not c.precision_schedule, refused=(
             (lambda c: c.fp8_all_gather and not RECIPES[c.precision].gathers_in_fp8,
@@ -147,7 +155,7 @@ class Fields:
              "has nothing to gather under strategy=ddp; set it false")))
     fp8_emulate: bool | None = declare(
         None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
-        "None: only where there is no GPU.", differs="pair effect")
+        "None: only where there is no GPU.", differs="pair effect resume")
     precision_schedule: tuple[str, ...] = declare(
         (), "float8", "Parts of the run that compute in BF16: `bf16:100,fp8_tensorwise:-50,bf16` "
         "does in the first 100 steps and the last 50. A number is the step at which a part ends, "
@@ -218,9 +226,23 @@ class Fields:
     runs_per_gpu: int = declare(
         1, "execution", "Runs that may share a GPU at one time; runs that share have no timings.",
         one_of=(1, 2, 4, 8))
+    checkpoint_every: int = declare(
+        0, "execution", "Save the run's whole state every so many steps, after the last one, and "
+        "before it ends on SIGTERM or SIGUSR1; started again in the same folder, it goes on from "
+        "there. 0: never.", differs=_EVERYWHERE, low=0, high=MANY, refused=(
+            (lambda c: c.checkpoint_every and c.timed_seconds,
+             "saves nothing of a run that is there to be timed; leave it or timed_seconds out"),
+            (lambda c: c.checkpoint_every and c.noise_at_steps,
+             "does not save what noise_at_steps has measured; leave one of them out"),
+            (lambda c: c.checkpoint_every and c.optimizer_binding == "before_conversion",
+             "cannot save an optimizer that may hold weights which are no longer the model's; use "
+             "optimizer_binding=after_conversion")))
+    keep_checkpoints: int = declare(
+        2, "execution", "Checkpoints that are kept: so many last ones.", differs=_EVERYWHERE,
+        low=1, high=MANY)
     path: Literal["plain", "tuned"] = declare(
         "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
-        "group on which nothing was said. Both compute the same losses.", differs="switch")
+        "group on which nothing was said. Both compute the same losses.", differs="switch resume")
     loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
         "plain", "chunked", "{} loss head", "transformers' own loss, compiled together with the "
         "loss head, or a few tokens at a time, so that the logits are never whole.", refused=(

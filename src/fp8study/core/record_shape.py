@@ -74,9 +74,10 @@ SHAPE: dict[str, Any] = COLUMNS | {
     "versions": {"*": TEXT},
     "git": kinds(text="commit", flag="dirty"),
     "data": COLUMNS["data"] | kinds(text="corpus tokenizer tokenizer_sha256"),
-    "model": COLUMNS["model"] | kinds(count="vocab_size"),
+    "model": COLUMNS["model"] | kinds(text="init_precision", count="vocab_size init_step"),
     "results": COLUMNS["results"]
-    | {"validation_losses": [{"step": "count!", "loss": NUMBER}]},
+    | {"validation_losses": [{"step": "count!", "loss": NUMBER}],
+       "resumed": [{"from_step": "count!", "num_gpus": "count!", "at": TEXT}]},
     "judgement": COLUMNS["judgement"] | kinds(text="expectation question"),
     "audit": {
         **dict.fromkeys(
@@ -99,6 +100,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
             "steady_reserved_gib num_alloc_retries num_device_allocs"
         ),
         "energy": {"joule_per_token": NUMBER, "throttled_pct": {"*": NUMBER}},
+        "checkpoints": kinds(count="num", number="stopped_seconds written_seconds gib"),
         "ceilings": kinds(number="bf16_tflops run_tflops num_tokens"),
         "overhead": {"plain_ms": ["number!"], "measured_ms": ["number!"]},
         "step": {

@@ -7,7 +7,9 @@ A run owns one folder, ``results/<machine>/<study>/<run_id>/``:
 ``metrics.jsonl``
     one line per logged step, flushed as it is written;
 ``run.json``
-    the `RunRecord`, written once, atomically, when the run has ended, whatever its end.
+    the `RunRecord`, written once, atomically, when the run has ended, whatever its end;
+``checkpoints/``
+    of a run that saves its state, see `fp8study.core.checkpoints`.
 
 ``<machine>`` is ``local`` for what ran in this checkout and ``reference/<name>`` for what is
 committed. Run ids are opaque: everything is read from the record, nothing from the name.
@@ -94,11 +96,14 @@ class RunRecord:
     num_tokens_seen, epochs."""
     model: dict[str, Any] = field(default_factory=dict)
     """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
-    parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype."""
+    parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype; of a run that began
+    with the weights of a checkpoint, init_step and init_precision."""
     results: dict[str, Any] = field(default_factory=dict)
     """Those of `record_shape.COLUMNS` that were measured, and validation_losses: a step and a loss
     for each point at which validation text was scored. Rates are over the timed window, warm-up
-    left out; a run that shared its GPU or paused has none."""
+    left out; a run that shared its GPU or paused has none. resumed: from_step, num_gpus and at
+    (UTC) for each time that the run went on from a checkpoint; its rates are those of the steps
+    since the last time."""
     judgement: dict[str, Any] = field(default_factory=dict)
     """What the study's file said when the run was made: margin_pct (% of the BF16 loss),
     speed_only, expectation, question. Empty for runs outside a study and in older records."""
@@ -107,7 +112,8 @@ class RunRecord:
     instruments: dict[str, Any] = field(default_factory=dict)
     """startup, warm_up (`fp8study.train.pace`), memory (`memory.summarise_memory`), energy
     (`energy.summarise_energy`), step (one profiled step, `measure.trace.read_trace`), ceilings
-    (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`).
+    (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`), checkpoints
+    (`train.checkpoint`).
     What could not be measured is absent; empty in older records."""
     noise: dict[str, Any] = field(default_factory=dict)
     """What `measure.gradient_noise` measured; empty unless ``noise_at_steps`` asked for it."""

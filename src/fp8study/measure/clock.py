@@ -60,26 +60,39 @@ class StepMeter:
         self._mark: Callable[[], Any] = _gpu_mark if is_cuda else _HostMark
         self._losses = torch.zeros(num_steps, pin_memory=is_cuda)
         self._norms = torch.zeros(num_steps, pin_memory=is_cuda)
+        self._tolds = torch.zeros(num_steps, pin_memory=is_cuda)
         self._unread: deque[Any] = deque()  # the marks at the ends of the steps that come next
         self._num_read = 0
         self._has_norm: set[int] = set()
+        self.is_told = False
+        """Whether some rank had been told to stop in a step read so far; the same on all ranks."""
 
-    def start(self) -> None:
-        """Mark the beginning of the first step."""
+    def start(self, step: int = 0) -> None:
+        """Mark the beginning of the first step, counted from 0."""
+        self._num_read = step
         self._last_end = self._mark()
 
     def end_step(
-        self, loss: torch.Tensor, gradient_norm: torch.Tensor | None = None
+        self,
+        loss: torch.Tensor,
+        gradient_norm: torch.Tensor | None = None,
+        told: bool | None = None,
     ) -> Iterator[FinishedStep]:
         """Queue the reading of a step that was just issued; yield the one before it.
 
-        Both are scalars on the device: this rank's mean loss, averaged over ranks here, and the
-        gradients' norm, the same on all ranks, if it was computed.
+        Two are scalars on the device: this rank's mean loss, averaged over ranks here, and the
+        gradients' norm, the same on all ranks, if it was computed. `told` travels with the loss:
+        whether this rank has been told to stop; None where nobody may be.
         """
+        step = self._num_read + len(self._unread)
+        if told is not None:
+            loss = torch.stack([loss, torch.full_like(loss, told)])
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(loss)
             loss = loss / dist.get_world_size()
-        step = self._num_read + len(self._unread)
+        if told is not None:
+            loss, any_told = loss
+            self._tolds[step].copy_(any_told, non_blocking=True)
         self._losses[step].copy_(loss, non_blocking=True)
         if gradient_norm is not None:
             self._norms[step].copy_(gradient_norm, non_blocking=True)
@@ -103,6 +116,7 @@ class StepMeter:
             duration_ms = self._last_end.elapsed_time(end)
             self._num_read, self._last_end = step + 1, end
             norm = float(self._norms[step]) if step in self._has_norm else None
+            self.is_told |= bool(self._tolds[step] > 0)
             yield FinishedStep(step, float(self._losses[step]), duration_ms, norm)
 
 

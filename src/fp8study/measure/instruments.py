@@ -26,10 +26,10 @@ class Instruments:
         self.memory = MemoryMeter(device)
         self.power = PowerMeter(device)
 
-    def start(self) -> None:
-        """Begin the first step."""
+    def start(self, step: int = 0) -> None:
+        """Begin the first step, counted from 0."""
         self.memory.start()
-        self.clock.start()
+        self.clock.start(step)
 
     def open_window(self) -> Iterator[FinishedStep]:
         """Wait for the warm-up's last step, yield what is unread, and begin the timed window."""

@@ -6,10 +6,11 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from fp8study.core.checkpoints import is_checkpoint
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.presets import PRESETS, hf_config
@@ -17,23 +18,35 @@ from fp8study.core.presets import PRESETS, hf_config
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+#: What transformers says of weights that a model lacks, has no place for, or has in another shape.
+_DIFFERING = ("missing_keys", "unexpected_keys", "mismatched_keys")
+
 # transformers' models look for GPUs as they are imported, which must not be before the run has
 # taken its own (`fp8study.run.gpu_lease`): so they are imported where they are used.
 
 
-def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int) -> PreTrainedModel:
+def build_model(
+    model: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    weights: str | None = None,
+) -> PreTrainedModel:
     """Build a causal language model with random weights, drawn on `device` from `seed`.
 
     Every rank draws the same weights, so sharding afterwards gives the same model whatever the
-    number of GPUs. The device must hold all of them at once.
+    number of GPUs. The device must hold all of them at once. Where `weights` is a folder of
+    Hugging Face safetensors, they are its own; one of our checkpoints is read after sharding.
 
     Raises:
-        UserError: As `hf_config`, or it is no causal language model.
+        UserError: As `hf_config`, it is no causal language model, or the `weights` do not fit it.
     """
     from transformers import AutoModelForCausalLM
 
     config = hf_config(model)
     torch.manual_seed(seed)
+    if weights is not None and not is_checkpoint(Path(weights)):
+        return _pretrained(model, weights, dtype).to(device).train()  # type: ignore[arg-type]
     try:
         with torch.device(device):  # attention: transformers' choice, sdpa where it is supported
             built: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -44,6 +57,26 @@ def build_model(model: str, dtype: torch.dtype, device: torch.device, seed: int)
             f"model: '{model}' cannot be built ({one_line(error)}); mend its configuration"
         ) from error
     return built.train()
+
+
+def _pretrained(model: str, folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model with the weights of a folder of safetensors, on the host."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=hf_config(model), dtype=dtype, local_files_only=True,
+            use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+        built, found = loaded
+        if differing := [str(name) for kind in _DIFFERING for name in sorted(found[kind])]:
+            raise ValueError(f"{len(differing)} weights differ, as {differing[0]}")
+    except Exception as error:  # of any kind
+        raise UserError(
+            f"init_from: '{folder}' does not fit the model '{model}' ({one_line(error)}); give the "
+            "weights of the same model, or set model to that folder"
+        ) from error
+    return cast("PreTrainedModel", built)
 
 
 @contextmanager

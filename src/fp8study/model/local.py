@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import DTensor
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -14,3 +15,13 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's numbers of a parameter, flat and detached."""
     return unwrapped(tensor).detach().reshape(-1)
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter detached, sharded as it is, and freed of torchao's wrapper: no copy."""
+    numbers = unwrapped(tensor).detach()
+    if not isinstance(tensor, DTensor):
+        return numbers
+    mesh, placements = tensor.device_mesh, tensor.placements
+    shape, stride = tensor.shape, tensor.stride()
+    return DTensor.from_local(numbers, mesh, placements, shape=shape, stride=stride)

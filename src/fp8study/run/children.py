@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+#: Signals that ask a program to end; SIGUSR1 is a scheduler's, before a run's time is up.
+_STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 #: What torchrun reports of the rank that failed first; it names that one last.
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
 _TORCHRUN_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -34,7 +36,7 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP like Ctrl-C in a block of code: it cleans up and says what ended it.
+    """Treat `_STOPPING` like Ctrl-C in a block of code: it cleans up and says what ended it.
 
     Raises:
         Stopped: One of them has come.
@@ -46,7 +48,7 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop) for number in _STOPPING}
     try:
         yield
     finally:
@@ -80,6 +82,18 @@ def end(child: subprocess.Popen[Any], patience_s: float = 15.0) -> None:
             child.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             continue
+
+
+@contextmanager
+def ending_after(seconds: float, child: subprocess.Popen[Any]) -> Iterator[None]:
+    """End a child that is still there after so many seconds of a block of code."""
+    timer = threading.Timer(seconds, end, (child,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def killed(code: int, lines: Iterable[str]) -> str | None:

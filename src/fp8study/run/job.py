@@ -27,6 +27,10 @@ class Job:
     """Names of the GPUs to choose from, numbered as the driver does; none on a machine without."""
     launched_at: float
     """Seconds since the epoch: start-up is counted from here."""
+    first_step: int = 0
+    """Optimizer steps that are done already."""
+    start_from: str | None = None
+    """A checkpoint to go on from, if steps are done; else what holds the weights to begin with."""
 
     def save(self, run_dir: Path) -> None:
         write_json(run_dir / "job.json", dataclasses.asdict(self))

@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
+from fp8study.core import checkpoints
 from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import one_line
 from fp8study.core.files import check_writable, locked, writing
@@ -28,7 +29,7 @@ from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, w
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.children import end, killed, stoppable, telling_line
+from fp8study.run.children import end, ending_after, killed, stoppable, telling_line
 from fp8study.run.gpu_lease import CLAIM, claimed
 from fp8study.run.job import PROGRESS, Job, Outcome
 from fp8study.run.machine import (
@@ -45,6 +46,9 @@ Show = Callable[[str], None]
 
 #: What goes from the training's outcome into the record as it is.
 _TOLD = ("status", "status_detail", "model", "audit", "instruments", "noise", "warnings")
+
+#: How long an interrupted run may take to save its state.
+_SAVING_SECONDS = 600.0
 
 #: Lines of a failing child that are shown and kept.
 TAIL_LINES = 30
@@ -108,6 +112,10 @@ def launch(
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
         _remove_messages(run_dir)
+        checkpoint = checkpoints.go_on_from(run_dir, config, asdict(prepared))
+        weights = None
+        if config.init_from and checkpoint is None:
+            weights = checkpoints.weights_to_start_from(config.init_from)
         environment = training_environment(config, machine)
         if config.compile_cache == "fresh":
             cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
@@ -120,8 +128,15 @@ def launch(
         gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
         with writing("run_dir", run_dir):
             save_config(config, run_dir / "config.yaml")
-            Job(prepared, gpus, launched_at=time.time()).save(run_dir)
-            (run_dir / "metrics.jsonl").unlink(missing_ok=True)  # an earlier, unfinished try's
+            first_step = checkpoint.step if checkpoint else 0
+            checkpoints.cut_metrics(run_dir, first_step)  # what an unfinished try did after it
+            start_from = str(path) if (path := checkpoint.path if checkpoint else weights) else None
+            Job(prepared, gpus, time.time(), first_step, start_from).save(run_dir)
+            if checkpoint:
+                show(f"going on after step {first_step}")
+                checkpoints.note_resumed(
+                    run_dir, from_step=first_step, num_gpus=config.num_gpus, at=started_at
+                )
         parts: dict[str, Any] = {
             "run_id": run_dir.name,
             "study": study,
@@ -135,9 +150,12 @@ def launch(
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         try:
             with stoppable():
-                code = _follow(_command(config, run_dir), environment, lock, run_dir, show, tail)
+                command, saves = _command(config, run_dir), config.checkpoint_every > 0
+                code = _follow(command, environment, lock, run_dir, show, tail, saves)
         except KeyboardInterrupt as error:
-            finish(Outcome("interrupted", str(error) or "stopped by the user"))
+            told = Outcome.load(run_dir)
+            saved = told if told and told.status == "interrupted" else None
+            finish(saved or Outcome("interrupted", str(error) or "stopped by the user"))
             raise
         except Exception as error:
             reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"
@@ -204,26 +222,40 @@ def _follow(
     run_dir: Path,
     show: Show,
     tail: deque[str],
+    saves: bool,
 ) -> int:
     """Run a child and return its exit status; show its progress, keep the rest of what it prints.
 
     The child keeps the lock's descriptor and our end of its standard input: if we vanish, it stops
-    by itself and the lock goes with it. If we are interrupted, we end it.
+    by itself and the lock goes with it. If we are interrupted, we end it; one that `saves` first
+    gets time to.
     """
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", env=environment, pass_fds=(lock,), start_new_session=True,
     )  # fmt: skip
+    assert child.stdin is not None
     assert child.stdout is not None
+
+    def read(log: TextIO) -> None:
+        for line in child.stdout or ():
+            if line.startswith(PROGRESS):
+                show(line.removeprefix(PROGRESS).rstrip("\n"))
+            else:
+                log.write(line)
+                log.flush()
+                tail.append(line.rstrip("\n"))
+
     try:
         with (run_dir / "train.log").open("w", encoding="utf-8") as log:
-            for line in child.stdout:
-                if line.startswith(PROGRESS):
-                    show(line.removeprefix(PROGRESS).rstrip("\n"))
-                else:
-                    log.write(line)
-                    log.flush()
-                    tail.append(line.rstrip("\n"))
+            try:
+                read(log)
+            except KeyboardInterrupt:
+                if saves:
+                    child.stdin.close()  # to every rank the sign to save and end
+                    with ending_after(_SAVING_SECONDS, child):
+                        read(log)
+                raise
         return child.wait()
     finally:
         end(child)
@@ -249,18 +281,26 @@ def _finish(
     ours = claimed(run_dir) or []
     first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
     steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
+    times = checkpoints.times_resumed(run_dir)
+    resumed = {"resumed": times} if times else {}
     record = RunRecord(
         **parts,
         machine=machine_facts(Machine(tuple(first), machine.num_cpus), ours),
         ended_at=_utc_now(),
         versions=versions() | outcome.versions,
-        results={"steps_completed": steps} | outcome.results,
+        results={"steps_completed": steps} | outcome.results | resumed,
         **{name: getattr(outcome, name) for name in _TOLD},
     )
     data = parts["data"]
     data["num_tokens_seen"] = steps * config.tokens_per_step
     data["epochs"] = tokens.BlockOrder(config, data["num_train_tokens"]).epochs(steps)
     record.warnings.extend(data.pop("warnings"))
+    if times:
+        after = ", ".join(f"{t['from_step']} (num_gpus={t['num_gpus']})" for t in times)
+        record.warnings.append(
+            f"resumed after step {after}: timings, memory and energy are of the steps since the "
+            "last time, without its start and warm-up"
+        )
     ended = f"{record.status}, {record.status_detail or 'no defect'}"
     remedy = f"free some space and run again (the run itself: {ended})"
     with writing("run_dir", run_dir / "run.json", remedy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.fields import PLAIN
@@ -41,6 +42,8 @@ def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
             check_model(run.config)
         try:
             machine.check(run.config)
+            if run in pending and run.config.init_from and not last_checkpoint(run.run_dir):
+                weights_to_start_from(run.config.init_from)
             if machine.gpus and run in pending:  # a result needs no permission
                 check_memory(run.config, machine)
         except UserError as error:

@@ -22,6 +22,7 @@ from fp8study.model.build import import_model_code
 from fp8study.run.children import follow_parent
 from fp8study.run.gpu_lease import claim_gpus
 from fp8study.run.job import Job, Outcome, StartupClock
+from fp8study.train.checkpoint import Checkpoints, Interrupted
 from fp8study.train.closer_look import look_closer
 from fp8study.train.trainer import Diverged, Trainer
 
@@ -46,14 +47,21 @@ def run(run_dir: Path) -> None:
     import_model_code(config.model)  # looks for GPUs, so not earlier
     trainer = Trainer(config, job, startup)
     _kept.append(trainer)
+    checkpoints = Checkpoints(trainer, run_dir)
     is_main = trainer.state.is_main_process
     path = run_dir / "metrics.jsonl"
     status, detail = "completed", None
-    with path.open("w", encoding="utf-8") if is_main else nullcontext() as metrics:
+    with path.open("a", encoding="utf-8") if is_main else nullcontext() as metrics:
         try:
-            trainer.train(metrics)
+            with checkpoints.listening():
+                trainer.train(metrics, checkpoints)
         except Diverged as error:  # on every rank at the same step: the loss is the same number
             status, detail = "diverged", str(error)
+        except Interrupted as error:
+            status, detail = "interrupted", str(error)
+    checkpoints.wait()
+    trainer.found |= {"checkpoints": facts} if (facts := checkpoints.facts()) else {}
+    trainer.notes += checkpoints.warnings
     if status == "completed" and (config.is_timed or config.validation_sequences):
         # Kept in case that what follows fails, or runs out of memory: the run itself is done.
         finished = trainer.outcome(status, detail)

@@ -33,11 +33,13 @@ _FEWEST_STEPS = 5
 class Pace:
     """Decides, alike on every rank, which steps are timed and which is the last."""
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: ResolvedConfig, first_step: int = 0) -> None:
         self._config = config
         self._seconds = config.timed_seconds
-        self.first_timed: int | None = None if self._seconds else config.num_warmup_steps
+        self.first_timed: int | None = first_step + config.num_warmup_steps
         """The step, counted from 0, with which the timed window opens; None: not decided yet."""
+        if self._seconds:
+            self.first_timed = None
         self.num_steps = config.num_steps
         """Steps of the whole run; until `first_timed` is known, the most there can be."""
         self._looked_at = 1  # the first step compiles

@@ -26,12 +26,13 @@ def summarise(
     work: Work,
     gpu_names: Collection[str],
     num_warm_up: int | None = None,
+    first_step: int = 0,
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
     Rates are tokens over wall-clock time of the whole timed window: the steps after the first
     `num_warm_up`, by default the configuration's. Without any such step, or in a run that is not
-    timed, they are null.
+    timed, they are null. A run that went on from a checkpoint began here with `first_step`.
 
     The run's own GPUs, one name each, decide the peaks of the utilisations.
 
@@ -39,7 +40,7 @@ def summarise(
         See `fp8study.core.records.RunRecord.results`. ``compile_seconds`` is the first step's time
         beyond a usual one; ``warm_up_steps_seconds`` the same for all steps before the window.
     """
-    losses = [s.loss for s in steps]
+    losses, here = [s.loss for s in steps], steps[first_step:]
     # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
     num_warm_up = config.num_warmup_steps if num_warm_up is None else num_warm_up
     timed = steps[num_warm_up:] if config.is_timed else []
@@ -47,7 +48,7 @@ def summarise(
         "steps_completed": len(steps),
         "loss_start": losses[0] if losses else None,
         "loss_last20_mean": statistics.fmean(losses[-20:]) if losses else None,
-        "first_step_seconds": steps[0].step_time_ms / 1000 if steps else None,
+        "first_step_seconds": here[0].step_time_ms / 1000 if here else None,
         "num_timed_steps": len(timed),
     }
     bf16_peak = _mean([bf16_peak_tflops(name) for name in gpu_names])
@@ -58,8 +59,8 @@ def summarise(
     times = [s.step_time_ms for s in timed]
     p10, median, p90 = (float(q) for q in np.quantile(times, [0.1, 0.5, 0.9]))
     rate, tflops = work.rates(config, statistics.fmean(times) / 1000)
-    compile_s = max(0.0, steps[0].step_time_ms - median) / 1000
-    before = [s.step_time_ms for s in steps[:num_warm_up]]
+    compile_s = max(0.0, here[0].step_time_ms - median) / 1000
+    before = [s.step_time_ms for s in steps[first_step:num_warm_up]]
     return results | {
         "step_time_ms_median": median,
         "step_time_ms_p10": p10,

@@ -6,13 +6,13 @@ import gc
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import set_seed
 
-from fp8study.core.audit_rules import cautions, problems
+from fp8study.core.audit_rules import problems
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.phases import precision_at
@@ -32,21 +32,23 @@ from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import blaming_model, build_model
 from fp8study.model.changing import compute_in
 from fp8study.model.compiling import wholly_compiled
-from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.planted import untrained_weights
 from fp8study.model.sharding import (
     after_update,
     gradient_sync,
     make_accelerator,
-    parameters_outside_optimizer_pct,
     prepare,
 )
 from fp8study.model.updates import Look, make_updates, parameter_groups
 from fp8study.run.job import Job, Outcome, StartupClock
+from fp8study.train.facts import binding_facts, warnings
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
+
+if TYPE_CHECKING:
+    from fp8study.train.checkpoint import Checkpoints
 
 #: Steps between two looks at the gradients' norm, where nothing is clipped: it reads them all.
 GRADIENT_NORM_EVERY = 10
@@ -76,7 +78,8 @@ class Trainer:
         startup.end("device")
         set_seed(config.seed)
         dtype = torch.float32 if config.master_dtype == "fp32" else torch.bfloat16
-        model = build_model(config.model, dtype, self.device, config.seed)
+        weights = None if job.first_step else job.start_from
+        model = build_model(config.model, dtype, self.device, config.seed, weights)
         startup.end("model")
         self.uncounted_pct, self.beyond_fp8_pct = uncounted_pct(model), beyond_fp8_pct(model)
         self.needs_masks = imply_causal_mask(model, config)
@@ -99,15 +102,17 @@ class Trainer:
             "num_matmul_parameters": num_matmul_parameters(self.bare_model),
             "flops_per_token": self.work.flops_per_token,
             "fp8_flops_per_token": self.work.fp8_flops_per_token,
-        } | self._binding_facts()
+        } | binding_facts(self)
         self.tokens = job.data.tokens()
         self.order = BlockOrder(config, job.data.num_train_tokens)
         self.instruments = Instruments(config, self.device, config.num_steps)
-        self.pace = Pace(config)
+        self.first_step = job.first_step
+        self.pace = Pace(config, self.first_step)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
         #: Of the step before; None before the first.
         self.precision: str | None = None
+        self.notes: list[str] = []
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
         self.validation_losses: dict[int, float] = {}
 
@@ -120,79 +125,28 @@ class Trainer:
             fused=True,
         )
 
-    def _binding_facts(self) -> dict[str, Any]:
-        """Describe what will really be trained; refuse a stale optimizer nobody asked for."""
-        outside = parameters_outside_optimizer_pct(self.model, self.optimizer)
-        asked_for = self.config.optimizer_binding != "after_conversion" or self.config.untrained
-        if outside > 0 and not asked_for:
-            raise RuntimeError(
-                f"{outside:.1f} % of the weights are not in the optimizer although it was made "
-                "last; this is a defect of fp8study or of the installed torchao or accelerate"
-            )
-        nothing_left = not self.audit["num_linear_fp8"] and not self.audit["num_unexplained"]
-        if self.config.is_fp8 and nothing_left:
-            reasons = [f"{n} × {why}" for why, n in self.audit["skipped"].items()]
-            by_pattern = any("skip pattern" in reason for reason in reasons)
-            raise UserError(
-                f"precision: no linear layer is left for {self.config.precision} "
-                f"({'; '.join(reasons) or 'the model has no nn.Linear'}); "
-                f"{'remove a pattern of skip, or ' * by_pattern}use precision=bf16"
-            )
-        return {
-            "num_linear": self.audit["num_linear"],
-            "num_linear_fp8": self.audit["num_linear_fp8"],
-            "parameters_outside_optimizer_pct": outside,
-            "parameter_dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
-        }
-
-    def warnings(self) -> list[str]:
-        """Return the defects of this run that a reader of its numbers must know."""
-        config, outside = self.config, self.model_facts["parameters_outside_optimizer_pct"]
-        fault = "planted fault" if config.untrained else "stale optimizer"
-        untimed = "the run has no timings and no peak"
-        # Under a longer warm-up the first step says nothing of the peak rate.
-        audited = cautions(self.audit) if config.lr_warmup_steps <= 1 else []
-        notes = {
-            f"{fault}: {outside:.1f} % of the weights are never trained": outside > 0,
-            **dict.fromkeys(audited, True),
-            "attention_mask: checked in each forward pass, for which the GPU is waited for: "
-            f"{self.needs_masks}": self.needs_masks,
-            **dict.fromkeys(unchecked(config), True),
-            f"{self.beyond_fp8_pct:.0f} % of the weights are in layers that are no nn.Linear: "
-            "FP8 does not reach them": self.beyond_fp8_pct > 1,
-            f"the arithmetic of {self.uncounted_pct:.0f} % of the weights is not counted: "
-            "FLOPs, TFLOP/s and MFU leave it out": self.uncounted_pct > 1,
-            f"training paused to measure noise: {untimed}": config.noise_at_steps,
-            f"training paused for validation: {untimed}": config.validation_points > 1,
-            f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
-            f"the precision changes during the run: {untimed}": config.precision_schedule,
-            "FP8 is emulated: the numbers are FP8's, the speed is not": (
-                config.fp8_emulate and config.is_fp8
-            ),
-        }
-        return [note for note, holds in notes.items() if holds]
-
-    def train(self, metrics: TextIO | None) -> None:
+    def train(self, metrics: TextIO | None, checkpoints: Checkpoints) -> None:
         """Run all steps; `steps` holds them in order, also where training stops early.
 
         `metrics` receives one JSON line per logged step; None on all ranks but the first.
 
         Raises:
             Diverged: A loss was not finite.
+            Interrupted: The run was told to end; `checkpoints` holds what was done.
         """
         config, watch = self.config, self.instruments
         self.startup.end("rest")
         self.noise.measure_if_due(0)
-        watch.start()
+        step = self.first_step
+        watch.start(step)
         try:
-            step = 0
             while step < self.pace.num_steps:
                 if step == self.pace.first_timed:
                     _settle_garbage()
                     self._log(watch.open_window(), metrics)
                 with nullcontext() if step else blaming_model(config):
                     done = self.step(step)
-                self._log(watch.clock.end_step(*done), metrics)
+                self._log(watch.clock.end_step(*done, checkpoints.is_told), metrics)
                 step += 1
                 self.noise.measure_if_due(step)
                 if step < config.num_steps:  # the last one follows the timed window
@@ -201,7 +155,17 @@ class Trainer:
                     self._log(watch.clock.finish(), metrics)
                     self.pace.look(self.steps)
                     watch.clock.restart()
-            self._log(watch.close_window(), metrics)
+                is_told = watch.clock.is_told  # of a step read, so alike on all ranks
+                if step < self.pace.num_steps and (is_told or checkpoints.is_due(step)):
+                    self._log(watch.clock.finish(), metrics)
+                    checkpoints.save(step)
+                    if is_told:
+                        raise checkpoints.interrupt(step)
+                    watch.clock.restart()
+            was_open = self.pace.first_timed is not None and self.pace.first_timed < step
+            self._log(watch.close_window() if was_open else watch.clock.finish(), metrics)
+            if checkpoints.is_due(step) and step > self.first_step:
+                checkpoints.save(step)
         finally:
             watch.stop()
 
@@ -239,7 +203,7 @@ class Trainer:
                 loss += self._micro_step(blocks_BT, is_last=micro_step == last)
             gradient_norm = self.updates.finish()
         if audit is not None:
-            self._judge(audit)
+            self._judge(audit, step)
         return loss, gradient_norm
 
     def _look(self, audit: FirstStepAudit) -> Look:
@@ -264,13 +228,14 @@ class Trainer:
         audit.before()
         return audit
 
-    def _judge(self, audit: FirstStepAudit) -> None:
+    def _judge(self, audit: FirstStepAudit, step: int) -> None:
         """Keep the audit of a precision's first step; stop a run that trains something else."""
         seen = audit.after()
         if phases := self.audit.get("phases"):
             phases[-1] |= {name: seen[name] for name in ("num_frozen", "stalled_pct")}
-        if "num_trainable" not in self.audit:
-            self.audit |= seen
+        if step == self.first_step:
+            earlier = self.audit.get("stalled_pct")  # of a larger learning rate
+            self.audit |= seen | ({"stalled_pct": earlier} if step else {})
             self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit | seen)
         if found and self.config.optimizer_binding == "after_conversion":
@@ -306,7 +271,7 @@ class Trainer:
         """Collect the results over all ranks; every rank must call it."""
         names, first = self.job.gpus.values(), self.pace.first_timed
         num_warm_up = len(self.steps) if first is None else first
-        results = summarise(self.steps, self.config, self.work, names, num_warm_up)
+        results = summarise(self.steps, self.config, self.work, names, num_warm_up, self.first_step)
         results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
         found = self.found | {"startup": self.startup.parts}
         found |= {"warm_up": warm_up} if (warm_up := self.pace.facts()) else {}
@@ -317,7 +282,7 @@ class Trainer:
             results["validation_losses"] = [{"step": n, "loss": x} for n, x in scored.items()]
             if self.config.num_steps in scored:
                 results["validation_loss"] = scored[self.config.num_steps]
-        notes = [*self.warnings(), *self.pace.warnings(), *notes_on_timing(results)]
+        notes = [*warnings(self), *self.pace.warnings(), *notes_on_timing(results), *self.notes]
         return Outcome(
             status,
             detail,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.data.tokens import batch
-from fp8study.model.local import local_tensor
+from fp8study.model.local import plain
 from fp8study.model.shadows import rebuilt
 
 
@@ -52,14 +52,5 @@ def validation_loss(
 
 def _whole_bf16(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return a parameter's numbers in BF16 and in its full shape, gathered from all ranks."""
-    numbers = local_tensor(parameter).to(torch.bfloat16)
-    if not isinstance(parameter, DTensor):
-        return numbers.view(parameter.shape)
-    shard = DTensor.from_local(
-        numbers.view(parameter.to_local().shape),
-        parameter.device_mesh,
-        parameter.placements,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return shard.full_tensor()
+    numbers = plain(parameter).to(torch.bfloat16)
+    return numbers.full_tensor() if isinstance(numbers, DTensor) else numbers

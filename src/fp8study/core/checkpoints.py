@@ -1,0 +1,197 @@
+"""Checkpoints as files: which are whole, whose they are, and what a run goes on from.
+
+A run's checkpoints are folders ``checkpoints/step-00000100`` of its own. They are written under
+another name and renamed once every rank's part is on disk, so a folder of that name is whole.
+Its `ABOUT` says what a launcher must know without torch; the tensors are beside it, as
+torch.distributed.checkpoint writes them (`fp8study.train.checkpoint`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fp8study.core.config import ResolvedConfig, completed
+from fp8study.core.errors import UserError, one_line
+from fp8study.core.field_types import shown
+from fp8study.core.fields import varying
+from fp8study.core.records import RESULTS, read_record, set_aside
+
+#: Below a run's folder.
+FOLDER = "checkpoints"
+#: In a checkpoint: step, tokens_seen, num_gpus, config, data (hashes), and what the run knows of
+#: its steps so far: steps, validation_losses, audit.
+ABOUT = "about.json"
+#: Beside the checkpoints: a line for each time that the run went on from one.
+_RESUMED = "resumed.jsonl"
+_WHOLE, _PARTIAL = "step-", ".partial-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint, and what it says of itself."""
+
+    path: Path
+    about: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that were done."""
+        return int(self.about["step"])
+
+
+def place_of(run_dir: Path, step: int) -> Path:
+    """Return the folder of a run's checkpoint after a number of steps."""
+    return run_dir / FOLDER / f"{_WHOLE}{step:08}"
+
+
+def partial(place: Path) -> Path:
+    """Return where a checkpoint is until it is whole, or once it is being removed."""
+    return place.with_name(_PARTIAL + place.name)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read what a checkpoint says of itself.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
+        about |= {"step": int(about["step"]), "config": dict(about["config"])}
+        return Checkpoint(path, about)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise UserError(
+            f"{path}: no checkpoint ({one_line(error)}); take it away to go on from the one before"
+        ) from error
+
+
+def last_checkpoint(run_dir: Path) -> Checkpoint | None:
+    """Return a run's last whole checkpoint, or None without any.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    whole = _whole(run_dir)
+    return read_checkpoint(whole[-1]) if whole else None
+
+
+def _whole(run_dir: Path) -> list[Path]:
+    folders = (run_dir / FOLDER).glob(f"{_WHOLE}*")
+    return sorted(folders, key=lambda path: (len(path.name), path.name))
+
+
+def remove_all_but(keep: int, run_dir: Path) -> None:
+    """Remove all of a run's checkpoints but the last ones, and what was never completed."""
+    for path in _whole(run_dir)[:-keep]:
+        path.rename(partial(path))  # half of one is none
+    remove_partial(run_dir)
+
+
+def remove_partial(run_dir: Path) -> None:
+    """Remove what a run that was killed has left of a checkpoint."""
+    for path in (run_dir / FOLDER).glob(f"{_PARTIAL}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def go_on_from(run_dir: Path, config: ResolvedConfig, data: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the last checkpoint of a run that is not finished; set a finished one's aside.
+
+    Raises:
+        UserError: There are checkpoints of another run, or of other `data` (with its hashes).
+    """
+    record = run_dir / "run.json"
+    if record.exists() and read_record(record).status in RESULTS:
+        if (run_dir / FOLDER).exists():
+            set_aside(run_dir / FOLDER, "earlier")
+        return None
+    remove_partial(run_dir)
+    if (checkpoint := last_checkpoint(run_dir)) is not None:
+        _check_continues(checkpoint, config, data)
+    return checkpoint
+
+
+def _check_continues(
+    checkpoint: Checkpoint, config: ResolvedConfig, data: Mapping[str, Any]
+) -> None:
+    """Refuse what differs in more than how the work is done: on how many GPUs, by which path."""
+    then, now = (completed(values) for values in (checkpoint.about["config"], config.to_dict()))
+    names = [name for name in now if name not in varying("resume")]
+    differing = [
+        f"{name}={shown(then.get(name))}, not {shown(now[name])}"
+        for name in names
+        if now[name] != then.get(name)
+    ]
+    batch = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps")
+    before, after = (math.prod(values[name] for name in batch) for values in (then, now))
+    if before != after:
+        differing.append(f"{' × '.join(batch)} of {before} sequences a step, not {after}")
+    hashes = checkpoint.about["data"]
+    differing += [f"another {name[:-7]}" for name in hashes if hashes[name] != data[name]]
+    if differing:
+        raise UserError(
+            f"run_dir: '{checkpoint.path.parent}' holds checkpoints of another run "
+            f"({', '.join(differing)}); give another run_dir, or take that folder away"
+        )
+
+
+def weights_to_start_from(init_from: str) -> Path:
+    """Return the folder that a run's ``init_from`` means: safetensors, or one of our checkpoints.
+
+    Raises:
+        UserError: It holds no weights.
+    """
+    folder = Path(init_from).expanduser()
+    if (last := last_checkpoint(folder)) is not None:
+        return last.path
+    if (folder / ABOUT).is_file() or any(folder.glob("*.safetensors")):
+        return folder
+    raise UserError(
+        f"init_from: '{init_from}' holds no weights; give a folder of Hugging Face safetensors, a "
+        "run's folder with checkpoints, or one of its checkpoints"
+    )
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Return whether a folder from `weights_to_start_from` is one of our checkpoints."""
+    return (folder / ABOUT).is_file()
+
+
+def cut_metrics(run_dir: Path, step: int) -> None:
+    """Leave in ``metrics.jsonl`` what was logged up to a step: the whole new file or the old."""
+    path = run_dir / "metrics.jsonl"
+    if not step:
+        path.unlink(missing_ok=True)
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+        except ValueError:  # half a line, as a killed run leaves it
+            break
+    shorter = path.with_name(f".{path.name}.partial")
+    with shorter.open("w", encoding="utf-8") as stream:
+        stream.writelines(kept)
+        stream.flush()
+        os.fsync(stream.fileno())
+    shorter.replace(path)
+
+
+def note_resumed(run_dir: Path, **facts: Any) -> None:
+    """Remember that a run goes on, whatever will become of this try."""
+    with (run_dir / FOLDER / _RESUMED).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(facts) + "\n")
+
+
+def times_resumed(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what `note_resumed` was told of a run, in order."""
+    path = run_dir / FOLDER / _RESUMED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]

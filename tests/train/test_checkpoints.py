@@ -1,0 +1,328 @@
+"""A run that was stopped, or killed, goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from fp8study.core.checkpoints import FOLDER, last_checkpoint, place_of
+from fp8study.core.config import make_config
+from fp8study.core.errors import UserError
+from fp8study.core.presets import PRESETS
+from fp8study.core.records import RunRecord, read_metrics, read_record
+from fp8study.run import launch as launcher
+from fp8study.run.launch import RunFailed, launch
+from fp8study.run.machine import Machine
+from tests.train.tiny_runs import TINY
+
+SAVING = TINY | {"checkpoint_every": 3, "profile": False}
+FOUR = Machine(gpus=(), num_cpus=4)
+WORKER = Path(__file__).with_name("trouble_worker.py")
+
+#: Trains in a folder with some fields changed, and with a trouble of `trouble_worker`.
+Train = Callable[..., RunRecord]
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Train:
+    command = launcher._command
+
+    def troubled(*arguments: Any) -> list[str]:
+        usual = command(*arguments)
+        place = usual.index("fp8study.train")
+        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
+
+    def trained(run_dir: Path, trouble: str | None = None, **values: Any) -> RunRecord:
+        with monkeypatch.context() as patch:
+            if trouble:
+                patch.setenv("TROUBLE", trouble)
+                patch.setattr(launcher, "_command", troubled)
+            try:
+                return launch(make_config(SAVING | values), run_dir, show=str, machine=FOUR)
+            except RunFailed:
+                return read_record(run_dir / "run.json")
+
+    return trained
+
+
+def tensors(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return what a checkpoint holds, flat by name."""
+    file, flat = run_dir / "whole.pt", {}
+    dcp_to_torch_save(place_of(run_dir, step), file)
+    stack = [("", torch.load(file))]
+    while stack:
+        prefix, found = stack.pop()
+        if isinstance(found, dict):
+            stack += [(f"{prefix}/{name}", value) for name, value in found.items()]
+        else:
+            flat[prefix] = found
+    return flat
+
+
+def facts(run_dir: Path) -> list[list[Any]]:
+    """Return what does not depend on the clock, of each logged step."""
+    names = ("step", "loss", "learning_rate", "gradient_norm", "tokens_seen")
+    return [[row[name] for name in names] for row in read_metrics(run_dir)]
+
+
+def folder_of(folder: Path, **settings: Any) -> str:
+    """Make a folder with the tiny model's configuration, changed."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"] | settings))
+    return str(folder)
+
+
+ARMS: list[dict[str, Any]] = [
+    {"strategy": "none", "precision": "fp8", "path": "tuned", "gradient_accumulation_steps": 2,
+     "lr_schedule": "cosine", "lr_warmup_steps": 3},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
+     "max_grad_norm": 1.0},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
+    {"strategy": "fsdp2", "num_gpus": 4, "precision": "bf16"},
+    {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
+    {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ARMS, ids=lambda v: "-".join(map(str, v.values())))
+def test_resumed_is_uninterrupted_to_the_bit(
+    values: dict[str, Any], train: Train, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    if values.get("model") == "tied":
+        values = values | {"model": folder_of(tmp_path / "tied", tie_word_embeddings=True)}
+    expected = train(whole, **values)
+    # One rank is told, and its word travels with the loss of the next step, read one step later.
+    stopped = train(parts, "told:4", **values)
+    assert stopped.status == "interrupted"
+    told = "told to end: all 6 steps are saved; start the run again to go on"
+    assert stopped.status_detail == told
+    record = train(parts, **values)
+    assert (expected.status, record.status) == ("completed", "completed")
+    assert facts(parts) == facts(whole)
+    assert [row[0] for row in facts(parts)] == list(range(1, 9))
+    names = ("steps_completed", "loss_start", "loss_last20_mean")
+    assert [record.results[n] for n in names] == [expected.results[n] for n in names]
+    last, own_last = tensors(whole, 8), tensors(parts, 8)
+    assert set(own_last) == set(last)
+    assert [name for name in last if not torch.equal(last[name], own_last[name])] == []
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_a_launcher_that_is_stopped_lets_its_run_save(num_gpus: int, tmp_path: Path) -> None:
+    values = {"num_gpus": num_gpus, "num_steps": 5000, "checkpoint_every": 4000}
+
+    def stop(line: str) -> None:
+        if line.startswith("step     1"):  # a second signal would end it at once
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGUSR1"):
+        launch(make_config(SAVING | values), tmp_path, show=stop, machine=FOUR)
+    record, last = read_record(tmp_path / "run.json"), last_checkpoint(tmp_path)
+    assert last is not None
+    assert record.status == "interrupted"
+    assert f"all {last.step} steps are saved" in str(record.status_detail)
+    assert len(read_metrics(tmp_path)) == last.step == record.results["steps_completed"]
+
+
+def test_a_record_says_when_it_was_resumed_and_what_saving_cost(
+    train: Train, tmp_path: Path
+) -> None:
+    values = {"strategy": "none", "num_steps": 12, "keep_checkpoints": 1}
+    train(tmp_path, "told:2", **values)
+    train(tmp_path, "told:6", **values)
+    record = train(tmp_path, **values)
+    (first, second) = record.results["resumed"]
+    assert [(r["from_step"], r["num_gpus"]) for r in (first, second)] == [(4, 1), (8, 1)]
+    note = "resumed after step 4 (num_gpus=1), 8 (num_gpus=1): timings"
+    assert any(line.startswith(note) for line in record.warnings)
+    # Its own warm-up is left out again: steps 9 and 10.
+    assert record.results["num_timed_steps"] == 2
+    assert [row["timed"] for row in read_metrics(tmp_path)][8:] == [False, False, True, True]
+    saved = record.instruments["checkpoints"]
+    assert saved["num"] == 2  # after steps 9 and 12
+    assert 0 < saved["stopped_seconds"] < saved["written_seconds"]
+    assert saved["gib"] == pytest.approx(3 * 4 * record.model["num_parameters"] / 2**30, rel=0.1)
+    assert [p.name for p in sorted((tmp_path / FOLDER).glob("*step*"))] == ["step-00000012"]
+    assert not list((tmp_path / FOLDER).glob(".*"))
+
+
+def test_a_run_goes_on_with_another_number_of_processes(train: Train, tmp_path: Path) -> None:
+    values = {"precision": "fp8", "num_gpus": 2, "micro_batch_size": 2}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole, **values)
+    train(parts, "told:1", **values)
+    train(parts, "told:5", **values | {"num_gpus": 4, "micro_batch_size": 1})
+    record = train(parts, **values | {"num_gpus": 1, "gradient_accumulation_steps": 2})
+    assert [(r["from_step"], r["num_gpus"]) for r in record.results["resumed"]] == [(3, 4), (7, 1)]
+    losses, own = ([row[1] for row in facts(d)] for d in (whole, parts))
+    assert own[:3] == losses[:3]
+    assert own == pytest.approx(losses, rel=2e-3)  # the same text in the same order
+    assert [row[0] for row in facts(parts)] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"seed": 1}, "another run (seed=0, not 1); give another run_dir"),
+        ({"model": "tiny-qwen3"}, "(model=tiny-llama, not tiny-qwen3)"),
+        ({"micro_batch_size": 4}, "gradient_accumulation_steps of 2 sequences a step, not 4)"),
+        ({"corpus": "text:{other}"}, "(corpus=synthetic, not text:"),
+    ],
+)
+def test_another_runs_checkpoints_are_refused_and_kept(
+    changed: dict[str, Any], words: str, train: Train, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("Some other text to train on. " * 500)
+    changed = {k: str(v).format(other=tmp_path / "other.txt") for k, v in changed.items()}
+    run_dir = tmp_path / "run"
+    train(run_dir, "told:1", strategy="none")
+    before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.name != ".lock"}
+    with pytest.raises(UserError, match=re.escape(words)) as refusal:
+        train(run_dir, strategy="none", **changed)
+    assert "\n" not in str(refusal.value)
+    assert {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.name != ".lock"} == before
+
+
+def test_a_finished_run_is_done_anew_and_its_checkpoints_are_kept(
+    train: Train, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        record = train(tmp_path, strategy="none")
+        assert "resumed" not in record.results
+    assert (tmp_path / f"{FOLDER}.earlier1" / "step-00000008").is_dir()
+    assert len(read_metrics(tmp_path)) == 8
+
+
+def test_a_full_disk_costs_a_warning_and_no_checkpoint(train: Train, tmp_path: Path) -> None:
+    record = train(tmp_path, "full:4", strategy="none")
+    assert record.status == "completed"
+    notes = [line for line in record.warnings if line.startswith("checkpoint_every")]
+    assert [re.sub(r"\(.*\)", "(…)", note) for note in notes] == [
+        f"checkpoint_every: step {step} could not be saved (…); step 3 is the last that is"
+        for step in (6, 8)
+    ]
+    assert "File too large" in notes[0]
+    assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000003"]
+    (tmp_path / "run.json").unlink()
+    assert train(tmp_path, strategy="none").results["resumed"][0]["from_step"] == 3
+
+
+def training_process(run_dir: Path) -> int | None:
+    """Return the process that writes a run's metrics."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if descriptor.readlink() == run_dir / "metrics.jsonl":
+                return int(descriptor.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+@pytest.mark.slow
+def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_path: Path) -> None:
+    values = {"strategy": "none", "checkpoint_every": 1, "num_steps": 100_000}
+    draw, steps, began = random.Random(0), [], time.monotonic()
+
+    def kill() -> None:
+        while (process := training_process(tmp_path)) is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.4))
+        os.kill(process, signal.SIGKILL)
+
+    while len(steps) < 50 and time.monotonic() - began < 60:
+        killer = threading.Thread(target=kill)
+        killer.start()
+        record = train(tmp_path, **values)
+        killer.join()
+        assert "killed by signal 9" in str(record.status_detail)
+        last = last_checkpoint(tmp_path)
+        steps.append(last.step if last else 0)
+    assert len(steps) > 5
+    assert steps == sorted(steps)
+    assert len(set(steps)) > len(steps) / 2
+    assert [row["step"] for row in read_metrics(tmp_path)][: steps[-1]] == list(
+        range(1, steps[-1] + 1)
+    )
+
+
+def test_a_run_starts_from_the_weights_of_another(train: Train, tmp_path: Path) -> None:
+    """In the other precision, sharded otherwise, on other text, and with a new optimizer."""
+    (tmp_path / "other.txt").write_text("Some other text to train on. " * 500)
+    before = train(tmp_path / "bf16", strategy="none", validation_sequences=4)
+    values = {"num_gpus": 2, "precision": "fp8", "lr_warmup_steps": 4, "learning_rate": 1e-9}
+    values |= {"validation_sequences": 4, "checkpoint_every": 0}
+    start = tmp_path / "bf16"
+    for source in (start, place_of(start, 8)):
+        record = train(tmp_path / source.name / "fp8", init_from=str(source), **values)
+        assert record.status == "completed", record.status_detail
+        # Scored alike in BF16: the weights are the same, but for steps of next to nothing.
+        losses = [r.results["validation_loss"] for r in (before, record)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+        assert (record.model["init_step"], record.model["init_precision"]) == (8, "bf16")
+        assert record.audit["num_linear_fp8"] == 28
+    values["corpus"] = f"text:{tmp_path}/other.txt"
+    assert train(tmp_path / "on", init_from=str(start), **values).status == "completed"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_run_starts_from_hugging_face_safetensors(
+    tied: bool, train: Train, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    settings = PRESETS["tiny-llama"] | {"tie_word_embeddings": tied}
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+    theirs.save_pretrained(tmp_path / "model", max_shard_size="1MB")
+    values = {"init_from": str(tmp_path / "model"), "num_steps": 3, "num_warmup_steps": 0}
+    values |= {"model": str(tmp_path / "model"), "tokenizer": "bpe"}
+    record = train(tmp_path / "run", precision="fp8", num_gpus=2, learning_rate=1e-12,
+                   weight_decay=0, **values)  # fmt: skip
+    assert record.status == "completed", record.status_detail
+    weights = tensors(tmp_path / "run", 3)
+    for name, weight in theirs.named_parameters():
+        torch.testing.assert_close(weights[f"/model/{name}"], weight.detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"init_from": "{folder}/none"}, "init_from: '.*/none' holds no weights; give a folder"),
+        ({"init_from": "{folder}"}, "init_from: '.*' holds no weights; give a folder"),
+        ({"init_from": "{folder}/run", "model": "{folder}/model"}, "does not fit the model"),
+        ({"init_from": "{folder}/hf", "model": "{folder}/model"}, "does not fit the model"),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line(
+    values: dict[str, Any], words: str, train: Train, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    train(tmp_path / "run", strategy="none", num_steps=3)
+    hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["tiny-llama"]))
+    hf.save_pretrained(tmp_path / "hf")
+    folder_of(tmp_path / "model", intermediate_size=400)
+    values = {name: value.format(folder=tmp_path) for name, value in values.items()}
+    try:
+        said = str(train(tmp_path / "next", strategy="none", **values).status_detail)
+    except UserError as error:
+        said = str(error)
+    assert re.search(words, said), said
+    assert "\n" not in said
+    assert said.startswith("init_from: ")

@@ -59,3 +59,15 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     repeats = [c for c in configs if c.repeat == 1]
     assert {c.precision for c in repeats} == {"bf16"}
     assert all(replace(c, repeat=0) in configs for c in repeats)
+
+
+def test_continue_in_fp8_goes_on_from_what_bf16_start_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (start,) = shipped("bf16-start", monkeypatch).runs
+    configs = [run.config for run in shipped("continue-in-fp8", monkeypatch).runs]
+    assert {c.init_from for c in configs} == {f"results/local/bf16-start/{start.run_id}"}
+    assert start.config.checkpoint_every == start.config.num_steps
+    assert {c.precision for c in configs} == {"bf16", "fp8_tensorwise", "fp8_rowwise"}
+    for field in ("model", "corpus", "tokenizer", "sequence_length", "validation_sequences"):
+        assert {getattr(c, field) for c in configs} == {getattr(start.config, field)}, field

@@ -197,11 +197,15 @@ def test_a_folder_with_only_a_configuration_gets_a_tokenizer_of_its_own(tmp_path
     }  # fmt: skip
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
-    values = TINY | {"model": str(tmp_path / "gpt2"), "strategy": "none"}
+    text = tmp_path / "own.txt"
+    text.write_text("".join(f"The {n} small words of line {n * n % 97}.\n" for n in range(3000)))
+    values = TINY | {
+        "model": str(tmp_path / "gpt2"), "strategy": "none", "corpus": f"text:{text}",
+    }  # fmt: skip
     record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
     assert record.data["tokenizer"] == "bpe-512"
     assert any("holds no vocabulary" in warning for warning in record.warnings)
-    assert record.results["loss_last20_mean"] > 3  # nats: nothing like a constant text
+    assert record.results["loss_last20_mean"] > 1  # nats: nothing like a constant text
     # GPT-2's products are no nn.Linear; whoever reads the FLOPs must know.
     assert any("no nn.Linear" in warning for warning in record.warnings)
     with pytest.raises(UserError, match="more than the 64 positions"):

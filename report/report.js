@@ -125,8 +125,8 @@ function openTarget() {
   document.getElementById(location.hash.slice(1))?.setAttribute("open", "");
 }
 
-// Pictures inside the page are drawn for a phone and scale: their full size is the reader's zoom.
-document.querySelectorAll("main img:not([src^='data:'])").forEach((image) => {
+// Pictures drawn for a phone scale: their full size is the reader's zoom.
+document.querySelectorAll("main img:not([style*='width'])").forEach((image) => {
   const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
   if (image.src.startsWith("data:")) link.download = "figure.svg";  // no page may open one
   image.replaceWith(link);
@@ -144,3 +144,5 @@ const only = new URLSearchParams(location.search).get("of");
 if (only && document.querySelector("details.run")) showOnly(only.split("."));
 addEventListener("hashchange", openTarget);
 openTarget();
+const nav = document.querySelector(".site-nav"), here = nav?.querySelector("[aria-current]");
+if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - nav.clientWidth / 2;

@@ -54,10 +54,9 @@ def batches(table: pd.DataFrame) -> str:
 
 @one_line
 def rungs(table: pd.DataFrame) -> str:
-    """Say how far the rungs of `ladder_table` reach, % of the loss."""
-    by_rung = {str(rung): span(rows["difference_pct"], ".2f")
-               for rung, rows in table.groupby("rung")}  # fmt: skip
-    return f"% of the loss: {_listed(by_rung)}." if by_rung else ""
+    """Give the medians of `fp8study.report.rows.rungs`, % of the loss."""
+    by_rung = {str(rung): span(rows["median_pct"], ".2f") for rung, rows in table.groupby("rung")}
+    return f"Medians, % of the loss: {_listed(by_rung)}." if by_rung else ""
 
 
 @one_line

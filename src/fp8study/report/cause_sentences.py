@@ -145,14 +145,15 @@ def _whole(rows: pd.DataFrame) -> str:
 
 
 def _planted(rows: pd.DataFrame) -> str:
-    parts = []
+    parts: list[str] = []
     for masters in ("BF16", "FP32"):
         fault, twin = (_row(rows, part, masters) for part in (effects.PLANTED, effects.TWIN))
         if fault is None:
             continue
+        who = "a BF16 run that leaves the same weights out of its optimizer" if not parts else "it"
         text = (
-            f"With {masters} master weights, a BF16 run that leaves the same weights out of its "
-            f"optimizer ends {number(float(fault['mean_pct']), '+.2f')} % from BF16."
+            f"With {masters} master weights, {who} ends "
+            f"{number(float(fault['mean_pct']), '+.2f')} % from BF16."
         )
         if twin is not None:
             text += (

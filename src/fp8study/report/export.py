@@ -19,6 +19,7 @@ from fp8study.analysis.speed import document_a_table, occupancy_table, switch_ta
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report.page import Report, report_of
+from fp8study.report.rows import rungs
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
 _KEYS = ["arm_key", "effect_key", "pair_key"]
@@ -37,6 +38,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "effective-batch": lambda report: effective_batch_table(report.runs),
     "effective-batch-ways": lambda report: ways_table(report.runs),
     "noise-ladder": lambda report: ladder_table(report.runs),
+    "noise-rungs": lambda report: rungs(ladder_table(report.runs)),
     "validation-curve": lambda report: validation_curve(report.stored, report.runs),
     "noise-scale": lambda report: noise.over_runs(noise.scale_table, report.stored),
     "noise-crossing": lambda report: noise.over_runs(noise.crossing_table, report.stored),

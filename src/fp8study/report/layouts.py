@@ -164,6 +164,12 @@ PEERS = _layout(
     "{model}, GPUs: {num_gpus}, {study} on {machine}; ours: {setting}; peer: {peer}, "
     "{num_peer_runs} runs",
 )
+#: As `PEERS`, where the ranges are in a download.
+PEER_LEADS = _layout(
+    "num_gpus arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio ratio_interval "
+    "lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
+    "{model}, {study} on {machine}; peer: {peer}",
+)
 RESTATED = _layout(
     "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct", "{document}"
 )

@@ -49,8 +49,6 @@ def limits(runs: pd.DataFrame) -> str:
         f"- Models: {shapes}, from random weights. GPUs: "
         f"{', '.join(map(escape, sorted(gpu['gpu_name'].dropna().unique())))}, at most "
         f"{gpu['num_gpus'].max()} in one host.",
-        f"- No run is longer than {int(gpu['num_steps'].max()):,} steps: nothing here speaks of "
-        "evaluation scores or of late instabilities.",
     ]
     if (runs["device"] == "cpu").any():
         lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")

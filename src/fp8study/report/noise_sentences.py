@@ -170,8 +170,7 @@ def limits(stored: Sequence[StoredRun]) -> str:
         f"sequences of {noise['tokens_per_sample']:,} tokens a point, at most {last:,} steps. "
         f"Beyond a batch of {samples // 2} the errors are computed from their measured parts.",
         f"- The weights are those of runs that trained in {names}; the gradients are of eager "
-        "stand-ins. In a larger micro-batch sequences share scales.",
-        "- *Systematic* means over sequences, at one set of weights: their rounding is part of it.",
+        "stand-ins, a sequence at a time.",
     ]
     others = len(_all_measured(stored)) - len(runs)
     if others:

@@ -117,8 +117,12 @@ def rungs(ladder: pd.DataFrame) -> pd.DataFrame:
     """Medians of the noise ladder's rungs, the lowest first."""
     if ladder.empty:
         return ladder
-    by = ladder.groupby(["machine", "study", "model", "rung"], sort=False)["difference_pct"]
-    table = by.agg(num_pairs="size", median_pct="median").reset_index()
+    by = ladder.groupby(["machine", "study", "model", "rung"], sort=False)
+    table = by.agg(
+        num_pairs=("rung", "size"),
+        median_pct=("difference_pct", "median"),
+        run_ids=("run_ids", together),
+    ).reset_index()
     return table.sort_values(["machine", "study", "model", "median_pct"], kind="stable")
 
 

@@ -40,13 +40,15 @@ Pi is `{python} f"{number:.2f}"`, raw `{python} 6 * 7`, named `{python} name`, a
 Refers ahead to @tbl-b, @fig-plot and @fig-still.
 See [other](other.qmd#sec-x) and [data](data.csv). In `{python} os.path.basename(os.getcwd())`.
 
+::: {#fig-plot}
+
 ```{python}
-#| label: fig-plot
-#| fig-cap: "A *curve* with [brackets], see @tbl-a"
-#| fig-alt: 'Rising "line" & dots'
-import matplotlib.pyplot as plt
-plt.plot([1, 2])
+Markdown('```{=html}\\n<img src="still.png" alt="Rising &quot;line&quot; &amp; dots">\\n```')
 ```
+
+A *curve* with [brackets], see @tbl-a
+
+:::
 
 ```{python}
 #| label: tbl-a
@@ -69,15 +71,6 @@ pd.DataFrame({"arm": ["a<b", "c"], "ms": [1.5, 10]})
 ```{python}
 print("shown", 1 + 1)
 ```
-
-::: {.callout-warning}
-## Mind the *gap*
-Body of the callout.
-:::
-
-::: {.callout-tip}
-Untitled.
-:::
 
 Text.^[A footnote.] $a^2$ ![](still.png){fig-alt="Loose"}
 

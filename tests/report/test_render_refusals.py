@@ -27,11 +27,12 @@ def refusal(tmp_path: Path, body: str, config: str = CONFIG) -> str:
 @pytest.mark.parametrize(
     ("cell", "line", "reason"),
     [
-        ("#| label: fig-a\n#| fig-cap: c\n#| fig-alt: a\n\nx = 1\nraise ValueError('no\\nluck')\n",
-         13, "cell `fig-a` (code from line 12) failed with ValueError: no;"),
+        ("#| label: tbl-a\n#| tbl-cap: c\n\nx = 1\nraise ValueError('no\\nluck')\n",
+         12, "cell `tbl-a` (code from line 11) failed with ValueError: no;"),
         ("1\nx = = 2\n", 9, "the cell (code from line 8) failed with SyntaxError: invalid syntax"),
-        ("#| label: fig-a\n#| fig-cap: c\n#| fig-alt: a\n3\n",
-         11, "must show exactly one output, of type image/png, not ['text/plain']"),
+        ("#| label: tbl-a\n#| tbl-cap: c\n3\n", 10,
+         "must show exactly one output, of type text/html or text/markdown, not ['text/plain']"),
+        ("from matplotlib.figure import Figure\nFigure()\n", 8, "a figure as an <img>"),
         ("import os; os.kill(os.getpid(), 9)\n", None, "process ended with -9"),
     ],
 )  # fmt: skip
@@ -65,8 +66,8 @@ def test_failing_inline_code(tmp_path: Path) -> None:
         ("```{python}\n#| labell: a\n1\n```\n", "`labell` is not supported"),
         ("```{python}\n#| echo: true\n1\n```\n", "`echo` is not supported"),
         ("```{python}\n#| label: a\n1\n```\n", "label `a` is not supported"),
-        ("```{python}\n#| label: fig-a\n#| fig-alt: a\n1\n```\n", "needs `fig-cap`"),
-        ("```{python}\n#| label: fig-a\n#| fig-cap: a\n1\n```\n", "needs `fig-alt`"),
+        ("```{python}\n#| label: fig-a\n1\n```\n", "label `fig-a` is not supported"),
+        ("```{python}\n#| label: tbl-a\n1\n```\n", "needs `tbl-cap`"),
         ("```{python}\n#| label: tbl-a\n#| tbl-cap: '`{python} x`'\n1\n```\n", "inline code does"),
     ],
 )
@@ -95,7 +96,6 @@ def test_front_matter_is_needed_and_checked(tmp_path: Path) -> None:
         ("![c](still.png){#fig-a}\n", "image `still.png` needs `fig-alt`"),
         ("::: {#tbl-a}\nonly one\n:::\n", "`tbl-a` needs a caption"),
         ("::: {layout-ncol=2}\na\n:::\n", "`layout-ncol` is not supported"),
-        ("::: {.callout-note collapse=true}\na\n:::\n", "`collapse` is not supported"),
         ("::: {.content-visible}\na\n:::\n", "`.content-visible` is not supported"),
         ("::: {.panel-tabset}\n## A\n:::\n", "`.panel-tabset` is not supported"),
     ],

@@ -21,6 +21,7 @@ from fp8study.report import (
 )
 from fp8study.report import page as pages
 from fp8study.report.table import show
+from scripts.count_words import count_words
 from tests.analysis.test_leads import store_leads
 from tests.factories import make_record, store
 from tests.instrument_factories import make_instruments
@@ -84,6 +85,14 @@ def test_answer_is_computed(site: dict[str, str]) -> None:
 def test_failed_runs_and_their_reasons_are_shown(site: dict[str, str]) -> None:
     for status in ("failed", "interrupted", "out_of_memory", "diverged"):
         assert f"synthetic: {status} | with a bar" in plain(site["runs"])
+
+
+@pytest.mark.slow
+def test_the_pages_are_short(site: dict[str, str]) -> None:
+    """Half of what once stood there; the page of runs holds data."""
+    pages = {name: count_words(page) for name, page in site.items() if name != "runs"}
+    assert 3_000 < sum(text for text, _ in pages.values()) < 5_500
+    assert max(text for text, _ in pages.values()) < 1_000
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ and refuses the rest with one line that names the page and the place.
 
 - `_quarto.yml`: the options of `config.Config`.
 - Front matter: `title` and `subtitle`.
-- `{python}` cells with the options `label` (`fig-` or `tbl-`), `fig-cap`, `fig-alt` and `tbl-cap`;
-  inline `{python} expr`; figures with `fig-alt`.
-- References `@fig-x` and `@tbl-x` within a page, callouts, links between pages, mathematics, and
-  whatever else pandoc's Markdown does by itself.
+- `{python}` cells with the options `label` (`tbl-`) and `tbl-cap`; inline `{python} expr`; figures
+  in a div `#fig-x` whose last paragraph is their caption, or with `fig-alt`.
+- References `@fig-x` and `@tbl-x` within a page, links between pages, mathematics, and what else
+  pandoc's Markdown does by itself.
 
 We are stricter than Quarto where a reader would be let down: a reference or local link that leads
 nowhere and an image without `fig-alt` are errors.

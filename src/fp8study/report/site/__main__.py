@@ -72,7 +72,7 @@ def _fork_each(job: Job, shell: InteractiveShell) -> None:
 
 def _render(job: Job, page: Page, shell: InteractiveShell) -> None:
     try:
-        markdown = PageRun(page, job.build, shell).markdown()
+        markdown = PageRun(page, shell).markdown()
         html = write_html(page, markdown, job.site.config, job.scratch)
         (job.build / page.name).with_suffix(".html").write_text(html, encoding="utf-8")
     except UserError as error:

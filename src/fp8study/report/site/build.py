@@ -83,7 +83,7 @@ def _work(job: Job) -> None:
     """Start `__main__` in a clean Python, in which the same page gives the same bytes."""
     environment = os.environ | {
         "PYTHONHASHSEED": "0",  # a fixed order of sets
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "MPLBACKEND": "agg",
         "IPYTHONDIR": str(job.scratch / "ipython"),  # no personal profile
     }
     command = [sys.executable, "-m", "fp8study.report.site"]

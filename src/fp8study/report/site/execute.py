@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import re
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from IPython.core.displayhook import CapturingDisplayHook
@@ -20,24 +18,13 @@ from fp8study.core.errors import UserError
 from fp8study.report.site.qmd import CellOptions, Code, Page, Prose
 
 # The first of these that an output offers is shown, as in Quarto's HTML format.
-PREFERENCE = ("text/html", "text/markdown", "image/png", "text/plain")
-# What a notebook prints beside a figure: the values of plotting calls.
-PLOT_VALUES = re.compile(r"\[?<(matplotlib|seaborn|Axes)|array\(\[<Axes|Text\(")
+PREFERENCE = ("text/html", "text/markdown", "text/plain")
 MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!$@|~^\"'])")
 
 
 def start_shell() -> InteractiveShell:
-    """Start the IPython in which cells run, with figures of the size and kind that Quarto asks for.
-
-    The variables MPLBACKEND and IPYTHONDIR decide about the backend and the personal profile.
-    """
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    import matplotlib.pyplot as plt
-    from matplotlib_inline.backend_inline import set_matplotlib_formats
-
-    plt.rcParams.update({"figure.figsize": (7, 5), "figure.dpi": 96, "savefig.dpi": "figure"})
-    set_matplotlib_formats("retina")
-    return shell
+    """Start the IPython in which cells run; the variable IPYTHONDIR decides about its profile."""
+    return InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
 
 
 @dataclass(frozen=True)
@@ -51,9 +38,8 @@ class _Shown:
 class PageRun:
     """One page in a shell that no other page has used."""
 
-    def __init__(self, page: Page, build: Path, shell: InteractiveShell) -> None:
+    def __init__(self, page: Page, shell: InteractiveShell) -> None:
         self.page = page
-        self.build = build
         self.shell = shell
         self.shell.display_pub = CapturingDisplayPublisher()
         self.outputs: list[dict[str, Any]] = self.shell.display_pub.outputs
@@ -67,21 +53,19 @@ class PageRun:
         self.capture(value)
 
     def markdown(self) -> str:
-        """Run the page in the current folder and return its Markdown; write its figures.
+        """Run the page in the current folder and return its Markdown.
 
         Raises:
             UserError: a cell fails, or shows something else than its label says.
         """
-        parts = enumerate(self.page.parts, start=1)
-        return "".join(self._part(part, f"cell-{number}") for number, part in parts)
+        return "".join(map(self._part, self.page.parts))
 
-    def _part(self, part: Prose | Code, name: str) -> str:
+    def _part(self, part: Prose | Code) -> str:
         if isinstance(part, Prose):
             return part.text
         if part.options is None:
             return self._inline(part)
-        shown = self._shown(part, part.options, part.options.label or name)
-        return f"\n{_floated(part.options, shown, self._at(part.line))}\n\n"
+        return f"\n{_floated(part.options, self._shown(part), self._at(part.line))}\n\n"
 
     def _run(self, code: Code) -> str:
         """Return what a cell printed; leave its value and what it displayed."""
@@ -115,42 +99,19 @@ class PageRun:
         data = self.outputs[-1]["data"]
         return str(data.get("text/markdown", data["text/plain"]))
 
-    def _shown(self, code: Code, options: CellOptions, name: str) -> list[_Shown]:
+    def _shown(self, code: Code) -> list[_Shown]:
         printed = self._run(code)
         shown = [_Shown("text/plain", _fenced(printed, ""))] if printed.strip() else []
-        for output in self.outputs:
-            data = output["data"]
-            mime = next((mime for mime in PREFERENCE if mime in data), None)
-            if mime is None:
+        for data in (output["data"] for output in self.outputs):
+            mime = next((mime for mime in PREFERENCE if mime in data), "")
+            if not mime or "<Figure" in data.get("text/plain", ""):
                 raise UserError(
                     f"{self._at(code.line)}: an output of type {', '.join(data)} cannot be shown; "
-                    "display text, Markdown, HTML or PNG."
+                    "display text, Markdown or HTML, and a figure as an <img> with its data."
                 )
-            value = data[mime]
-            if mime == "text/plain" and PLOT_VALUES.match(value):
-                continue
-            if mime == "image/png":
-                number = sum(one.mime == mime for one in shown) + 1
-                size = (output["metadata"] or {}).get(mime, {})
-                value = self._image(value, f"{name}-output-{number}", options.fig_alt, size)
-            elif mime != "text/markdown":
-                value = _fenced(value, "{=html}" if mime == "text/html" else "")
-            shown.append(_Shown(mime, value))
+            is_markdown, info = mime == "text/markdown", "{=html}" * (mime == "text/html")
+            shown.append(_Shown(mime, data[mime] if is_markdown else _fenced(data[mime], info)))
         return shown
-
-    def _image(self, png: str | bytes, name: str, alt: str | None, size: dict[str, int]) -> str:
-        from matplotlib import image
-
-        file = Path(f"{Path(self.page.name).stem}_files", "figure-html", f"{name}.webp")
-        path = self.build / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = image.imread(io.BytesIO(base64.b64decode(png) if isinstance(png, str) else png))
-        # The same pixels in less than half of the bytes.
-        image.imsave(path, pixels, format="webp", pil_kwargs={"lossless": True})
-        attributes: dict[str, object] = {"fig-alt": alt or ""}
-        attributes |= {key: size[key] for key in ("width", "height") if key in size}
-        text = " ".join(f"{key}={_quoted(str(value))}" for key, value in attributes.items())
-        return f"![]({file.as_posix()}){{{text}}}"
 
     def _at(self, line: int) -> str:
         return f"{self.page.where}:{line}"
@@ -164,11 +125,6 @@ def _failing_line(error: BaseException) -> int:
     return next(iter(lines), own) or 1
 
 
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
 def _fenced(text: str, info: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -176,15 +132,14 @@ def _fenced(text: str, info: str) -> str:
 
 
 def _floated(options: CellOptions, shown: list[_Shown], at: str) -> str:
-    """Wrap the figure or table of a labelled cell in the div that Quarto numbers."""
+    """Wrap the table of a labelled cell in the div that Quarto numbers."""
     label = options.label
     if label is None:
         return "\n\n".join(one.markdown for one in shown)
-    wanted = ["image/png"] if label.startswith("fig-") else ["text/html", "text/markdown"]
+    wanted = ["text/html", "text/markdown"]
     if len(shown) != 1 or shown[0].mime not in wanted:
         raise UserError(
             f"{at}: cell `{label}` must show exactly one output, of type {' or '.join(wanted)}, "
             f"not {[one.mime for one in shown]}; split the cell or change its label."
         )
-    caption = options.fig_cap or options.tbl_cap
-    return f"::: {{#{label}}}\n\n{shown[0].markdown}\n\n{caption}\n\n:::"
+    return f"::: {{#{label}}}\n\n{shown[0].markdown}\n\n{options.tbl_cap}\n\n:::"

@@ -1,14 +1,7 @@
--- What Quarto adds to pandoc's Markdown: numbered figures and tables, references, callouts.
+-- What Quarto adds to pandoc's Markdown: numbered figures and tables, references.
 -- What it cannot do it refuses: one line on stderr, with the thing in question in backticks.
 
 local names = { fig = "Figure", tbl = "Table" }
-local callouts = {
-  ["callout-note"] = "Note",
-  ["callout-tip"] = "Tip",
-  ["callout-important"] = "Important",
-  ["callout-warning"] = "Warning",
-  ["callout-caution"] = "Caution",
-}
 local numbers = {} -- label: number
 local counts = { fig = 0, tbl = 0 }
 
@@ -52,22 +45,6 @@ local function float(label, caption, content)
   }
 end
 
-local function callout(el)
-  local kind = el.classes[1]
-  local title = { pandoc.Str(callouts[kind]) }
-  if el.content[1] and el.content[1].t == "Header" then
-    title = el.content:remove(1).content
-  end
-  el.content = {
-    pandoc.Div({ pandoc.Plain(title) }, pandoc.Attr("", { "callout-title" })),
-    pandoc.Div(el.content, pandoc.Attr("", { "callout-body" })),
-  }
-  el.classes = { "callout", kind }
-  return el
-end
-
-local ours = { ["callout-title"] = true, ["callout-body"] = true }
-
 local function div(el)
   if kind_of(el.identifier) then
     local caption = el.content:remove()
@@ -80,11 +57,8 @@ local function div(el)
     refuse("div attribute `" .. key .. "` is not supported; remove it.")
   end
   for _, class in ipairs(el.classes) do
-    if not callouts[class] and not ours[class] then
-      refuse("div class `." .. class .. "` is not supported; remove it.")
-    end
+    refuse("div class `." .. class .. "` is not supported; remove it.")
   end
-  return callouts[el.classes[1]] and callout(el) or el
 end
 
 local function markdown_table(el)

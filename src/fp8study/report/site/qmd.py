@@ -25,8 +25,6 @@ class FrontMatter(Options):
 
 class CellOptions(Options):
     label: str | None = None
-    fig_cap: str | None = None
-    fig_alt: str | None = None
     tbl_cap: str | None = None
 
 
@@ -135,10 +133,9 @@ def _cell(body: str, line: int, at: str) -> Code:
     label = options.label or ""
     if "`{python}" in yaml_text:
         raise UserError(f"{at}: inline code does not run in cell options; put it in the text.")
-    if label and not re.fullmatch(r"(fig|tbl)-[\w-]+", label):
-        raise UserError(f"{at}: label `{label}` is not supported; begin it with `fig-` or `tbl-`.")
-    for key in {"fig": ("fig_cap", "fig_alt"), "tbl": ("tbl_cap",)}.get(label[:3], ()):
-        if not getattr(options, key):
-            raise UserError(f"{at}: cell `{label}` needs `{key.replace('_', '-')}`; add it.")
+    if label and not re.fullmatch(r"tbl-[\w-]+", label):
+        raise UserError(f"{at}: label `{label}` is not supported; begin it with `tbl-`.")
+    if label and not options.tbl_cap:
+        raise UserError(f"{at}: cell `{label}` needs `tbl-cap`; add it.")
     source = body[position:].lstrip("\n")
     return Code(source, line + body[: len(body) - len(source)].count("\n"), options)

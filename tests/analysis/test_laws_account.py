@@ -108,6 +108,17 @@ def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
     assert none.startswith("No GPU records")
 
 
+def test_where_it_misses_is_said_of_models_and_tokens():
+    table = account.lead_table(cells())
+    (row,) = account.lead_verdicts(table).to_dict("records")
+    off = table[table["error_points"].abs() > account.MOST_POINTS]
+    assert 0 < len(off) == len(row["off_models"]) < len(table)
+    said = words.lead_words(account.lead_verdicts(table))
+    assert f"{len(off)} cells, " in said and f"{off['tokens'].max():,.0f} tokens a GPU" in said
+    right = table.assign(error_points=0.0)
+    assert "Off by more than" not in words.lead_words(account.lead_verdicts(right))
+
+
 def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     sessions = account.session_table(cells())
     busy = sessions["host_pct"] > account.HOST_PCT

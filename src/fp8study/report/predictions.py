@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -90,7 +91,19 @@ def _lead_line(row: pd.Series) -> str:
         f"{_opening(row)}: off by {mean} points on average (goal {MEAN_POINTS:g}), and by up to "
         f"{most} in nine of ten (goal {MOST_POINTS:g}). Where the lead is beyond "
         f"±{CLEAR_PCT:g} %, {side}. Worst: {in_words(row['worst'])}, "
-        f"{number(row['worst_points'], '+.1f')} points.{_host(row)}"
+        f"{number(row['worst_points'], '+.1f')} points.{_where(row)}{_host(row)}"
+    )
+
+
+def _where(row: pd.Series) -> str:
+    """Say of which models the cells are that are off by more than the goal, and how small."""
+    models = Counter(row["off_models"])
+    if not models:
+        return ""
+    named = ", ".join(f"{number} of {model}" for model, number in models.most_common())
+    return (
+        f" Off by more than {MOST_POINTS:g}: {count(models.total(), 'cell')}, {named}; none has "
+        f"more than {row['off_tokens']:,.0f} tokens a GPU and pass."
     )
 
 
@@ -141,8 +154,9 @@ def session_words(sessions: pd.DataFrame) -> str:
     ]  # fmt: skip
     return (
         f"**Why.** From study to study, on one kind of GPU and at one setting, FP8's measured lead "
-        f"moved by {', and by '.join(parts)}. The speed at which a host launches kernels differs "
-        "between sessions, and no law can know it beforehand: `fp8study advise --measure` times it."
+        f"moved by {', and by '.join(parts)}. There the "
+        "host's launches decide, and how fast a host launches is in no record: "
+        "`fp8study advise --measure` times it."
     )
 
 

@@ -42,7 +42,8 @@ HOST_PCT = 50.0
 
 LEAD_COLUMNS = [
     "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_pct",
-    "predicted_pct", "error_points", "fitted_pct", "step_error_pct", "host_pct", "run_ids",
+    "predicted_pct", "error_points", "fitted_pct", "step_error_pct", "host_pct", "tokens",
+    "run_ids",
 ]  # fmt: skip
 MEMORY_COLUMNS = [
     "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_gib",
@@ -174,7 +175,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
 
     ``predicted_pct`` is by constants that know nothing of the cell, as ``test`` says, and
     ``fitted_pct`` by the newest; ``step_error_pct`` is the FP8 step's, and ``host_pct`` what the
-    host takes of the GPU's time in it, by the law.
+    host takes of the GPU's time in it, by the law; ``tokens`` are those of a GPU and pass.
     """
     rows = []
     for pair in pairs_of(cells):
@@ -191,6 +192,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
             "fitted_pct": pair.predicted_pct(constants_of(speed.SpeedConstants, "speed")),
             "step_error_pct": 100 * (law.total / cell.step_ms - 1),
             "host_pct": 100 * law.host / law.device,
+            "tokens": cell.config.micro_batch_size * cell.config.sequence_length,
             "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip
     return _ordered(rows, LEAD_COLUMNS)
@@ -240,7 +242,8 @@ def lead_verdicts(table: pd.DataFrame) -> pd.DataFrame:
     ``mean_points`` and ``most_points`` (nine of ten cells are within it) are errors without their
     sign; ``num_wrong_side`` counts leads beyond ±`CLEAR_PCT` whose sign is predicted wrong;
     ``host_points`` and ``gpu_points`` are the means where the host is busy for more than `HOST_PCT`
-    of the GPU's time (``num_host`` cells), and elsewhere.
+    of the GPU's time (``num_host`` cells), and elsewhere; ``off_models`` and ``off_tokens`` are the
+    models and most tokens of the cells that are off by more than `MOST_POINTS`.
     """
     rows = []
     for test, group in table.groupby("test", sort=False):
@@ -252,6 +255,8 @@ def lead_verdicts(table: pd.DataFrame) -> pd.DataFrame:
         worst = group.iloc[int(errors.argmax())]
         busy = group["host_pct"] > HOST_PCT
         rows.append({
+            "off_models": list(group["model"][errors > MOST_POINTS]),
+            "off_tokens": group["tokens"][errors > MOST_POINTS].max(),
             "num_host": int(busy.sum()), "host_points": float(errors[busy].mean()),
             "gpu_points": float(errors[~busy].mean()),
             "test": test, "num_cells": len(group), "mean_points": mean, "most_points": most,

@@ -277,9 +277,10 @@ def test_what_was_measured_here_is_kept_and_used_and_said(asked_on_an_h100, tmp_
     assert any("scaled by the copy measured here" in line for line in found.beyond)
     other = question_for([(H100, 79.6)], "llama-3.2-3b", 1, 4096, 1, None)
     assert answer(other, tmp_path).measured is None
-    path_of(tmp_path).write_text("{")
-    with pytest.raises(UserError, match=r"measured.json' is damaged; delete it"):
-        answer(asked, tmp_path)
+    for damaged in ("{", "{}", '[{"gpu_name": 1}]'):
+        path_of(tmp_path).write_text(damaged)
+        with pytest.raises(UserError, match=r"measured.json' is damaged; delete it"):
+            answer(asked, tmp_path)
 
 
 def test_without_records_there_is_no_advice(tmp_path):

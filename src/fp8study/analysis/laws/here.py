@@ -51,7 +51,7 @@ def keep(measured: Measured, results: Path) -> None:
         UserError: The file is damaged or cannot be written.
     """
     path, key = path_of(results), [measured[name] for name in _SAME]
-    others = [each for each in _read(path) if [each.get(name) for name in _SAME] != key]
+    others = [each for each in _read(path) if [each[name] for name in _SAME] != key]
     with writing("--measure", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, [*others, dict(measured)])
@@ -64,7 +64,7 @@ def find(config: ResolvedConfig, gpu_name: str, results: Path) -> Measured | Non
         UserError: The file is damaged.
     """
     key = [gpu_name, config.model, config.strategy, config.master_dtype]
-    found = (m for m in _read(path_of(results)) if [m.get(name) for name in _SAME] == key)
+    found = (m for m in _read(path_of(results)) if [m[name] for name in _SAME] == key)
     return next(found, None)
 
 
@@ -75,7 +75,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         content = None
-    if not (isinstance(content, list) and all(isinstance(m, dict) for m in content)):
+    needed = {*_SAME, "layers", "at", "micro_batch_size", "sequence_length"}
+    is_list = isinstance(content, list)
+    if not (is_list and all(isinstance(m, dict) and needed <= m.keys() for m in content)):
         raise UserError(f"--measure: '{path}' is damaged; delete it, then measure again")
     return content
 
@@ -110,8 +112,13 @@ def constants_here(
     if not (own and plain and rates.get("bf16") and rates.get(own_name)):
         return c
 
-    size = {name: measured[name] for name in ("micro_batch_size", "sequence_length")}
-    alone = dataclasses.replace(config, gradient_accumulation_steps=1, **size)
+    alone = dataclasses.replace(
+        config,
+        micro_batch_size=measured["micro_batch_size"],
+        sequence_length=measured["sequence_length"],
+        gradient_accumulation_steps=1,
+        activation_checkpointing=False,
+    )
     tokens = alone.micro_batch_size * alone.sequence_length
     weights = sum(wide * high for wide, high in shape.linears.values())
     kernels = {"gemm": 3 * len(shape.linears), "other": OTHER_KERNELS,

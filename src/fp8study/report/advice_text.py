@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.advise import Advice, Option, Quantity
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import HEADROOM
@@ -22,7 +23,7 @@ def advice_text(advice: Advice) -> str:
     config = advice.config
     task = (
         f"{config['model']} on {config['num_gpus']} × {advice.gpu}: {config['sequence_length']:,} "
-        f"tokens, batch {config['micro_batch_size']}, {config['path']} path"
+        f"tokens, batch {config['micro_batch_size']} a GPU, {config['path']} path"
     )
     if advice.settings:
         task += f"\nSo that it fits: {', '.join(advice.settings)}"
@@ -54,7 +55,7 @@ def _answer(advice: Advice) -> str:
         return f"BF16 or {best}: neither is clearly faster."
     if advice.choice in leads:
         return f"Use {advice.choice}: tokens/s {_lead(leads[advice.choice])}."
-    return f"Use BF16: the best FP8 recipe, {best}, has {_lead(leads[best])}."
+    return f"Use BF16: with FP8 at its best, {best}, tokens/s {_lead(leads[best])}."
 
 
 def _lead(figure: Quantity) -> str:
@@ -127,6 +128,8 @@ def _limits(advice: Advice) -> list[str]:
         largest = sorted(device, key=lambda name: -device[name])[:4]
         named = ", ".join(f"{_PARTS[name]} {device[name]:,.0f}" for name in largest)
         word = "; the host limits it" if host > total else ""
+        if host > HOST_PCT / 100 * total and not advice.measured:
+            word = f"{word or '; the host may limit it'}, and --measure times it"
         lines.append(f"  {recipe(precision)}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}")
     return lines
 

@@ -68,7 +68,7 @@ def measure_here(
     names = ("model", "micro_batch_size", "sequence_length", "strategy", "master_dtype")
     found |= {name: getattr(last, name) for name in names}
     for config in chosen:
-        say(f"{config.model}: decoder layers in {config.precision}")
+        say(f"timing layers of {config.model} in {config.precision}")
         try:
             found["layers"][config.precision] = _layer_times(config, device)
         except torch.OutOfMemoryError as error:
@@ -77,7 +77,7 @@ def measure_here(
                 f"{config.micro_batch_size} do not fit this GPU; lower --micro-batch-size"
             ) from error
     if is_gpu:
-        say(f"{last.model}: GEMMs, a copy and the link")
+        say(f"timing the GEMMs of {last.model}, a copy and the link")
         ceilings = ceilings_of(last)
         found["gemm_tflops"] = _converted_tflops(ceilings)
         found["copy_tb_per_s"] = ceilings["copy_tb_per_s"]

@@ -194,6 +194,13 @@ def test_refuses_in_one_line(changes, words):
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_asked_fits_one_line_of_eighty_columns():
+    first = advice_text(
+        advice_for([(H100, 79.6)] * 8, "llama-3.2-1b-untied", None, 131072, 1, None)
+    )
+    assert H100 in first.splitlines()[0] and len(first.splitlines()[0]) <= 80
+
+
 def test_the_gpu_at_hand_is_taken_with_its_own_memory():
     found = advice_for([("NVIDIA H200", 100.0)] * 2, "llama-3.2-1b", None, 4096, 1, None)
     assert (found.gpu, found.capacity_gib, found.config["num_gpus"]) == ("NVIDIA H200", 100.0, 2)

@@ -23,7 +23,7 @@ def advice_text(advice: Advice) -> str:
     config = advice.config
     task = (
         f"{config['model']} on {config['num_gpus']} × {advice.gpu}: {config['sequence_length']:,} "
-        f"tokens, batch {config['micro_batch_size']} a GPU, {config['path']} path"
+        f"tokens, batch {config['micro_batch_size']} a GPU"
     )
     if advice.settings:
         task += f"\nSo that it fits: {', '.join(advice.settings)}"

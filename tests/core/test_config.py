@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
 OTHER: dict[str, Any] = {
     "model": "tiny-llama", "init_from": "weights", "precision": "bf16",
-    "checkpoint_every": 5, "keep_checkpoints": 3, "num_gpus": 2, "strategy": "ddp",
+    "checkpoint_every": 5, "keep_checkpoints": 3, "num_gpus": 2, "num_nodes": 2,
+    "strategy": "ddp", "sharding": "hybrid",
     "sequence_length": 128, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
     "num_steps": 11, "num_warmup_steps": 0, "timed_seconds": 20.0,
     "learning_rate": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 5,
@@ -68,7 +70,8 @@ def test_every_field_has_another_value_to_test_with() -> None:
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
-    usual |= {"num_gpus": 2} if name in ("gradient_pool", "gradient_copy") else {}
+    usual |= {"num_gpus": 2} if name in ("num_nodes", "gradient_pool", "gradient_copy") else {}
+    usual |= {"num_gpus": 4, "num_nodes": 2} if name == "sharding" else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}
     config = make_config(usual | {name: OTHER[name]}).resolved()
     assert getattr(config, name) == OTHER[name]
@@ -318,3 +321,17 @@ def test_what_other_trainers_offer_is_refused_with_its_reason(name: str) -> None
         make_config({name: True})
     # Switched off, it says nothing.
     assert make_config({name: False}) == make_config({name: 1}) == make_config({})
+
+
+def test_nodes_share_the_gpus_evenly_and_hybrid_shards_within_one() -> None:
+    with pytest.raises(UserError, match=r"num_nodes: 2 does not divide num_gpus=3"):
+        RunConfig(num_gpus=3, num_nodes=2)
+    for values in ({"num_gpus": 4}, {"num_gpus": 2, "num_nodes": 2}):
+        with pytest.raises(UserError, match="sharding: 'hybrid' needs strategy=fsdp2 on several"):
+            RunConfig(sharding="hybrid", **values)
+    full = RunConfig(num_gpus=8, num_nodes=2, path="tuned", max_grad_norm=1)
+    hybrid = replace(full, sharding="hybrid")
+    assert (full.num_shards, hybrid.num_shards, hybrid.gpus_per_node) == (8, 4, 4)
+    assert replace(full, strategy="ddp").num_shards == 1
+    pools = [config.resolved().gradient_pool for config in (full, hybrid)]
+    assert pools == ["shared", "own"]

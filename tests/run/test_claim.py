@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_it_waits(tmp_path: Path) -> None:
 
 def test_the_others_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    (tmp_path / claim.CLAIM).write_text(json.dumps([2, 3]))
+    (tmp_path / claim.CLAIM.format(0)).write_text(json.dumps([2, 3]))
     claim.claim_gpus(make_config({"num_gpus": 2}), job(0, 1, 2, 3), tmp_path)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     with lease(4, [0, 1, 2, 3]) as all_of_them:  # they hold nothing themselves
@@ -99,3 +100,15 @@ def test_nothing_looks_for_a_gpu_before_the_claim(tmp_path: Path) -> None:
         [sys.executable, "-c", LOOKS, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "claimed"), done.stderr
+
+
+def test_another_node_takes_its_own_gpus_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUP_RANK", "1")
+    there = [SimpleNamespace(index=i, name=f"its GPU {i}") for i in (2, 3)]
+    monkeypatch.setattr(claim, "visible_gpus", lambda: there)
+    config = make_config({"num_gpus": 4, "num_nodes": 2})
+    got = claim.claim_gpus(config, job(0, 1), tmp_path)
+    assert got.gpus == {2: "its GPU 2", 3: "its GPU 3"}
+    assert (claim.claimed(tmp_path), claim.claimed(tmp_path, node=1)) == (None, [2, 3])

@@ -13,7 +13,6 @@ from fp8study import __version__
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
-from fp8study.run.launch import training_environment
 from fp8study.run.machine import (
     Gpu,
     Machine,
@@ -24,6 +23,7 @@ from fp8study.run.machine import (
     this_machine,
     versions,
 )
+from fp8study.run.processes import training_environment
 from tests.checkout import ROOT, run_python
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "FP8STUDY_SOMETHING")
@@ -286,6 +286,35 @@ def test_the_chosen_allocator_reaches_the_training_processes(
     assert found(chosen, Machine((H200,), 8)) == expected
     assert found(make_config({}), Machine((H200,), 8)) == before
     assert found(chosen, Machine((), 2)) == before
+
+
+def test_what_another_launcher_left_behind_reaches_no_training_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = {
+        "RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "GROUP_RANK": "1", "MASTER_PORT": "1",
+        "MASTER_ADDR": "10.0.0.1", "PET_NNODES": "2", "PMI_SIZE": "8", "ACCELERATE_USE_FSDP": "1",
+        "OMPI_COMM_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x", "SLURM_PROCID": "3",
+    }  # fmt: skip
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    several = RunConfig(num_gpus=2)
+    plain = training_environment(RunConfig(strategy="none"), Machine((), 2))
+    assert left.keys() & plain.keys() == {"SLURM_PROCID"}
+    assert left.keys() & training_environment(several, Machine((), 2)).keys() == {"SLURM_PROCID"}
+    one = training_environment(RunConfig(), Machine((), 2))
+    assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+    on_two = RunConfig(num_gpus=2, num_nodes=2)  # whose nodes set their own
+    assert not left.keys() & training_environment(on_two, Machine((), 2)).keys()
+
+
+def test_nodes_are_counted_and_their_gpus_too() -> None:
+    two_nodes = RunConfig(num_gpus=4, num_nodes=2)
+    with pytest.raises(UserError, match=r"num_nodes: 2 is more than the 1 at hand; .*clusters.md"):
+        Machine((H200, H200), 8).check(two_nodes)
+    Machine((H200, H200), 8, num_nodes=2).check(two_nodes)
+    with pytest.raises(UserError, match=r"num_gpus: 4 on 2 nodes is more than the 1 visible"):
+        Machine((H200,), 8, num_nodes=2).check(two_nodes)
 
 
 def test_processes_of_one_host_give_it_one_hash() -> None:

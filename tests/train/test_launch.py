@@ -44,7 +44,7 @@ def test_a_finished_run_keeps_its_results_whatever_fails_after_it(
         "sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     values = TINY | {"strategy": "none", "validation_sequences": 2, "profile": False}
     record = launch(make_config(values), tmp_path / "run", "best-batch", str, machine=CPU)
     assert record.judgement == judgement_of("best-batch")
@@ -64,7 +64,9 @@ def test_a_fresh_compile_cache_is_the_runs_own_and_goes_with_it(
     code = (
         "import os; print('cache', os.environ.get('TORCHINDUCTOR_CACHE_DIR')); raise SystemExit(1)"
     )
-    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(
+        "fp8study.run.launch.training_command", lambda *_: [sys.executable, "-c", code]
+    )
     config = make_config(TINY | {"strategy": "none", "compile_cache": "fresh"})
     with pytest.raises(RunFailed, match=r"cache .*fp8study-compile-"):
         launch(config, tmp_path / "run", show=str, machine=CPU)
@@ -81,7 +83,7 @@ def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
         "parallel.convert_to_float8 = lambda *_: None; sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     config = make_config(TINY | {"strategy": "none", "precision": "fp8"})
     with pytest.raises(RunFailed, match="28 linear layers should compute in FP8 but do not"):
         launch(config, tmp_path / "run", show=str, machine=CPU)

@@ -48,7 +48,7 @@ def test_planted_weights_do_not_move_and_all_others_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", WATCH, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     record = train(tmp_path / "run", untrained=LOST)
     assert "watched 28" in (tmp_path / "run" / "train.log").read_text()
     assert record.audit["num_planted"] == 28
@@ -97,7 +97,7 @@ def test_losing_more_than_was_asked_for_is_stopped(
         "dataclasses.replace(config, untrained=('model.layers.*',)), model); sys.exit(train.main())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch._command", lambda *_: command)
+    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     with pytest.raises(RunFailed, match=told):
         train(tmp_path / "run", **asked)
     assert read_record(tmp_path / "run" / "run.json").status == "failed"

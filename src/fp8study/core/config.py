@@ -92,6 +92,17 @@ class RunConfig(Fields):
         return tuple(round(self.num_steps * i / self.validation_points) for i in points)
 
     @property
+    def gpus_per_node(self) -> int:
+        return self.num_gpus // self.num_nodes
+
+    @property
+    def num_shards(self) -> int:
+        """GPUs over which each weight is split."""
+        if self.strategy != "fsdp2":
+            return 1
+        return self.gpus_per_node if self.sharding == "hybrid" else self.num_gpus
+
+    @property
     def sequences_per_step(self) -> int:
         """Sequences in one optimizer step, over all GPUs: the effective batch."""
         return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps

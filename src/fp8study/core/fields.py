@@ -47,7 +47,7 @@ def _tuned_resharding(c: Any) -> bool | str:
 
 
 def _tuned_pool(c: Any) -> str:
-    keeps_whole = c.master_dtype == "fp32" and not c.untrained
+    keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
     return "shared" if _is_sharded(c) and later and keeps_whole else "own"
 
@@ -79,12 +79,24 @@ class Fields:
     num_gpus: int = declare(
         1, "execution", "Number of processes, one per GPU; on a machine without GPU, CPU processes "
         "stand in.", differs="resume", low=1, high=65536)
+    num_nodes: int = declare(
+        1, "execution", "Machines over which `num_gpus`, the total, is spread evenly; several are "
+        "for a cluster.", differs="resume", low=1, high=8192, refused=(
+            (lambda c: c.num_gpus % c.num_nodes,
+             "does not divide num_gpus={num_gpus}, the total over all nodes; change one of them"),))
     strategy: Literal["fsdp2", "ddp", "none"] = declare(
         "fsdp2", "execution", "How the processes share the model: fully sharded, replicated, or "
         "one plain process.", differs="resume", refused=(
             (lambda c: c.strategy == "none" and c.num_gpus > 1,
              "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
              "num_gpus=1"),))
+    sharding: Literal["full", "hybrid"] = declare(
+        "full", "execution", "FSDP2 splits weights over all GPUs, or within each node, with a "
+        "replica on every node (`hybrid`).", differs="resume", refused=(
+            (lambda c: c.sharding == "hybrid" and (c.strategy != "fsdp2" or c.num_nodes == 1
+                                                   or c.num_gpus == c.num_nodes),
+             "needs strategy=fsdp2 on several nodes of several GPUs, not strategy={strategy}, "
+             "num_nodes={num_nodes} and num_gpus={num_gpus}; use full"),))
     sequence_length: int = declare(
         4096, "task", "Tokens per packed sequence.", low=1, high=MANY)
     micro_batch_size: int = declare(
@@ -163,11 +175,9 @@ class Fields:
         pattern=PATTERN, example="give bf16:100,fp8_tensorwise, for example", refused=(
             (lambda c: c.precision_schedule and not is_schedule(c),
              "does not name bf16 and precision={precision} in turns, each to a later step, the "
-             "last to the end of {num_steps}; give bf16:100,fp8_tensorwise with "
-             "precision=fp8_tensorwise, for example"),
+             "last to the end of {num_steps}; give bf16:100,fp8_tensorwise, for example"),
             (lambda c: c.precision_schedule and c.fp8_all_gather,
-             "computes in BF16 too, and fp8_all_gather=true leaves no weights to do so; leave it "
-             "out"),
+             "computes in BF16 too, for which fp8_all_gather=true keeps no weights; leave it out"),
             (lambda c: c.precision_schedule and c.optimizer_binding == "before_conversion",
              _BOUND_EARLY + "after_conversion")))
     skip: tuple[str, ...] = declare(
@@ -299,15 +309,14 @@ class Fields:
         "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
         "memory that the activations leave.", refused=(
             (lambda c: c.gradient_pool == "shared" and not _is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
+             "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
             (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
-             "does not go with optimizer_step=in_backward, which frees gradients beside the "
-             "backward pass; use own, or optimizer_step=after_backward"),
+             "does not go with optimizer_step=in_backward, which frees them at once; use own"),
             (lambda c: c.gradient_pool == "shared" and c.master_dtype != "fp32",
-             "does not go with master_dtype={master_dtype}, for which gradients are cast and freed "
-             "as they arrive; use own, or master_dtype=fp32"),
+             "does not go with master_dtype={master_dtype}, which casts and frees them; use own"),
             (lambda c: c.gradient_pool == "shared" and c.untrained,
-             "does not go with untrained weights, whose gradients are never freed, so that later "
-             "ones are added to them and freed early; use own")))
+             "does not go with untrained weights, whose gradients are never freed; use own")))
     gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(
         "chunk_cat", lambda c: "foreach" if _is_sharded(c) else "chunk_cat",
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
@@ -316,8 +325,7 @@ class Fields:
             (lambda c: c.gradient_copy != "chunk_cat" and not _is_sharded(c), _NOT_REDUCED),))
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
-        "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks, "
-        "and the record warns of it.")
+        "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
 # fmt: on
 
 
@@ -326,13 +334,11 @@ FIELDS: dict[str, Field] = {f.name: f.metadata["spec"] for f in dataclasses.fiel
 TYPES: dict[str, Any] = typing.get_type_hints(Fields)
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields)}
 
-#: Switches that were taken out because nothing gained by them, with the value that changes
-#: nothing. Records that hold one still read.
+#: Switches that were taken out, with the value that changes nothing; their records still read.
 RETIRED: dict[str, Field] = {
     "recompute": Field(
-        "tuning", "no GPU gained by it (docs/log.md)",
-        plain="default", words="{} recomputation", differs=("switch",),
-    ),
+        "tuning", "no GPU gained by it (docs/log.md)", plain="default", words="{} recomputation",
+        differs=("switch",)),
 }  # fmt: skip
 
 #: The switches of a training path, retired ones too, and what the plain path makes of them.

@@ -71,6 +71,9 @@ SHAPE: dict[str, Any] = COLUMNS | {
     "config": COLUMNS["config"]
     | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm")
     | {"skip": ["text!"], "untrained": ["text!"]},
+    "machine": COLUMNS["machine"]
+    | kinds(text="network_link")
+    | {"nodes": [{"host_hash": "text!", "ranks": ["count!"]}]},
     "versions": {"*": TEXT},
     "git": kinds(text="commit", flag="dirty"),
     "data": COLUMNS["data"] | kinds(text="corpus tokenizer tokenizer_sha256"),

@@ -106,7 +106,7 @@ def convert_to_float8(model: torch.nn.Module, config: ResolvedConfig) -> None:
     if config.fp8_all_gather and config.strategy == "fsdp2":
         for name, module in model.named_modules():
             if chosen(module, name):
-                _check_even_shards(name, module.weight.shape[0], config.num_gpus)
+                _check_even_shards(name, module.weight.shape[0], config.num_shards)
     convert_to_float8_training(model, config=float8_config(config), module_filter_fn=chosen)
     if was_tied and not _is_tied(model):
         raise UserError(
@@ -122,11 +122,11 @@ def _is_tied(model: torch.nn.Module) -> bool:
     return weights[0] is not None and weights[0] is weights[1]
 
 
-def _check_even_shards(name: str, num_rows: int, num_gpus: int) -> None:
+def _check_even_shards(name: str, num_rows: int, num_shards: int) -> None:
     """Refuse a number of GPUs that splits a weight's rows unevenly: torchao cannot gather that."""
-    if num_rows % num_gpus:
+    if num_rows % num_shards:
         raise UserError(
-            f"num_gpus: {num_gpus} does not divide the {num_rows} rows of {name}, and FP8 weights "
-            "can be gathered from even shards only; set fp8_all_gather=false or choose another "
-            "num_gpus"
+            f"num_gpus: {num_shards} does not divide the {num_rows} rows of {name}, and FP8 "
+            "weights can be gathered from even shards only; set fp8_all_gather=false or choose "
+            "another num_gpus"
         )

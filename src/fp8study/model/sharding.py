@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator, DistributedType
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
@@ -65,6 +66,13 @@ def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelera
         # Accelerate ignores the plugin on CPU processes, although fully_shard works on gloo.
         accelerator.state.distributed_type = DistributedType.FSDP
         accelerator.state.fsdp_plugin = plugin
+    if config.sharding == "hybrid":
+        # Given to the Accelerator, CPU processes would be refused. Ranks count node by node.
+        sizes = ParallelismConfig(
+            dp_replicate_size=config.num_nodes, dp_shard_size=config.gpus_per_node
+        )
+        accelerator.state.parallelism_config = sizes
+        accelerator.state.device_mesh = sizes.get_device_mesh(accelerator.device.type)
     return accelerator
 
 

@@ -29,12 +29,13 @@ from fp8study.core.errors import UserError
 from fp8study.core.files import locked, open_lock, try_lock
 from fp8study.core.records import write_json
 from fp8study.run.job import Job
+from fp8study.run.machine import visible_gpus
 
 #: A GPU is leased in this many places: a run takes all of them, or its part where it shares.
 PLACES = 8
 
-#: Where the first of a run's processes says which GPUs it holds.
-CLAIM = "gpus.json"
+#: Where the first of a run's processes on a node, by its number, says which GPUs it holds.
+CLAIM = "gpus.{}.json"
 _POLL_SECONDS = 0.05
 #: Leases of this process, kept until it ends.
 _held = ExitStack()
@@ -178,27 +179,31 @@ def _free_places(index: int, folder: Path) -> list[int]:
 def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
     """Wait for the run's GPUs and make them the only ones that this process will see.
 
-    The first process of a run takes them for all and holds them until it ends; the others read
-    which they are. Nothing may have touched CUDA before: it looks at the environment once.
+    The first process of a run on each node takes them for all and holds them until it ends; the
+    others read which they are. Nothing may have touched CUDA before: it looks at the environment
+    once. The job's GPUs are the first node's; another node looks for its own.
 
     Returns:
         The job with the GPUs that the run got; of one that names none, there is nothing to claim.
     """
     if not job.gpus:
         return job
+    node = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of this node
+    names = {gpu.index: gpu.name for gpu in visible_gpus()} if node else job.gpus
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        held = _held.enter_context(lease(config.num_gpus, list(job.gpus), config.runs_per_gpu))
-        write_json(run_dir / CLAIM, list(held.indices))
-    while (indices := claimed(run_dir)) is None:
+        held = _held.enter_context(lease(config.gpus_per_node, list(names), config.runs_per_gpu))
+        write_json(run_dir / CLAIM.format(node), list(held.indices))
+    while (indices := claimed(run_dir, node)) is None:
         time.sleep(_POLL_SECONDS)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, indices))
-    return dataclasses.replace(job, gpus={index: job.gpus[index] for index in indices})
+    return dataclasses.replace(job, gpus={index: names[index] for index in indices})
 
 
-def claimed(run_dir: Path) -> list[int] | None:
-    """Return the GPUs that a run's processes hold, or None while they hold none."""
+def claimed(run_dir: Path, node: int = 0) -> list[int] | None:
+    """Return the GPUs that a run's processes on a node hold, or None while they hold none."""
+    path = run_dir / CLAIM.format(node)
     try:
-        return [int(index) for index in json.loads((run_dir / CLAIM).read_text(encoding="utf-8"))]
+        return [int(index) for index in json.loads(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return None

@@ -49,6 +49,7 @@ class Outcome:
     status: str
     status_detail: str | None = None
     versions: dict[str, str | None] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     audit: dict[str, Any] = field(default_factory=dict)

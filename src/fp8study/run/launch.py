@@ -10,12 +10,11 @@ import datetime
 import functools
 import os
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
@@ -41,6 +40,7 @@ from fp8study.run.machine import (
     unsupported_gpu,
     versions,
 )
+from fp8study.run.processes import training_command, training_environment
 
 Show = Callable[[str], None]
 
@@ -150,7 +150,8 @@ def launch(
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         try:
             with stoppable():
-                command, saves = _command(config, run_dir), config.checkpoint_every > 0
+                command = training_command(config, run_dir)
+                saves = config.checkpoint_every > 0
                 code = _follow(command, environment, lock, run_dir, show, tail, saves)
         except KeyboardInterrupt as error:
             told = Outcome.load(run_dir)
@@ -172,47 +173,6 @@ def _allowed(machine: Machine) -> list[Gpu]:
     """Return the GPUs that the run may take: those in ``$FP8STUDY_GPUS``, by number, or all."""
     chosen = os.environ.get("FP8STUDY_GPUS", "").split(",")
     return [gpu for gpu in machine.gpus if str(gpu.index) in chosen] or list(machine.gpus)
-
-
-def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
-    """Return the environment of a run's training processes: ours, with what the run needs."""
-    environment = dict(os.environ)
-    if machine.gpus:
-        # Or `torch.cuda.is_available`, which packages ask as they are imported, fixes what is
-        # visible before `claim_gpus` has chosen.
-        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        if config.allocator == "expandable":
-            # Where the older name is set, torch does not read the newer one.
-            older = "PYTORCH_CUDA_ALLOC_CONF" in environment
-            name = "PYTORCH_CUDA_ALLOC_CONF" if older else "PYTORCH_ALLOC_CONF"
-            options = [environment.get(name), "expandable_segments:True"]
-            environment[name] = ",".join(filter(None, options))
-    else:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-        # Tiny layers gain nothing from threads, and runs share the few cores.
-        environment["OMP_NUM_THREADS"] = "1"
-    environment.setdefault("OMP_NUM_THREADS", "8")
-    environment["TOKENIZERS_PARALLELISM"] = "false"
-    environment["PYTHONUNBUFFERED"] = "1"
-    if _is_one_process(config):  # as torchrun would say it
-        environment |= {
-            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
-        }  # fmt: skip
-    return environment
-
-
-def _is_one_process(config: RunConfig) -> bool:
-    # One process of a process group, which needs no torchrun.
-    return config.strategy != "none" and config.num_gpus == 1
-
-
-def _command(config: RunConfig, run_dir: Path) -> list[str]:
-    script = ["-m", "fp8study.train", str(run_dir)]
-    if config.strategy == "none" or _is_one_process(config):
-        return [sys.executable, *script]  # saves torchrun's import of torch
-    processes = f"--nproc-per-node={config.num_gpus}"
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", processes, *script]
 
 
 def _follow(
@@ -285,7 +245,7 @@ def _finish(
     resumed = {"resumed": times} if times else {}
     record = RunRecord(
         **parts,
-        machine=machine_facts(Machine(tuple(first), machine.num_cpus), ours),
+        machine=machine_facts(replace(machine, gpus=tuple(first)), ours) | outcome.machine,
         ended_at=_utc_now(),
         versions=versions() | outcome.versions,
         results={"steps_completed": steps} | outcome.results | resumed,
@@ -311,5 +271,5 @@ def _finish(
 
 def _remove_messages(run_dir: Path) -> None:
     # They only serve a running run.
-    for name in ("job.json", "outcome.json", CLAIM):
-        (run_dir / name).unlink(missing_ok=True)
+    for path in (run_dir / "job.json", run_dir / "outcome.json", *run_dir.glob(CLAIM.format("*"))):
+        path.unlink(missing_ok=True)

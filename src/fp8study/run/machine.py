@@ -52,6 +52,8 @@ class Machine:
 
     gpus: tuple[Gpu, ...]
     num_cpus: int
+    num_nodes: int = 1
+    """Machines like it that a run may be spread over."""
 
     @property
     def device(self) -> str:
@@ -85,13 +87,19 @@ class Machine:
             raise UserError(
                 "fp8_emulate: false is for GPUs; on a CPU FP8 is always emulated: leave it out"
             )
-        if config.num_gpus > self.num_slots:
+        if config.num_nodes > self.num_nodes:
+            raise UserError(
+                f"num_nodes: {config.num_nodes} is more than the {self.num_nodes} at hand; lower "
+                "it, or give it to a cluster with PROFILE=slurm (docs/clusters.md)"
+            )
+        if config.gpus_per_node > self.num_slots:
             there = (
                 f"{len(self.gpus)} visible GPUs; lower it or widen CUDA_VISIBLE_DEVICES"
                 if self.gpus
                 else f"{self.num_cpus} CPU cores that stand in for GPUs on this machine; lower it"
             )
-            raise UserError(f"num_gpus: {config.num_gpus} is more than the {there}")
+            spread = f" on {config.num_nodes} nodes" * (config.num_nodes > 1)
+            raise UserError(f"num_gpus: {config.num_gpus}{spread} is more than the {there}")
         if self.gpus and config.is_fp8 and not config.fp8_emulate and not self.has_fp8:
             weakest = min(self.gpus, key=lambda gpu: gpu.compute_capability)
             raise UserError(
@@ -104,7 +112,8 @@ class Machine:
 def this_machine() -> Machine:
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return Machine(tuple(visible_gpus()), num_cpus)
+    num_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    return Machine(tuple(visible_gpus()), num_cpus, num_nodes)
 
 
 def visible_gpus() -> list[Gpu]:
@@ -203,10 +212,22 @@ def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any
 def host_hash() -> str:
     """Return what tells one host from another without naming it.
 
-    From its name alone: where a virtual machine has no network card, `uuid.getnode` draws another
-    number in each process.
+    From its name alone, SLURM's for it if there is one: where a virtual machine has no network
+    card, `uuid.getnode` draws another number in each process.
     """
-    return hashlib.sha256(f"fp8study {platform.node()}".encode()).hexdigest()[:12]
+    name = os.environ.get("SLURMD_NODENAME") or platform.node()
+    return hashlib.sha256(f"fp8study {name}".encode()).hexdigest()[:12]
+
+
+def network_link() -> str:
+    """Return what joins this node with others, as ``8 × InfiniBand 400 Gb/sec (4X NDR)``."""
+    ports = Path("/sys/class/infiniband").glob("*/ports/*")
+    links = Counter(
+        " ".join((port / name).read_text().strip() for name in ("link_layer", "rate"))
+        for port in ports
+        if "ACTIVE" in (port / "state").read_text()
+    )
+    return " and ".join(f"{n} × {link}" for link, n in sorted(links.items())) or "Ethernet"
 
 
 def memory_gib() -> float:

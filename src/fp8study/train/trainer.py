@@ -42,6 +42,7 @@ from fp8study.model.sharding import (
 from fp8study.model.updates import Look, make_updates, parameter_groups
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.facts import binding_facts, warnings
+from fp8study.train.nodes import rank_layout
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
 from fp8study.train.summary import headline, notes_on_timing, summarise
@@ -70,9 +71,9 @@ class Trainer:
                 f"num_gpus: {config.num_gpus}, but {self.state.num_processes} processes were "
                 "started; start runs through the notebook or `fp8study run`"
             )
-        if job.gpus and torch.cuda.device_count() != config.num_gpus:
+        if job.gpus and torch.cuda.device_count() != config.gpus_per_node:
             raise RuntimeError(
-                f"{torch.cuda.device_count()} GPUs are visible instead of {config.num_gpus}: a "
+                f"{torch.cuda.device_count()} GPUs are visible, not {config.gpus_per_node}: a "
                 "package has touched CUDA before the run had its GPUs; this is a defect of fp8study"
             )
         startup.end("device")
@@ -287,6 +288,7 @@ class Trainer:
             status,
             detail,
             versions=_torch_versions(),
+            machine=rank_layout(self.config),
             model=self.model_facts,
             results=results,
             audit=self.audit,

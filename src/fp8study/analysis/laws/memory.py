@@ -107,7 +107,7 @@ def predicted_memory(
     """
     constants = constants or constants_of(MemoryConstants, "memory")
     config = config if isinstance(config, ResolvedConfig) else config.resolved()
-    sharded = config.num_gpus if config.strategy == "fsdp2" else 1
+    sharded = config.num_shards
     weight_bytes = 4 if config.master_dtype == "fp32" else 2
     stale = _untrained(config, shape)
     parameters = weight_bytes * shape.num_parameters / sharded
@@ -315,7 +315,7 @@ def _gradients_kept(
     if config.gradient_accumulation_steps == 1:
         return weight_bytes * untrained
     whole = config.strategy == "fsdp2" and config.num_gpus > 1
-    return (4 * config.num_gpus if whole else weight_bytes) * shape.num_parameters
+    return (4 * config.num_shards if whole else weight_bytes) * shape.num_parameters
 
 
 def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes: int) -> float:

@@ -4,6 +4,7 @@ PYTHON ?= python3
 STUDY ?=
 SET ?=
 BUDGET ?=
+PROFILE ?=
 BASELINE ?=
 WHEELHOUSE ?=
 VENV ?=
@@ -21,6 +22,7 @@ STAMP := .make/python
 RUN = "$$(cat $(STAMP))"
 OVERRIDES = $(foreach assignment,$(SET),--set '$(assignment)')
 MINUTES = $(if $(BUDGET),--budget '$(BUDGET)')
+CLUSTER = $(if $(PROFILE),--profile '$(PROFILE)')
 
 # The environment is looked at again when its interpreter is gone, or the caller asks for another.
 CHOSEN := $(wildcard $(shell cat $(STAMP) 2>/dev/null))
@@ -40,6 +42,7 @@ help: ## print this list
 	@echo "  STUDY=name         the study to plan or reproduce; without it, the default one"
 	@echo "  SET='field=value'  fields to set in every run of the study, as SET='corpus=text:my.txt'"
 	@echo "  BUDGET=60          minutes that the default study of a machine with GPUs may take; else 20"
+	@echo "  PROFILE=slurm      run the study as SLURM jobs, after editing pipelines/profiles/slurm/config.yaml"
 	@echo "  BASELINE=folder    results to compare \`make bench\` with; without it, committed ones"
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
@@ -57,10 +60,10 @@ $(STAMP): pyproject.toml requirements/cpu.txt scripts/setup_environment.py $(AGA
 		$(if $(WHEELHOUSE),--wheelhouse "$(WHEELHOUSE)") $(if $(VENV),--venv)
 
 plan: $(STAMP) ## show the runs of a study, what they cost, and which are done
-	@$(RUN) -m fp8study.cli plan $(STUDY) $(OVERRIDES) $(MINUTES)
+	@$(RUN) -m fp8study.cli plan $(STUDY) $(OVERRIDES) $(MINUTES) $(CLUSTER)
 
 reproduce: $(STAMP) ## run a study on this machine's GPUs, notebook by notebook
-	@$(RUN) -m fp8study.cli reproduce $(STUDY) $(OVERRIDES) $(MINUTES)
+	@$(RUN) -m fp8study.cli reproduce $(STUDY) $(OVERRIDES) $(MINUTES) $(CLUSTER)
 
 bench: $(STAMP) ## measure this machine's throughput as ratios, and compare with a baseline
 	@$(RUN) -m fp8study.cli bench $(OVERRIDES) $(if $(BASELINE),--baseline "$(BASELINE)")

@@ -28,6 +28,7 @@ from fp8study.run.terminal import (
     Budget,
     OneLineErrors,
     Overrides,
+    ProfileName,
     RunDir,
     StudyName,
     complain,
@@ -142,21 +143,20 @@ def plan(
     set_: Overrides = None,
     list_: Annotated[bool, typer.Option("--list", help="List the studies instead.")] = False,
     budget: Budget = None,
+    profile: ProfileName = None,
 ) -> None:
     """Show a study's runs, what they cost here, and which are done."""
     if list_:
-        names = study_names()
-        if not names:
+        if not (names := study_names()):
             raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
         for name, loaded in zip(names, map(load_study, names), strict=True):
             say(f"{name:<{max(map(len, names))}}  {len(loaded.runs):>3} runs: {loaded.question}")
         return
-    from fp8study.run.chosen.study import study_here
     from fp8study.run.plan import plan_text
+    from fp8study.run.slurm.profile import study_there
 
-    machine = this_machine()
-    loaded, _ = study_here(machine, study, parse_assignments(set_), budget)
-    print(plan_text(loaded, machine))
+    loaded, _, machine, cluster = study_there(profile, study, parse_assignments(set_), budget)
+    print(plan_text(loaded, machine, cluster))
 
 
 @app.command()
@@ -165,14 +165,14 @@ def reproduce(
     set_: Overrides = None,
     report: Annotated[bool, typer.Option(help="Render the report afterwards.")] = True,
     budget: Budget = None,
+    profile: ProfileName = None,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
-    from fp8study.run.chosen.study import study_here
     from fp8study.run.pipeline import check_results, run_study
+    from fp8study.run.slurm.profile import study_there
 
-    machine = this_machine()
-    loaded, values = study_here(machine, study, parse_assignments(set_), budget)
-    done = run_study(loaded, machine, values)
+    loaded, values, machine, cluster = study_there(profile, study, parse_assignments(set_), budget)
+    done = run_study(loaded, machine, values, cluster=cluster)
     if report:
         _render(only_if_changed=True)
     check_results(done, "reproduce")

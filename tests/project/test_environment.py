@@ -60,6 +60,11 @@ def test_conda_pip_section_repeats_pyproject() -> None:
     assert len(pip_section) == len(REQUIREMENTS)
 
 
+def test_the_environment_of_make_setup_can_use_a_cluster() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras["slurm"]) <= set(extras["dev"])
+
+
 def test_conda_has_the_python_range_and_quarto() -> None:
     conda, _ = conda_dependencies()
     by_name = specifiers(conda)

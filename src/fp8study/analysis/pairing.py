@@ -70,6 +70,9 @@ def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
     """Say in a few words what two compared runs have in common, besides model and GPUs."""
     strategy = config.get("strategy")
     parts = ["not sharded" if strategy == "none" else str(strategy).upper()] if strategy else []
+    if (config.get("num_nodes") or 1) > 1:
+        hybrid = ", sharded within each" if config.get("sharding") == "hybrid" else ""
+        parts.append(f"{config['num_nodes']} nodes{hybrid}")
     if config.get("sequence_length"):
         parts.append(f"{config['sequence_length']} tokens")
     if config.get("micro_batch_size"):

@@ -4,6 +4,9 @@ The parent keeps the other end of the child's standard input. When the parent is
 was killed outright, that end closes, and the child ends itself.
 
     python -m fp8study.run.children MODULE [ARGUMENTS...]    runs a module on such a leash
+
+With ``--outright`` before the module it is killed without a chance to end what it started
+elsewhere, as SLURM's jobs.
 """
 
 from __future__ import annotations
@@ -56,13 +59,13 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def follow_parent(whole_group: bool = False) -> None:
+def follow_parent(whole_group: bool = False, sign: signal.Signals = signal.SIGTERM) -> None:
     """End this process, or all processes of its group, when its standard input closes."""
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        os.kill(0 if whole_group else os.getpid(), signal.SIGTERM)
+        os.kill(0 if whole_group else os.getpid(), sign)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -119,7 +122,9 @@ def telling_line(lines: Iterable[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    follow_parent(whole_group=True)
     del sys.argv[0]
+    outright = sys.argv[0] == "--outright"
+    follow_parent(whole_group=True, sign=signal.SIGKILL if outright else signal.SIGTERM)
+    del sys.argv[: int(outright)]
     sys.path.insert(0, str(Path.cwd()))
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -41,6 +41,7 @@ from fp8study.run.machine import (
     versions,
 )
 from fp8study.run.processes import training_command, training_environment
+from fp8study.run.slurm.jobs import why_stopped
 
 Show = Callable[[str], None]
 
@@ -156,7 +157,8 @@ def launch(
         except KeyboardInterrupt as error:
             told = Outcome.load(run_dir)
             saved = told if told and told.status == "interrupted" else None
-            finish(saved or Outcome("interrupted", str(error) or "stopped by the user"))
+            reason = (str(error) or "stopped by the user") + why_stopped()
+            finish(saved or Outcome("interrupted", reason))
             raise
         except Exception as error:
             reason = f"the launcher failed: {type(error).__name__}: {one_line(error)}"

@@ -112,7 +112,9 @@ class Machine:
 def this_machine() -> Machine:
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    num_nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    # The first is set by our own jobs, in whose steps the other is the step's.
+    names = ("FP8STUDY_NODES", "SLURM_JOB_NUM_NODES")
+    num_nodes = next((int(os.environ[name]) for name in names if name in os.environ), 1)
     return Machine(tuple(visible_gpus()), num_cpus, num_nodes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import shutil
 import signal
 import subprocess
@@ -21,11 +22,14 @@ from fp8study.data import tokens
 from fp8study.run.children import end, stoppable, telling_line
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
+from fp8study.run.slurm.jobs import SlurmJob, find_jobs, record_loss, wait_for_ending_jobs
+from fp8study.run.slurm.profile import Profile, check_slurm
 
 say = functools.partial(print, flush=True)
 
 #: With less than this, runs fail for want of space, whatever else they say.
 _LEAST_FREE_BYTES = 64 * 2**10
+_ASK_SLURM_SECONDS = 10
 
 
 def run_study(
@@ -34,6 +38,7 @@ def run_study(
     overrides: Mapping[str, Any],
     one_at_a_time: bool = False,
     anew: bool = False,
+    cluster: Profile | None = None,
 ) -> list[tuple[PlannedRun, RunRecord | None]]:
     """Do a study's pending runs and return the records of all that are possible here.
 
@@ -46,10 +51,14 @@ def run_study(
         overrides: Fields set in every run.
         one_at_a_time: Never two runs side by side.
         anew: Put a finished earlier call aside and measure all runs again.
+        cluster: Where the runs are jobs of SLURM; `machine` is then one of its nodes.
 
     Raises:
         UserError: No run is possible here, or another pipeline is at work in this checkout.
     """
+    if cluster:
+        check_slurm()
+        wait_for_ending_jobs()
     impossible = impossible_runs(study, machine)
     if len(impossible) == len(study.runs):
         raise UserError(next(iter(impossible.values())))
@@ -63,12 +72,12 @@ def run_study(
             study.put_aside_earlier_call(possible)
         study.keep_content()
         study.make_room()
-        say(plan_text(study, machine))
+        say(plan_text(study, machine, cluster))
         pending = [run for run in study.pending() if run in possible]
         if pending:
             _prepare_data(pending)
             study.write_configs()
-            _snakemake(study, machine, overrides, pending, lock, one_at_a_time)
+            _snakemake(study, machine, overrides, pending, lock, one_at_a_time, cluster)
     return [
         (run, read_record(run.run_dir / "run.json") if _ended(run) else None) for run in possible
     ]
@@ -95,32 +104,28 @@ def _snakemake(
     pending: list[PlannedRun],
     lock: int,
     one_at_a_time: bool,
+    cluster: Profile | None = None,
 ) -> None:
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
-    for run in pending:
+    alive = {run_id for run_id, job in find_jobs().items() if job.is_alive} if cluster else set()
+    todo = [run for run in pending if run.run_id not in alive]
+    if len(todo) < len(pending):
+        say(f"{len(pending) - len(todo)} jobs of an earlier call are still there: waiting for them")
+    for run in todo:
         (run.run_dir / "papermill.log").unlink(missing_ok=True)  # an earlier try's
-    shares_per_gpu = max(run.config.runs_per_gpu for run in pending) if machine.gpus else 1
-    num_shares = machine.num_slots * shares_per_gpu
-    if machine.gpus:
-        num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
-    shares = {  # Snakemake counts in whole numbers only
-        run.run_id: num_shares
-        if one_at_a_time
-        else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
-        for run in pending
-        if not run.gpus
-    }
-    gpus = {run.run_id: [machine.gpus[place].index for place in run.gpus] for run in pending}
-    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": list(gpus)}
-    write_json(plan_path, plan | {"gpu_shares": shares, "gpus": gpus})
-    # Of runs that have to have a GPU one trains on it, in the study's order, and one gets ready.
-    queues = [f"gpu_{gpu.index}=2" for gpu in machine.gpus]
+    plan = {"study": study.name, "overrides": dict(overrides), "run_ids": [r.run_id for r in todo]}
+    if cluster:
+        told, options = _as_jobs(cluster, todo, log_path.with_name("slurm"))
+        # Its own for each call: jobs of an earlier one may still have to read theirs.
+        plan_path = log_path.with_name("slurm") / f"plan-{time.time_ns() // 10**6}.json"
+        plan_path.parent.mkdir(exist_ok=True)
+    else:
+        told, options = _on_this_machine(machine, todo, one_at_a_time)
+    write_json(plan_path, plan | told)
     command = [
-        sys.executable, "-m", "fp8study.run.children", "snakemake",
-        "--snakefile", "pipelines/Snakefile",
-        "--cores", str(max(machine.num_slots, machine.num_cpus)),
-        "--resources", f"gpu_shares={num_shares}", *queues,
+        sys.executable, "-m", "fp8study.run.children", *(["--outright"] if cluster else []),
+        "snakemake", "--snakefile", "pipelines/Snakefile", *options,
         "--keep-going", "--keep-incomplete", "--rerun-incomplete", "--rerun-triggers", "mtime",
         "--nolock",  # ours is released even when we are killed
         "--configfile", str(plan_path),  # on its command line, numbers would become texts
@@ -132,7 +137,7 @@ def _snakemake(
         )  # fmt: skip
         try:
             with stoppable():
-                _follow(child, pending)
+                _follow(child, pending, study.name, cluster)
         finally:
             end(child)
     if shutil.disk_usage(log_path.parent).free < _LEAST_FREE_BYTES:
@@ -140,30 +145,79 @@ def _snakemake(
             f"results: the disk of '{log_path.parent}' is full; free some space and start again: "
             "finished runs are kept, the others start anew"
         )
-    if child.returncode < 0:
+    if child.returncode < 0 and not all(map(_ended, pending)):
         how = signal.Signals(-child.returncode).name
         raise UserError(
             f"reproduce: Snakemake, which starts the runs, was killed by {how}; finished runs are "
             f"kept, start again to go on (its log: {log_path})"
         )
-    if child.returncode and not any((run.run_dir / "papermill.log").exists() for run in pending):
+    began = any((run.run_dir / "papermill.log").exists() or _ended(run) for run in pending)
+    if child.returncode and not began:
         tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
         raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
 
 
-def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
-    """Print a line for each run as it ends, and now and then how far the others are."""
+def _on_this_machine(
+    machine: Machine, todo: list[PlannedRun], one_at_a_time: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what the Snakefile has to know of GPUs, and Snakemake's options."""
+    shares_per_gpu = max((r.config.runs_per_gpu for r in todo), default=1) if machine.gpus else 1
+    num_shares = machine.num_slots * shares_per_gpu
+    if machine.gpus:
+        num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
+    shares = {  # Snakemake counts in whole numbers only
+        run.run_id: num_shares
+        if one_at_a_time
+        else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
+        for run in todo
+        if not run.gpus
+    }
+    gpus = {run.run_id: [machine.gpus[place].index for place in run.gpus] for run in todo}
+    # Of runs that have to have a GPU one trains on it, in the study's order, and one gets ready.
+    queues = [f"gpu_{gpu.index}=2" for gpu in machine.gpus]
+    cores = str(max(machine.num_slots, machine.num_cpus))
+    options = ["--cores", cores, "--resources", f"gpu_shares={num_shares}", *queues]
+    return {"gpu_shares": shares, "gpus": gpus}, options
+
+
+def _as_jobs(
+    cluster: Profile, todo: list[PlannedRun], logs: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what the Snakefile has to know of jobs, and Snakemake's options."""
+    asked = {run.run_id: cluster.resources(run) for run in todo}
+    return {"resources": asked}, ["--profile", str(cluster.folder), "--slurm-logdir", str(logs)]
+
+
+def _follow(
+    child: subprocess.Popen[bytes],
+    pending: list[PlannedRun],
+    study: str,
+    cluster: Profile | None = None,
+) -> None:
+    """Print a line for each run as it ends, and now and then how far the others are.
+
+    On a `cluster` a run whose job ended before it could say so gets its record here.
+    """
+    jobs: dict[str, SlurmJob] = {}
+    asked = -math.inf
     started = spoken = time.monotonic()
     waiting = list(pending)
     alive = True
     while alive:
         alive = child.poll() is None
+        if cluster and (not alive or time.monotonic() - asked > _ASK_SLURM_SECONDS):
+            asked = time.monotonic()
+            jobs |= find_jobs()
+            live_jobs = [r for r in pending if r.run_id in jobs and jobs[r.run_id].is_alive]
+            if not live_jobs and all(map(_ended, pending)):
+                end(child)  # it looks at its jobs every few minutes only
+            alive = child.poll() is None or bool(live_jobs)
         for run in [r for r in waiting if _ended(r)]:
             waiting.remove(run)
             spoken = time.monotonic()
             number = len(pending) - len(waiting)
             say(f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}")
-        if alive and time.monotonic() - spoken > 30:
+        if waiting and alive and time.monotonic() - spoken > 30:
             spoken = time.monotonic()
             rows = [(run, read_metrics(run.run_dir)) for run in waiting]
             steps = [
@@ -176,7 +230,11 @@ def _follow(child: subprocess.Popen[bytes], pending: list[PlannedRun]) -> None:
         if alive:
             time.sleep(0.5)
     for run in waiting:
-        say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
+        if run.run_id in jobs:
+            record_loss(run, study, jobs[run.run_id], _why_no_record(run.run_dir))
+            say(_result_line(run))
+        else:
+            say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
 
 
 def _why_no_record(run_dir: Path) -> str:
@@ -184,7 +242,8 @@ def _why_no_record(run_dir: Path) -> str:
     log = run_dir / "papermill.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     if not lines:
-        return "it did not start"
+        logs = sorted(run_dir.parent.glob(f"slurm/*/{run_dir.name}/*.log"))
+        return f"it did not start{f'; see {logs[-1]}' if logs else ''}"
     reason = telling_line(lines) or "its notebook was killed"
     if any("DeadKernelError" in line for line in lines):
         reason = "the kernel of its notebook was killed"

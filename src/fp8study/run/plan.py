@@ -14,6 +14,7 @@ from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
 from fp8study.run.chosen.estimates import check_memory, needed_gib
 from fp8study.run.machine import Machine, unsupported_gpu
+from fp8study.run.slurm.profile import Profile
 from fp8study.run.terminal import fit, using_model
 
 #: Always told, whatever they are; any other field is where it differs from its default.
@@ -51,8 +52,11 @@ def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
     return reasons
 
 
-def plan_text(study: Study, machine: Machine) -> str:
-    """Return what a study would do here: its question, its runs, their GPUs and rough time."""
+def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) -> str:
+    """Return what a study would do here: its question, its runs, their GPUs and rough time.
+
+    On a `cluster`, of which `machine` is a node, it starts with the jobs.
+    """
     impossible = impossible_runs(study, machine)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
@@ -66,9 +70,10 @@ def plan_text(study: Study, machine: Machine) -> str:
     if all(run.why for run in study.runs):  # which says the rest
         varied = [name for name in varied if name in _WITH_REASON]
     lines = [
+        *([cluster.summary(pending)] if cluster else []),
         f"Study {study.name}: {study.question}",
-        f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do, "
-        f"about {minutes:.0f} min."
+        f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do"
+        + ("." if cluster else f", about {minutes:.0f} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
@@ -84,7 +89,8 @@ def plan_text(study: Study, machine: Machine) -> str:
         state = "to do" if run in pending else "cannot" if run in impossible else "done"
         cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"  {state:<7} {run.config.digest()}  {cells}".rstrip())
-    lines += [f"  {note}" for note in (unsupported_gpu(), *study.notes) if note]
+    notes = (None if cluster else unsupported_gpu(), *study.notes)
+    lines += [f"  {note}" for note in notes if note]
     for reason in dict.fromkeys(impossible.values()):
         lines.append(f"  cannot be run here: {reason}")
     folder = study.runs[0].run_dir.parent.relative_to(project_root())

@@ -27,6 +27,11 @@ StudyName = Annotated[
 Budget = Annotated[
     float | None, typer.Option(help="Minutes that the study machine may take; 20 by default.")
 ]
+ProfileName = Annotated[
+    str | None,
+    typer.Option("--profile", help="Run as jobs of a cluster: slurm, or a folder like "
+                                   "pipelines/profiles/slurm."),
+]  # fmt: skip
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
 ]

@@ -17,6 +17,8 @@ LAW_ERROR = 0.05
 _PEAK_SHARE = 0.45
 #: TFLOP/s of a GPU that is not in our table, and how much slower emulated FP8 multiplies, in FP32.
 _UNKNOWN_PEAK, _EMULATION = 150.0, 16.0
+#: GiB of host memory: a notebook with its launcher, a process that drives a GPU, one that does not.
+_NOTEBOOK, _DRIVES_GPU, _PROCESS = 3.0, 12.0, 1.5
 #: Seconds that a run holds its GPUs besides its steps: set up, profiled, ended; on an H100, as its
 #: last run ends and the next has got ready, 18 to 30. The first of an arm compiles, too: 28 to 54.
 _HELD_SECONDS, _COMPILE_SECONDS, _MORE_ON_SEVERAL = 22.0, 19.0, 8.0
@@ -70,6 +72,20 @@ def remedies(config: RunConfig, usable_gib: float) -> str:
             ((name, value),) = change.items()
             found.append(f"{name}={str(value).lower()} with {gib:.0f} GiB")
     return ", or ".join(found)
+
+
+def host_gib(config: RunConfig, on_gpu: bool) -> float:
+    """Return host memory that a run asks of each node, rather too much: a job that lacks it dies.
+
+    Without GPUs what the memory law counts is in the host's memory.
+    """
+    if on_gpu:
+        return _NOTEBOOK + _DRIVES_GPU * config.gpus_per_node
+    try:
+        law = needed_gib(config)
+    except UserError:
+        law = 0.0
+    return _NOTEBOOK + (_PROCESS + law) * config.gpus_per_node
 
 
 def step_seconds(config: RunConfig, machine: Machine) -> float:

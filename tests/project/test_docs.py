@@ -95,13 +95,16 @@ def test_the_three_documents_are_identified_where_they_are_first_named() -> None
         assert "](https://" in row
 
 
-def test_example_study_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
+@pytest.mark.parametrize(("page", "runs"), [("docs/using.md", 9), ("docs/clusters.md", 6)])
+def test_example_study_is_valid(
+    page: str, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.DOTALL)
     folder = tmp_path / "pipelines" / "studies"
     folder.mkdir(parents=True)
-    (folder / "qwen.yaml").write_text(example)
+    (folder / "example.yaml").write_text(example)
     monkeypatch.chdir(tmp_path)
-    assert len(load_study("qwen").runs) == 9
+    assert len(load_study("example").runs) == runs
 
 
 def test_picture_is_small_and_there() -> None:

@@ -1,0 +1,171 @@
+"""Studies through SLURM, on two nodes of loopback: done, cancelled, timed out, killed, gone on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.checkout import copy_checkout, environment
+from tests.cluster.loopback import Cluster, what_is_missing
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(what_is_missing() is not None, reason=f"needs SLURM: {what_is_missing()}"),
+]
+pytest.importorskip("snakemake_executor_plugin_slurm", reason="Snakemake's plug-in for SLURM")
+
+BASE = {
+    "model": "tiny-llama", "sequence_length": 32, "num_steps": 4, "num_warmup_steps": 1,
+    "compile": False, "profile": False, "strategy": "none",
+}  # fmt: skip
+FOREVER = 1_000_000
+PROFILE = Path(__file__).parent / "profile"
+Studied = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
+    cluster.up()
+    yield cluster
+    cluster.down()
+
+
+@pytest.fixture
+def studied(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Studied:
+    """Make a checkout with a study, and a profile of this cluster; return its folder."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+
+    def made(arms: list[dict[str, Any]], runtime: int = 5) -> Path:
+        checkout = copy_checkout(tmp_path)
+        content = {"question": "Does the cluster work?", "base": BASE, "arms": arms}
+        (checkout / "pipelines/studies/tiny.yaml").write_text(yaml.safe_dump(content))
+        shutil.copytree(PROFILE, checkout / "pipelines/profiles/loopback")
+        path = checkout / "pipelines/profiles/loopback/config.yaml"
+        with path.open("a") as profile:
+            profile.write(f"set-resources: {{run: {{runtime: {runtime}}}}}")
+        return checkout
+
+    return made
+
+
+def fp8study(command: str, checkout: Path) -> subprocess.Popen[str]:
+    options = ["--no-report"] if command == "reproduce" else []
+    arguments = ["-m", "fp8study.cli", command, "tiny", "--profile", "loopback", *options]
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=checkout, env=environment(), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def finished(child: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = child.communicate(timeout=400)
+    return child.returncode, said
+
+
+def records(checkout: Path) -> dict[str, dict[str, Any]]:
+    """The records by the folders of their runs."""
+    paths = (checkout / "results/local/tiny").glob("*/run.json")
+    return {path.parent.name: json.loads(path.read_text()) for path in paths}
+
+
+def training(checkout: Path) -> list[Path]:
+    """The runs that have begun to train, the longest-running first."""
+    files = (checkout / "results/local/tiny").glob("*/metrics.jsonl")
+    began = [path for path in files if path.stat().st_size]
+    return [path.parent for path in sorted(began, key=lambda path: path.stat().st_ctime)]
+
+
+def unfinished(checkout: Path) -> list[Path]:
+    return [run for run in training(checkout) if run.name not in records(checkout)]
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.3)
+
+
+def job_of(run_id: str, cluster: Cluster) -> str:
+    """The one job that was ever submitted for a run."""
+    lines = cluster.run("squeue", "-h", "-t", "all", "-o", "%i %k").splitlines()
+    (job,) = (line.split()[0] for line in lines if line.endswith(run_id))
+    return job
+
+
+def test_six_runs_survive_the_death_of_their_driver_and_of_a_node_and_none_is_repeated(
+    studied: Studied, cluster: Cluster
+) -> None:
+    arms = [{"num_steps": 200, "seeds": [0, 1, 2]}, {"precision": "fp8", "seeds": [0, 1]}]
+    checkout = studied([*arms, {"strategy": "fsdp2", "num_gpus": 2, "num_nodes": 2}])
+    _, plan = finished(fp8study("plan", checkout))
+    assert plan.startswith("6 SLURM jobs on nodes of 2 cores, up to 2 nodes a job: 0.1 core-hours")
+    child = fp8study("reproduce", checkout)
+    wait_until(lambda: records(checkout))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    first = records(checkout)
+
+    again = fp8study("reproduce", checkout)
+    wait_until(lambda: unfinished(checkout))
+    moved = unfinished(checkout)[0].name
+    job = job_of(moved, cluster)
+    node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+    cluster.kill_node(node)
+    wait_until(lambda: "down" in cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T"))
+    cluster.start_node(node)
+    code, said = finished(again)
+    assert code == 0, said
+    assert "jobs of an earlier call are still there: waiting for them" in said
+    done = records(checkout)
+    assert [record["status"] for record in done.values()] == ["completed"] * 6
+    assert done.items() >= first.items()
+    assert job_of(moved, cluster) == job  # put back into the queue by SLURM
+    for run_id in done:
+        log = checkout / f"results/local/tiny/slurm/rule_run/{run_id}/{job_of(run_id, cluster)}.log"
+        assert "100%" in log.read_text()
+    (wide,) = (record for record in done.values() if record["config"]["num_nodes"] == 2)
+    assert [node["ranks"] for node in wide["machine"]["nodes"]] == [[0], [1]]
+    assert len({node["host_hash"] for node in wide["machine"]["nodes"]}) == 2
+    assert wide["machine"]["network_link"]
+
+    code, said = finished(fp8study("reproduce", checkout))
+    assert (code, records(checkout)) == (0, done)
+    assert "6 done, 0 to do" in said
+
+
+def test_a_cancelled_and_a_timed_out_job_leave_records_and_are_done_again(
+    studied: Studied, cluster: Cluster
+) -> None:
+    checkout = studied([{"num_steps": FOREVER, "seeds": [0, 1]}], runtime=1)
+    child = fp8study("reproduce", checkout)
+    wait_until(lambda: len(training(checkout)) == 2)
+    cancelled, late = training(checkout)
+    cluster.run("scancel", job_of(cancelled.name, cluster))
+    code, said = finished(child)
+    assert code == 2
+    assert "reproduce: 2 of 2 runs have no result" in said
+    told = {name: (r["status"], r["status_detail"]) for name, r in records(checkout).items()}
+    jobs = {run.name: job_of(run.name, cluster) for run in (cancelled, late)}
+    assert told == {
+        cancelled.name: ("interrupted", f"stopped by SIGTERM: SLURM job {jobs[cancelled.name]} was "
+                                        "told to end"),
+        late.name: ("interrupted", f"stopped by SIGTERM: SLURM job {jobs[late.name]} reached its "
+                                   "time limit of 1:00"),
+    }  # fmt: skip
+    assert all(record["results"]["steps_completed"] > 0 for record in records(checkout).values())
+    _, plan = finished(fp8study("plan", checkout))
+    assert "0 done, 2 to do" in plan

@@ -82,7 +82,7 @@ def test_a_stopped_launcher_records_by_what(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "print('progress: 1', flush=True); import time; time.sleep(60)"
-    monkeypatch.setattr(launching, "_command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(launching, "training_command", lambda *_: [sys.executable, "-c", code])
     config = make_config({"model": "tiny-llama", "strategy": "none", "num_steps": 11,
                           "sequence_length": 64})  # fmt: skip
     before = signal.getsignal(number)

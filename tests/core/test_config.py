@@ -24,7 +24,7 @@ H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
 OTHER: dict[str, Any] = {
     "model": "tiny-llama", "init_from": "weights", "precision": "bf16",
     "checkpoint_every": 5, "keep_checkpoints": 3, "num_gpus": 2, "num_nodes": 2,
-    "strategy": "ddp", "sharding": "hybrid",
+    "strategy": "ddp", "sharding": "hybrid", "precision_schedule": ("bf16:5", "fp8_tensorwise"),
     "sequence_length": 128, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
     "num_steps": 11, "num_warmup_steps": 0, "timed_seconds": 20.0,
     "learning_rate": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 5,

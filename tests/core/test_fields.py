@@ -83,7 +83,8 @@ def test_comparisons_know_what_may_differ() -> None:
     }
     assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | saving
     assert set(varying("resume")) == saving | {*PLAIN, "path"} - set(RETIRED) | {
-        "num_gpus", "strategy", "micro_batch_size", "gradient_accumulation_steps", "compile",
+        "num_gpus", "num_nodes", "strategy", "sharding", "micro_batch_size",
+        "gradient_accumulation_steps", "compile",
         "activation_checkpointing", "fp8_all_gather", "fp8_emulate",
     }  # fmt: skip
 

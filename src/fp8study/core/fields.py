@@ -312,9 +312,9 @@ class Fields:
             (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
              "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
             (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
-             "does not go with optimizer_step=in_backward, which frees them at once; use own"),
+             "does not go with in_backward updates; use own, or optimizer_step=after_backward"),
             (lambda c: c.gradient_pool == "shared" and c.master_dtype != "fp32",
-             "does not go with master_dtype={master_dtype}, which casts and frees them; use own"),
+             "does not go with master_dtype={master_dtype}; use own, or master_dtype=fp32"),
             (lambda c: c.gradient_pool == "shared" and c.untrained,
              "does not go with untrained weights, whose gradients are never freed; use own")))
     gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(

@@ -94,6 +94,7 @@ ARMS: list[dict[str, Any]] = [
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 4, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
+    {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},
 ]  # fmt: skip
 

@@ -253,7 +253,7 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
         assert "our machine (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
     unknown = sentences.unknown(report).splitlines()
-    assert unknown[0].startswith("- **your machine (NVIDIA H100") and "h200x8" in unknown[1]
+    assert unknown[0].startswith("- **Your machine (NVIDIA H100") and "h200x8" in unknown[1]
     (both,) = speed_rows.side_by_side(speed_rows.decisions(report.decisions)).to_dict("records")
     assert (round(both["lead_pct"]), round(both["lead_pct_other"])) == (-20, 20)
     asked = rows.questions(report, cost_table(report.runs))

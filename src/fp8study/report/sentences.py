@@ -15,7 +15,16 @@ from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.page import Report
-from fp8study.report.words import by_machine, count, escape, how_to_get, number, per_machine, span
+from fp8study.report.words import (
+    at_start,
+    by_machine,
+    count,
+    escape,
+    how_to_get,
+    number,
+    per_machine,
+    span,
+)
 
 _CONCLUSIVE = ["equivalent", "different"]
 
@@ -30,7 +39,9 @@ def decide(report: Report) -> str:
         )
     sizes = report.runs.groupby("model")["num_parameters"].max()
     table = table.assign(num_parameters=table["model"].map(sizes).astype(float))
-    return "\n\n".join(f"**{name}:** {_decision(rows)}" for name, rows in by_machine(table))
+    return "\n\n".join(
+        f"**{at_start(name)}:** {_decision(rows)}" for name, rows in by_machine(table)
+    )
 
 
 def _decision(table: pd.DataFrame) -> str:
@@ -177,7 +188,10 @@ def unknown(report: Report) -> str:
     """Say what these answers do not know, machine by machine."""
     if report.runs.empty:
         return "- There are no records."
-    lines = [f"- **{name}:** {_unknown(report, rows)}" for name, rows in by_machine(report.runs)]
+    lines = [
+        f"- **{at_start(name)}:** {_unknown(report, rows)}"
+        for name, rows in by_machine(report.runs)
+    ]
     if (report.runs["device"] == "cpu").any():
         lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")
     steps = report.runs["steps_completed"].max()

@@ -94,9 +94,14 @@ def per_machine(
 ) -> str:
     """Say a sentence of each machine's rows alone, and of which machine where there are several."""
     said = [(machine, say(rows)) for machine, rows in by_machine(table)]
-    told = [(machine, text) for machine, text in said if text]
-    named = [f"**{machine}.** {text}" if len(said) > 1 else text for machine, text in told]
-    return between.join(f"{text[0].upper()}{text[1:]}" for text in named)
+    told = [(machine, f"{text[0].upper()}{text[1:]}") for machine, text in said if text]
+    named = [f"**{at_start(m)}.** {text}" if len(said) > 1 else text for m, text in told]
+    return between.join(named)
+
+
+def at_start(machine: str) -> str:
+    """Write the name of a machine, from `by_machine`, where a sentence begins."""
+    return machine.replace("your", "Your", 1) if machine.startswith("your ") else machine
 
 
 def one_line(say: Callable[[pd.DataFrame], str]) -> Callable[[pd.DataFrame], str]:

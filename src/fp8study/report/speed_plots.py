@@ -56,7 +56,8 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
     shades = {name: _MODELS[n % len(_MODELS)] for n, name in enumerate(models)}
     shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
-    figure, axes = _canvas(2.1 * len(machines) + 0.8, len(machines), sharex=True)
+    height = 2.1 if len(machines) == 1 else 1.5  # the table below must show on the first screen
+    figure, axes = _canvas(height * len(machines) + 0.8, len(machines), sharex=True)
     for axis, machine in zip(axes, machines, strict=True):
         rows = leads[leads["machine"] == machine]
         for _, row in rows.iterrows():

@@ -25,51 +25,55 @@ def _rates(rows: pd.DataFrame) -> str:
     return f"Of {len(rows)} settings FP8 is {', '.join(said)}."
 
 
-@one_line
 def memory(table: pd.DataFrame) -> str:
     """Say what FP8 does to peak memory."""
-    change = table["memory_change_pct"].dropna()
-    if change.empty:
-        return ""
-    return f"{span(change, '+.1f', ' %')} against BF16 (peak of the allocator, paired medians)."
+    return f"{_memory(table)} Peak of the allocator, medians of paired ratios."
 
 
 @one_line
+def _memory(rows: pd.DataFrame) -> str:
+    change = rows["memory_change_pct"].dropna()
+    return f"{span(change, '+.1f', ' %')} against BF16." if len(change) else ""
+
+
 def steps(table: pd.DataFrame) -> str:
     """Say what of a step FP8 shortens, and what it adds."""
-    parts = []
-    bf16, fp8 = (table[table["precision"].eq("bf16") == of] for of in (True, False))
-    if len(bf16) and len(bf16) == len(fp8):
-        base = bf16["bf16_step_ms"].to_numpy()
-        kinds = {
-            "GEMMs": ["gemm_fp8", "gemm_bf16"],
-            "casts, scales and norms": ["fused"],
-            "time without computing": ["not_computing_ms"],
-        }
-        changes = []
-        for words, columns in kinds.items():
-            ours, theirs = (rows[columns].fillna(0).sum(axis=1).to_numpy() for rows in (fp8, bf16))
-            changes.append(f"{words} {span(100 * (ours - theirs) / base, '+.0f', ' %')}")
-        parts.append(f"What FP8 changes, % of the BF16 step: {', '.join(changes)}.")
-    parts.append(
-        "Kernel times of one profiled step; a bar may pass the step where kernels overlap."
+    return (
+        f"What FP8 changes, % of the BF16 step. {_steps(table)} Kernel times of one profiled step; "
+        "a bar may pass the step where kernels overlap."
     )
-    return " ".join(parts)
 
 
 @one_line
+def _steps(rows: pd.DataFrame) -> str:
+    bf16, fp8 = (rows[rows["precision"].eq("bf16") == of] for of in (True, False))
+    if bf16.empty or len(bf16) != len(fp8):
+        return ""
+    kinds = {"GEMMs": ["gemm_fp8", "gemm_bf16"], "casts, scales and norms": ["fused"],
+             "time without computing": ["not_computing_ms"]}  # fmt: skip
+    changes = []
+    for words, columns in kinds.items():
+        ours, theirs = (part[columns].fillna(0).sum(axis=1).to_numpy() for part in (fp8, bf16))
+        change = 100 * (ours - theirs) / bf16["bf16_step_ms"].to_numpy()
+        changes.append(f"{words} {span(change, '+.0f', ' %')}")
+    return f"{', '.join(changes)}."
+
+
 def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
-    parts = []
-    line = ["machine", "model", "precision"]
-    last = table.sort_values("num_gpus").drop_duplicates(line, keep="last")
-    for (num_gpus, precision), rows in last.groupby(["num_gpus", "precision"], sort=False):
-        kept = span(rows["kept_pct"], ".0f", " %")
-        parts.append(f"{recipe(precision)} {kept} on {num_gpus} GPUs")
-    return (
-        "Kept of the rate per GPU on the fewest GPUs: "
-        f"{', '.join(parts) or 'nothing measured'}. 100 % is linear scaling."
-    )
+    kept = _scaling(table) or "nothing measured."
+    return f"Kept of the rate per GPU on the fewest GPUs: {kept} 100 % is linear scaling."
+
+
+@one_line
+def _scaling(rows: pd.DataFrame) -> str:
+    line = ["model", "precision"]
+    last = rows.sort_values("num_gpus").drop_duplicates(line, keep="last")
+    parts = [
+        f"{recipe(precision)} {span(kept['kept_pct'], '.0f', ' %')} on {num_gpus} GPUs"
+        for (num_gpus, precision), kept in last.groupby(["num_gpus", "precision"], sort=False)
+    ]
+    return f"{', '.join(parts)}."
 
 
 def others(table: pd.DataFrame) -> str:

@@ -69,9 +69,12 @@ def place(row: pd.Series) -> str:
 
 
 def own_first(table: pd.DataFrame) -> pd.DataFrame:
-    """Put the rows of the reader's own machine before those of the others."""
-    own = {"local": ""}
-    return table.sort_values("machine", key=lambda names: names.replace(own), kind="stable")
+    """Put the rows of the reader's own machine before those of the others, most rows first."""
+    names = table["machine"].astype(str).reset_index(drop=True)
+    rank = pd.DataFrame({"own": names == "local", "name": names})
+    rank["rows"] = rank.groupby("name")["own"].transform("size")
+    order = rank.sort_values(["own", "rows", "name"], ascending=[False, False, True], kind="stable")
+    return table.iloc[order.index]
 
 
 def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -31,7 +31,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=2
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
@@ -119,8 +119,10 @@ class Cluster:
         theirs = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
+                told = process.environ()
                 is_daemon = process.cmdline()[:3] == ["slurmd", "-N", node]
-                if is_daemon or process.environ().get("SLURMD_NODENAME") == node:
+                is_ours = told.get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if is_ours and (is_daemon or told.get("SLURMD_NODENAME") == node):
                     theirs.append(process)
         # SLURM's own first, or they would still report how the others ended.
         for process in list(theirs):

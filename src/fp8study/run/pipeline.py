@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -226,7 +227,10 @@ def _follow(
                 for r, m in rows
                 if m
             ]
-            say(f"[{spoken - started:4.0f} s] running: {'; '.join(steps) or 'starting …'}")
+            states = Counter(jobs[r.run_id].state.lower() for r in waiting if r.run_id in jobs)
+            queue = ", ".join(f"{number} {state}" for state, number in states.items())
+            doing = f"jobs: {queue}" if queue else "running"
+            say(f"[{spoken - started:4.0f} s] {doing}: {'; '.join(steps) or 'starting …'}")
         if alive:
             time.sleep(0.5)
     for run in waiting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def test_a_job_asks_for_its_share_of_each_node() -> None:
         "gpu:8",
         96,
     )
+    small = replace(CLUSTER, memory_gib_per_node=40)  # or the job would wait for ever
+    assert small.resources(one)["mem_mb"] == 40 * 1024
     (alone,) = expanded("s", {"question": "?", "base": {"model": "tiny-llama"}}, "s").runs
     assert CPUS.resources(alone).keys() == asked.keys() - {"gres"}
 

@@ -56,12 +56,13 @@ class Profile:
         """Return what a run's job asks for, by Snakemake's names; cores and MiB are of a node."""
         config, per_node = run.config, run.config.gpus_per_node
         cores = self.cpus_per_node * per_node // self.gpus_per_node if self.gpu else per_node
+        memory = host_gib(config, on_gpu=self.gpu is not None)
         asked = {
             "nodes": config.num_nodes,
             "tasks": config.num_nodes,
             "tasks_per_gpu": 0,  # else each GPU's task would start the whole run
             "cpus_per_task": max(1, cores),
-            "mem_mb": math.ceil(1024 * host_gib(config, on_gpu=self.gpu is not None)),
+            "mem_mb": math.ceil(1024 * min(memory, self.memory_gib_per_node)),
             "runtime": math.ceil(_START_MINUTES + self.time_factor * run.minutes),
         }
         return asked | ({"gres": f"{self.gres}:{per_node}"} if self.gpu else {})

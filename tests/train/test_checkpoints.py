@@ -37,7 +37,7 @@ Train = Callable[..., RunRecord]
 
 @pytest.fixture
 def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-    command = launcher._command
+    command = launcher.training_command
 
     def troubled(*arguments: Any) -> list[str]:
         usual = command(*arguments)
@@ -48,7 +48,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
         with monkeypatch.context() as patch:
             if trouble:
                 patch.setenv("TROUBLE", trouble)
-                patch.setattr(launcher, "_command", troubled)
+                patch.setattr(launcher, "training_command", troubled)
             try:
                 return launch(make_config(SAVING | values), run_dir, show=str, machine=FOUR)
             except RunFailed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from fp8study.core.checkpoints import FOLDER, last_checkpoint, place_of
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.files import locked
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RunRecord, read_metrics, read_record
 from fp8study.run import launch as launcher
@@ -124,6 +126,25 @@ def test_resumed_is_uninterrupted_to_the_bit(
     assert [name for name in last if not torch.equal(last[name], own_last[name])] == []
 
 
+@pytest.mark.usefixtures("cold_training")
+def test_a_run_whose_launcher_is_killed_saves_and_ends(tmp_path: Path) -> None:
+    values = {"num_gpus": 2, "num_steps": 5000, "checkpoint_every": 4000}
+    process = multiprocessing.get_context("spawn").Process(
+        target=launch,
+        args=(make_config(SAVING | values), tmp_path),
+        kwargs={"machine": FOUR, "show": str},
+    )
+    process.start()
+    metrics = tmp_path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    process.kill()
+    with locked(tmp_path / ".lock", "run_dir"):  # goes with the last process that holds it
+        last = last_checkpoint(tmp_path)
+    assert last is not None
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, last.step + 1))
+
+
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_a_launcher_that_is_stopped_lets_its_run_save(num_gpus: int, tmp_path: Path) -> None:
     values = {"num_gpus": num_gpus, "num_steps": 5000, "checkpoint_every": 4000}
@@ -163,6 +184,7 @@ def test_a_record_says_when_it_was_resumed_and_what_saving_cost(
     assert not list((tmp_path / FOLDER).glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(train: Train, tmp_path: Path) -> None:
     values = {"precision": "fp8", "num_gpus": 2, "micro_batch_size": 2}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -226,11 +248,11 @@ def test_a_full_disk_costs_a_warning_and_no_checkpoint(train: Train, tmp_path: P
 
 def training_process(run_dir: Path) -> int | None:
     """Return the process that writes a run's metrics."""
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if descriptor.readlink() == run_dir / "metrics.jsonl":
-                return int(descriptor.parts[2])
-        except OSError:
+            if run_dir / "metrics.jsonl" in [d.readlink() for d in (process / "fd").iterdir()]:
+                return int(process.name)
+        except OSError:  # it has just ended
             continue
     return None
 
@@ -241,9 +263,14 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_
     draw, steps, began = random.Random(0), [], time.monotonic()
 
     def kill() -> None:
-        while (process := training_process(tmp_path)) is None:
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.4))
+        """Soon after so many further steps; three of them see one checkpoint completed."""
+        last = steps[-1] if steps else 0
+        enough = last + draw.randrange(5)
+        while (process := training_process(tmp_path)) is None or len(
+            (tmp_path / "metrics.jsonl").read_text().splitlines()
+        ) < enough:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
 
     while len(steps) < 50 and time.monotonic() - began < 60:
@@ -256,12 +283,13 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_
         steps.append(last.step if last else 0)
     assert len(steps) > 5
     assert steps == sorted(steps)
-    assert len(set(steps)) > len(steps) / 2
+    assert len(set(steps)) > len(steps) / 8
     assert [row["step"] for row in read_metrics(tmp_path)][: steps[-1]] == list(
         range(1, steps[-1] + 1)
     )
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_of_another(train: Train, tmp_path: Path) -> None:
     """In the other precision, sharded otherwise, on other text, and with a new optimizer."""
     (tmp_path / "other.txt").write_text("Some other text to train on. " * 500)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -33,8 +33,9 @@ _kept: list[Trainer] = []
 
 def leave(status: int) -> None:
     """End the process without taking anything apart."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody may be there to read
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 

@@ -150,7 +150,6 @@ class Checkpoints:
             note = f"checkpoint_every: step {step} could not be saved ({_reason(error)}); {there}"
             self.warnings.append(note)
             if self._trainer.state.is_main_process:
-                print(note, flush=True)
                 shutil.rmtree(partial(place_of(self._run_dir, step)), ignore_errors=True)
         else:
             self._last_step = step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from typing import TextIO
 
 from fp8study.core.config import ResolvedConfig
@@ -46,11 +47,12 @@ def log_step(
     left_s = (pace.num_steps - number) * done.step_time_ms / 1000
     eta = f"  ETA {int(left_s) // 60}:{int(left_s) % 60:02}"
     of, then = (" (warm-up)", "") if first_timed is None else (f"/{pace.num_steps}", eta)
-    print(
+    line = (
         f"{PROGRESS}step {number:>5}{of}  loss {done.loss:7.4f}  "
-        f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU{then}",
-        flush=True,
+        f"{rate:>9,.0f} tok/s/GPU  {tflops:7.1f} TFLOP/s/GPU{then}"
     )
+    with suppress(BrokenPipeError):  # the launcher is gone; what is done is saved all the same
+        print(line, flush=True)
 
 
 def _finite(number: float | None) -> float | None:

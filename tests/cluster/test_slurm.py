@@ -132,7 +132,7 @@ def test_six_runs_survive_the_death_of_their_driver_and_of_a_node_and_none_is_re
     assert "jobs of an earlier call are still there: waiting for them" in said
     done = records(checkout)
     assert [record["status"] for record in done.values()] == ["completed"] * 6
-    assert done.items() >= first.items()
+    assert {run_id: done[run_id] for run_id in first} == first
     assert job_of(moved, cluster) == job  # put back into the queue by SLURM
     for run_id in done:
         log = checkout / f"results/local/tiny/slurm/rule_run/{run_id}/{job_of(run_id, cluster)}.log"

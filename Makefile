@@ -10,6 +10,7 @@ WHEELHOUSE ?=
 VENV ?=
 # Two at a time: a laptop has the cores for it, and runs of two processes still pass.
 PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
+LONG ?=
 # Rooms without torch, and what a change of the pages or the dependencies breaks first.
 QUICK_TESTS = tests/core tests/data tests/analysis tests/run tests/cli \
 	tests/project/test_architecture.py tests/project/test_docs.py tests/project/test_environment.py
@@ -47,6 +48,7 @@ help: ## print this list
 	@echo "  PYTHON=python3.12  the Python to look at, or to build .venv with (now: $(PYTHON))"
 	@echo "  VENV=1             build .venv even if the active environment would do"
 	@echo "  WHEELHOUSE=folder  install from these wheels, without network"
+	@echo "  LONG=1             the tests that take minutes, too"
 	@echo "  PYTEST_ARGS=...    arguments to pytest instead of the usual ones, as PYTEST_ARGS='-k stats'"
 
 setup: $(STAMP) ## choose or build the environment (the active one if it has all, else .venv)
@@ -72,7 +74,8 @@ report: $(STAMP) ## render the report and BENCHMARKS.md from the records (no GPU
 	@$(RUN) -m fp8study.cli report
 
 test: $(STAMP) ## run the tests; those that need a GPU skip without one
-	@$(RUN) -m pytest -q $(PYTEST_ARGS)
+	@$(RUN) -m pytest -q $(PYTEST_ARGS) $(if $(LONG),,-m 'not long')
+	@$(if $(LONG),,echo "test: left out those marked long (every way to resume, SLURM); LONG=1 does them")
 
 lint: $(STAMP) ## check style, format, types and the direction of imports
 	@$(RUN) -m ruff check .

@@ -20,6 +20,7 @@ from tests.cluster.loopback import Cluster, what_is_missing
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(what_is_missing() is not None, reason=f"needs SLURM: {what_is_missing()}"),
 ]

@@ -86,23 +86,28 @@ def folder_of(folder: Path, **settings: Any) -> str:
     return str(folder)
 
 
+#: The first three in every run of the tests.
 ARMS: list[dict[str, Any]] = [
     {"strategy": "none", "precision": "fp8", "path": "tuned", "gradient_accumulation_steps": 2,
      "lr_schedule": "cosine", "lr_warmup_steps": 3},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
+    {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
      "max_grad_norm": 1.0},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 4, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
-    {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},
 ]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("values", ARMS, ids=lambda v: "-".join(map(str, v.values())))
+@pytest.mark.parametrize(
+    "values",
+    [*ARMS[:3], *(pytest.param(arm, marks=pytest.mark.long) for arm in ARMS[3:])],
+    ids=lambda v: "-".join(map(str, v.values())),
+)
 def test_resumed_is_uninterrupted_to_the_bit(
     values: dict[str, Any], train: Train, tmp_path: Path
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_record_says_when_it_was_resumed_and_what_saving_cost(
     assert not list((tmp_path / FOLDER).glob(".*"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(train: Train, tmp_path: Path) -> None:
     values = {"precision": "fp8", "num_gpus": 2, "micro_batch_size": 2}
@@ -257,6 +263,7 @@ def training_process(run_dir: Path) -> int | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_path: Path) -> None:
     values = {"strategy": "none", "checkpoint_every": 1, "num_steps": 100_000}

@@ -23,13 +23,13 @@ WATCH = """
 import sys, torch, fp8study.train.__main__ as train
 from fp8study.model.planted import untrained_weights
 inside = train.Trainer.train
-def watched(trainer, metrics):
+def watched(trainer, *arguments):
     left_out = {id(w) for w in untrained_weights(trainer.config, trainer.bare_model)}
     held = [id(p) for g in trainer.optimizer.param_groups for p in g["params"]]
     everything = {id(p) for p in trainer.bare_model.parameters()}
     assert set(held) == everything - left_out and len(held) == len(set(held))
     before = {n: p.detach().clone() for n, p in trainer.bare_model.named_parameters()}
-    steps = inside(trainer, metrics)
+    steps = inside(trainer, *arguments)
     for name, p in trainer.bare_model.named_parameters():
         assert torch.equal(p, before[name]) == (id(p) in left_out), name
     print("watched", len(left_out))

@@ -119,7 +119,7 @@ def amdahl(tables: Tables, claim: Claim) -> Finding:
         return {"share": 100 * fp8 / whole}
 
     said, counted = claim.published, tables.runs.merge(tables.of_records(share_of, "share"))
-    if counted.empty:
+    if counted.empty or not tables.cells["speedup_pct"].notna().any():
         return claim.open()
     is_largest = counted["num_parameters"] == counted["num_parameters"].max()
     largest, bound = counted["share"][is_largest].median(), 1 / (1 - said["share_pct"] / 200)

@@ -26,7 +26,13 @@ def losses(run: Run, **values: Any) -> list[float]:
     return [row["loss"] for row in read_metrics(run_dir)]
 
 
-@pytest.mark.parametrize("where", [{"strategy": "none"}, {"strategy": "fsdp2", "num_gpus": 2}])
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"strategy": "none"},
+        pytest.param({"strategy": "fsdp2", "num_gpus": 2}, marks=pytest.mark.long),
+    ],
+)
 def test_each_part_of_a_run_computes_in_its_precision(run: Run, where: dict[str, Any]) -> None:
     bf16, fp8 = losses(run, **where), losses(run, **where, **FP8)
     assert bf16[0] != fp8[0]

@@ -174,14 +174,11 @@ def link_gb_per_s(num_gpus: int) -> float | None:
     from torch.cuda import nccl
 
     there = min(num_gpus, torch.cuda.device_count())
-    if there < 2:
+    if there < 2 or not nccl.is_available([]):
         return None
     parts = [torch.ones(_GATHERED_BYTES // there, dtype=torch.uint8, device=f"cuda:{gpu}")
              for gpu in range(there)]  # fmt: skip
     wholes = [torch.empty(there * part.numel(), dtype=torch.uint8, device=part.device)
               for part in parts]  # fmt: skip
-    try:
-        seconds = median_seconds(lambda: nccl.all_gather(parts, wholes), torch.device("cuda", 0))
-    except RuntimeError:  # a torch without NCCL
-        return None
+    seconds = median_seconds(lambda: nccl.all_gather(parts, wholes), torch.device("cuda", 0))
     return (there - 1) * parts[0].numel() / seconds / 1e9

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -51,7 +51,16 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    before = {number: signal.signal(number, stop) for number in _STOPPING}
+    with answering(_STOPPING, stop):
+        yield
+
+
+@contextmanager
+def answering(
+    numbers: Iterable[signal.Signals], answer: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Answer signals in a block of the main thread's code as `answer` does."""
+    before = {number: signal.signal(number, answer) for number in numbers}
     try:
         yield
     finally:

@@ -45,6 +45,7 @@ from fp8study.core.errors import UserError, one_line
 from fp8study.core.records import write_json
 from fp8study.measure.clock import FinishedStep
 from fp8study.model.local import plain
+from fp8study.run.children import answering
 
 if TYPE_CHECKING:
     from fp8study.train.trainer import Trainer
@@ -104,12 +105,8 @@ class Checkpoints:
         def told(number: int, frame: object) -> None:
             self.is_told = True
 
-        before = {number: signal.signal(number, told) for number in _SIGNALS}
-        try:
+        with answering(_SIGNALS, told):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def is_due(self, step: int) -> bool:
         """Whether to save after a number of steps; after the last one it is."""

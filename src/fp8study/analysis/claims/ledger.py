@@ -77,7 +77,9 @@ def check_choice(document: str | None, verdict: str | None) -> None:
 
 
 def judge(frames: Frames) -> list[Judged]:
-    """Judge every claim by every class of machines: one's own first, then that of the most runs.
+    """Judge every claim by every class of machines.
+
+    One's own comes first, then those that decide, then that of the most runs.
 
     A class that has nothing to say of a claim is left out where another one has.
     """

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fp8study.core.config import ResolvedConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
+from fp8study.core.files import write_whole
 from fp8study.core.records import RESULTS, read_record, set_aside
 
 #: Below a run's folder.
@@ -176,12 +176,7 @@ def cut_metrics(run_dir: Path, step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:  # half a line, as a killed run leaves it
             break
-    shorter = path.with_name(f".{path.name}.partial")
-    with shorter.open("w", encoding="utf-8") as stream:
-        stream.writelines(kept)
-        stream.flush()
-        os.fsync(stream.fileno())
-    shorter.replace(path)
+    write_whole(path, "".join(kept))
 
 
 def note_resumed(run_dir: Path, **facts: Any) -> None:

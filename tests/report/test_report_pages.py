@@ -222,12 +222,13 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
     store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
     assert told().endswith(
-        "Pre-train in FP8 if each GPU gets 32,768 tokens a step or more (+21.0 %), once its loss "
+        "Pre-train in FP8 if each GPU gets 32,768 tokens a step or more (measured up to 32,768) "
+        "(+21.0 %), once its loss "
         "is checked; stay with BF16 up to 1.2 billion parameters with at most 4,096 tokens "
         "(\u22129.0 %)."
     )
     store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
-    assert "if the model has 4 billion parameters or more or each GPU gets 32,768" in told()
+    assert "if the model has 4 billion parameters or more (measured up to 4) or each" in told()
     store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
     assert "if the model" not in told() and "qwen3-4b (1 GPU, batch 1) in FP8" in told()
 

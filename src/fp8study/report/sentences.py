@@ -77,10 +77,12 @@ def _conditions(fp8: pd.DataFrame, bf16: pd.DataFrame) -> tuple[str, str] | None
         return None
     when = []
     if len(larger):
-        when.append(f"the model has {_billions(larger['num_parameters'].min())} or more")
+        low, high = larger["num_parameters"].min(), larger["num_parameters"].max()
+        when.append(f"the model has {_billions(low)} or more (measured up to {_in_billions(high)})")
     if rest := set(longer.index) - set(larger.index):
-        tokens = longer.loc[[*rest], "tokens_per_gpu"].min()
-        when.append(f"each GPU gets {tokens:,.0f} tokens a step or more")
+        tokens = longer.loc[[*rest], "tokens_per_gpu"]
+        when.append(f"each GPU gets {tokens.min():,.0f} tokens a step or more (measured up to "
+                    f"{tokens.max():,.0f})")  # fmt: skip
     return (
         f"pre-train in FP8 if {' or '.join(when)}",
         f"stay with BF16 up to {_billions(most['num_parameters'])} with at most "
@@ -89,7 +91,11 @@ def _conditions(fp8: pd.DataFrame, bf16: pd.DataFrame) -> tuple[str, str] | None
 
 
 def _billions(parameters: float) -> str:
-    return f"{number(parameters / 1e9, '.2g')} billion parameters"
+    return f"{_in_billions(parameters)} billion parameters"
+
+
+def _in_billions(parameters: float) -> str:
+    return number(parameters / 1e9, ".2g")
 
 
 def _named(chosen: pd.DataFrame, table: pd.DataFrame, precision: str) -> str:

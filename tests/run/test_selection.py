@@ -220,3 +220,15 @@ def test_overrides_reach_every_run_and_what_fits() -> None:
 
 def test_nothing_is_chosen_where_nothing_fits() -> None:
     assert select(MACHINES["H100"], 2, TEXT).runs == ()
+
+
+def test_weights_are_gathered_in_the_way_that_the_law_finds_faster() -> None:
+    runs = [run for run in timed(select(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
+    gathers = {
+        (run.config.model, run.config.micro_batch_size): run.config.resolved().fp8_all_gather
+        for run in runs if run.config.precision == "fp8_tensorwise"
+    }  # fmt: skip
+    assert gathers["llama-3.2-1b", 1] is False
+    assert gathers["llama-3.1-8b", 4] is True
+    asked = select(MACHINES["2 H200"], 600, overrides={"fp8_all_gather": False}).runs
+    assert not any(run.values["fp8_all_gather"] for run in asked)

@@ -21,6 +21,7 @@ from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.run.chosen.estimates import (
     capacity_gib,
+    gathers_faster_in_fp8,
     held_minutes,
     needed_gib,
     remedies,
@@ -215,8 +216,16 @@ class _Selector:
                     found.append((order, cell))
         return [cell for _, cell in sorted(found, key=lambda item: item[0])]
 
+    def _arm(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a run's fields, its weights gathered in the way that is faster by the law."""
+        values = self._values(chosen)
+        config = make_config(BASE | values).resolved()
+        if config.fp8_all_gather and not gathers_faster_in_fp8(config, self.machine):
+            values = {"fp8_all_gather": False} | values
+        return values
+
     def _block(self, cell: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> _Block:
-        runs = [self._values({**cell, "precision": arm}) for arm in arms]
+        runs = [self._arm({**cell, "precision": arm}) for arm in arms]
         minutes = [held_minutes(make_config(BASE | run), self.machine) for run in runs]
         return _Block(tuple(runs), tuple(minutes), cell["why"])
 

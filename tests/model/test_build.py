@@ -23,6 +23,11 @@ PUBLISHED = {
     "qwen3-4b": (4_022_468_096, 4_022_272_000, 36),
     "qwen3-14b": (14_768_307_200, 13_989_969_920, 40),
 }
+#: Not published either: the 1B's 14.5 squares of its width a layer, its embedding and its norms.
+PUBLISHED |= {
+    f"llama-1b-width-{w}": (*(128_256 * w + 16 * 14.5 * w**2 + norms for norms in (33 * w, 0)), 16)
+    for w in (512, 1024, 3072, 4096)
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -52,7 +52,16 @@ _LLAMA_1B: dict[str, Any] = _LLAMA3 | {
     "num_attention_heads": 32, "head_dim": 64, "rope_parameters": _LLAMA3_ROPE | {"factor": 32.0},
 }  # fmt: skip
 
-PRESETS: dict[str, dict[str, Any]] = {
+#: The 1B at other widths, its depth kept: what FP8 gains by width.
+_WIDTHS: dict[str, dict[str, Any]] = {
+    f"llama-1b-width-{width}": _LLAMA_1B | {
+        "hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64,
+        "num_key_value_heads": width // 256, "tie_word_embeddings": True,
+    }
+    for width in (512, 1024, 3072, 4096)
+}  # fmt: skip
+
+PRESETS: dict[str, dict[str, Any]] = _WIDTHS | {
     "llama-3.2-1b": _LLAMA_1B | {"tie_word_embeddings": True},
     # For comparisons with trainers whose loss head cannot share the embedding's weight.
     "llama-3.2-1b-untied": _LLAMA_1B | {"tie_word_embeddings": False},

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from fp8study.analysis.laws.nearby import gathers_faster_in_fp8
 from fp8study.core.config import RunConfig, make_config
+from fp8study.core.errors import UserError
 from fp8study.run.machine import Machine
 
 #: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.chosen.study`.
@@ -36,7 +39,13 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     defaults = _ON_GPU if machine.gpus else _ON_CPU
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
-    return make_config(defaults | given).resolved()
+    config = make_config(defaults | given).resolved()
+    is_open = config.fp8_all_gather and "fp8_all_gather" not in given
+    if is_open and config.path == "tuned" and config.compile and machine.has_fp8:
+        with suppress(UserError):  # of such a model no law is known
+            gathers = gathers_faster_in_fp8(config, machine.gpus[0].name)
+            config = make_config(defaults | given | {"fp8_all_gather": gathers}).resolved()
+    return config
 
 
 def study_for(machine: Machine) -> str:

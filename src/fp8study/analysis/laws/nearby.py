@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.shape import ModelShape
+from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -34,6 +35,23 @@ def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig
     # torchao gathers FP8 weights from even shards only.
     ways = [True] * (spread and even) + [False]
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
+
+
+def gathers_faster_in_fp8(config: ResolvedConfig, gpu_name: str) -> bool:
+    """Return whether FP8 all-gather makes an FP8 run faster, by the speed law.
+
+    It halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
+    model at a small batch BF16 all-gather is faster.
+
+    Raises:
+        UserError: No law is known of such a model.
+    """
+    shape, gpu = shape_of(config.model), find_peak(gpu_name)
+    fp8, bf16 = (
+        speed.predicted_step(as_fp8(config, config.precision, gathers), shape, gpu).total
+        for gathers in (True, False)
+    )
+    return fp8 <= bf16
 
 
 def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.speed import predicted_step
-from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
 from fp8study.run.machine import Machine, memory_gib
@@ -100,18 +98,6 @@ def step_seconds(config: RunConfig, machine: Machine) -> float:
     tflops = min(peak.bf16_tflops if peak else _UNKNOWN_PEAK for peak in peaks)
     slower = _EMULATION if config.is_fp8 and config.fp8_emulate else 1.0
     return slower * flops / (_PEAK_SHARE * tflops * 1e12)
-
-
-def gathers_faster_in_fp8(config: ResolvedConfig, machine: Machine) -> bool:
-    """Return whether FP8 all-gather makes a run faster, by the speed law on the first GPU.
-
-    It halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
-    model at a small batch BF16 all-gather is faster.
-    """
-    shape, gpu = shape_of(config.model), find_peak(machine.gpus[0].name)
-    ways = [as_fp8(config, config.precision, gathers) for gathers in (True, False)]
-    fp8, bf16 = (predicted_step(way, shape, gpu).total for way in ways)
-    return fp8 <= bf16
 
 
 def held_minutes(config: RunConfig, machine: Machine) -> float:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8study.analysis.laws.memory import largest_batch
+from fp8study.analysis.laws.nearby import gathers_faster_in_fp8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.run.chosen.estimates import (
     capacity_gib,
-    gathers_faster_in_fp8,
     held_minutes,
     needed_gib,
     remedies,
@@ -220,7 +220,7 @@ class _Selector:
         """Return a run's fields, its weights gathered in the way that is faster by the law."""
         values = self._values(chosen)
         config = make_config(BASE | values).resolved()
-        if config.fp8_all_gather and not gathers_faster_in_fp8(config, self.machine):
+        if config.fp8_all_gather and not gathers_faster_in_fp8(config, self.machine.gpus[0].name):
             values = {"fp8_all_gather": False} | values
         return values
 

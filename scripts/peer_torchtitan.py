@@ -39,6 +39,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
@@ -71,6 +72,8 @@ SHAPES = {
 }
 #: Of each repeat, in a record.
 MEASURED = ("tokens_per_second_per_gpu", "windows_tokens_per_second", "mfu_pct", "memory_peak_gib")
+#: Blocks on other GPUs add to the same record.
+_writing = threading.Lock()
 #: What every configuration of one session shares: the options, and what `main` adds to them.
 Plan = argparse.Namespace
 
@@ -122,6 +125,8 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
         "training.local_batch_size": batch,
         "training.seq_len": plan.sequence_length,
         "training.steps": plan.steps,
+        "training.dataloader.num_workers": 1,  # no step tokenises, as none of ours does
+        "training.dataloader.prefetch_factor": 8,
         "training.dtype": "float32",
         "training.mixed_precision_param": "bfloat16",
         "training.mixed_precision_reduce": "float32",
@@ -136,7 +141,10 @@ def command_of(plan: Plan, precision: str, batch: int, dump: Path, seed: int) ->
         "comm.init_timeout_seconds": 600,  # holds for the first step too, which compiles
         "debug.seed": seed,
     }
-    switches = ["compile.enable", "metrics.disable_color_printing"]
+    switches = [
+        "compile.enable", "metrics.disable_color_printing", "training.dataloader.pin_memory",
+        "training.dataloader.persistent_workers",
+    ]  # fmt: skip
     if plan.shape.module:
         flags["experimental.custom_import"] = plan.shape.module
     if precision == "fp8_tensorwise":
@@ -210,12 +218,14 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
         shown = f"{failure.status}: {failure}"
     else:
         rate = statistics.harmonic_mean(result.windows)  # they are of equally many tokens
-        values = (rate, result.windows, result.mfu_pct, result.memory_peak_gib)
-        for name, value in zip(MEASURED, values, strict=True):
-            record[name].append(value)
-        record["num_parameters"] = result.num_parameters
-        if repeat == plan.repeats:
-            record |= {"status": "completed", "status_detail": None}
+        values = (rate, result.windows, result.mfu_pct, result.memory_peak_gib, repeat)
+        with _writing:
+            for name, value in zip((*MEASURED, "blocks"), values, strict=True):
+                if name in record:
+                    record[name].append(value)
+            record["num_parameters"] = result.num_parameters
+            if len(record["windows_tokens_per_second"]) == plan.repeats:
+                record |= {"status": "completed", "status_detail": None}
         shown = f"{rate:,.0f} tokens/s/GPU, {result.memory_peak_gib:.1f} GiB reserved"
     record["ended_at"] = utc_now()
     write_json(folder / "peer.json", record)
@@ -304,8 +314,9 @@ def new_records(plan: Plan) -> list[dict[str, Any]]:
     return records
 
 
-def main() -> None:
-    plan = parse(sys.argv[1:])
+def prepare(words: list[str]) -> Plan:
+    """Read the options and write the data that the repeats train on."""
+    plan = parse(words)
     check_checkout(plan.checkout)
     plan.machine, plan.shape = this_machine(), SHAPES[plan.model]
     plan.gpu_indices = [gpu.index for gpu in plan.machine.gpus]
@@ -316,6 +327,11 @@ def main() -> None:
         fail(f"--output {plan.output}: cannot be written: {error.strerror}")
     if len(plan.gpu_indices) < plan.gpus:
         print(f"peer_torchtitan: {len(plan.gpu_indices)} GPUs here, not {plan.gpus}", flush=True)
+    return plan
+
+
+def main() -> None:
+    plan = prepare(sys.argv[1:])
     records = new_records(plan)
     # Repeat by repeat, so that a drift of the machine meets every configuration alike.
     for repeat in range(1, plan.repeats + 1):

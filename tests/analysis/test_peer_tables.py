@@ -48,3 +48,43 @@ def test_without_peers_the_table_has_its_columns(tmp_path: Path) -> None:
     table = peer_table(load_runs(tmp_path))
     assert table.empty
     assert list(table) == PEER_COLUMNS
+
+
+def test_blocks_are_compared_within_and_pooled_over_sessions(tmp_path: Path) -> None:
+    """A box that slows down by half from block to block changes no ratio within one."""
+    place, peers = "reference/box", tmp_path / "reference/box/beside/peer"
+    speed = {0: 1.0, 1: 0.5, 2: 0.25, 3: 0.125}
+    for precision, ours in (("bf16", 11_000.0), ("fp8_tensorwise", 14_300.0)):
+        for repeat, factor in speed.items():
+            results = {"tokens_per_second_per_gpu": ours * factor * (1 + 0.001 * repeat)}
+            record = make_record(
+                study="beside", repeat=repeat, precision=precision, results=results,
+                run_id=f"{precision}-{repeat}",
+            )  # fmt: skip
+            store(tmp_path, place, record)
+        theirs = {"bf16": 10_000.0, "fp8_tensorwise": 12_000.0}[precision]
+        for day, blocks in ((2, [1, 0]), (3, [3, 2])):
+            store_peer(
+                peers / f"{precision}-{day}", precision=precision, blocks=blocks,
+                started_at=f"2000-01-0{day}T10:00:00+00:00", log_files=["a", "b"],
+                tokens_per_second_per_gpu=[theirs * speed[block] for block in blocks],
+                memory_peak_gib=[30.0, 30.0],
+            )  # fmt: skip
+    bf16, fp8 = peer_table(load_runs(tmp_path)).to_dict("records")
+    assert (bf16["num_blocks"], bf16["num_peer_runs"]) == (4, 4)
+    assert bf16["ratio"] == pytest.approx(1.1 * 1.0015, rel=1e-5)
+    low, high = map(float, bf16["ratio_interval"].split(" to "))
+    assert 1.095 < low < bf16["ratio"] < high < 1.105
+    assert bf16["sessions"] == "2000-01-02T10:00: 1.101; 2000-01-03T10:00: 1.103"
+    assert fp8["lead_pct"] == pytest.approx(30)
+    assert fp8["peer_lead_pct"] == pytest.approx(20)
+    assert fp8["lead_high_pct"] - fp8["lead_low_pct"] < 0.1
+
+
+def test_a_block_without_its_partner_does_not_count(tmp_path: Path) -> None:
+    for repeat in (0, 1):
+        record = make_record(study="beside", repeat=repeat, run_id=f"run-{repeat}")
+        store(tmp_path, "reference/box", record)
+    store_peer(tmp_path / "reference/box/beside/peer/some", blocks=[1, 2, 3])
+    (row,) = peer_table(load_runs(tmp_path)).to_dict("records")
+    assert (row["num_blocks"], row["ratio_interval"]) == (1, "no interval: 1 run")

@@ -35,6 +35,7 @@ def test_a_sound_record_is_read_and_its_further_keys_are_left_alone(tmp_path: Pa
         ),
         ({"tokens_per_second_per_gpu": 9000.0}, "gpu: Input should be a valid array, not 9000.0"),
         ({"memory_peak_gib": [50.0]}, "1 values for 3 repeats"),
+        ({"blocks": [0, 1]}, "blocks: 2 values for 3 repeats"),
         ({"tokens_per_second_per_gpu": [], "memory_peak_gib": []}, "empty"),
         ({"log_files": "a.log"}, "log_files: Input should be a valid array"),
         ({"status": "fine"}, "status: 'fine' is none of completed"),

@@ -1,8 +1,6 @@
 """The script that times torchtitan reads its log right, and outlives a configuration that fails."""
 
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,28 +205,13 @@ def test_another_version_or_no_checkout_is_refused(
     assert "is torchtitan 0.3.0; check out v0.2.2" in str(run(monkeypatch, *words, str(checkout)))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"), [([], "name the checkout"), (["titan", "one", "tow"], "'tow' is no part")]
-)
-def test_the_script_of_both_says_what_it_misses(
-    words: list[str], message: str, tmp_path: Path
-) -> None:
-    script = Path(peer.__file__).with_name("beside_torchtitan.sh")
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / ".make").mkdir()
-    (tmp_path / ".make" / "python").write_text(sys.executable)
-    copy = shutil.copy(script, tmp_path / "scripts")
-    done = subprocess.run(["bash", copy, *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert message in done.stderr
-
-
 def test_the_studies_beside_it_do_the_same_work() -> None:
-    for name, ours in (("beside-torchtitan", 1), ("beside-torchtitan-fsdp", 4)):
+    for name, ours in (("beside-torchtitan", 1), ("beside-torchtitan-fsdp", 2)):
         configs = [run.config for run in load_study(name).runs]
         assert {c.num_gpus for c in configs} == {ours}
         assert {c.model for c in configs} <= {shape.name for shape in peer.SHAPES.values()}
         assert {(c.path, c.sequence_length, c.master_dtype) for c in configs} == {
             ("tuned", 4096, "fp32")
         }
-        assert {c.repeat for c in configs} == {0, 1, 2}
+        assert {c.repeat for c in configs} == set(range(8))
+        assert {c.max_grad_norm for c in configs} == {1.0}  # torchtitan always clips

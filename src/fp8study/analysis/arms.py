@@ -25,7 +25,12 @@ import pandas as pd
 
 from fp8study.analysis.frames import key_of, runs_frame
 from fp8study.analysis.pairing import arm_label, timing_is_void
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
+from fp8study.analysis.stats import (
+    MIN_PAIRS_FOR_INTERVAL,
+    Interval,
+    paired_t_interval,
+    welch_t_interval,
+)
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import varying
@@ -61,6 +66,12 @@ class Arm:
     def rates(self) -> list[float]:
         """Tokens per second and GPU of the runs whose timings count."""
         return list(self.completed.loc[~self.is_void, "tokens_per_second_per_gpu"].dropna())
+
+    @property
+    def blocks(self) -> dict[int, float]:
+        """The same rates by their run's ``repeat``; of runs with equal ones the last counts."""
+        counted = self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
+        return dict(zip(counted["repeat"], counted["tokens_per_second_per_gpu"], strict=True))
 
     @property
     def memory_peak_gib(self) -> float | None:
@@ -291,3 +302,19 @@ def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]])
         return Ratio(estimate, None, counts)
     log = welch_t_interval(logs, weights, LEVEL)
     return Ratio(estimate, Interval(math.exp(log.low), math.exp(log.high)), counts)
+
+
+def ratio_in_blocks(above: Mapping[int, float], below: Mapping[int, float]) -> Ratio | None:
+    """Return the geometric mean of the ratios within blocks, with the interval of a paired t-test.
+
+    A block is done by turns on the same GPUs, so that neither they nor the hour are compared. Each
+    side maps blocks to rates; what has no partner does not count. None without a common block.
+    """
+    logs = [math.log(above[block] / below[block]) for block in sorted({*above} & {*below})]
+    if not logs:
+        return None
+    estimate = math.exp(statistics.fmean(logs))
+    if len(logs) < MIN_PAIRS_FOR_INTERVAL:
+        return Ratio(estimate, None, (len(logs),))
+    log = paired_t_interval(logs, LEVEL)
+    return Ratio(estimate, Interval(math.exp(log.low), math.exp(log.high)), (len(logs),))

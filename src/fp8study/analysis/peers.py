@@ -1,22 +1,25 @@
-"""What another trainer did on the same machine in the same call, to hold ours against.
+"""What another trainer did on the same machine in the same session, to hold ours against.
 
-Rates of two calls differ by more than one would like, and rates of two machines by much more. So
-a peer counts only where its record lies with ours: ``results/<machine>/<study>/peer/`` holds one
-``peer.json`` a configuration, in folders or by itself, and ``results/<machine>/<study>/`` our runs.
-Figures that others published are no records and never get here.
+Rates of two sessions differ by more than one would like, and rates of two machines by much more.
+So a peer counts only where its record lies with ours: ``results/<machine>/<study>/peer/`` holds one
+``peer.json`` a configuration and session, in folders or by itself, and
+``results/<machine>/<study>/`` our runs. Where both sides were run in blocks, by turns on the same
+GPUs, they are compared within blocks and pooled over sessions. Figures that others published are no
+records and never get here.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
-from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_of
+from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_in_blocks, ratio_of
 from fp8study.analysis.frames import run_path
 from fp8study.analysis.pairing import arm_label, setting_label, together
 from fp8study.core.errors import UserError, one_line
@@ -63,6 +66,8 @@ class PeerRecord(BaseModel):
     commit: str | None = None
     windows_tokens_per_second: list[Annotated[list[_Positive], Field(min_length=1)]] = []
     """The rates per GPU of each repeat's windows, all of equally many steps, if they are known."""
+    blocks: list[int] = []
+    """Each repeat's block, if it was run by turns with ours: the ``repeat`` of our run."""
 
     @property
     def rates(self) -> list[float]:
@@ -73,7 +78,7 @@ class PeerRecord(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         num_repeats = len(self.tokens_per_second_per_gpu)
-        for name in ("memory_peak_gib", "windows_tokens_per_second"):
+        for name in ("memory_peak_gib", "windows_tokens_per_second", "blocks"):
             found = getattr(self, name)
             if len(found) != num_repeats and (found or name == "memory_peak_gib"):
                 raise UserError(f"{name}: {len(found)} values for {num_repeats} repeats")
@@ -109,9 +114,26 @@ def read_peers(study_dir: Path) -> list[PeerRecord]:
     ]
 
 
+#: A peer's records of one configuration: its sessions. Only those in blocks have several.
+Sessions = tuple[PeerRecord, ...]
+
+
+def in_sessions(peers: Sequence[PeerRecord]) -> list[Sessions]:
+    """Put together what a peer did of one configuration in several sessions of blocks."""
+    found: dict[tuple[object, ...], list[PeerRecord]] = {}
+    for number, peer in enumerate(peers):
+        names = ("name", "version", "model", "precision", *_COUNTS)
+        what = tuple(getattr(peer, name) for name in names)
+        alone = () if peer.blocks else (number,)
+        found.setdefault((*what, peer.machine.get("gpu_name"), *alone), []).append(peer)
+    return [
+        tuple(sorted(sessions, key=lambda peer: peer.started_at)) for sessions in found.values()
+    ]
+
+
 def compare_with_peers(
     records: list[RunRecord], peers: list[PeerRecord]
-) -> list[tuple[PeerRecord, Arm, Ratio | None]]:
+) -> list[tuple[Sessions, Arm, Ratio | None]]:
     """Pair the arms of one study with the peers beside it that did the same work on such a GPU.
 
     Returns:
@@ -120,11 +142,38 @@ def compare_with_peers(
     """
     arms = [arm for arm in group_arms(records).values() if len(arm.completed)]
     return [
-        (peer, arm, ratio_of([arm.rates], [peer.rates if peer.status == "completed" else []]))
-        for peer in peers
+        (sessions, arm, _ratio(_Rates.of_arm(arm, sessions), _Rates.of_peer(sessions)))
+        for sessions in in_sessions(peers)
         for arm in arms
-        if _same_work(arm, peer)
+        if _same_work(arm, sessions[0])
     ]
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """One side's tokens per second and GPU."""
+
+    every: list[float]
+    blocks: dict[int, float]
+
+    @classmethod
+    def of_arm(cls, arm: Arm, sessions: Sessions) -> Self:
+        """Where the peer ran in blocks so did ours; else equal repeats are no block."""
+        return cls(arm.rates, arm.blocks if sessions[0].blocks else {})
+
+    @classmethod
+    def of_peer(cls, sessions: Sessions) -> Self:
+        known = [peer for peer in sessions if peer.status == "completed"]
+        every = [rate for peer in known for rate in peer.rates]
+        blocks = [block for peer in known for block in peer.blocks]
+        return cls(every, dict(zip(blocks, every, strict=True)) if blocks else {})
+
+
+def _ratio(above: _Rates, below: _Rates) -> Ratio | None:
+    """Divide within blocks where both sides have some, else group by group."""
+    if above.blocks:
+        return ratio_in_blocks(above.blocks, below.blocks)
+    return ratio_of([above.every], [below.every])
 
 
 def _same_work(arm: Arm, peer: PeerRecord) -> bool:
@@ -146,7 +195,8 @@ _PLACE = ["machine", "study", "model", "num_gpus", "precision", "setting"]
 PEER_COLUMNS = [
     *_PLACE, "max_grad_norm", "arm", "peer", "num_runs", "num_peer_runs",
     "tokens_per_second_per_gpu", "range", "peer_tokens_per_second_per_gpu", "peer_range", "ratio",
-    "ratio_interval", "reserved_gib", "peer_reserved_gib", "run_ids", "tokens_per_gpu",
+    "ratio_interval", "num_blocks", "sessions", "reserved_gib", "peer_reserved_gib", "run_ids",
+    "tokens_per_gpu",
     *(f"{side}lead{end}_pct" for side in ("", "peer_") for end in ("", "_low", "_high")),
 ]  # fmt: skip
 
@@ -158,8 +208,8 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's interval
     in words, and medians of what each side's allocator had reserved, GiB. Arms that clip gradients
     (at ``max_grad_norm``) say so in their name and share the others' setting. ``lead_pct`` and
-    ``peer_lead_pct`` are each side's own FP8 over its own BF16, both as ratios of geometric means
-    with Welch's 95 % interval.
+    ``peer_lead_pct`` are each side's own FP8 over its own BF16, by the same rule, with their 95 %
+    intervals.
 
     Raises:
         UserError: A peer's record is broken.
@@ -170,9 +220,9 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
         place = {"machine": there[0].machine_label, "study": there[0].record.study}
         pairs = compare_with_peers([run.record for run in there], read_peers(folder))
         paths = {run.record.run_id: run_path(run) for run in there}
-        for peer, arm, ratio in pairs:
+        for sessions, arm, ratio in pairs:
             ids = {"run_ids": together(arm.completed["run_id"].map(paths))}
-            rows.append(place | _peer_row(peer, arm, ratio) | ids)
+            rows.append(place | _peer_row(sessions, arm, ratio) | ids)
     bf16 = {_alike(row): row for row in rows if row["precision"] == "bf16"}
     for row in rows:
         if row["precision"] != "bf16" and _alike(row) in bf16:
@@ -182,29 +232,38 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     return table.sort_values(order, kind="stable", na_position="first")
 
 
-def _peer_row(peer: PeerRecord, arm: Arm, ratio: Ratio | None) -> dict[str, object]:
-    norm = arm.config.get("max_grad_norm")
+def _peer_row(sessions: Sessions, arm: Arm, ratio: Ratio | None) -> dict[str, object]:
+    peer, norm = sessions[0], arm.config.get("max_grad_norm")
     reserved = [r.instruments.get("memory", {}).get("steady_reserved_gib") for r in arm.records]
+    own, theirs = _Rates.of_arm(arm, sessions), _Rates.of_peer(sessions)
+    rates = [rate for session in sessions for rate in session.rates]
     return {
         **{name: arm.config.get(name) for name in ("model", "num_gpus", "precision")},
         "setting": setting_label(arm.records[0].config, says_clipping=False),
         "max_grad_norm": norm,
         "arm": arm_label(arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",
-        "rates": arm.rates,
-        "peer_rates": peer.rates if peer.status == "completed" else [],
+        "sides": (own, theirs),
         "tokens_per_gpu": peer.sequence_length * peer.micro_batch_size,
         "num_runs": len(arm.rates),
-        "num_peer_runs": len(peer.rates),
+        "num_peer_runs": len(rates),
         "tokens_per_second_per_gpu": median(arm.rates),
         "range": _range(arm.rates),
-        "peer_tokens_per_second_per_gpu": median(peer.rates),
-        "peer_range": _range(peer.rates),
+        "peer_tokens_per_second_per_gpu": median(rates),
+        "peer_range": _range(rates),
         "ratio": ratio.estimate if ratio else None,
         "ratio_interval": ratio.interval_text() if ratio else None,
+        "num_blocks": len({*own.blocks} & {*theirs.blocks}) if theirs.blocks else None,
+        "sessions": _by_session(own, sessions) if theirs.blocks else "",
         "reserved_gib": median([gib for gib in reserved if gib is not None]),
-        "peer_reserved_gib": median(peer.memory_peak_gib),
+        "peer_reserved_gib": median([gib for peer in sessions for gib in peer.memory_peak_gib]),
     }
+
+
+def _by_session(own: _Rates, sessions: Sessions) -> str:
+    """Write each session's ratio after the time at which its first block began."""
+    ratios = [(peer.started_at, _ratio(own, _Rates.of_peer((peer,)))) for peer in sessions]
+    return "; ".join(f"{at[:16]}: {ratio.estimate:.3f}" for at, ratio in ratios if ratio)
 
 
 def _alike(row: dict[str, Any]) -> tuple[object, ...]:
@@ -215,8 +274,8 @@ def _alike(row: dict[str, Any]) -> tuple[object, ...]:
 
 def _leads(fp8: dict[str, Any], bf16: dict[str, Any]) -> dict[str, float]:
     found = {}
-    for side in ("", "peer_"):
-        ratio = ratio_of([fp8[f"{side}rates"]], [bf16[f"{side}rates"]])
+    for number, side in enumerate(("", "peer_")):
+        ratio = _ratio(fp8["sides"][number], bf16["sides"][number])
         if ratio:
             found[f"{side}lead_pct"] = 100 * (ratio.estimate - 1)
             if ratio.interval:

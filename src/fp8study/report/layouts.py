@@ -37,6 +37,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "peer_tokens_per_second_per_gpu": ("peer", ",.0f"),
     "peer_range": ("range", ""),
     "ratio": ("ours ÷ peer", ".3f"),
+    "num_blocks": ("blocks", ",d"),
     "ratio_interval": ("95 % CI", ""),
     "reserved_gib": ("GiB", ".1f"),
     "peer_reserved_gib": ("peer", ".1f"),
@@ -167,7 +168,7 @@ PEERS = _layout(
 #: As `PEERS`, where the ranges are in a download.
 PEER_LEADS = _layout(
     "num_gpus arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio ratio_interval "
-    "lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
+    "num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
     "{model}, {study} on {machine}; peer: {peer}",
 )
 RESTATED = _layout(

@@ -92,14 +92,19 @@ def peers(table: pd.DataFrame) -> str:
     """Say how fast our arms were beside the other trainer's."""
     clipped = table[table["max_grad_norm"].notna()].dropna(subset="ratio")
     if clipped.empty:
-        return "No other trainer was run beside ours: see `scripts/beside_torchtitan.sh`."
+        return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
     behind = int((clipped["ratio"] < 1).sum())
+    alone = clipped["num_blocks"].isna()
+    caution = (
+        " It tokenises inside its steps, and arms ran on different GPUs of the box: either may be "
+        "part of the difference."
+    )
     return (
         f"Both clipping gradients, ours makes {span(clipped['ratio'], '.2f')} times the tokens of "
         f"{escape(clipped['peer'].iloc[0])}"
-        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, in one session, "
-        "on one machine, with the same shapes. It tokenises inside its steps, and arms ran on "
-        "different GPUs of the box: either may be part of the difference."
+        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, "
+        f"{'in one session' if alone.all() else 'by turns on the same GPUs where blocks are named'}"
+        f", on one machine, with the same shapes.{caution * bool(alone.any())}"
     )
 
 

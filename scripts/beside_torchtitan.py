@@ -1,0 +1,175 @@
+r"""Time torchtitan and our tuned path by turns on the same GPUs.
+
+    python scripts/beside_torchtitan.py CHECKOUT beside-torchtitan --repeats 0 1 2 3
+
+CHECKOUT is torchtitan v0.2.2, its packages (tyro, torchdata) installed beside ours. A *cell* is a
+model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study: our runs and
+torchtitan's in each precision, one after the other on the same GPUs, in an order drawn at random.
+Groups of GPUs do blocks side by side. Another session does other repeats; the report compares
+within blocks and pools the sessions.
+
+Our records lie where `make reproduce` puts them, torchtitan's in ``peer/SESSION`` beside them. What
+is completed is not done again. The exit status is 1 if something did not complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import queue
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peer_torchtitan as peer
+
+from fp8study.core.config import ResolvedConfig
+from fp8study.core.errors import UserError
+from fp8study.core.files import results_dir
+from fp8study.core.records import RESULTS, read_record
+from fp8study.core.studies import PlannedRun, load_study
+from fp8study.run.chosen.estimates import step_seconds
+from fp8study.run.machine import Machine, this_machine
+
+#: One arm of a block, to be done on these GPUs.
+Arm = Callable[[Sequence[int]], None]
+LOG_EVERY = 5
+#: Steps that torchtitan warms up and then is timed for, in estimated seconds: its FP8 is up to a
+#: third faster than the estimate, and 20 s are to be timed.
+SECONDS = 27.0
+
+
+def cell_of(config: ResolvedConfig) -> tuple[int, str, int]:
+    return config.num_gpus, config.model, config.micro_batch_size
+
+
+def train(run: PlannedRun, study: str, gpus: Sequence[int]) -> None:
+    """Do one of our runs as the pipeline does."""
+    log = run.run_dir / "papermill.log"
+    command = [
+        sys.executable, "-m", "papermill", "notebooks/run.ipynb", str(run.run_dir / "run.ipynb"),
+        "-k", "python3", "-f", str(run.run_dir / "config.yaml"), "-p", "study", study,
+        "-r", "run_id", run.run_id, "--no-progress-bar",
+    ]  # fmt: skip
+    chosen = {"FP8STUDY_GPUS": ",".join(map(str, gpus))}
+    with log.open("wb") as output:
+        subprocess.run(
+            command, env=os.environ | chosen, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    print(f"{run.run_id}: {ended(run) or f'no record, see {log}'}", flush=True)
+
+
+def ended(run: PlannedRun) -> str | None:
+    """Return the status of a run's record; None where there is none."""
+    path = run.run_dir / "run.json"
+    return read_record(path).status if path.exists() else None
+
+
+def plan_of(options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine) -> peer.Plan:
+    """Return what torchtitan is to do in one cell, as its own script would read it."""
+    config = runs[0].config
+    steps = LOG_EVERY * math.ceil(SECONDS / step_seconds(config, machine) / LOG_EVERY)
+    models = {shape.name: key for key, shape in peer.SHAPES.items()}
+    if config.model not in models:
+        raise UserError(
+            f"model: '{config.model}' is none of torchtitan's here: {', '.join(models)}"
+        )
+    flags = {
+        "checkout": options.checkout, "model": models[config.model],
+        "output": results_dir() / "local" / options.study / "peer" / options.session,
+        "gpus": config.num_gpus, "batch": config.micro_batch_size,
+        "sequence-length": config.sequence_length, "warmup-steps": steps, "steps": 2 * steps,
+        "log-every": LOG_EVERY, "repeats": len(options.repeats),
+    }  # fmt: skip
+    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    return peer.prepare([*words, "--precision", *sorted({run.config.precision for run in runs})])
+
+
+def time_peer(plan: peer.Plan, record: dict[str, Any], repeat: int, gpus: Sequence[int]) -> None:
+    there = argparse.Namespace(**vars(plan) | {"gpu_indices": list(gpus)})
+    if record["status"] == "interrupted":  # one that failed would fail again
+        peer.measure(there, record, repeat)
+
+
+def blocks_of(
+    options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
+) -> tuple[list[list[Arm]], list[dict[str, Any]]]:
+    """Return the blocks of one cell, each in an order of its own, and torchtitan's records."""
+    plan = plan_of(options, runs, machine)
+    records = [record | {"blocks": []} for record in peer.new_records(plan)]
+    blocks = []
+    for repeat in options.repeats:
+        ours = [run for run in runs if run.config.repeat == repeat]
+        arms: list[Arm] = [
+            partial(train, r, options.study) for r in ours if ended(r) not in RESULTS
+        ]
+        arms += [partial(time_peer, plan, record, repeat) for record in records]
+        random.Random(f"{cell_of(runs[0].config)} {repeat}").shuffle(arms)
+        blocks.append(arms)
+    return blocks, records
+
+
+def in_groups(blocks: Sequence[Sequence[Arm]], width: int, gpus: Sequence[int]) -> None:
+    """Do blocks side by side, each on as many GPUs as it is wide."""
+    free: queue.Queue[Sequence[int]] = queue.Queue()
+    for first in range(0, len(gpus) - width + 1, width):
+        free.put(gpus[first : first + width])
+
+    def do(block: Sequence[Arm]) -> None:
+        group = free.get()
+        for arm in block:
+            arm(group)
+        free.put(group)
+
+    with ThreadPoolExecutor(free.qsize()) as pool:
+        list(pool.map(do, blocks))
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time torchtitan and our tuned path by turns.")
+    parser.error = lambda message: sys.exit(f"beside_torchtitan: {message}")  # type: ignore[method-assign]
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("study")
+    parser.add_argument("--repeats", type=int, nargs="+", help="by default all of the study")
+    options = parser.parse_args(words)
+    options.session = peer.utc_now()[:16].replace(":", "")
+    return options
+
+
+def main(words: Sequence[str]) -> int:
+    options, machine = parse(words), this_machine()
+    peer.check_checkout(options.checkout)
+    study = load_study(options.study)
+    there = sorted({run.config.repeat for run in study.runs})
+    options.repeats = options.repeats or there
+    if unknown := {*options.repeats} - {*there}:
+        raise UserError(f"--repeats: {min(unknown)} is none of the study's: {there}")
+    runs = [run for run in study.runs if run.config.repeat in options.repeats]
+    if too_wide := [run for run in runs if run.config.num_gpus > len(machine.gpus)]:
+        wide = too_wide[0].config.num_gpus
+        raise UserError(f"num_gpus: {wide} is more than the {len(machine.gpus)} visible GPUs")
+    study.make_room()
+    study.write_configs()
+    gpus, records = [gpu.index for gpu in machine.gpus], []
+    ordered = sorted(runs, key=lambda run: cell_of(run.config))
+    for (width, *_), cell in itertools.groupby(ordered, key=lambda run: cell_of(run.config)):
+        blocks, own = blocks_of(options, list(cell), machine)
+        records += own
+        in_groups(blocks, width, gpus)
+    done = all(ended(run) == "completed" for run in runs)
+    return int(not done or any(record["status"] != "completed" for record in records))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"beside_torchtitan: {error}")

@@ -1,0 +1,112 @@
+"""The script that times torchtitan and us by turns keeps a block on the same GPUs."""
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.errors import UserError
+from fp8study.core.studies import PlannedRun
+from fp8study.run.machine import Gpu, Machine
+from scripts import beside_torchtitan as beside
+from tests.checkout import copy_checkout
+from tests.project.test_peer_torchtitan import checkout, line
+
+__all__ = ["checkout"]
+TWO_H200 = Machine(
+    tuple(Gpu(i, f"GPU-{i}", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201) for i in (0, 1)), 16
+)
+
+
+class Box:
+    """Two GPUs on which our runs and torchtitan's take no time, and what was done there."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str, int, tuple[int, ...]]] = []
+        self._lock = threading.Lock()
+        self.failing = ""
+
+    def note(self, who: str, precision: str, repeat: int, gpus: Sequence[int]) -> None:
+        with self._lock:
+            self.done.append((who, precision, repeat, tuple(gpus)))
+
+    def train(self, run: PlannedRun, study: str, gpus: Sequence[int]) -> None:
+        self.note(run.config.model, run.config.precision, run.config.repeat, gpus)
+
+    def command_of(self, plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
+        self.note(plan.shape.name, f"{precision} of torchtitan", seed, plan.gpu_indices)
+        every = range(plan.log_every, plan.steps + 1, plan.log_every)
+        swapped = (
+            f"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather={plan.gpus > 1}"
+        )
+        text = "\n".join([swapped * ("fp8" in precision), *(line(step, "9,000") for step in every)])
+        if precision == self.failing:
+            return [sys.executable, "-c", "raise SystemExit('[rank0]: ValueError: no')"]
+        return [sys.executable, "-c", f"print({text!r})"]
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
+    box = Box()
+    monkeypatch.chdir(copy_checkout(tmp_path / "copy"))
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(beside, "this_machine", lambda: TWO_H200)
+    monkeypatch.setattr(beside.peer, "this_machine", lambda: TWO_H200)
+    monkeypatch.setattr(beside.peer, "machine_facts", lambda machine: {})
+    monkeypatch.setattr(beside.peer, "write_data", lambda *_: beside.peer.data_folder)
+    monkeypatch.setattr(beside.peer, "command_of", box.command_of)
+    monkeypatch.setattr(beside, "train", box.train)
+    return box
+
+
+def test_a_block_holds_both_trainers_in_each_precision_on_the_same_gpu(
+    box: Box, checkout: Path, tmp_path: Path
+) -> None:
+    words = [str(checkout), "beside-torchtitan", "--repeats", *"0123"]
+    assert beside.main(words) == 1  # our runs left no records
+    blocks: dict[tuple[str, int], list[tuple[str, tuple[int, ...]]]] = {}
+    for model, precision, repeat, gpus in box.done:
+        blocks.setdefault((model, repeat), []).append((precision, gpus))
+    assert len(blocks) == 2 * 4
+    four = {p + who for p in ("bf16", "fp8_tensorwise") for who in ("", " of torchtitan")}
+    for block in blocks.values():
+        assert {precision for precision, _ in block} == four
+        assert len({gpus for _, gpus in block}) == 1
+    assert {gpus for *_, gpus in box.done} == {(0,), (1,)}
+    orders = {tuple(precision for precision, _ in block) for block in blocks.values()}
+    assert len(orders) > 2
+    records = [json.loads(path.read_text()) for path in tmp_path.rglob("peer.json")]
+    assert [sorted(record["blocks"]) for record in records] == 4 * [[0, 1, 2, 3]]
+    assert {record["status"] for record in records} == {"completed"}
+    assert str(tmp_path) not in json.dumps(records)
+
+
+def test_what_fails_is_not_tried_again_and_stops_nobody(
+    box: Box, checkout: Path, tmp_path: Path
+) -> None:
+    box.failing = "fp8_tensorwise"
+    words = [str(checkout), "beside-torchtitan-fsdp", "--repeats", "0", "1"]
+    assert beside.main(words) == 1
+    tried = [precision for _, precision, *_ in box.done]
+    assert tried.count("fp8_tensorwise of torchtitan") == 2  # once a cell
+    assert tried.count("bf16 of torchtitan") == tried.count("bf16") == 4
+    statuses = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("peer.json")]
+    assert sorted(statuses) == ["completed", "completed", "failed", "failed"]
+
+
+def test_wrong_words_give_one_line(
+    box: Box, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match="--repeats: 9 is none of the study's"):
+        beside.main([str(checkout), "beside-torchtitan", "--repeats", "9"])
+    with pytest.raises(UserError, match="is none of torchtitan's here"):
+        beside.main([str(checkout), "shapes"])
+    with pytest.raises(SystemExit, match="beside_torchtitan: the following arguments"):
+        beside.main([str(checkout)])
+    monkeypatch.setattr(beside, "this_machine", lambda: Machine(TWO_H200.gpus[:1], 16))
+    with pytest.raises(UserError, match="2 is more than the 1 visible GPUs"):
+        beside.main([str(checkout), "beside-torchtitan-fsdp"])

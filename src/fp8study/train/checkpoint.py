@@ -87,7 +87,7 @@ class Checkpoints:
             use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
             use_non_blocking_copy=on_gpu,
         )  # fmt: skip
-        self._stager = DefaultStager(staging)
+        self._stager = _Stager(staging)
         # It would say in each save that there is one process.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         if trainer.job.first_step:
@@ -229,6 +229,13 @@ class Checkpoints:
                 f"({_reason(error)}); give a checkpoint of the same model"
             ) from error
         self._trainer.updates.after()  # FP8 scales follow from the weights
+
+
+class _Stager(DefaultStager):
+    """Copies state to the host, each time into the same memory."""
+
+    def close(self) -> None:
+        """Stay open: up to torch 2.12 `async_save` closes it, and the next save would fail."""
 
 
 class _Writer(FileSystemWriter):

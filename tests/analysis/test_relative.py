@@ -114,3 +114,29 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
         compare_relative(None, tmp_path, {"precisio": "bf16"})
     with pytest.raises(UserError, match=r"--reference: 'precision=bf16' is the reference of no"):
         compare_relative(None, tmp_path, BF16)
+
+
+def test_within_blocks_neither_the_gpu_nor_the_hour_counts(tmp_path: Path) -> None:
+    """Three GPUs of very different speed: the groups' interval is wide, the blocks' is not."""
+    for repeat, speed in enumerate((1.0, 2.0, 4.0)):
+        for gpu_known, folder in ((True, "blocks"), (False, "groups")):
+            gpus = [{"index": repeat, "uuid": f"GPU-{repeat}"}] if gpu_known else []
+            for arm, rate in ((BF16, 1000), (FP8, 1200 * (1 + 0.001 * repeat))):
+                config = RunConfig(**arm, repeat=repeat).to_dict()
+                record = make_record(
+                    run_id=f"{arm['precision']}-{repeat}", machine={"gpus": gpus},
+                    results={"tokens_per_second_per_gpu": rate * speed},
+                )  # fmt: skip
+                record.config.update(config)
+                (tmp_path / folder / record.run_id).mkdir(parents=True)
+                write_record(record, tmp_path / folder / record.run_id)
+    blocks, groups = (
+        compare_relative(None, tmp_path / folder, BF16).rows[0]["speed"]
+        for folder in ("blocks", "groups")
+    )
+    assert blocks.estimate == pytest.approx(groups.estimate)
+    assert blocks.interval.high - blocks.interval.low < 0.01
+    assert groups.interval.high - groups.interval.low > 1
+    change = compare_relative(tmp_path / "blocks", tmp_path / "blocks", BF16).rows[0]["change"]
+    assert change.estimate == pytest.approx(1)
+    assert change.interval.high - change.interval.low < 0.02

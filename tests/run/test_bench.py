@@ -10,7 +10,7 @@ import pytest
 
 from fp8study.core.errors import UserError
 from fp8study.core.records import load_runs, write_record
-from fp8study.core.studies import Study, load_study
+from fp8study.core.studies import PlannedRun, Study, load_study
 from fp8study.run import bench
 from fp8study.run.bench import bench_for, find_baseline
 from fp8study.run.machine import Gpu, Machine
@@ -132,3 +132,32 @@ def test_a_baseline_without_any_of_the_arms_is_refused_before_it_is_measured(
     with pytest.raises(UserError, match=r"^BASELINE: '.*quick' has no arm of the study 'bench-c"):
         bench.run_bench(WITHOUT, {}, CHECKOUT / "results/reference/h200x4/quick")
     assert measured == ["bench-cpu"]
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_a_block_has_all_arms_of_a_repeat_on_the_same_gpus(num_gpus: int) -> None:
+    study = load_study("bench")
+    runs = bench.in_blocks(study, num_gpus).runs
+    assert {run.run_id for run in runs} == {run.run_id for run in study.runs}
+    blocks: dict[tuple[Any, ...], list[PlannedRun]] = {}
+    for run in runs:
+        c = run.config
+        blocks.setdefault((c.model, c.num_gpus, c.micro_batch_size, c.repeat), []).append(run)
+    assert len(blocks) == 12
+    for (_, width, *_), block in blocks.items():
+        assert {(run.config.path, run.config.precision) for run in block} == {
+            (path, precision)
+            for path in ("plain", "tuned")
+            for precision in ("bf16", "fp8_tensorwise")
+        }
+        (gpus,) = {run.gpus for run in block}
+        assert len(gpus) == (width if width <= num_gpus else 0)
+        places = [runs.index(run) for run in block]
+        assert max(places) - min(places) == len(block) - 1
+    shares = [sum((gpu,) == run.gpus for run in runs) for gpu in range(num_gpus)]
+    assert sum(shares) == 36
+    assert max(shares) - min(shares) <= 4  # one block
+    orders = {
+        tuple((r.config.path, r.config.precision) for r in block) for block in blocks.values()
+    }
+    assert len(orders) > 3

@@ -74,6 +74,19 @@ class Arm:
         return dict(zip(counted["repeat"], counted["tokens_per_second_per_gpu"], strict=True))
 
     @property
+    def blocks_on_gpus(self) -> dict[tuple[int, tuple[str, ...]], float]:
+        """The same by ``repeat`` and the GPUs' UUIDs; without the runs on GPUs that are unknown."""
+        there = {record.run_id: record.machine for record in self.records}
+        counted = self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
+        columns = ["run_id", "repeat", "tokens_per_second_per_gpu"]
+        found = {}
+        for run_id, repeat, rate in counted[columns].itertuples(index=False):
+            gpus = tuple(gpu["uuid"] for gpu in there[run_id].get("gpus", ()))
+            if gpus or there[run_id].get("device") != "cuda":
+                found[repeat, gpus] = rate
+        return found
+
+    @property
     def memory_peak_gib(self) -> float | None:
         """The largest peak of a completed run; None where none was measured."""
         peak = self.completed["memory_peak_gib"].max()

@@ -25,6 +25,7 @@ from fp8study.analysis.arms import (
     same_data,
     side_line,
 )
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.config import FIELD_NAMES, completed
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import varying
@@ -153,8 +154,9 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
     Returns:
         Rows of the ``arm``, its ``num_runs`` whose timings count and their median
         ``tokens_per_second_per_gpu`` (to be compared with nothing); ``speed`` and ``memory`` over
-        the reference arm's; ``speed_baseline`` and ``memory_baseline``, the same in the baseline;
-        ``change``, the one over the other: below 1 the arm has lost ground; ``notes``.
+        the reference arm's, speed within blocks where both ran on the same GPUs;
+        ``speed_baseline`` and ``memory_baseline``, the same in the baseline; ``change``, the one
+        over the other: below 1 the arm has lost ground; ``notes``.
 
     Raises:
         UserError: A folder without records, an unknown field, or no arm with a reference arm.
@@ -180,16 +182,17 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
             "arm": names[key],
             "num_runs": len(arm.rates),
             "tokens_per_second_per_gpu": median(arm.rates),
-            "speed": ratio_of([arm.rates], [base.rates]),
+            "speed": ratio_of(*_over(arm, base)),
             "memory": _quotient(arm.memory_peak_gib, base.memory_peak_gib),
         } | dict.fromkeys(("speed_baseline", "change", "memory_baseline"))
         old, old_base = theirs.get(key, (None, None))
         if old and old_base:
             notes += arm_caveats("A", old) + arm_caveats("A, reference", old_base)
             notes += machine_differences(old.records, arm.records)
+            (above, below), (old_above, old_below) = _over(arm, base), _over(old, old_base)
             row |= {
-                "speed_baseline": ratio_of([old.rates], [old_base.rates]),
-                "change": ratio_of([arm.rates, old_base.rates], [base.rates, old.rates]),
+                "speed_baseline": ratio_of(old_above, old_below),
+                "change": ratio_of([*above, *old_below], [*below, *old_above]),
                 "memory_baseline": _quotient(old.memory_peak_gib, old_base.memory_peak_gib),
             }
         elif old_arms:
@@ -203,6 +206,19 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
         )
     device = str(records[0].machine.get("device"))
     return Comparison(tuple(sides), tuple(rows), tuple(alone), words, device)
+
+
+def _over(arm: Arm, base: Arm) -> tuple[list[list[float]], list[list[float]]]:
+    """Return what makes an arm's ratio to its reference: groups above the line and below it.
+
+    Where at least `MIN_PAIRS_FOR_INTERVAL` repeats of both ran on the same GPUs, the ratios within
+    these blocks, else both groups of rates.
+    """
+    own, other = arm.blocks_on_gpus, base.blocks_on_gpus
+    ratios = [own[block] / other[block] for block in own if block in other]
+    if len(ratios) >= MIN_PAIRS_FOR_INTERVAL:
+        return [ratios], []
+    return [arm.rates], [base.rates]
 
 
 def _with_references(

@@ -1,11 +1,16 @@
 """Measure this machine's throughput as ratios, beside a baseline.
 
-The study ``bench`` (on a machine without GPU, ``bench-cpu``) is measured anew at every call: a
-finished earlier call is put aside first, so that all arms of a comparison come from one call.
+The study ``bench`` (on a machine without GPU, ``bench-cpu``) is measured anew every time: a
+finished earlier session is put aside first, so that all arms of a comparison come from one. On GPUs
+it is done in blocks: a repeat of a model's arms, one after the other on the same GPUs, in an order
+drawn at random.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ from fp8study.analysis.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.core.records import read_record
-from fp8study.core.studies import load_study
+from fp8study.core.studies import PlannedRun, Study, load_study
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import check_results, run_study
 
@@ -36,6 +41,24 @@ def find_baseline(study: str, machine: Machine) -> Path | None:
         if record is not None and record.machine.get("gpu_name") == ours:
             return folder
     return None
+
+
+def in_blocks(study: Study, num_gpus: int) -> Study:
+    """Give the runs of each block the same GPUs, blocks by turns to all, and order them in it."""
+
+    def cell(run: PlannedRun) -> tuple[int, str, int, int]:
+        config = run.config
+        return -config.num_gpus, config.model, config.micro_batch_size, config.repeat
+
+    runs: list[PlannedRun] = []
+    blocks = itertools.groupby(sorted(study.runs, key=cell), key=cell)
+    for number, ((width, *_), block) in enumerate(blocks):
+        there = max(num_gpus // -width, 1)
+        first = -width * (number % there)
+        gpus = tuple(range(first, first - width)) if -width <= num_gpus else ()
+        arms = [dataclasses.replace(run, gpus=gpus) for run in block]
+        runs += random.Random(number).sample(arms, len(arms))
+    return dataclasses.replace(study, runs=tuple(runs))
 
 
 def run_bench(machine: Machine, overrides: Mapping[str, Any], baseline: Path | None) -> Comparison:
@@ -58,6 +81,8 @@ def run_bench(machine: Machine, overrides: Mapping[str, Any], baseline: Path | N
                 f"BASELINE: '{baseline}' has no arm of the study '{study.name}' as it is to be "
                 "run; give the folder of an earlier make bench, or none"
             )
+    if machine.gpus:
+        study = in_blocks(study, len(machine.gpus))
     # Without GPUs nothing but the order keeps two runs off each other's cores.
     done = run_study(study, machine, overrides, one_at_a_time=not machine.gpus, anew=True)
     check_results(done, "bench")

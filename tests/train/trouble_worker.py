@@ -3,7 +3,7 @@
 TROUBLE=told:4   the last rank is told to end (SIGUSR1) once step 4 is done
 TROUBLE=full:4   from then on no file may grow beyond 64 KiB, as if the disk were full
 
-It saves as torch 2.11 does, which closes the stager that it is handed.
+It saves as torch 2.11 does, whose stager copies once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import resource
 import signal
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.staging import DefaultStager
 
 from fp8study.train import __main__ as train
 from fp8study.train import checkpoint
@@ -31,13 +31,14 @@ class Checkpoints(checkpoint.Checkpoints):
         return super().is_due(step)
 
 
-def save_as_torch_2_11(state: dict[str, Any], **options: Any) -> Any:
-    saving = async_save(state, **options)
-    options["async_stager"].close()
-    return saving
+class StagerOfTorch211(DefaultStager):
+    def _stage(self, *arguments: Any, **options: Any) -> Any:
+        staged = super()._stage(*arguments, **options)
+        self._state_dict_stager.close()
+        return staged
 
 
 if __name__ == "__main__":
     train.Checkpoints = Checkpoints  # type: ignore[misc]
-    checkpoint.async_save = save_as_torch_2_11  # type: ignore[attr-defined]
+    checkpoint.DefaultStager = StagerOfTorch211  # type: ignore[misc]
     train.leave(train.main())

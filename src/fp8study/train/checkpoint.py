@@ -83,11 +83,10 @@ class Checkpoints:
         self._facts = {"num": 0, "stopped_seconds": 0.0, "written_seconds": 0.0, "gib": 0.0}
         self.warnings: list[str] = []
         on_gpu = trainer.device.type == "cuda"
-        staging = StagingOptions(
+        self._staging = StagingOptions(
             use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False,
             use_non_blocking_copy=on_gpu,
         )  # fmt: skip
-        self._stager = _Stager(staging)
         # It would say in each save that there is one process.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         if trainer.job.first_step:
@@ -116,12 +115,13 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Copy the state after a number of steps, and have it written; it is the last one then."""
         began = time.perf_counter()
-        self.wait()  # its copy's memory is used again
+        self.wait()  # the host's memory has room for one copy
         place = place_of(self._run_dir, step)
         writer = _Writer(place, self._about(step), self._trainer.config.keep_checkpoints)
         saving = async_save(
             self._state(), storage_writer=writer, process_group=self._group,
-            async_stager=self._stager, no_dist=self._group is None,
+            # A new one each time: torch 2.11 closes it once it has copied.
+            async_stager=DefaultStager(self._staging), no_dist=self._group is None,
         )  # fmt: skip
         self._writing = step, cast("Future[Any]", saving)
         self._facts["stopped_seconds"] += time.perf_counter() - began
@@ -229,13 +229,6 @@ class Checkpoints:
                 f"({_reason(error)}); give a checkpoint of the same model"
             ) from error
         self._trainer.updates.after()  # FP8 scales follow from the weights
-
-
-class _Stager(DefaultStager):
-    """Copies state to the host, each time into the same memory."""
-
-    def close(self) -> None:
-        """Stay open: up to torch 2.12 `async_save` closes it, and the next save would fail."""
 
 
 class _Writer(FileSystemWriter):

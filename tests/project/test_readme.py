@@ -127,6 +127,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         new_text(),
         *null_texts(runs),
         *h100_texts(),
+        *two_h200_texts(),
         *tuned_texts(runs),
         *peer_texts(),
         memory_text(),
@@ -218,6 +219,28 @@ def h100_texts() -> list[str]:
         f"{per_cent(big['lead_pct'])} at batch 1 (95 % CI {low} to {high})",
         f"{per_cent(small[10]['lead_pct'])} on one H100 at batch 10",
         f"{per_cent(small[1]['lead_pct'])} on one H100",
+    ]
+
+
+def two_h200_texts() -> list[str]:
+    """What is said of two H200."""
+    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+    tensorwise = leads[leads["precision"] == "fp8_tensorwise"]
+    both = one(tensorwise, model="llama-3.1-8b", num_gpus=2, micro_batch_size=4)
+    rowwise = one(leads, model="llama-3.1-8b", precision="fp8_rowwise")
+    alone = one(tensorwise, model="llama-3.1-8b", num_gpus=1, micro_batch_size=1)
+    small = {n: one(tensorwise, model="llama-3.2-1b", num_gpus=n) for n in (1, 2)}
+    rates = (
+        "{tokens_per_second_per_gpu:,.0f} against {tokens_per_second_per_gpu_bf16:,.0f} tokens/s"
+    )
+    return [
+        f"{per_cent(alone['lead_pct'])} on one GPU and {per_cent(both['lead_pct'])} on both",
+        f"{per_cent(both['lead_pct'])} on both at batch 4 ({rates.format(**both)} a GPU; rowwise "
+        f"{per_cent(rowwise['lead_pct'])})",
+        f"{per_cent(alone['lead_pct'])} on one at batch 1",
+        f"1B at batch 1 on one: {per_cent(small[1]['lead_pct'])}",
+        f"weights gathered in BF16 too ({per_cent(small[2]['lead_pct'])})",
+        f"it is {per_cent(small[2]['lead_pct'])} on another machine ({rates.format(**small[2])}",
     ]
 
 

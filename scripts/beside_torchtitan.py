@@ -1,15 +1,15 @@
-r"""Time torchtitan and our tuned path by turns on the same GPUs.
+r"""Time torchtitan, plain Accelerate and our tuned path by turns on the same GPUs.
 
     python scripts/beside_torchtitan.py CHECKOUT beside-torchtitan --repeats 0 1 2 3
 
 CHECKOUT is torchtitan v0.2.2, its packages (tyro, torchdata) installed beside ours. A *cell* is a
-model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study: our runs and
-torchtitan's in each precision, one after the other on the same GPUs, in an order drawn at random.
-Groups of GPUs do blocks side by side. Another session does other repeats; the report compares
-within blocks and pools the sessions.
+model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study: our runs and theirs
+in each precision, one after the other on the same GPUs, in an order drawn at random. Groups of GPUs
+do blocks side by side. Another session does other repeats; the report compares within blocks and
+pools the sessions.
 
-Our records lie where `make reproduce` puts them, torchtitan's in ``peer/SESSION`` beside them. What
-is completed is not done again. The exit status is 1 if something did not complete.
+Our records lie where `make reproduce` puts them, theirs in ``peer/SESSION`` beside them. What is
+completed is not done again. The exit status is 1 if something did not complete.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import peer_torchtitan as peer
+from peer_accelerate import ACCELERATE
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
@@ -73,8 +74,10 @@ def ended(run: PlannedRun) -> str | None:
     return read_record(path).status if path.exists() else None
 
 
-def plan_of(options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine) -> peer.Plan:
-    """Return what torchtitan is to do in one cell, as its own script would read it."""
+def plans_of(
+    options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
+) -> list[peer.Plan]:
+    """Return what torchtitan and Accelerate are to do in one cell."""
     config = runs[0].config
     steps = LOG_EVERY * math.ceil(SECONDS / step_seconds(config, machine) / LOG_EVERY)
     models = {shape.name: key for key, shape in peer.SHAPES.items()}
@@ -90,7 +93,9 @@ def plan_of(options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Ma
         "log-every": LOG_EVERY, "repeats": len(options.repeats),
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return peer.prepare([*words, "--precision", *sorted({run.config.precision for run in runs})])
+    plan = peer.prepare([*words, "--precision", *sorted({run.config.precision for run in runs})])
+    other = vars(plan) | {"trainer": ACCELERATE, "label": ACCELERATE.name}
+    return [plan, argparse.Namespace(**other)]
 
 
 def time_peer(plan: peer.Plan, record: dict[str, Any], repeat: int, gpus: Sequence[int]) -> None:
@@ -103,18 +108,20 @@ def blocks_of(
     options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
 ) -> tuple[list[list[Arm]], list[dict[str, Any]]]:
     """Return the blocks of one cell, each in an order of its own, and torchtitan's records."""
-    plan = plan_of(options, runs, machine)
-    records = [record | {"blocks": []} for record in peer.new_records(plan)]
+    plans = plans_of(options, runs, machine)
+    theirs = [
+        (plan, record | {"blocks": []}) for plan in plans for record in peer.new_records(plan)
+    ]
     blocks = []
     for repeat in options.repeats:
         ours = [run for run in runs if run.config.repeat == repeat]
         arms: list[Arm] = [
             partial(train, r, options.study) for r in ours if ended(r) not in RESULTS
         ]
-        arms += [partial(time_peer, plan, record, repeat) for record in records]
+        arms += [partial(time_peer, plan, record, repeat) for plan, record in theirs]
         random.Random(f"{cell_of(runs[0].config)} {repeat}").shuffle(arms)
         blocks.append(arms)
-    return blocks, records
+    return blocks, [record for _, record in theirs]
 
 
 def in_groups(blocks: Sequence[Sequence[Arm]], width: int, gpus: Sequence[int]) -> None:

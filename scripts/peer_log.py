@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from typing import NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STEP = re.compile(
@@ -25,9 +27,21 @@ class Repeat(NamedTuple):
     """What the log of one repeat says."""
 
     windows: list[float]
-    mfu_pct: float
+    mfu_pct: float | None
     memory_peak_gib: float
     num_parameters: int | None
+
+
+class PeerTrainer(NamedTuple):
+    """Another trainer: how it is started, and how its log is read."""
+
+    name: str
+    version: str
+    commit: str | None
+    command_of: Callable[[Any, str, int, Path, int], list[str]]
+    """The options, precision, sequences a GPU, a folder of its own, a seed → the command line."""
+    read: Callable[[str, Any, str], Repeat]
+    """Its log, the options and the precision → what it says; `RepeatFailed` if that is not it."""
 
 
 class RepeatFailed(Exception):

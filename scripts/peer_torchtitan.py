@@ -45,7 +45,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from peer_log import Repeat, RepeatFailed, check_precision, read_log, why_failed
+from peer_log import (
+    PeerTrainer,
+    Repeat,
+    RepeatFailed,
+    check_precision,
+    read_log,
+    why_failed,
+)
 
 from fp8study.core.records import write_json
 from fp8study.run.children import end
@@ -198,6 +205,10 @@ def run_repeat(plan: Plan, command: list[str], log: Path, precision: str) -> Rep
     text = log.read_text(encoding="utf-8", errors="replace")
     if code:
         raise why_failed(text, code)
+    return plan.trainer.read(text, plan, precision)
+
+
+def read(text: str, plan: Plan, precision: str) -> Repeat:
     check_precision(text, precision, plan.gpus)
     return read_log(text, plan.steps, plan.warmup_steps)
 
@@ -207,9 +218,10 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
     folder = plan.output / record["configuration"]
     log = folder / f"repeat-{repeat}.log"
     precision, batch = record["precision"], record["micro_batch_size"]
-    command = command_of(plan, precision, batch, folder / "dump", repeat)
+    command = plan.trainer.command_of(plan, precision, batch, folder / "dump", repeat)
     # Records are published: they say what was called, not where this machine keeps it.
-    record["command"] = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
+    told = shlex.join(["python", *command[1:]]).replace(str(plan.output), "OUTPUT")
+    record["command"] = told.replace(str(SCRIPTS), "scripts")
     record["log_files"].append(log.name)
     try:
         result = run_repeat(plan, command, log, precision)
@@ -227,8 +239,9 @@ def measure(plan: Plan, record: dict[str, Any], repeat: int) -> None:
             if len(record["windows_tokens_per_second"]) == plan.repeats:
                 record |= {"status": "completed", "status_detail": None}
         shown = f"{rate:,.0f} tokens/s/GPU, {result.memory_peak_gib:.1f} GiB reserved"
-    record["ended_at"] = utc_now()
-    write_json(folder / "peer.json", record)
+    with _writing:
+        record["ended_at"] = utc_now()
+        write_json(folder / "peer.json", record)
     print(f"{record['configuration']} repeat {repeat}: {shown}", flush=True)
 
 
@@ -291,7 +304,8 @@ def new_records(plan: Plan) -> list[dict[str, Any]]:
     installed = {found.name: found.version for found in metadata.distributions()}
     peers = {name: installed.get(name) for name in PACKAGES}
     shared = {
-        "name": "torchtitan", "version": VERSION, "commit": commit_of(plan.checkout),
+        "name": plan.trainer.name, "version": plan.trainer.version,
+        "commit": plan.trainer.commit,
         "model": plan.shape.name, "sequence_length": plan.sequence_length, "num_gpus": plan.gpus,
         "num_warmup_steps": plan.warmup_steps, "num_steps": plan.steps,
         "log_every": plan.log_every, "machine": machine_facts(plan.machine),
@@ -327,6 +341,8 @@ def prepare(words: list[str]) -> Plan:
         fail(f"--output {plan.output}: cannot be written: {error.strerror}")
     if len(plan.gpu_indices) < plan.gpus:
         print(f"peer_torchtitan: {len(plan.gpu_indices)} GPUs here, not {plan.gpus}", flush=True)
+    commit = commit_of(plan.checkout)
+    plan.trainer = PeerTrainer("torchtitan", VERSION, commit, command_of, read)
     return plan
 
 

@@ -1,5 +1,6 @@
-"""The script that times torchtitan and us by turns keeps a block on the same GPUs."""
+"""The script that times others and us by turns keeps a block on the same GPUs."""
 
+import argparse
 import json
 import sys
 import threading
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peer_log import RepeatFailed
 
 from fp8study.core.errors import UserError
 from fp8study.core.studies import PlannedRun
 from fp8study.run.machine import Gpu, Machine
 from scripts import beside_torchtitan as beside
-from tests.checkout import copy_checkout
+from scripts.beside_torchtitan import ACCELERATE
+from tests.checkout import ROOT, copy_checkout, run_python
 from tests.project.test_peer_torchtitan import checkout, line
 
 __all__ = ["checkout"]
@@ -37,6 +40,12 @@ class Box:
     def train(self, run: PlannedRun, study: str, gpus: Sequence[int]) -> None:
         self.note(run.config.model, run.config.precision, run.config.repeat, gpus)
 
+    def accelerate(self, plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
+        self.note(plan.shape.name, f"{precision} of Accelerate", seed, plan.gpu_indices)
+        found = {"windows": [5e3], "memory_peak_gib": 9.0, "num_parameters": 7,
+                 "untrained_pct": 0.0, "loss": 7.0}  # fmt: skip
+        return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
+
     def command_of(self, plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
         self.note(plan.shape.name, f"{precision} of torchtitan", seed, plan.gpu_indices)
         every = range(plan.log_every, plan.steps + 1, plan.log_every)
@@ -59,6 +68,8 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(beside.peer, "machine_facts", lambda machine: {})
     monkeypatch.setattr(beside.peer, "write_data", lambda *_: beside.peer.data_folder)
     monkeypatch.setattr(beside.peer, "command_of", box.command_of)
+    other = beside.ACCELERATE._replace(command_of=box.accelerate)
+    monkeypatch.setattr(beside, "ACCELERATE", other)
     monkeypatch.setattr(beside, "train", box.train)
     return box
 
@@ -72,15 +83,17 @@ def test_a_block_holds_both_trainers_in_each_precision_on_the_same_gpu(
     for model, precision, repeat, gpus in box.done:
         blocks.setdefault((model, repeat), []).append((precision, gpus))
     assert len(blocks) == 2 * 4
-    four = {p + who for p in ("bf16", "fp8_tensorwise") for who in ("", " of torchtitan")}
+    trainers = ("", " of torchtitan", " of Accelerate")
+    six = {precision + who for precision in ("bf16", "fp8_tensorwise") for who in trainers}
     for block in blocks.values():
-        assert {precision for precision, _ in block} == four
+        assert {precision for precision, _ in block} == six
         assert len({gpus for _, gpus in block}) == 1
     assert {gpus for *_, gpus in box.done} == {(0,), (1,)}
     orders = {tuple(precision for precision, _ in block) for block in blocks.values()}
     assert len(orders) > 2
     records = [json.loads(path.read_text()) for path in tmp_path.rglob("peer.json")]
-    assert [sorted(record["blocks"]) for record in records] == 4 * [[0, 1, 2, 3]]
+    assert [sorted(record["blocks"]) for record in records] == 8 * [[0, 1, 2, 3]]
+    assert {record["name"] for record in records} == {"torchtitan", "accelerate"}
     assert {record["status"] for record in records} == {"completed"}
     assert str(tmp_path) not in json.dumps(records)
 
@@ -95,7 +108,7 @@ def test_what_fails_is_not_tried_again_and_stops_nobody(
     assert tried.count("fp8_tensorwise of torchtitan") == 2  # once a cell
     assert tried.count("bf16 of torchtitan") == tried.count("bf16") == 4
     statuses = [json.loads(path.read_text())["status"] for path in tmp_path.rglob("peer.json")]
-    assert sorted(statuses) == ["completed", "completed", "failed", "failed"]
+    assert sorted(statuses) == 6 * ["completed"] + 2 * ["failed"]
 
 
 def test_wrong_words_give_one_line(
@@ -110,3 +123,20 @@ def test_wrong_words_give_one_line(
     monkeypatch.setattr(beside, "this_machine", lambda: Machine(TWO_H200.gpus[:1], 16))
     with pytest.raises(UserError, match="2 is more than the 1 visible GPUs"):
         beside.main([str(checkout), "beside-torchtitan-fsdp"])
+
+
+def test_plain_accelerate_trains_all_weights_in_either_precision() -> None:
+    plan = argparse.Namespace(
+        shape=argparse.Namespace(name="tiny-llama"), gpus=1, sequence_length=32, steps=4,
+        warmup_steps=2, log_every=1,
+    )  # fmt: skip
+    command = ACCELERATE.command_of(plan, "fp8_tensorwise", 2, Path(), 0)
+    done = run_python(ROOT, *command[1:])
+    found = ACCELERATE.read(done.stdout, plan, "fp8_tensorwise")
+    assert len(found.windows) == 2
+    assert found.num_parameters == 1_311_872
+    with pytest.raises(RepeatFailed, match="no last line"):
+        ACCELERATE.read("", plan, "bf16")
+    broken = done.stdout.replace('"untrained_pct": 0.0', '"untrained_pct": 61.5')
+    with pytest.raises(RepeatFailed, match="% of the weights got no gradient"):
+        ACCELERATE.read(broken, plan, "bf16")

@@ -89,19 +89,19 @@ def others(table: pd.DataFrame) -> str:
 
 
 def peers(table: pd.DataFrame) -> str:
-    """Say how fast our arms were beside the other trainer's."""
+    """Say how fast our arms were beside other trainers'."""
     clipped = table[table["max_grad_norm"].notna()].dropna(subset="ratio")
     if clipped.empty:
         return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
-    behind = int((clipped["ratio"] < 1).sum())
-    alone = clipped["num_blocks"].isna()
+    behind, alone = int((clipped["ratio"] < 1).sum()), clipped["num_blocks"].isna()
+    ratios = [f"{span(own['ratio'], '.2f')} times the tokens of {escape(peer)}"
+              for peer, own in clipped.groupby("peer")]  # fmt: skip
     caution = (
         " It tokenises inside its steps, and arms ran on different GPUs of the box: either may be "
         "part of the difference."
     )
     return (
-        f"Both clipping gradients, ours makes {span(clipped['ratio'], '.2f')} times the tokens of "
-        f"{escape(clipped['peer'].iloc[0])}"
+        f"Both clipping gradients, ours makes {' and '.join(ratios)}"
         f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, "
         f"{'in one session' if alone.all() else 'by turns on the same GPUs where blocks are named'}"
         f", on one machine, with the same shapes.{caution * bool(alone.any())}"

@@ -16,9 +16,9 @@ from typing import Any
 #: What training imports at once, and what it imports later on.
 IMPORTED = (
     "fp8study.train.trainer", "fp8study.train.closer_look", "torchao.float8",
-    "transformers.models.llama.modeling_llama",
+    "torch._inductor.codegen.triton", "transformers.models.llama.modeling_llama",
 )  # fmt: skip
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
+TORCHRUN = ["-m", "torch.distributed.run"]
 
 
 def trains(arguments: list[str]) -> bool:
@@ -52,6 +52,7 @@ def hand_over(path: str, num_ranks: int | None, arguments: list[str]) -> None:
 
 
 def serve(path: str) -> None:
+    import gc
     import importlib
     import select
     import socket
@@ -61,6 +62,8 @@ def serve(path: str) -> None:
     for module in IMPORTED:
         importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lose the other threads"
+    gc.collect()
+    gc.freeze()  # or each fork's first collection would look at all of it, and copy it
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -143,8 +146,15 @@ def start(request: dict[str, Any], rank: int, port: int, streams: list[int]) -> 
 if __name__ == "__main__":
     serve(sys.argv[1])
 elif "WARM_TRAINING" in os.environ:
-    command, ranks = sys.orig_argv[1:], None
-    if command[:3] == TORCHRUN:
-        ranks, command = int(command[3].partition("=")[2]), command[4:]
+    command, options = sys.orig_argv[1:], {}
+    if command[:2] == TORCHRUN:
+        command = command[2:]
+        while command[0].startswith("--"):
+            name, _, value = command.pop(0).partition("=")
+            options[name] = value
+        if options.keys() != {"--standalone", "--nproc-per-node"} or not trains(command):
+            print(f"tests/warm: {sys.orig_argv} is no command known here", file=sys.stderr)
+            os._exit(1)  # an exception in this module would only be printed
     if command and trains(command):
+        ranks = int(options["--nproc-per-node"]) if options else None
         hand_over(os.environ["WARM_TRAINING"], ranks, command)

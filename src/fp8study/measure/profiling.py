@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -45,5 +48,10 @@ def profiled_step(
         recorded.step()
         finished_step()
     trace = run_dir / TRACE_NAME
-    recorded.export_chrome_trace(str(trace))
+    with TemporaryDirectory() as folder:
+        plain = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(plain))
+        # Packed as a whole: torch would do it line by line, which takes longer than the step.
+        with plain.open("rb") as unpacked, gzip.open(trace, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(unpacked, packed)
     return read_trace(trace)

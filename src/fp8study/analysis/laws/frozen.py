@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from fp8study.analysis.laws.cells import Cell
 from fp8study.core.records import RunRecord
@@ -101,6 +100,8 @@ def fit(
     `usual` is the miss from which one pulls less than its square: now and then torch's compiler
     decides otherwise than it usually does, and one such cell must not move a constant.
     """
+    # Half of the time that `fp8study plan` would take to start, and nothing but a fit needs it.
+    from scipy.optimize import least_squares
 
     def residuals(values: Any) -> Any:
         constants = dict(zip(start, values, strict=True))

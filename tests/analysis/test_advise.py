@@ -184,6 +184,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
         ({"gpu": "gh200"}, "sold with several memories"),
         ({"num_gpus": 2048}, "outside 1 to 1024"),
         ({"num_gpus": 0}, "outside 1 to 1024"),
+        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8"),
         ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
         ({"model": "nope"}, "'nope' is no preset"),
     ],

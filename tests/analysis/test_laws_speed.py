@@ -67,13 +67,6 @@ def test_another_gpu_is_scaled_by_its_datasheet():
     assert h100.update == pytest.approx(h200.update * 4.8 / 3.35)
 
 
-def test_a_network_exposes_what_nvlink_hides():
-    config = RunConfig(model="llama-3.1-8b", path="tuned", num_gpus=8)
-    near = predicted_step(config, SHAPE)
-    far = predicted_step(dataclasses.replace(config, num_gpus=64), SHAPE)
-    assert far.communication > 3 * near.communication
-
-
 def test_accumulation_repeats_all_but_the_update():
     once, twice = step(max_grad_norm=1.0), step(max_grad_norm=1.0, gradient_accumulation_steps=2)
     assert twice.gemm == pytest.approx(2 * once.gemm)

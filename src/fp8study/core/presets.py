@@ -75,6 +75,16 @@ PRESETS: dict[str, dict[str, Any]] = _WIDTHS | {
         "num_attention_heads": 32, "head_dim": 128, "tie_word_embeddings": False,
         "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
     },
+    "llama-3.1-70b": _LLAMA3 | {
+        "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "head_dim": 128, "tie_word_embeddings": False,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
+    },
+    "llama-3.1-405b": _LLAMA3 | {
+        "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126,
+        "num_attention_heads": 128, "head_dim": 128, "tie_word_embeddings": False,
+        "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
+    },
     "qwen3-4b": _QWEN3 | {
         "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
         "num_attention_heads": 32, "tie_word_embeddings": True,
@@ -98,6 +108,8 @@ HUB_IDS = {
     "llama-3.2-1b-untied": "meta-llama/Llama-3.2-1B",
     "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama-3.1-405b": "meta-llama/Llama-3.1-405B",
     "qwen3-4b": "Qwen/Qwen3-4B",
     "qwen3-14b": "Qwen/Qwen3-14B",
 }

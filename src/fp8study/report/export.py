@@ -12,6 +12,7 @@ from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, validation_curve
 from fp8study.analysis.frames import cost_table
+from fp8study.analysis.laws import scale
 from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
@@ -19,6 +20,7 @@ from fp8study.analysis.speed import document_a_table, occupancy_table, switch_ta
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report.page import Report, report_of
+from fp8study.report.predictions import cells
 from fp8study.report.rows import rungs
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
@@ -53,6 +55,9 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "peers": lambda report: peer_table(report.stored),
     "claims": lambda report: claims_table(judge(report)),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
+    "at-scale": lambda report: scale.scale_table(cells(report.stored)),
+    "at-scale-efficiency": lambda report: scale.scaling_table(cells(report.stored)),
+    "at-scale-check": lambda report: scale.check_table(cells(report.stored)),
 }
 
 

@@ -17,6 +17,7 @@ from fp8study.analysis.arms import ratio_of
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import Pair, label_of, lead_table
 from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
+from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.evidence import nearest_losses
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, law_of
@@ -42,9 +43,10 @@ MOST_GPUS = 1024
 _WIDER = 2.0
 #: What makes two cells the same question, whatever form of the tuned path they were run on.
 _QUESTION = (
-    "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
-    "gradient_accumulation_steps", "master_dtype", "path", "activation_checkpointing", "compile",
-    "fp8_all_gather", "skip", "untrained", "optimizer_binding", "max_grad_norm",
+    "model", "precision", "num_gpus", "num_nodes", "sharding", "strategy", "sequence_length",
+    "micro_batch_size", "gradient_accumulation_steps", "master_dtype", "path",
+    "activation_checkpointing", "compile", "fp8_all_gather", "skip", "untrained",
+    "optimizer_binding", "max_grad_norm",
 )  # fmt: skip
 
 
@@ -285,10 +287,10 @@ class Advisor:
             by = "the copy measured here" if is_measured else "datasheets"
             what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
             found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
-        if config.num_gpus > speed.GPUS_PER_NODE:
+        if config.num_nodes > 1:
             found.append(
-                f"a network that gives each GPU {speed.NETWORK_GB_PER_S:g} GB/s between boxes of "
-                f"{speed.GPUS_PER_NODE}: assumed"
+                f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
+                f"{NETWORK.hop_us:g} µs from node to node: assumed"
             )
         elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
             found.append(f"links between GPUs as fast as those of an {speed.FITTED_GPU}: assumed")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import find_peak
@@ -31,7 +32,7 @@ def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> Re
 def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
     """Return FP8 tensorwise in its two ways to gather weights, as far as this run has them."""
     spread = config.strategy == "fsdp2" and config.num_gpus > 1
-    even = all(high % config.num_gpus == 0 for _, high in shape.convertible.values())
+    even = all(high % config.num_shards == 0 for _, high in shape.convertible.values())
     # torchao gathers FP8 weights from even shards only.
     ways = [True] * (spread and even) + [False]
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
@@ -108,8 +109,9 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 def remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
     """Say what would make a run fit: a smaller batch, more GPUs, what saves memory, or all that."""
     usable = (1 - HEADROOM) * capacity
-    more = {f"--num-gpus {2**n}": {"num_gpus": 2**n, "strategy": "fsdp2"}
-            for n in range(1, 11) if 2**n > config.num_gpus}  # fmt: skip
+    more = {f"--num-gpus {number}": {"num_gpus": number, "num_nodes": num_nodes_for(number),
+                                     "strategy": "fsdp2"}
+            for number in (2**n for n in range(1, 11)) if number > config.num_gpus}  # fmt: skip
     one = {"--micro-batch-size 1": {"micro_batch_size": 1}} if config.micro_batch_size > 1 else {}
     found = []
     for tries in (one, more):
@@ -151,6 +153,7 @@ def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
     names = ["model", "precision", "path", "strategy", "num_gpus", "sequence_length",
              "micro_batch_size"]  # fmt: skip
+    names += ["num_nodes"] * (config.num_nodes > 1)
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
     words = [f"--set {name}={getattr(config, name)}" for name in names]
     words += [f"--set {setting}" for setting in settings(config)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fp8study.analysis.laws.advise import MOST_GPUS, Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
+from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import read_loss_gaps
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.memory import largest_batch
@@ -67,7 +68,7 @@ def question_for(
     Args:
         gpus: Driver's name and memory in GiB of each GPU here.
         model: A preset, a folder or a hub id.
-        num_gpus: 1 to `MOST_GPUS`.
+        num_gpus: 1 to `MOST_GPUS`; more than a node has fill whole nodes.
         sequence_length: Tokens a sequence.
         micro_batch_size: Sequences a GPU; None: the largest that fits, at need with layers
             gathered twice or recomputed.
@@ -82,7 +83,8 @@ def question_for(
     if not 1 <= number <= MOST_GPUS:
         raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try 1")
     values = {
-        "model": model, "num_gpus": number, "sequence_length": sequence_length,
+        "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
+        "sequence_length": sequence_length,
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
         "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
     }  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from fp8study.analysis.laws.communication import NETWORK, Network, exposed_ms, gathers_again
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.memory import Parts, layer_bytes
 from fp8study.analysis.laws.shape import ModelShape
@@ -23,10 +24,6 @@ from fp8study.core.recipes import RECIPES
 
 #: The GPU that the constants are of.
 FITTED_GPU = "NVIDIA H200"
-#: GPUs that NVLink joins, as in an HGX or DGX box; more are joined by a network.
-GPUS_PER_NODE = 8
-#: Assumed, no record has it: 400 Gb/s for each GPU, four fifths used.
-NETWORK_GB_PER_S = 40.0
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
 #: of the step wait for the one and parts for the other.
 _OVERLAP = 4
@@ -150,10 +147,12 @@ def predicted_step(
     shape: ModelShape,
     gpu: GpuPeak | None = None,
     constants: SpeedConstants | None = None,
+    network: Network = NETWORK,
 ) -> StepParts:
     """Return one optimizer step on a GPU, by default an H200; `constants`: the frozen ones.
 
-    Only compiled models: without compilation every small operation is a kernel of its own.
+    `network`: what joins the run's nodes, if it has several. Only compiled models: without
+    compilation every small operation is a kernel of its own.
 
     Raises:
         ValueError: ``compile=false``, or FP8 on a GPU without it.
@@ -183,8 +182,8 @@ def predicted_step(
     each["communication"] = 0.0
     if config.num_gpus > 1:
         computing = each["gemm"] + each["attention"]
-        exposed = _communication_ms(config, shape, c) - sum(each.values())
-        each["communication"] = c.contention * computing + max(0.0, exposed)
+        exposed = exposed_ms(config, shape, sum(each.values()), c.link_gb_per_s, network)
+        each["communication"] = c.contention * computing + exposed
     parts = {name: micro_steps * ms for name, ms in each.items()}
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
@@ -230,7 +229,7 @@ def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> floa
     """
     casts = 1.0
     if config.strategy == "fsdp2":
-        casts = 1 / config.num_gpus if _gathers_fp8(config) else 2 - _kept(config)
+        casts = 1 / config.num_shards if _gathers_fp8(config) else 1 + gathers_again(config)
     moved = tokens * sum(wide + high for wide, high in shape.convertible.values())
     each = casts * shape.convertible_parameters + moved
     return converted_share(config, shape) * shape.num_layers * each
@@ -265,7 +264,7 @@ def _attention_ms(
 def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     every = shape.num_layers * shape.layer_parameters
     if config.strategy == "fsdp2":
-        return c.shard_ps * shape.num_parameters * (3 - _kept(config)) * 1e-9
+        return c.shard_ps * shape.num_parameters * (2 + gathers_again(config)) * 1e-9
     casts = every if config.master_dtype == "fp32" else 0
     return c.autocast_ps * casts * 1e-9
 
@@ -273,33 +272,9 @@ def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> 
 def _update_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     """Return AdamW: it reads and writes weights and two states, and reads gradients."""
     width = 4 if config.master_dtype == "fp32" else 2
-    own = shape.num_parameters / (config.num_gpus if config.strategy == "fsdp2" else 1)
+    own = shape.num_parameters / config.num_shards
     clip = c.clip_ps if config.max_grad_norm is not None else 0.0
     return own * (width * (7 * c.update_ps + clip) + c.update_weight_ps) * 1e-9
-
-
-def communication_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return what one rank gathers and reduces in a step, bytes: whole tensors, less its share."""
-    if config.num_gpus == 1:
-        return 0.0
-    away = (config.num_gpus - 1) / config.num_gpus
-    if config.strategy == "ddp":
-        return away * 8 * shape.num_parameters  # an all-reduce moves FP32 gradients twice
-    saved = shape.convertible_parameters if config.fp8_all_gather else 0
-    each = 2 * shape.layer_parameters - saved
-    gathered = shape.num_layers * each * (2 - _kept(config))
-    return away * (gathered + 4 * shape.root_parameters + 4 * shape.num_parameters)
-
-
-def _kept(config: ResolvedConfig) -> float:
-    """Return the share of decoder layers that FSDP2 gathers once a step, not twice."""
-    return {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
-
-
-def _communication_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
-    """Return how long gathering and reducing take by themselves, beside the GPU's own work."""
-    rate = c.link_gb_per_s if config.num_gpus <= GPUS_PER_NODE else NETWORK_GB_PER_S
-    return communication_bytes(config, shape) / rate * 1e-6
 
 
 def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:

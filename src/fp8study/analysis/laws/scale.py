@@ -1,0 +1,273 @@
+"""What the laws say of sizes that nobody here has run: modelled, beside what can be checked of it.
+
+Times are an H200's, eight to a node, and between nodes those of an assumed `Network`. Calibrated on
+H200s of one box, 1 to 4 at a time: `check_table` says how far off the law is there, and
+`published_table` beside what others report of more nodes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.frames import key_of
+from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.account import label_of, lead_table, test_of
+from fp8study.analysis.laws.cells import IGNORED, Cell
+from fp8study.analysis.laws.communication import (
+    GPUS_PER_NODE,
+    NETWORK,
+    Network,
+    exposed_ms,
+    num_nodes_for,
+    traffic,
+)
+from fp8study.analysis.laws.frozen import constants_of
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, tensorwise
+from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.core.config import ResolvedConfig, make_config
+from fp8study.core.hardware import GpuPeak, find_peak
+
+#: The questions of `scale_table`: model and GPUs.
+ASKED = (("llama-3.1-70b", 64), ("llama-3.1-405b", 512))
+#: The models and numbers of GPUs of `scaling_table`.
+MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")
+NUMBERS = tuple(GPUS_PER_NODE * 2**n for n in range(8))
+#: The most tokens of a GPU and pass in `scale_table`.
+_MOST_TOKENS = 16384
+#: An interval is so much wider where nothing was measured, as in advice.
+_WIDER = 2.0
+#: Others' figures: GPU, precision, GPUs before and after, tokens per second and GPU before and
+#: after. All are Llama 3.1 8B under FSDP2 with torch.compile, 2 × 8192 tokens a GPU, 400 Gb/s each.
+_TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
+PUBLISHED = (
+    ("H100", "bf16", 8, 128, 6667, 6514, "llama3_h100_202412_torchtitan.md"),
+    ("H100", "fp8_tensorwise", 8, 128, 8532, 8380, "llama3_h100_202412_torchtitan.md"),
+    ("H200", "fp8_tensorwise", 32, 64, 10938, 10753, "llama3-8b_h200_202506_trainy-whitefiber.md"),
+)
+
+
+def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
+    """Return a BF16 run on full nodes, on the tuned path, with layers gathered twice.
+
+    Raises:
+        UserError: As `num_nodes_for`, or a value is refused.
+    """
+    chosen: dict[str, Any] = {
+        "model": model, "num_gpus": num_gpus, "num_nodes": num_nodes_for(num_gpus),
+        "path": "tuned", "reshard_after_forward": True,
+    }  # fmt: skip
+    return make_config(chosen | values).resolved()
+
+
+def facts_of(
+    config: ResolvedConfig,
+    shape: ModelShape,
+    network: Network = NETWORK,
+    gpu: GpuPeak | None = None,
+) -> dict[str, Any]:
+    """Return what the laws say of one run.
+
+    ``received_gib`` is what a GPU receives in a step, and ``between_gib`` what its own link to the
+    network brings of it; ``exposed_pct``: of the step, waiting for communication;
+    ``efficiency_pct``: tokens per second and GPU over those within one node of eight.
+    """
+    law = speed.predicted_step(config, shape, gpu, network=network)
+    of_one = dataclasses.replace(config, num_gpus=GPUS_PER_NODE, num_nodes=1, sharding="full")
+    moved, steps = traffic(config, shape), config.gradient_accumulation_steps
+    waits = steps * exposed_ms(config, shape, _busy_ms(law) / steps, _link(), network)
+    return {
+        "tokens_per_second_per_gpu": 1000 * config.tokens_per_step / config.num_gpus / law.total,
+        "step_ms": law.total,
+        "exposed_pct": 100 * waits / law.total,
+        "received_gib": steps * moved.total / memory.GIB,
+        "between_gib": steps * moved.between / memory.GIB,
+        "efficiency_pct": 100 * speed.predicted_step(of_one, shape, gpu).total / law.total,
+    }
+
+
+def _busy_ms(law: speed.StepParts) -> float:
+    """Return what a GPU does beside communication and the update, ms."""
+    return law.device - law.update - law.communication
+
+
+def _link() -> float:
+    return constants_of(speed.SpeedConstants, "speed").link_gb_per_s
+
+
+def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """BF16 and FP8 tensorwise on `ASKED`, with and without recomputed layers; all is modelled.
+
+    The batch is the largest that fits an H200 whatever the precision, else 1. ``lead_pct`` is over
+    BF16 of the same settings; ``within_points``: twice what nine of ten leads of several GPUs are
+    off by. Empty without records of several GPUs, which alone hold the law to account.
+    """
+    tested = lead_table(cells)
+    errors = tested["error_points"][tested["num_gpus"] > 1].abs()
+    peak = find_peak(speed.FITTED_GPU)
+    if errors.empty or peak is None or peak.memory_gb is None:
+        return pd.DataFrame()
+    rows = []
+    for model, num_gpus in ASKED:
+        shape = shape_of(model)
+        for recomputes in (False, True):
+            asked = run_at_scale(model, num_gpus, activation_checkpointing=recomputes)
+            bf16 = _filled(asked, shape, peak.memory_gb)
+            base = facts_of(bf16, shape)
+            for config in (bf16, *tensorwise(bf16, shape)):
+                gib = memory.predicted_memory(config, shape).total
+                facts = facts_of(config, shape)
+                lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
+                rows.append(_named(config) | {
+                    "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
+                    "fits": gib <= (1 - HEADROOM) * peak.memory_gb,
+                    "lead_pct": lead if config.is_fp8 else None,
+                    "within_points": _WIDER * errors.quantile(0.9) if config.is_fp8 else None,
+                } | facts)  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _filled(config: ResolvedConfig, shape: ModelShape, capacity: float) -> ResolvedConfig:
+    """Return a run with the largest batch at which it and its FP8 partners fit, at least 1."""
+    ways = (config, *tensorwise(config, shape))
+    fitting = min(memory.largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
+    most = _MOST_TOKENS // config.sequence_length
+    return dataclasses.replace(config, micro_batch_size=max(1, min(fitting, most)))
+
+
+def _named(config: ResolvedConfig) -> dict[str, Any]:
+    return {
+        "model": config.model, "num_gpus": config.num_gpus, "num_nodes": config.num_nodes,
+        "sharding": config.sharding, "precision": config.precision, "label": label_of(config),
+        "activation_checkpointing": config.activation_checkpointing,
+    }  # fmt: skip
+
+
+def scaling_table(cells: Sequence[Cell], network: Network = NETWORK) -> pd.DataFrame:
+    """Efficiency from 8 to 1,024 GPUs, one sequence of 8,192 tokens a GPU; all is modelled.
+
+    Layers of models beyond 8B are recomputed. Sharded over all GPUs, and within nodes (``hybrid``)
+    where that fits an H200. Empty as `scale_table`.
+    """
+    peak = find_peak(speed.FITTED_GPU)
+    if peak is None or peak.memory_gb is None or not any(_is_spread(cell) for cell in cells):
+        return pd.DataFrame()
+    rows = []
+    for model in MODELS:
+        shape, recomputes = shape_of(model), model != MODELS[0]
+        for number in NUMBERS:
+            for sharding in ("full", "hybrid")[: 1 + (number > GPUS_PER_NODE)]:
+                bf16 = run_at_scale(
+                    model, number, sharding=sharding, sequence_length=8192,
+                    activation_checkpointing=recomputes,
+                )  # fmt: skip
+                for config in (bf16, as_fp8(bf16, "fp8_tensorwise")):
+                    gib = memory.predicted_memory(config, shape).total
+                    fits = gib <= (1 - HEADROOM) * peak.memory_gb
+                    if fits or sharding == "full":
+                        facts = {"memory_gib": gib, "fits": fits}
+                        rows.append(_named(config) | facts | facts_of(config, shape, network))
+    return pd.DataFrame(rows)
+
+
+def _is_spread(cell: Cell) -> bool:
+    return is_fitted(cell) and cell.config.num_gpus > 1
+
+
+def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
+    """The law beside what was measured, means over cells by number of GPUs and model.
+
+    ``step_error_pct``: of a step, without its sign, by constants that know nothing of the cell, as
+    `account.test_of` chooses them. Of ``num_profiled`` cells with a profiled step:
+    ``bytes_error_pct`` of what is gathered and reduced, and how much of the step waited for
+    communication, by the profile and by the law. ``scaling_error_points``: of tokens per second and
+    GPU over those of half as many GPUs, in ``num_doublings`` pairs of cells.
+    """
+    known = [cell for cell in cells if is_fitted(cell) and find_peak(cell.gpu)]
+    if not any(map(_is_spread, known)):
+        return pd.DataFrame()
+    by_task = {(_task(cell), cell.config.num_gpus): cell for cell in known}
+    rows = []
+    for (task, number), cell in by_task.items():
+        fewer = by_task.get((task, number // 2)) if number > 1 else None
+        rows.append(
+            {
+                "num_gpus": number,
+                "model": cell.config.model,
+                "step_error_pct": 100 * abs(_step_ratio(cell) - 1),
+            }
+            | (_profiled(cell) if number > 1 and cell.kernels_ms else {})
+            | ({"scaling_error_points": abs(_scaling(fewer, cell))} if fewer else {})
+        )
+    groups = pd.DataFrame(rows).groupby(["num_gpus", "model"])
+    names = {"step_error_pct": "num_cells", "bytes_error_pct": "num_profiled",
+             "scaling_error_points": "num_doublings"}  # fmt: skip
+    counts = groups[[*names]].count().rename(columns=names)
+    return pd.concat([counts, groups.mean()], axis=1).reset_index()
+
+
+def _task(cell: Cell) -> str:
+    """Return what a cell has in common with its like on other numbers of GPUs."""
+    values = {n: v for n, v in cell.config.to_dict().items() if n not in (*IGNORED, "num_gpus")}
+    return key_of(values, place=cell.gpu)
+
+
+def _law(cell: Cell) -> speed.StepParts:
+    _, without, freeze = test_of(cell)
+    constants = constants_of(speed.SpeedConstants, "speed", without, freeze)
+    return speed.predicted_step(cell.config, cell.shape, find_peak(cell.gpu), constants)
+
+
+def _step_ratio(cell: Cell) -> float:
+    return _law(cell).total / (cell.step_ms or 1)
+
+
+def _scaling(fewer: Cell, more: Cell) -> float:
+    """Return by how much the law misses the efficiency of twice as many GPUs, points."""
+    measured, law = (
+        100 * few / many
+        for few, many in ((fewer.step_ms or 1, more.step_ms or 1),
+                          (_law(fewer).total, _law(more).total))
+    )  # fmt: skip
+    return law - measured
+
+
+def _profiled(cell: Cell) -> dict[str, float]:
+    """Return what a profiled step says of communication, beside the law."""
+    steps = [record.instruments.get("step", {}) for _, record in cell.timed]
+    step = next(step for step in reversed(steps) if step.get("by_kind_ms"))
+    law, away = _law(cell), 1 - 1 / cell.config.num_gpus
+    recorded = away * memory.GIB * sum(row["gib"] for row in step["communication"])
+    waits = exposed_ms(cell.config, cell.shape, _busy_ms(law), _link())
+    return {
+        "bytes_error_pct": 100 * abs(traffic(cell.config, cell.shape).total / recorded - 1),
+        "exposed_measured_pct": 100 * step["exposed_communication_ms"] / step["step_ms"],
+        "exposed_law_pct": 100 * waits / law.total,
+    }
+
+
+def published_table() -> pd.DataFrame:
+    """What others report of more nodes, beside the law: tokens per second and GPU, after / before.
+
+    Theirs is another trainer, with a part of each layer recomputed; ratios alone are compared.
+    """
+    rows = []
+    for gpu, precision, before, after, rate_before, rate_after, page in PUBLISHED:
+        shape = shape_of(MODELS[0])
+        steps = []
+        for number in (before, after):
+            bf16 = run_at_scale(
+                MODELS[0], number, path="plain", sequence_length=8192, micro_batch_size=2
+            )
+            config = bf16 if precision == "bf16" else as_fp8(bf16, precision)
+            steps.append(speed.predicted_step(config, shape, find_peak(gpu)).total)
+        rows.append({
+            "gpu_name": gpu, "model": MODELS[0], "precision": precision, "from_gpus": before,
+            "to_gpus": after, "published_pct": 100 * rate_after / rate_before,
+            "predicted_pct": 100 * steps[0] / steps[1], "source": _TITAN + page,
+        })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,0 +1,161 @@
+"""Communication over nodes, counted: which way its numbers move, and what holds it to account."""
+
+import dataclasses
+
+import pytest
+
+from fp8study.analysis.laws import scale
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.communication import (
+    Network,
+    communication_ms,
+    exposed_ms,
+    num_nodes_for,
+    traffic,
+)
+from fp8study.analysis.laws.nearby import as_fp8
+from fp8study.analysis.laws.scale import facts_of, run_at_scale
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.speed import predicted_step
+from fp8study.core.errors import UserError
+from tests.checkout import ROOT
+
+SHAPE = shape_of("llama-3.1-8b")
+LINK = 264.0
+SLOW = Network(gb_per_s=4.0)
+
+
+def spread(num_gpus, **values):
+    return run_at_scale("llama-3.1-8b", num_gpus, **values)
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return cells_of(read_runs(ROOT / "results"))
+
+
+def test_fp8_all_gather_halves_what_is_gathered_of_layers():
+    bf16 = spread(64)
+    plain, half = (traffic(config, SHAPE) for config in (bf16, as_fp8(bf16, "fp8_tensorwise")))
+    layers = (1 - 1 / 64) * 2 * SHAPE.num_layers * SHAPE.layer_parameters
+    assert plain.forward - half.forward == pytest.approx(layers / 2)
+    assert plain.backward - half.backward == pytest.approx(layers / 2)
+    assert traffic(as_fp8(bf16, "fp8_tensorwise", False), SHAPE) == plain
+
+
+def test_a_gpu_receives_whole_tensors_less_its_share():
+    weights, root = SHAPE.num_layers * SHAPE.layer_parameters, SHAPE.root_parameters
+    moved = traffic(spread(8), SHAPE)
+    by_hand = 7 / 8 * (2 * 2 * (weights + root) + 4 * SHAPE.num_parameters)
+    assert (moved.total, moved.between) == (pytest.approx(by_hand), 0.0)
+    full, hybrid = (traffic(spread(64, sharding=s), SHAPE) for s in ("full", "hybrid"))
+    assert full.between == pytest.approx(full.total / 8)  # each of a node's links brings a part
+    assert hybrid.forward == moved.forward
+    assert hybrid.between == pytest.approx(7 / 8 * 8 * SHAPE.num_parameters / 8)
+
+
+def test_ddp_adds_whole_gradients_up_in_two_rounds():
+    config = spread(16, strategy="ddp", reshard_after_forward=None)
+    assert traffic(config, SHAPE).total == pytest.approx(15 / 16 * 8 * SHAPE.num_parameters)
+    forward, backward = communication_ms(config, SHAPE, LINK)
+    assert forward == 0 < backward
+
+
+def test_more_nodes_take_longer_and_expose_more():
+    runs = [spread(8 * 2**n) for n in range(8)]
+    times = [sum(communication_ms(config, SHAPE, LINK)) for config in runs]
+    assert times == sorted(set(times))
+    waits = [exposed_ms(config, SHAPE, 300.0, LINK) for config in runs]
+    assert waits == sorted(waits) and waits[-1] > waits[0]
+
+
+def test_a_slower_network_lowers_efficiency_and_none_matters_within_a_node():
+    of = {rate: facts_of(spread(64), SHAPE, Network(rate)) for rate in (4.0, 10.0, 40.0)}
+    efficiency = [found["efficiency_pct"] for found in of.values()]
+    assert efficiency == sorted(set(efficiency))
+    assert of[4.0]["exposed_pct"] > 50 > of[40.0]["exposed_pct"]
+    assert of[4.0]["received_gib"] == of[40.0]["received_gib"]
+    assert predicted_step(spread(8), SHAPE, network=SLOW) == predicted_step(spread(8), SHAPE)
+
+
+def test_fp8_leads_by_more_where_its_all_gather_saves_time_that_shows():
+    def lead(network):
+        bf16 = spread(64)
+        steps = (predicted_step(config, SHAPE, network=network).total
+                 for config in (bf16, as_fp8(bf16, "fp8_tensorwise", True)))  # fmt: skip
+        slow, fast = steps
+        return slow / fast - 1
+
+    fast = (predicted_step(as_fp8(spread(64), "fp8_tensorwise", gathers), SHAPE, network=SLOW)
+            for gathers in (False, True))  # fmt: skip
+    without, gathered = (step.communication for step in fast)
+    assert gathered < 0.8 * without
+    assert lead(SLOW) > 0
+
+
+def test_hybrid_sharding_helps_where_hops_do_not_hide():
+    full, hybrid = (facts_of(spread(1024, sharding=s), SHAPE) for s in ("full", "hybrid"))
+    assert hybrid["exposed_pct"] < full["exposed_pct"]
+    assert hybrid["efficiency_pct"] > full["efficiency_pct"]
+
+
+def test_recomputed_layers_hide_more_in_the_backward_pass():
+    config = spread(64, activation_checkpointing=True)
+    plain = dataclasses.replace(config, activation_checkpointing=False)
+    forward, backward = communication_ms(config, SHAPE, LINK)
+    busy = forward + backward  # as long as all that is moved, but the shares differ
+    assert exposed_ms(config, SHAPE, busy, LINK) != exposed_ms(plain, SHAPE, busy, LINK)
+    assert exposed_ms(config, SHAPE, 0.0, LINK) == pytest.approx(busy)
+
+
+@pytest.mark.parametrize("number", [12, 100, 1001])
+def test_a_node_that_is_half_empty_is_refused_in_one_line(number):
+    with pytest.raises(UserError, match=rf"^--num-gpus: {number} does not fill .* try") as caught:
+        num_nodes_for(number)
+    assert "\n" not in str(caught.value)
+    assert [num_nodes_for(n) for n in (1, 3, 8, 16, 1024)] == [1, 1, 1, 2, 128]
+
+
+def test_the_two_answers_at_scale(cells):
+    table = scale.scale_table(cells)
+    assert [(m, n) for m, n in table[["model", "num_gpus"]].drop_duplicates().to_numpy()] == [
+        *scale.ASKED
+    ]
+    is_bf16 = table["precision"] == "bf16"
+    assert table["lead_pct"].isna().equals(is_bf16)
+    recomputed = table["activation_checkpointing"]
+    fits = table["fits"].groupby([table["model"], recomputed]).all()
+    assert fits["llama-3.1-405b", True] and not fits["llama-3.1-405b", False]
+    # Leads are of rows of one table.
+    for _, group in table.groupby(["model", recomputed]):
+        rates = group["tokens_per_second_per_gpu"]
+        leads = 100 * (rates / rates.iloc[0] - 1)
+        assert leads.tolist()[1:] == pytest.approx(group["lead_pct"].tolist()[1:])
+    assert (table["within_points"].dropna() > 5).all()
+    assert scale.scale_table([]).empty
+
+
+def test_efficiency_is_told_from_8_to_1024_gpus(cells):
+    table = scale.scaling_table(cells)
+    assert {*table["num_gpus"]} == {*scale.NUMBERS} and max(scale.NUMBERS) == 1024
+    assert table[table["num_gpus"] == 8]["efficiency_pct"].to_numpy() == pytest.approx(100)
+    assert table[table["sharding"] == "hybrid"]["fits"].all()
+    slow = scale.scaling_table(cells, SLOW)
+    several = table["num_nodes"] > 1
+    assert (slow["efficiency_pct"] <= table["efficiency_pct"]).all()
+    assert (slow["efficiency_pct"] < table["efficiency_pct"])[several].mean() > 0.5
+    assert scale.scaling_table([]).empty
+
+
+def test_the_law_is_held_to_what_was_measured(cells):
+    table = scale.check_table(cells).set_index(["num_gpus", "model"])
+    assert {1, 2, 4} <= {*table.index.get_level_values("num_gpus")}
+    profiled = table[table["num_profiled"] > 0]
+    assert (profiled["bytes_error_pct"] < 10).all()
+    assert table["step_error_pct"].between(0, 30).all()
+    assert scale.check_table([]).empty
+
+
+def test_the_law_is_within_a_few_points_of_what_others_report_of_more_nodes():
+    table = scale.published_table()
+    assert (table["predicted_pct"] - table["published_pct"]).abs().max() < 5

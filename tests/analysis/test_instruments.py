@@ -67,6 +67,23 @@ def test_the_fp8_all_gather_is_compared_with_bf16s(measured: pd.DataFrame) -> No
     assert row(table, "bf16")["reduce_scatter_dtypes"] == "FP32"
 
 
+def test_bytes_are_parted_where_an_arm_has_several_nodes(tmp_path: Path) -> None:
+    store_measured(tmp_path, "bf16", 4)
+    assert "between_gib" not in tables.communication_table(frame(tmp_path))
+    step = instruments_of("bf16", 4)["step"]
+    gathered, reduced = step["communication"]
+    step["communication"] = [
+        gathered | {"reach": "inside"}, reduced | {"reach": "inside"},
+        {"collective": "all_reduce", "dtype": "float32", "num": 8, "gib": 5.0, "reach": "between"},
+    ]  # fmt: skip
+    on_two = {"instruments": instruments_of("bf16", 4) | {"step": step}, "config": {"num_nodes": 2}}
+    store_measured(tmp_path, "bf16", 4, run_id="nodes", **on_two)
+    table = tables.communication_table(frame(tmp_path)).set_index("setting")
+    known = table.dropna(subset="between_gib")
+    assert known[["inside_gib", "between_gib"]].to_numpy().tolist() == [[30.0, 5.0]]
+    assert len(table) == 2
+
+
 def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     table = tables.energy_table(frame(tmp_path))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from fp8study.core.config import make_config
 from fp8study.measure.profiling import TRACE_NAME, profiled_step
-from fp8study.measure.trace import read_trace, summarise_events, union_ms
+from fp8study.measure.trace import Nodes, read_trace, summarise_events, union_ms
 
 
 def op(number: int, name: str, dims: list[Any], types: list[str]) -> dict[str, Any]:
@@ -149,3 +150,35 @@ def test_a_collective_has_torchs_name_and_size_of_its_dtype(
     facts = {"Collective name": "allreduce", "dtype": theirs, "In msg nelems": 2**30}
     (row,) = summarise_events([kernel(1, "ncclDevKernel", 0, 1, **facts)])["communication"]
     assert (row["collective"], row["dtype"], row["gib"]) == ("all_reduce", ours, gib)
+
+
+def test_on_several_nodes_a_group_that_spans_them_moves_bytes_between(tmp_path: Path) -> None:
+    """Two nodes of two: rank 0 gathers from rank 1 and adds up with rank 2."""
+    values = {"num_gpus": 4, "num_nodes": 2, "sharding": "hybrid"}
+    config = make_config(values).resolved()
+    calls = [("_allgather_base", "shards"), ("_reduce_scatter_base", "shards"),
+             ("allreduce", "replicas"), ("allreduce", "shards"), ("allreduce", "all")]  # fmt: skip
+    kernels = [
+        kernel(90 + i, "ncclDevKernel", i, 1, **{
+            "Collective name": name, "dtype": "Float", "In msg nelems": 2**28,
+            "Process Group Name": group})
+        for i, (name, group) in enumerate(calls)
+    ]  # fmt: skip
+    groups = {"shards": [0, 1], "replicas": [0, 2], "all": [0, 1, 2, 3]}
+    named = [{"pg_name": name, "ranks": ranks} for name, ranks in groups.items()]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": kernels, "distributedInfo": {"pg_config": named}}))
+    found = read_trace(path, config)["communication"]
+    gib = {(row["collective"], row["reach"]): row["gib"] for row in found}
+    assert gib == {
+        ("all_gather", "inside"): 1, ("reduce_scatter", "inside"): 1,
+        ("all_reduce", "inside"): 1, ("all_reduce", "between"): 2,
+    }  # fmt: skip
+    one_node = make_config(values | {"num_nodes": 1, "sharding": "full"}).resolved()
+    assert all("reach" not in row for row in read_trace(path, one_node)["communication"])
+    # Without names of groups, by what FSDP2 does.
+    full = make_config(values | {"sharding": "full"}).resolved()
+    for spread, reach in ((config, "inside"), (full, "between")):
+        rows = summarise_events(kernels, Nodes(spread))["communication"]
+        assert {row["reach"] for row in rows if row["collective"] == "all_gather"} == {reach}
+        assert {row["reach"] for row in rows if row["collective"] == "all_reduce"} == {"between"}

@@ -26,26 +26,37 @@ def _one_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fp8study.run.launch.training_command", command)
 
 
-def trained(run_dir: Path, **values: Any) -> tuple[RunRecord, list[float], dict[str, float]]:
-    """The record, the loss of each step, and GiB by collective."""
+Reached = dict[tuple[str, str], float]
+
+
+def trained(run_dir: Path, **values: Any) -> tuple[RunRecord, list[float], Reached]:
+    """The record, the loss of each step, and GiB by collective, inside and between nodes."""
     config = make_config(TWO_NODES | values)
     record = launch(config, run_dir, show=str, machine=Machine((), 4, num_nodes=2))
-    calls = record.instruments["step"]["communication"]
-    gib = {c: sum(x["gib"] for x in calls if x["collective"] == c) for c in ("all_reduce",)}
+    gib: Reached = {}
+    for call in record.instruments["step"]["communication"]:
+        key = call["collective"], call["reach"]
+        gib[key] = gib.get(key, 0.0) + call["gib"]
     return record, [row["loss"] for row in read_metrics(run_dir)], gib
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_shards_within_a_node_train_what_shards_over_all_do(precision: str, tmp_path: Path) -> None:
-    full, expected, between = trained(tmp_path / "full", precision=precision)
-    hybrid, losses, across = trained(tmp_path / "hybrid", precision=precision, sharding="hybrid")
+    full, expected, over_all = trained(tmp_path / "full", precision=precision)
+    hybrid, losses, moved = trained(tmp_path / "hybrid", precision=precision, sharding="hybrid")
     # Sums of four in two orders: Adam turns a rounding into a step, so the first is compared best.
     assert losses[0] == expected[0]
     assert losses == pytest.approx(expected, rel=1e-3)
     # Half of the gradients, those of its own shards, are what a process reduces with its replica.
     weights_gib = 4 * hybrid.model["num_parameters"] / 2**30
-    assert across["all_reduce"] == pytest.approx(weights_gib / 2, rel=0.02)
-    assert between["all_reduce"] < weights_gib / 100
+    assert moved["all_reduce", "between"] == pytest.approx(weights_gib / 2, rel=0.02)
+    assert over_all.get(("all_reduce", "between"), 0.0) < weights_gib / 100
+    # The rest stays within a node, or crosses where shards are spread over both.
+    for collective in ("all_gather", "reduce_scatter"):
+        inside = moved[collective, "inside"]
+        assert inside > 0
+        assert inside == pytest.approx(over_all[collective, "between"], rel=0.02)
+    assert {reach for _, reach in over_all} == {"between"}
     assert full.machine["nodes"] == [{"host_hash": host_hash(), "ranks": [0, 1, 2, 3]}]
     assert full.machine["network_link"]

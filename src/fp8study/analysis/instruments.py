@@ -213,7 +213,8 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Bytes of one step's collectives on one rank, GiB, by collective and dtype.
 
     ``all_gather_gib`` and ``reduce_scatter_gib`` are sums over dtypes, ``…_dtypes`` name them
-    with their share; ``all_gather_change_pct`` is against BF16. Of an arm the last run counts.
+    with their share; ``all_gather_change_pct`` is against BF16. Where an arm has several nodes,
+    ``inside_gib`` and ``between_gib`` part the sum of all. Of an arm the last run counts.
     """
     moved = _items(frame, "step.communication")
     runs = frame.loc[moved.index.unique(), [*ARM, "run_ids"]].drop_duplicates(
@@ -226,6 +227,10 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
         runs[f"{collective}_gib"] = parts["gib"].sum()
         dtypes = {run: _by_dtype(part) for run, part in parts}
         runs[f"{collective}_dtypes"] = pd.Series(dtypes, dtype=object)
+    if "reach" in moved:  # NaN where a run has one node
+        sums = moved.groupby([moved.index, "reach"])["gib"].sum().unstack(fill_value=0)
+        for reach in ("inside", "between"):
+            runs[f"{reach}_gib"] = sums.get(reach, 0.0 * sums.sum(axis=1))
     return ordered(_against_bf16(runs, "all_gather_gib", "all_gather_change_pct"))
 
 

@@ -110,7 +110,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
             "gemm": [{"dtypes": "text!", "tflop": "number!", "num": "count!", "time_ms": NUMBER,
                       "kernels": ["text!"]}],
             "communication": [{"collective": "text!", "dtype": "text!", "gib": "number!",
-                               "num": "count!"}],
+                               "num": "count!", "reach": TEXT}],
             "by_kind_ms": {"*": NUMBER},
             **kinds(number="step_ms exposed_communication_ms idle_ms"),
         },

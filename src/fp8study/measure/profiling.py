@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from fp8study.core.config import ResolvedConfig
 from fp8study.measure.overhead import wait_for
 from fp8study.measure.trace import read_trace
 
@@ -20,12 +21,17 @@ TRACE_NAME = "step-trace.json.gz"
 
 
 def profiled_step(
-    step: Callable[[], object], run_dir: Path, is_main: bool, device: torch.device
+    step: Callable[[], object],
+    run_dir: Path,
+    is_main: bool,
+    device: torch.device,
+    config: ResolvedConfig | None = None,
 ) -> dict[str, Any]:
     """Do two steps, the second one recorded on the main rank, and return what it did.
 
     The first one pays for the profiler's own start. Every rank must call it: a step communicates.
-    `device` is waited for, so that the trace, which `run_dir` receives, holds the whole step.
+    `device` is waited for, so that the trace, which `run_dir` receives, holds the whole step;
+    `config` as in `read_trace`.
 
     Returns:
         See `fp8study.measure.trace.read_trace`; empty on other ranks.
@@ -54,4 +60,4 @@ def profiled_step(
         # Packed as a whole: torch would do it line by line, which takes longer than the step.
         with plain.open("rb") as unpacked, gzip.open(trace, "wb", compresslevel=6) as packed:
             shutil.copyfileobj(unpacked, packed)
-    return read_trace(trace)
+    return read_trace(trace, config)

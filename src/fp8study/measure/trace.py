@@ -12,10 +12,13 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fp8study.core.config import ResolvedConfig
 
 #: Operator → position of its two factors among the inputs.
 _GEMM_FACTORS = {
@@ -46,27 +49,59 @@ _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 Event = Mapping[str, Any]
 
 
-def read_trace(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Nodes:
+    """Which collectives of a run on several nodes stay inside of one."""
+
+    config: ResolvedConfig
+    groups: Mapping[str, list[int]] = field(default_factory=dict)
+    """Ranks by the name of their process group, as a trace tells them. Ranks count node by node."""
+
+    def reach(self, collective: str, group: str | None = None) -> str:
+        """Return ``between`` of a collective whose group spans nodes, else ``inside``.
+
+        CPU operators do not name their group: FSDP2 gathers and scatters among its shards, and what
+        is left, summing among replicas or over all, spans nodes.
+        """
+        size = self.config.gpus_per_node
+        if group is not None and group in self.groups:
+            spans = len({rank // size for rank in self.groups[group]}) > 1
+        else:
+            among_shards = collective in ("all_gather", "reduce_scatter")
+            spans = not among_shards or self.config.num_shards > size
+        return "between" if spans else "inside"
+
+
+def read_trace(path: Path, config: ResolvedConfig | None = None) -> dict[str, Any]:
     """Summarise one step's ``.json`` or ``.json.gz``, exported with shapes recorded.
 
+    Args:
+        path: The trace.
+        config: Of the run; without one, or on one node, nothing is said of nodes.
+
     Returns:
-        ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``,
-        ``tflop`` and (on a GPU) ``time_ms`` and the ``kernels`` that did most of it;
-        ``fp8_gemm_flops_pct`` and ``fp8_gemm_time_pct``; ``communication``: a list by collective
-        and dtype with ``num`` and ``gib``, the size of the whole tensor (gathered, or not yet
-        scattered) on one rank. On a GPU also ``step_ms`` from the first to the last kernel,
-        ``by_kind_ms`` (see `kind_of`), ``exposed_communication_ms`` (while nothing else ran) and
-        ``idle_ms`` (while nothing ran at all).
+        ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``, ``tflop`` and (on a
+        GPU) ``time_ms`` and the ``kernels`` that did most of it; ``fp8_gemm_flops_pct`` and
+        ``fp8_gemm_time_pct``; ``communication``: a list by collective, dtype and, on several
+        nodes, ``reach`` (see `Nodes`), with ``num`` and ``gib``, the size of the whole tensor
+        (gathered, or not yet scattered) on one rank. On a GPU also ``step_ms`` from the first to
+        the last kernel, ``by_kind_ms`` (see `kind_of`), ``exposed_communication_ms`` (while nothing
+        else ran) and ``idle_ms`` (while nothing ran at all).
 
     Raises:
         ValueError: The file is no trace.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8", errors="replace") as stream:
-        return summarise_events(json.load(stream)["traceEvents"])
+        trace = json.load(stream)
+    nodes = None
+    if config is not None and config.num_nodes > 1:
+        groups = trace.get("distributedInfo", {}).get("pg_config", [])
+        nodes = Nodes(config, {group["pg_name"]: group["ranks"] for group in groups})
+    return summarise_events(trace["traceEvents"], nodes)
 
 
-def summarise_events(events: Iterable[Event]) -> dict[str, Any]:
+def summarise_events(events: Iterable[Event], nodes: Nodes | None = None) -> dict[str, Any]:
     """Summarise the events of a trace, as `read_trace`."""
     events = list(events)
     ops = [event for event in events if event.get("cat") == "cpu_op"]
@@ -75,7 +110,7 @@ def summarise_events(events: Iterable[Event]) -> dict[str, Any]:
     launches = [(k, by_id.get(k.get("args", {}).get("External id"))) for k in kernels]
     summary: dict[str, Any] = {"num_kernels": len(kernels)}
     summary |= _gemms(ops, launches)
-    summary["communication"] = _communication(ops, kernels)
+    summary["communication"] = _communication(ops, kernels, nodes)
     return summary | (_times(launches) if kernels else {})
 
 
@@ -141,13 +176,16 @@ def _short(kernel_name: str) -> str:
     return kernel_name if len(kernel_name) <= 100 else kernel_name[:97] + "…"
 
 
-def _communication(ops: list[Event], kernels: list[Event]) -> list[dict[str, Any]]:
+def _communication(
+    ops: list[Event], kernels: list[Event], nodes: Nodes | None
+) -> list[dict[str, Any]]:
     """Count collectives from NCCL's kernels, which know every dtype; on CPUs from operators."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
 
-    def add(collective: str, dtype: str, num_elements: int) -> None:
-        new = {"collective": collective, "dtype": dtype, "num": 0, "gib": 0.0}
-        row = rows.setdefault((collective, dtype), new)
+    def add(collective: str, dtype: str, num_elements: int, group: str | None = None) -> None:
+        key = {"collective": collective, "dtype": dtype}
+        key |= {"reach": nodes.reach(collective, group)} if nodes else {}
+        row = rows.setdefault((*key.values(),), key | {"num": 0, "gib": 0.0})
         row["num"] += 1
         row["gib"] += num_elements * getattr(torch, dtype, torch.float32).itemsize / 2**30
 
@@ -155,7 +193,8 @@ def _communication(ops: list[Event], kernels: list[Event]) -> list[dict[str, Any
         facts = kernel.get("args", {})
         if name := facts.get("Collective name"):
             sizes = (facts.get("In msg nelems", 0), facts.get("Out msg nelems", 0))
-            add(_collective(name), _dtype_name(str(facts.get("dtype"))), max(map(int, sizes)))
+            dtype, group = _dtype_name(str(facts.get("dtype"))), facts.get("Process Group Name")
+            add(_collective(name), dtype, max(map(int, sizes)), group)
     if not rows:
         for op in ops:
             if op.get("name") in _COLLECTIVES:

@@ -55,8 +55,6 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "peers": lambda report: peer_table(report.stored),
     "claims": lambda report: claims_table(judge(report)),
     "occupancy": lambda report: occupancy_table(report.runs, report.metrics),
-    "at-scale": lambda report: scale.scale_table(cells(report.stored)),
-    "at-scale-efficiency": lambda report: scale.scaling_table(cells(report.stored)),
     "at-scale-check": lambda report: scale.check_table(cells(report.stored)),
 }
 

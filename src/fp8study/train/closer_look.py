@@ -38,7 +38,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     if config.measure_overhead:
         trainer.found["overhead"] = measure_overhead(step, partial(_watched, trainer), device)
     if config.profile:
-        trainer.found["step"] = profiled_step(step, run_dir, is_main, device)
+        trainer.found["step"] = profiled_step(step, run_dir, is_main, device, config)
         found = audited_products(trainer.found["step"], trainer.work, bool(config.fp8_emulate))
         trainer.audit |= without_hidden_products(found, config.to_dict())
     if is_main and device.type == "cuda":

@@ -29,6 +29,7 @@ from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, tensorwise
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.hardware import GpuPeak, find_peak
 
@@ -49,6 +50,14 @@ PUBLISHED = (
     ("H100", "fp8_tensorwise", 8, 128, 8532, 8380, "llama3_h100_202412_torchtitan.md"),
     ("H200", "fp8_tensorwise", 32, 64, 10938, 10753, "llama3-8b_h200_202506_trainy-whitefiber.md"),
 )
+
+
+#: Columns of `check_table`: what a row is of, means, and what counts the cells that have one.
+_KEYS = ["num_gpus", "model"]
+_MEANS = ["step_error_pct", "bytes_error_pct", "exposed_measured_pct", "exposed_law_pct",
+          "scaling_error_points"]  # fmt: skip
+_COUNTED = {"step_error_pct": "num_cells", "bytes_error_pct": "num_profiled",
+            "scaling_error_points": "num_doublings"}  # fmt: skip
 
 
 def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
@@ -195,19 +204,15 @@ def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
     for (task, number), cell in by_task.items():
         fewer = by_task.get((task, number // 2)) if number > 1 else None
         rows.append(
-            {
-                "num_gpus": number,
-                "model": cell.config.model,
-                "step_error_pct": 100 * abs(_step_ratio(cell) - 1),
-            }
+            {"num_gpus": number, "model": cell.config.model, "run_ids": " ".join(cell.ids)}
+            | {"step_error_pct": 100 * abs(_step_ratio(cell) - 1)}
             | (_profiled(cell) if number > 1 and cell.kernels_ms else {})
             | ({"scaling_error_points": abs(_scaling(fewer, cell))} if fewer else {})
         )
-    groups = pd.DataFrame(rows).groupby(["num_gpus", "model"])
-    names = {"step_error_pct": "num_cells", "bytes_error_pct": "num_profiled",
-             "scaling_error_points": "num_doublings"}  # fmt: skip
-    counts = groups[[*names]].count().rename(columns=names)
-    return pd.concat([counts, groups.mean()], axis=1).reset_index()
+    groups = pd.DataFrame(rows, columns=[*_KEYS, *_MEANS, "run_ids"]).groupby(_KEYS)
+    counts = groups[[*_COUNTED]].count().rename(columns=_COUNTED)
+    ids = groups["run_ids"].agg(together)
+    return pd.concat([counts, groups[[*_MEANS]].mean(), ids], axis=1).reset_index()
 
 
 def _task(cell: Cell) -> str:

@@ -1,4 +1,7 @@
-"""Studies through SLURM, on two nodes of loopback: done, cancelled, timed out, killed, gone on."""
+"""Studies through SLURM, on two nodes of loopback: done, cancelled, timed out, killed, gone on.
+
+And without space on the disk that both share.
+"""
 
 from __future__ import annotations
 
@@ -173,3 +176,46 @@ def test_a_cancelled_and_a_timed_out_job_leave_records_and_are_done_again(
     assert all(record["results"]["steps_completed"] > 0 for record in records(checkout).values())
     _, plan = finished(fp8study("plan", checkout))
     assert "0 done, 2 to do" in plan
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own for a checkout's results."""
+    place = tmp_path / "results"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("mounting a small disk needs root on Linux")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_loses_nothing_finished_and_what_it_stopped_is_done_again(
+    studied: Studied, cluster: Cluster, small_disk: Path
+) -> None:
+    checkout = studied([{"num_steps": 4}, {"num_steps": 1000, "seeds": [1, 2]}])
+    child = fp8study("reproduce", checkout)
+    wait_until(lambda: records(checkout) and len(training(checkout)) == 3)
+    first = records(checkout)
+    (done,) = first
+    job, filling = job_of(done, cluster), small_disk / "fill"
+    with pytest.raises(OSError, match="No space left"), filling.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+    code, said = finished(child)
+    assert code == 2
+    assert "Traceback" not in said
+    (line,) = (line for line in said.splitlines() if "No space left on device" in line)
+    assert line.endswith("free some space, then start again: nothing is lost")
+    wait_until(lambda: not cluster.run("squeue", "-h").strip())  # none trains on without its files
+    assert records(checkout) == first
+
+    filling.unlink()
+    code, said = finished(fp8study("reproduce", checkout))
+    assert code == 0, said
+    assert "1 done, 2 to do" in said
+    after = records(checkout)
+    assert [record["status"] for record in after.values()] == ["completed"] * 3
+    assert (after[done], job_of(done, cluster)) == (first[done], job)

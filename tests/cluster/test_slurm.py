@@ -207,8 +207,8 @@ def test_a_full_disk_loses_nothing_finished_and_what_it_stopped_is_done_again(
     code, said = finished(child)
     assert code == 2
     assert "Traceback" not in said
-    (line,) = (line for line in said.splitlines() if "No space left on device" in line)
-    assert line.endswith("free some space, then start again: nothing is lost")
+    (line,) = (line for line in said.splitlines() if line.startswith("fp8study: "))
+    assert f"the disk of '{checkout}/results/local/tiny' is full; free some space and" in line
     wait_until(lambda: not cluster.run("squeue", "-h").strip())  # none trains on without its files
     assert records(checkout) == first
 

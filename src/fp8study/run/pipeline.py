@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import shutil
@@ -139,6 +140,9 @@ def _snakemake(
         try:
             with stoppable():
                 _follow(child, pending, study.name, cluster)
+        except OSError as error:  # the record of a run that its job lost
+            if error.errno != errno.ENOSPC:
+                raise
         finally:
             end(child)
     if shutil.disk_usage(log_path.parent).free < _LEAST_FREE_BYTES:

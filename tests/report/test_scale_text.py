@@ -1,0 +1,33 @@
+"""The words and the table about sizes that nobody here has run."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fp8study.analysis.laws import scale
+from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.report.scale_text import SCALE, scale_rows, scale_words
+from fp8study.report.table import show
+from tests.checkout import ROOT
+
+
+def test_the_words_say_what_it_rests_on_and_how_far_it_is_off() -> None:
+    cells = cells_of(read_runs(ROOT / "results"))
+    check = scale.check_table(cells)
+    said = scale_words(check, scale.published_table())
+    assert said.startswith("All of it is modelled.")
+    for num_gpus in (1, 2, 4):
+        assert f" % on {num_gpus}" in said
+    whole = (check["step_error_pct"] * check["num_cells"])[check["num_gpus"] == 1].sum()
+    mean = whole / check["num_cells"][check["num_gpus"] == 1].sum()
+    assert f"off by {mean:.1f} % on 1," in said
+    assert "points too hopeful" in said and "97.7 %" in said
+    table = show(scale_rows(scale.scale_table(cells)), SCALE, "none")
+    assert "llama-3.1-405b, 512 × NVIDIA H200 on 64 nodes: modelled" in str(table.data)
+    assert "True" not in str(table.data)
+
+
+def test_without_records_it_says_so() -> None:
+    empty = pd.DataFrame()
+    assert "No records of several GPUs" in scale_words(empty, scale.published_table())
+    assert "nothing here" in str(show(scale_rows(empty), SCALE, "nothing here").data)

@@ -56,7 +56,8 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     )
     others = [
         f"{recipe(row['precision'])} from {row['from_gpus']} to {row['to_gpus']} "
-        f"{row['gpu_name']}s {number(row['published_pct'], '.1f')} % (law: {number(row['predicted_pct'], '.1f')} %; "
+        f"{row['gpu_name']}s {number(row['published_pct'], '.1f')} % "
+        f"(law: {number(row['predicted_pct'], '.1f')} %; "
         f"[source]({row['source']}))"
         for _, row in published.iterrows()
     ]

@@ -31,7 +31,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
-from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.hardware import find_peak
 
 #: The questions of `scale_table`: model and GPUs.
 ASKED = (("llama-3.1-70b", 64), ("llama-3.1-405b", 512))
@@ -42,16 +42,14 @@ NUMBERS = tuple(GPUS_PER_NODE * 2**n for n in range(8))
 _MOST_TOKENS = 16384
 #: An interval is so much wider where nothing was measured, as in advice.
 _WIDER = 2.0
+_TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
 #: Others' figures: GPU, precision, GPUs before and after, tokens per second and GPU before and
 #: after. All are Llama 3.1 8B under FSDP2 with torch.compile, 2 × 8192 tokens a GPU, 400 Gb/s each.
-_TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
 PUBLISHED = (
     ("H100", "bf16", 8, 128, 6667, 6514, "llama3_h100_202412_torchtitan.md"),
     ("H100", "fp8_tensorwise", 8, 128, 8532, 8380, "llama3_h100_202412_torchtitan.md"),
     ("H200", "fp8_tensorwise", 32, 64, 10938, 10753, "llama3-8b_h200_202506_trainy-whitefiber.md"),
 )
-
-
 #: Columns of `check_table`: what a row is of, means, and what counts the cells that have one.
 _KEYS = ["num_gpus", "model"]
 _MEANS = ["step_error_pct", "bytes_error_pct", "exposed_measured_pct", "exposed_law_pct",
@@ -74,18 +72,15 @@ def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
 
 
 def facts_of(
-    config: ResolvedConfig,
-    shape: ModelShape,
-    network: Network = NETWORK,
-    gpu: GpuPeak | None = None,
+    config: ResolvedConfig, shape: ModelShape, network: Network = NETWORK
 ) -> dict[str, Any]:
-    """Return what the laws say of one run.
+    """Return what the speed law says of one run on H200s.
 
     ``received_gib`` is what a GPU receives in a step, and ``between_gib`` what its own link to the
     network brings of it; ``exposed_pct``: of the step, waiting for communication;
     ``efficiency_pct``: tokens per second and GPU over those within one node of eight.
     """
-    law = speed.predicted_step(config, shape, gpu, network=network)
+    law = speed.predicted_step(config, shape, network=network)
     of_one = dataclasses.replace(config, num_gpus=GPUS_PER_NODE, num_nodes=1, sharding="full")
     moved, steps = traffic(config, shape), config.gradient_accumulation_steps
     waits = steps * exposed_ms(config, shape, _busy_ms(law) / steps, _link(), network)
@@ -95,7 +90,7 @@ def facts_of(
         "exposed_pct": 100 * waits / law.total,
         "received_gib": steps * moved.total / memory.GIB,
         "between_gib": steps * moved.between / memory.GIB,
-        "efficiency_pct": 100 * speed.predicted_step(of_one, shape, gpu).total / law.total,
+        "efficiency_pct": 100 * speed.predicted_step(of_one, shape).total / law.total,
     }
 
 

@@ -89,13 +89,32 @@ def memories(parameters: float, working: float, peak: float, first: float = 18.0
     return lambda: measured(memory=memory, fp8={"results": {"memory_peak_gib": peak}})
 
 
-def sweep(status: str) -> Records:
-    def records() -> list[RunRecord]:
-        low = pair(learning_rate=1e-4)
-        high = pair(learning_rate=1e-3, fp8={"status": status, "results": {"steps_completed": 30}})
-        return low + high
+def rising(precision: str, breaks_at: float, how: str = "diverged", at: int = 30,
+           **changes: Any) -> list[RunRecord]:  # fmt: skip
+    """A sweep of three learning rates; from `breaks_at` on runs are lost, at a step."""
+    found = []
+    for rate in (1e-4, 1e-3, 1e-2):
+        lost = rate >= breaks_at
+        ended = {"loss_start": 9.0, "loss_last20_mean": 12.0 if lost else 5.0}
+        if lost and how == "diverged":
+            ended = {"loss_start": 9.0, "loss_last20_mean": None, "steps_completed": at}
+        loss = [9.0] * at + [12.0 if lost else 5.0] * (60 - at)
+        curve = {"step": [*range(1, 61)], "loss": loss} if how == "above" else {}
+        status = "diverged" if lost and how == "diverged" else "completed"
+        config = {"lr_warmup_steps": changes.get("warm_up", 20)}
+        fields = {name: value for name, value in changes.items() if name != "warm_up"}
+        found.append(run(precision, learning_rate=rate, status=status, results=ended, curve=curve,
+                         config=config, **fields))  # fmt: skip
+    return found
 
-    return records
+
+def sweep(bf16: float, fp8: float, how: str = "diverged", at: int = 30, **changes: Any) -> Records:
+    return lambda: (rising("bf16", bf16, how, at, **changes)
+                    + rising(FP8[0], fp8, how, at, **changes))  # fmt: skip
+
+
+def with_warm_up(fp8: float, later: float) -> Records:
+    return lambda: sweep(1e-2, fp8)() + sweep(1e-2, later, warm_up=100)()
 
 
 def kernels(name: str) -> Records:
@@ -224,8 +243,16 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("C13", YES, lambda: pair(0, machine={"compute_capability": "8.0"}), {}),
     ("C13", NO, lambda: pair(30, machine={"compute_capability": "8.9"}), {}),
     ("C13", ELSEWHERE, lambda: pair(30, machine={"compute_capability": "9.0"}), {}),
-    ("C14", YES, sweep("diverged"), {}),
-    ("C14", NO, sweep("completed"), {}),
+    ("C14", YES, sweep(1e-2, 1e-3), {}),
+    ("C14", YES, sweep(1e-2, 1e-3, "above"), {}),
+    ("C14", YES, with_warm_up(1e-3, 1e-2), {}),
+    ("C14", PARTLY, with_warm_up(1e-3, 1e-3), {}),
+    ("C14", PARTLY, sweep(1e-2, 1e-3, at=55), {}),
+    ("C14", PARTLY, sweep(1e-2, 1e-3, "above", at=55), {}),
+    ("C14", NO, sweep(1e-3, 1e-3), {}),
+    ("C14", NO, sweep(1e-3, 1e-2, "above"), {}),
+    ("C14", OPEN, sweep(1, 1), {}),
+    ("C14", OPEN, lambda: pair(learning_rate=1e-2, fp8={"status": "diverged"}), {}),
 ]  # fmt: skip
 
 
@@ -240,6 +267,27 @@ def test_a_verdict_follows_its_records(
     found = judge_claim(changed, tables(records()))
     assert found.verdict == verdict, found.why
     assert found.why
+
+
+def test_the_edge_of_stability_is_told_by_precision_masters_and_warm_up() -> None:
+    masters = {"master_dtype": "bf16"}
+    records = with_warm_up(1e-3, 1e-2)() + sweep(1e-3, 1e-4, **masters)()
+    found = judge_claim(CLAIMS["C14"], tables(records))
+    assert "FP32 masters, warm-up 20: BF16 0.001, FP8 tensorwise 0.0001" in found.why
+    assert "FP32 masters, warm-up 100: BF16 0.001, FP8 tensorwise 0.001" in found.why
+    assert "BF16 masters, warm-up 20: BF16 0.0001, FP8 tensorwise none" in found.why
+    assert "raises it in 1 of 1 arms" in found.why
+    assert "raise either precision's in 2 of 2" in found.why
+    assert found.figure is not None
+    assert (found.figure.low, found.figure.high) == pytest.approx((0, 100))
+    assert len(found.runs) == len(records)
+
+
+def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
+    records = sweep(1, 1)() + sweep(1, 1e-2, seed=1)()
+    found = judge_claim(CLAIMS["C14"], tables(records))
+    assert found.verdict == YES
+    assert "BF16 0.01, FP8 tensorwise 0.001" in found.why
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from fp8study.analysis.claims import (  # noqa: F401
     losses,
     payoff,
     software,
+    stability,
     traffic,
 )
 from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict

@@ -18,7 +18,7 @@ from fp8study.analysis.claims.rules import (
     spread,
     with_pairs,
 )
-from fp8study.analysis.claims.tables import Tables, along, steps
+from fp8study.analysis.claims.tables import Tables, along
 from fp8study.analysis.frames import PLACE
 from fp8study.analysis.losses import gap_by_step, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
@@ -146,18 +146,3 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     both = gaps[scheduled].merge(gaps[~scheduled], on=place, suffixes=("", "_before"))
     helps = both["gap_pct_high_95"] < both["gap_pct_low_95_before"]
     return by_rows(claim, both, both["gap_pct"], helps)
-
-
-@judges("C14")
-def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
-    """Look for FP8 arms that diverge early at a learning rate and not at a lower one."""
-    runs = tables.runs[tables.runs["status"].isin(["completed", "diverged"])]
-    runs = runs[(runs["device"] == "cuda") & ~runs["stale"]].drop_duplicates("arm_key")
-    lost = (runs["status"] == "diverged") & (runs["steps_completed"] <= claim.published["steps"])
-    lost = lost.fillna(False).astype(int)
-    sweeps = steps(along(runs.assign(lost=lost), "learning_rate"), "lost")
-    sweeps = sweeps[sweeps["precision"] != "bf16"]
-    broken = sweeps["lost"] > sweeps["lost_before"]
-    found = by_rows(claim, sweeps, 100.0 * broken, broken)
-    # One rate that breaks FP8 is what is claimed, and a sweep has few of them.
-    return dataclasses.replace(found, verdict=Verdict.REPRODUCED) if broken.any() else found

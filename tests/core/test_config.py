@@ -14,7 +14,8 @@ from fp8study.core.config import (
     save_config,
 )
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.fields import PLAIN, RETIRED
+from fp8study.core.fields import PLAIN
+from fp8study.core.switches import RETIRED
 from fp8study.run.defaults import config_for, study_for
 from fp8study.run.machine import Gpu, Machine
 

@@ -16,11 +16,12 @@ from fp8study.analysis.pairing import unusual_switches
 from fp8study.core.config import ResolvedConfig, RunConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import Comparison, Group, read_yaml
-from fp8study.core.fields import FIELDS, PLAIN, RETIRED, TYPES, varying
+from fp8study.core.fields import FIELDS, PLAIN, TYPES, varying
 from fp8study.core.presets import check_model
 from fp8study.core.recipes import RECIPES, Precision
 from fp8study.core.records import load_runs
 from fp8study.core.studies import load_study
+from fp8study.core.switches import RETIRED
 from fp8study.report.field_table import field_table
 from fp8study.report.plotstyle import colour
 from tests.checkout import ROOT

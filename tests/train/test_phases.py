@@ -10,7 +10,7 @@ import torch
 from fp8study.core.audit_rules import audit_text, problems
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
-from fp8study.core.phases import phases, precision_at
+from fp8study.core.recipes import phases, precision_at
 from fp8study.core.records import read_metrics
 from fp8study.model.build import build_model, decoder_layers
 from fp8study.model.changing import compute_in, let_change

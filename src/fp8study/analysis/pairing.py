@@ -15,9 +15,10 @@ from typing import Any
 import pandas as pd
 
 from fp8study.core.config import completed
-from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES
 from fp8study.core.records import RESULTS, RunRecord
+from fp8study.core.switches import RETIRED
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
 DEFAULT_SKIP = list(DEFAULTS["skip"])

@@ -19,9 +19,10 @@ import yaml
 
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
-from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, RETIRED, TYPES, Fields
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, TYPES, Fields
 from fp8study.core.files import write_whole
 from fp8study.core.recipes import ALIASES, RECIPES
+from fp8study.core.switches import RETIRED
 
 FIELD_NAMES = tuple(FIELDS)
 

@@ -1,4 +1,4 @@
-"""The fields of a run's configuration, each declared once.
+"""The fields of a run's configuration, each declared once; switches in `fp8study.core.switches`.
 
 A field is its type, default, group and meaning, and where it has any its range, what it excludes,
 what the tuned path makes of it and where it may differ (`fp8study.core.field_types.Field`). Checks,
@@ -14,9 +14,9 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8study.core.field_types import Comparison, Field, declare, switch
-from fp8study.core.phases import PATTERN, is_schedule
-from fp8study.core.recipes import RECIPES, Precision
+from fp8study.core.field_types import Comparison, Field, declare
+from fp8study.core.recipes import RECIPES, SCHEDULE_PATTERN, Precision, is_schedule
+from fp8study.core.switches import BOUND_EARLY, RETIRED, Switches, is_sharded
 
 MANY = 1_000_000_000
 _LAYERS = {
@@ -25,31 +25,6 @@ _LAYERS = {
 }
 #: Of what changes nothing in what a run computes.
 _EVERYWHERE = "repeat folder pair effect switch resume"
-_NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
-_NOT_REDUCED = (
-    "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
-    "strategy=fsdp2 on several GPUs"
-)
-_BOUND_EARLY = (
-    "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
-    "layers afterwards; use "
-)
-
-
-def _is_sharded(c: Any) -> bool:
-    return c.strategy == "fsdp2" and c.num_gpus > 1
-
-
-def _tuned_resharding(c: Any) -> bool | str:
-    if _is_sharded(c):
-        return "half"
-    return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
-
-
-def _tuned_pool(c: Any) -> str:
-    keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
-    later = c.optimizer_step == "after_backward"
-    return "shared" if _is_sharded(c) and later and keeps_whole else "own"
 
 
 def _noise_needs(name: str, value: Any) -> tuple[Any, str]:
@@ -60,8 +35,8 @@ def _noise_needs(name: str, value: Any) -> tuple[Any, str]:
 # A field reads like an entry of a table.
 # fmt: off
 @dataclass(frozen=True)
-class Fields:
-    """Every field, in the order of ``config.yaml``."""
+class _Described:
+    """What a run is, apart from how a training path makes it."""
 
     model: str = declare(
         "llama-3.2-1b", "task", "A preset, or a Hugging Face model id or folder whose "
@@ -158,7 +133,7 @@ class Fields:
     fp8_all_gather: bool | None = declare(
         None, "float8", "Gather weights in FP8. None: where FSDP2 shards over several GPUs and the "
         "recipe allows it (tensorwise).", differs="pair effect resume",
-        decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and _is_sharded(c)
+        decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and is_sharded(c)
         and not c.precision_schedule, refused=(
             (lambda c: c.fp8_all_gather and not RECIPES[c.precision].gathers_in_fp8,
              "needs precision=fp8_tensorwise, not {precision} (torchao gathers only "
@@ -172,14 +147,14 @@ class Fields:
         (), "float8", "Parts of the run that compute in BF16: `bf16:100,fp8_tensorwise:-50,bf16` "
         "does in the first 100 steps and the last 50. A number is the step at which a part ends, "
         "from the end if negative. Such a run has no timings.", differs="pair effect",
-        pattern=PATTERN, example="give bf16:100,fp8_tensorwise, for example", refused=(
+        pattern=SCHEDULE_PATTERN, example="give bf16:100,fp8_tensorwise, for example", refused=(
             (lambda c: c.precision_schedule and not is_schedule(c),
              "does not name bf16 and precision={precision} in turns, each to a later step, the "
              "last to the end of {num_steps}; give bf16:100,fp8_tensorwise, for example"),
             (lambda c: c.precision_schedule and c.fp8_all_gather,
              "computes in BF16 too, for which fp8_all_gather=true keeps no weights; leave it out"),
             (lambda c: c.precision_schedule and c.optimizer_binding == "before_conversion",
-             _BOUND_EARLY + "after_conversion")))
+             BOUND_EARLY + "after_conversion")))
     skip: tuple[str, ...] = declare(
         ("lm_head",), "float8", "Shell-style patterns of module names that stay out of FP8; each "
         "must match a linear layer.", differs="pair", **_LAYERS)
@@ -250,96 +225,18 @@ class Fields:
     keep_checkpoints: int = declare(
         2, "execution", "Checkpoints that are kept: so many last ones.", differs=_EVERYWHERE,
         low=1, high=MANY)
-    path: Literal["plain", "tuned"] = declare(
-        "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
-        "group on which nothing was said. Both compute the same losses.", differs="switch resume")
-    loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
-        "plain", "chunked", "{} loss head", "transformers' own loss, compiled together with the "
-        "loss head, or a few tokens at a time, so that the logits are never whole.", refused=(
-            (lambda c: c.loss_head != "plain" and c.optimizer_binding == "before_conversion",
-             _BOUND_EARLY + "plain"),))
-    optimizer_step: Literal["after_backward", "in_backward"] | None = switch(
-        "after_backward",
-        lambda c: "in_backward" if c.max_grad_norm is None and c.strategy != "ddp"
-        else "after_backward",
-        "updates {}", "`in_backward`: a decoder layer is updated, and its gradients freed, as soon "
-        "as they are complete.", refused=(
-            (lambda c: c.optimizer_step == "in_backward" and c.max_grad_norm is not None,
-             "updates before the whole gradient is known, which max_grad_norm={max_grad_norm} "
-             "needs; use after_backward or max_grad_norm=none"),
-            (lambda c: c.optimizer_step == "in_backward" and c.strategy == "ddp",
-             "frees nothing under strategy=ddp, whose buckets keep every gradient; use "
-             "after_backward, or strategy=fsdp2"),
-            (lambda c: c.optimizer_step == "in_backward"
-             and c.optimizer_binding == "before_conversion",
-             _BOUND_EARLY + "after_backward")))
-    attention: Literal["default", "flash", "cudnn"] | None = switch(
-        "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
-        "`default`: torch's own choice.")
-    reshard_after_forward: bool | Literal["half"] | None = switch(
-        True, _tuned_resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
-        "the forward pass and gathers them again in the backward pass; `half`: in the first half "
-        "of the layers.", refused=(
-            (lambda c: c.reshard_after_forward is not True and c.strategy != "fsdp2",
-             "says nothing under strategy={strategy}, which gathers no weights; leave it out, or "
-             "use strategy=fsdp2"),))
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] | None = (
-        switch("default", "default", "compile mode {}", "torch.compile's mode for the decoder "
-        "layers.", refused=(
-            (lambda c: c.compile_mode != "default" and not c.compile, _NOT_COMPILED),)))
-    gather_cast: Literal["eager", "compiled"] | None = switch(
-        "eager",
-        lambda c: "compiled" if c.fp8_all_gather and c.compile and _is_sharded(c) else "eager",
-        "{} cast before gathering", "How weights become FP8 before FP8 all-gather: by torchao's "
-        "own three kernels, or by one.", differs="pair effect", refused=(
-            (lambda c: c.gather_cast == "compiled"
-             and not (c.fp8_all_gather and c.strategy == "fsdp2"),
-             "says nothing where no weights are gathered in FP8; leave it out, or use "
-             "precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"),))
-    allocator: Literal["default", "expandable"] | None = switch(
-        "default", "expandable", "{} allocator", "`expandable`: torch keeps GPU memory in segments "
-        "that grow, so that less is reserved in pieces that fit nothing.")
-    clipping: Literal["separate", "in_update"] | None = switch(
-        "separate", lambda c: "separate" if c.max_grad_norm is None else "in_update",
-        "clipping {}", "Gradients are scaled for max_grad_norm by a pass of their own, or by "
-        "AdamW's kernel as it reads them.", refused=(
-            (lambda c: c.clipping == "in_update" and c.max_grad_norm is None,
-             "says nothing without max_grad_norm; leave it out, or set max_grad_norm=1"),))
-    gradient_pool: Literal["own", "shared"] | None = switch(
-        "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
-        "memory that the activations leave.", refused=(
-            (lambda c: c.gradient_pool == "shared" and not _is_sharded(c), _NOT_REDUCED),
-            (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
-             "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
-            (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
-             "does not go with in_backward updates; use own, or optimizer_step=after_backward"),
-            (lambda c: c.gradient_pool == "shared" and c.master_dtype != "fp32",
-             "does not go with master_dtype={master_dtype}; use own, or master_dtype=fp32"),
-            (lambda c: c.gradient_pool == "shared" and c.untrained,
-             "does not go with untrained weights, whose gradients are never freed; use own")))
-    gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(
-        "chunk_cat", lambda c: "foreach" if _is_sharded(c) else "chunk_cat",
-        "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
-        "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
-        refused=(
-            (lambda c: c.gradient_copy != "chunk_cat" and not _is_sharded(c), _NOT_REDUCED),))
-    attention_mask: Literal["checked", "causal"] | None = switch(
-        "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
-        "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
 # fmt: on
+
+
+@dataclass(frozen=True)
+class Fields(Switches, _Described):
+    """Every field, in the order of ``config.yaml``: the switches come last."""
 
 
 #: Each field's declaration, type and default, by name.
 FIELDS: dict[str, Field] = {f.name: f.metadata["spec"] for f in dataclasses.fields(Fields)}
 TYPES: dict[str, Any] = typing.get_type_hints(Fields)
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields)}
-
-#: Switches that were taken out, with the value that changes nothing; their records still read.
-RETIRED: dict[str, Field] = {
-    "recompute": Field(
-        "tuning", "no GPU gained by it (docs/log.md)", plain="default", words="{} recomputation",
-        differs=("switch",)),
-}  # fmt: skip
 
 #: The switches of a training path, retired ones too, and what the plain path makes of them.
 PLAIN: dict[str, Any] = {n: f.plain for n, f in (FIELDS | RETIRED).items() if f.words}

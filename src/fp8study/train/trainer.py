@@ -15,8 +15,8 @@ from accelerate.utils import set_seed
 from fp8study.core.audit_rules import problems
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
-from fp8study.core.phases import precision_at
 from fp8study.core.presets import text_config
+from fp8study.core.recipes import precision_at
 from fp8study.data.tokens import BlockOrder, batch
 from fp8study.measure.audit import FirstStepAudit, conversion
 from fp8study.measure.clock import FinishedStep, compile_cache

@@ -1,0 +1,132 @@
+"""The switches: fields on which a training path decides where nothing was said.
+
+They are declared as the other fields are (`fp8study.core.fields`), which they come after: what a
+path makes of a switch may depend on any of those, and on the switches before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fp8study.core.field_types import Field, declare, switch
+
+#: What refuses a field, written once.
+_NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
+_NOT_REDUCED = (
+    "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
+    "strategy=fsdp2 on several GPUs"
+)
+BOUND_EARLY = (
+    "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
+    "layers afterwards; use "
+)
+
+
+def is_sharded(c: Any) -> bool:
+    return c.strategy == "fsdp2" and c.num_gpus > 1
+
+
+def _tuned_resharding(c: Any) -> bool | str:
+    if is_sharded(c):
+        return "half"
+    return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
+
+
+def _tuned_pool(c: Any) -> str:
+    keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
+    later = c.optimizer_step == "after_backward"
+    return "shared" if is_sharded(c) and later and keeps_whole else "own"
+
+
+# A field reads like an entry of a table.
+# fmt: off
+@dataclass(frozen=True)
+class Switches:
+    """The training path, and every switch that it sets."""
+
+    path: Literal["plain", "tuned"] = declare(
+        "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
+        "group on which nothing was said. Both compute the same losses.", differs="switch resume")
+    loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
+        "plain", "chunked", "{} loss head", "transformers' own loss, compiled together with the "
+        "loss head, or a few tokens at a time, so that the logits are never whole.", refused=(
+            (lambda c: c.loss_head != "plain" and c.optimizer_binding == "before_conversion",
+             BOUND_EARLY + "plain"),))
+    optimizer_step: Literal["after_backward", "in_backward"] | None = switch(
+        "after_backward",
+        lambda c: "in_backward" if c.max_grad_norm is None and c.strategy != "ddp"
+        else "after_backward",
+        "updates {}", "`in_backward`: a decoder layer is updated, and its gradients freed, as soon "
+        "as they are complete.", refused=(
+            (lambda c: c.optimizer_step == "in_backward" and c.max_grad_norm is not None,
+             "updates before the whole gradient is known, which max_grad_norm={max_grad_norm} "
+             "needs; use after_backward or max_grad_norm=none"),
+            (lambda c: c.optimizer_step == "in_backward" and c.strategy == "ddp",
+             "frees nothing under strategy=ddp, whose buckets keep every gradient; use "
+             "after_backward, or strategy=fsdp2"),
+            (lambda c: c.optimizer_step == "in_backward"
+             and c.optimizer_binding == "before_conversion",
+             BOUND_EARLY + "after_backward")))
+    attention: Literal["default", "flash", "cudnn"] | None = switch(
+        "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
+        "`default`: torch's own choice.")
+    reshard_after_forward: bool | Literal["half"] | None = switch(
+        True, _tuned_resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
+        "the forward pass and gathers them again in the backward pass; `half`: in the first half "
+        "of the layers.", refused=(
+            (lambda c: c.reshard_after_forward is not True and c.strategy != "fsdp2",
+             "says nothing under strategy={strategy}, which gathers no weights; leave it out, or "
+             "use strategy=fsdp2"),))
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] | None = (
+        switch("default", "default", "compile mode {}", "torch.compile's mode for the decoder "
+        "layers.", refused=(
+            (lambda c: c.compile_mode != "default" and not c.compile, _NOT_COMPILED),)))
+    gather_cast: Literal["eager", "compiled"] | None = switch(
+        "eager",
+        lambda c: "compiled" if c.fp8_all_gather and c.compile and is_sharded(c) else "eager",
+        "{} cast before gathering", "How weights become FP8 before FP8 all-gather: by torchao's "
+        "own three kernels, or by one.", differs="pair effect", refused=(
+            (lambda c: c.gather_cast == "compiled"
+             and not (c.fp8_all_gather and c.strategy == "fsdp2"),
+             "says nothing where no weights are gathered in FP8; leave it out, or use "
+             "precision=fp8_tensorwise and strategy=fsdp2 on several GPUs"),))
+    allocator: Literal["default", "expandable"] | None = switch(
+        "default", "expandable", "{} allocator", "`expandable`: torch keeps GPU memory in segments "
+        "that grow, so that less is reserved in pieces that fit nothing.")
+    clipping: Literal["separate", "in_update"] | None = switch(
+        "separate", lambda c: "separate" if c.max_grad_norm is None else "in_update",
+        "clipping {}", "Gradients are scaled for max_grad_norm by a pass of their own, or by "
+        "AdamW's kernel as it reads them.", refused=(
+            (lambda c: c.clipping == "in_update" and c.max_grad_norm is None,
+             "says nothing without max_grad_norm; leave it out, or set max_grad_norm=1"),))
+    gradient_pool: Literal["own", "shared"] | None = switch(
+        "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
+        "memory that the activations leave.", refused=(
+            (lambda c: c.gradient_pool == "shared" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
+             "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
+            (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
+             "does not go with in_backward updates; use own, or optimizer_step=after_backward"),
+            (lambda c: c.gradient_pool == "shared" and c.master_dtype != "fp32",
+             "does not go with master_dtype={master_dtype}; use own, or master_dtype=fp32"),
+            (lambda c: c.gradient_pool == "shared" and c.untrained,
+             "does not go with untrained weights, whose gradients are never freed; use own")))
+    gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(
+        "chunk_cat", lambda c: "foreach" if is_sharded(c) else "chunk_cat",
+        "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
+        "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
+        refused=(
+            (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),))
+    attention_mask: Literal["checked", "causal"] | None = switch(
+        "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
+        "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
+# fmt: on
+
+
+#: Switches that were taken out, with the value that changes nothing; their records still read.
+RETIRED: dict[str, Field] = {
+    "recompute": Field(
+        "tuning", "no GPU gained by it (docs/log.md)", plain="default", words="{} recomputation",
+        differs=("switch",)),
+}  # fmt: skip

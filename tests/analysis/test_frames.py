@@ -71,6 +71,7 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     assert label() == ""
     assert label(path="tuned") == ", tuned"
     assert label(max_grad_norm=1.0) == ", gradients clipped at 1"
+    assert label(optimizer_state="fp8") == ", FP8 optimizer states"
     assert label(optimizer_step="in_backward") == ", updates in backward"
     assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
     assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"
@@ -81,6 +82,18 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     del older["allocator"]
     assert setting_label(older).endswith(", tuned, earlier form")
     assert setting_label(older | {"loss_head": "plain"}).endswith(", plain loss head, earlier form")
+
+
+def test_runs_of_other_optimizer_states_are_never_compared(tmp_path: Path) -> None:
+    for number, state in enumerate((None, "fp32", "bf16", "fp8")):
+        record = make_record(run_id=f"run-{number}")
+        record.config.update({"optimizer_state": state} if state else {})
+        store(tmp_path, "local", record)
+    runs = frame(tmp_path)
+    for key in ("arm_key", "pair_key", "effect_key", "switch_key", "kernel_key"):
+        # A record from before the field is one with FP32 states.
+        assert runs[key].nunique() == 3, key
+        assert runs.loc[0, key] == runs.loc[1, key]
 
 
 def test_what_a_study_held_of_its_gpus_is_added_up(tmp_path: Path) -> None:

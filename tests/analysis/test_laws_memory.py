@@ -77,6 +77,17 @@ def test_two_gpus_halve_the_states():
     assert one.building == two.building == pytest.approx(4 * 1_235_814_400 / 2**30)
 
 
+@pytest.mark.parametrize(
+    ("masters", "state", "num_bytes"),
+    [("fp32", "fp32", 8), ("fp32", "bf16", 4), ("fp32", "fp8", 2 + 2 / 64),
+     ("bf16", "fp32", 4), ("bf16", "fp8", 2 + 2 / 64)],
+)  # fmt: skip
+def test_optimizer_states_take_their_bytes(masters, state, num_bytes):
+    config = RunConfig(master_dtype=masters, optimizer_state=state)
+    law = predicted_memory(config, shape_of("llama-3.2-1b"))
+    assert law.optimizer == pytest.approx(num_bytes * 1_235_814_400 / 2**30)
+
+
 def test_the_largest_batch_just_fits():
     config, shape = RunConfig(model="llama-3.2-1b", path="tuned"), shape_of("llama-3.2-1b")
     best = largest_batch(config, shape, capacity_gib=79.6)

@@ -31,7 +31,8 @@ OTHER: dict[str, Any] = {
     "learning_rate": 1e-3, "lr_schedule": "cosine", "lr_warmup_steps": 5,
     "weight_decay": 0.1, "adam_beta2": 0.95, "max_grad_norm": 1.0,
     "seed": 1, "compile": False, "activation_checkpointing": True, "master_dtype": "bf16",
-    "optimizer_binding": "before_conversion", "fp8_all_gather": True, "fp8_emulate": True,
+    "optimizer_state": "bf16", "optimizer_binding": "before_conversion",
+    "fp8_all_gather": True, "fp8_emulate": True,
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,
@@ -245,6 +246,23 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
             "master_dtype",
             "master_dtype=fp32",
         ),
+        ({"optimizer_state": "bf16", "master_dtype": "bf16"}, "optimizer_state", "leave it out"),
+        (
+            {"optimizer_state": "fp8", "optimizer_binding": "before_conversion"},
+            "optimizer_state",
+            "use fp32",
+        ),
+        ({"optimizer_state": "fp8", "checkpoint_every": 5}, "optimizer_state", "use bf16"),
+        (
+            {"optimizer_state": "bf16", "optimizer_step": "in_backward"},
+            "optimizer_step",
+            "optimizer_state=fp32",
+        ),
+        (
+            {"optimizer_state": "fp8", "clipping": "in_update", "max_grad_norm": 1.0},
+            "clipping",
+            "optimizer_state=fp32",
+        ),
     ],
 )
 def test_values_that_exclude_each_other_are_refused(
@@ -252,6 +270,16 @@ def test_values_that_exclude_each_other_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=rf"^{field}: .*{remedy}"):
         make_config(values)
+
+
+def test_the_tuned_path_updates_narrow_states_after_the_backward_pass() -> None:
+    usual = make_config({"path": "tuned"}).resolved()
+    narrow = make_config({"path": "tuned", "optimizer_state": "fp8"}).resolved()
+    assert (usual.optimizer_step, narrow.optimizer_step) == ("in_backward", "after_backward")
+    clips = {"path": "tuned", "max_grad_norm": 1.0}
+    usual, narrow = (make_config(clips | {"optimizer_state": state}).resolved()
+                     for state in ("fp32", "bf16"))  # fmt: skip
+    assert (usual.clipping, narrow.clipping) == ("in_update", "separate")
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ ARMS: list[dict[str, Any]] = [
      "max_grad_norm": 1.0},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "optimizer_state": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 4, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},

@@ -86,6 +86,8 @@ def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
         parts.append("activation checkpointing")
     if config.get("master_dtype"):
         parts.append(f"{config['master_dtype'].upper()} masters")
+    if (config.get("optimizer_state") or "fp32") != "fp32":
+        parts.append(f"{config['optimizer_state'].upper()} optimizer states")
     if says_clipping and config.get("max_grad_norm") is not None:
         parts.append(f"gradients clipped at {config['max_grad_norm']:g}")
     if config.get("path") == "tuned":

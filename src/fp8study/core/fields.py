@@ -126,6 +126,16 @@ class _Described:
              and c.optimizer_binding == "before_conversion",
              "cannot be kept under strategy=fsdp2 with optimizer_binding=before_conversion "
              "(Accelerate upcasts to fp32 there); use master_dtype=fp32"),))
+    optimizer_state: Literal["fp32", "bf16", "fp8"] = declare(
+        "fp32", "task", "Widest format of AdamW's two averages, which never exceed the master "
+        "weights'; `fp8` is torchao's, with one scale for each 256 numbers.", refused=(
+            (lambda c: c.optimizer_state == "bf16" and c.master_dtype == "bf16",
+             "is what master_dtype=bf16 has already; leave it out"),
+            (lambda c: c.optimizer_state != "fp32" and c.optimizer_binding == "before_conversion",
+             BOUND_EARLY + "fp32"),
+            (lambda c: c.optimizer_state == "fp8" and c.checkpoint_every,
+             "cannot be saved yet: its blocks fit one number of GPUs; use bf16, or "
+             "checkpoint_every=0")))
     optimizer_binding: Literal["after_conversion", "before_conversion"] = declare(
         "after_conversion", "fault", "Whether the optimizer is made last, over the parameters that "
         "are trained, or first, as document A does; with FP8 all-gather on one process the latter "

@@ -56,7 +56,7 @@ class Switches:
     optimizer_step: Literal["after_backward", "in_backward"] | None = switch(
         "after_backward",
         lambda c: "in_backward" if c.max_grad_norm is None and c.strategy != "ddp"
-        else "after_backward",
+        and c.optimizer_state == "fp32" else "after_backward",
         "updates {}", "`in_backward`: a decoder layer is updated, and its gradients freed, as soon "
         "as they are complete.", refused=(
             (lambda c: c.optimizer_step == "in_backward" and c.max_grad_norm is not None,
@@ -67,7 +67,10 @@ class Switches:
              "after_backward, or strategy=fsdp2"),
             (lambda c: c.optimizer_step == "in_backward"
              and c.optimizer_binding == "before_conversion",
-             BOUND_EARLY + "after_backward")))
+             BOUND_EARLY + "after_backward"),
+            (lambda c: c.optimizer_step == "in_backward" and c.optimizer_state != "fp32",
+             "would compile the update inside the backward pass, as optimizer_state="
+             "{optimizer_state} needs; use after_backward or optimizer_state=fp32")))
     attention: Literal["default", "flash", "cudnn"] | None = switch(
         "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
         "`default`: torch's own choice.")
@@ -95,11 +98,15 @@ class Switches:
         "default", "expandable", "{} allocator", "`expandable`: torch keeps GPU memory in segments "
         "that grow, so that less is reserved in pieces that fit nothing.")
     clipping: Literal["separate", "in_update"] | None = switch(
-        "separate", lambda c: "separate" if c.max_grad_norm is None else "in_update",
+        "separate", lambda c: "in_update" if c.max_grad_norm is not None
+        and c.optimizer_state == "fp32" else "separate",
         "clipping {}", "Gradients are scaled for max_grad_norm by a pass of their own, or by "
         "AdamW's kernel as it reads them.", refused=(
             (lambda c: c.clipping == "in_update" and c.max_grad_norm is None,
-             "says nothing without max_grad_norm; leave it out, or set max_grad_norm=1"),))
+             "says nothing without max_grad_norm; leave it out, or set max_grad_norm=1"),
+            (lambda c: c.clipping == "in_update" and c.optimizer_state != "fp32",
+             "needs torch's own AdamW, not that of optimizer_state={optimizer_state}; use separate "
+             "or optimizer_state=fp32")))
     gradient_pool: Literal["own", "shared"] | None = switch(
         "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
         "memory that the activations leave.", refused=(

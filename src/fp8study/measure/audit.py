@@ -20,7 +20,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
-from fp8study.model.local import local_tensor, unwrapped
+from fp8study.model.local import held, local_tensor
 
 #: Elements looked at in each parameter's local shard.
 SAMPLES = 2048
@@ -115,7 +115,8 @@ class FirstStepAudit:
 
 
 def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:
-    return sorted({str(unwrapped(tensor).dtype).removeprefix("torch.") for tensor in tensors})
+    parts = (part for tensor in tensors for part in held(tensor))
+    return sorted({str(part.dtype).removeprefix("torch.") for part in parts})
 
 
 def conversion(model: torch.nn.Module, config: ResolvedConfig) -> dict[str, Any]:

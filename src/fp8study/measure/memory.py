@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from fp8study.model.local import unwrapped
+from fp8study.model.local import held
 
 GIB = 2**30
 
 
 def local_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
     """Return the bytes that tensors hold on this rank, whatever they are wrapped in."""
-    held = (unwrapped(tensor) for tensor in tensors if tensor is not None)
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+    parts = (part for tensor in tensors if tensor is not None for part in held(tensor))
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 class MemoryMeter:

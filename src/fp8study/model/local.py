@@ -12,6 +12,14 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
 
 
+def held(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors of which this rank's part consists: FP8 states are two."""
+    local = unwrapped(tensor)
+    if not hasattr(local, "__tensor_flatten__"):
+        return [local]
+    return [getattr(local, name) for name in local.__tensor_flatten__()[0]]
+
+
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's numbers of a parameter, flat and detached."""
     return unwrapped(tensor).detach().reshape(-1)

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
@@ -32,6 +33,7 @@ from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import blaming_model, build_model
 from fp8study.model.changing import compute_in
 from fp8study.model.compiling import wholly_compiled
+from fp8study.model.optimizer import make_optimizer
 from fp8study.model.planted import untrained_weights
 from fp8study.model.sharding import (
     after_update,
@@ -39,7 +41,7 @@ from fp8study.model.sharding import (
     make_accelerator,
     prepare,
 )
-from fp8study.model.updates import Look, make_updates, parameter_groups
+from fp8study.model.updates import Look, make_updates
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.facts import binding_facts, warnings
 from fp8study.train.nodes import rank_layout
@@ -88,7 +90,9 @@ class Trainer:
         hf_config = model.config
         accelerator = make_accelerator(config, model)
         with blaming_model(config):
-            self.model, self.optimizer = prepare(config, accelerator, model, self._make_optimizer)
+            self.model, self.optimizer = prepare(
+                config, accelerator, model, partial(make_optimizer, config)
+            )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
         startup.end("sharding")
@@ -116,15 +120,6 @@ class Trainer:
         self.notes: list[str] = []
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
         self.validation_losses: dict[int, float] = {}
-
-    def _make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            parameter_groups(self.config, model),
-            lr=self.config.learning_rate,
-            betas=(0.9, self.config.adam_beta2),
-            weight_decay=self.config.weight_decay,
-            fused=True,
-        )
 
     def train(self, metrics: TextIO | None, checkpoints: Checkpoints) -> None:
         """Run all steps; `steps` holds them in order, also where training stops early.

@@ -7,6 +7,7 @@ import pandas as pd
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.frames import PLACE
 
 #: What a profile and the tables call the bytes of FP8 tensors.
 _FP8 = r"uint8|float8|E4M3|E5M2"
@@ -99,6 +100,10 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     frame = tables.instruments
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, *names])])
     audited = frame[frame[names].notna().all(axis=1) & (frame["precision"] != "bf16")]
+    usual = tables.of_records(
+        lambda run: {} if run.record.config.get("optimizer_state", "fp32") == "fp32" else None
+    )
+    audited = audited.merge(usual[PLACE], on=PLACE)  # others have asked for FP8 there
     if audited.empty:
         return claim.open()
     found = [{*audited[name].explode()} for name in names]

@@ -111,7 +111,7 @@ def predicted_memory(
     weight_bytes = 4 if config.master_dtype == "fp32" else 2
     stale = _untrained(config, shape)
     parameters = weight_bytes * shape.num_parameters / sharded
-    optimizer = 2 * weight_bytes * (shape.num_parameters - stale) / sharded
+    optimizer = 2 * state_bytes(config) * (shape.num_parameters - stale) / sharded
     kept = _gradients_kept(config, shape, weight_bytes, stale) / sharded
     at_loss = {
         "gradients": kept,
@@ -189,6 +189,12 @@ def largest_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def state_bytes(config: ResolvedConfig) -> float:
+    """Return what one of AdamW's averages takes, bytes a weight; FP8 has a scale for each 256."""
+    widths = {"fp32": 4 if config.master_dtype == "fp32" else 2, "bf16": 2, "fp8": 1 + 4 / 256}
+    return widths[config.optimizer_state]
 
 
 def _slack_name(config: ResolvedConfig) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from fp8study.analysis.laws.communication import NETWORK, Network, exposed_ms, gathers_again
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.memory import Parts, layer_bytes
+from fp8study.analysis.laws.memory import Parts, layer_bytes, state_bytes
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -274,7 +274,8 @@ def _update_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> 
     width = 4 if config.master_dtype == "fp32" else 2
     own = shape.num_parameters / config.num_shards
     clip = c.clip_ps if config.max_grad_norm is not None else 0.0
-    return own * (width * (7 * c.update_ps + clip) + c.update_weight_ps) * 1e-9
+    moved = 3 * width + 4 * state_bytes(config)
+    return own * (moved * c.update_ps + width * clip + c.update_weight_ps) * 1e-9
 
 
 def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:

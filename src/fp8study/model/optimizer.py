@@ -1,0 +1,91 @@
+"""AdamW, with its two averages in the format of the weights or in a narrower one.
+
+torch's own keeps them as the weights are: eight bytes a weight beside FP32 ones. torchao's keeps
+them in FP8 (E4M3, one scale for each 256 numbers), computes in FP32 and rounds what it keeps; with
+BF16 in place of FP8 it is the same arithmetic. What is rounded in each step can stand still: a
+change of less than half a unit in the last place is lost, in BF16 below about 0.4 %, in E4M3
+below 6 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from fp8study.core.config import ResolvedConfig
+from fp8study.model.local import plain, unwrapped
+from fp8study.model.updates import parameter_groups
+
+
+def make_optimizer(config: ResolvedConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the AdamW that a run asks for, over the parameters that the model now has."""
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (0.9, config.adam_beta2),
+        "weight_decay": config.weight_decay,
+    }
+    groups = parameter_groups(config, model)
+    if config.optimizer_state == "fp32":
+        return torch.optim.AdamW(groups, **settings, fused=True)
+    block_size = 256 if config.optimizer_state == "fp8" else 1
+    optimizer: torch.optim.Optimizer = _narrow_adamw()(groups, **settings, block_size=block_size)
+    return optimizer
+
+
+@cache
+def _narrow_adamw() -> Any:
+    """Make the class where it is needed: torchao takes seconds to import."""
+    from torchao.optim import AdamWFp8
+    from torchao.optim.adam import single_param_adam
+
+    update = torch.compile(single_param_adam, fullgraph=True, dynamic=False)
+
+    class NarrowAdamW(AdamWFp8):
+        """torchao's AdamW on each rank's own numbers; states in BF16 for blocks of one.
+
+        Each number is updated by itself, and each block lies in one shard. torchao's own step
+        compiles sharded tensors, which fails on weights that are gathered in FP8, and on BF16 ones
+        with FP8 states. As in torchao, tensors of less than 4,096 numbers, or with part of a block
+        left over, have states in their own format in place of FP8.
+        """
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], Any] | None = None) -> None:
+            """Update each parameter that has a gradient, by one kernel."""
+            # One compilation for each shape, however many there are.
+            with torch._dynamo.utils.disable_cache_limit():
+                for group in self.param_groups:
+                    rate = torch.as_tensor(group["lr"], dtype=torch.float32)
+                    for parameter in group["params"]:
+                        if parameter.grad is not None:
+                            self._update(parameter, parameter.grad, group, rate)
+
+        def _update(
+            self,
+            parameter: torch.Tensor,
+            gradient: torch.Tensor,
+            group: dict[str, Any],
+            rate: torch.Tensor,
+        ) -> None:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = self._zeros(parameter, True)
+                state["exp_avg_sq"] = self._zeros(parameter, False)
+            state["step"] += 1
+            averages = (unwrapped(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+            update(
+                unwrapped(parameter).detach(), unwrapped(gradient), state["step"], *averages, None,
+                rate, *group["betas"], group["weight_decay"], group["eps"], True, False,
+            )  # fmt: skip
+
+        def _zeros(self, parameter: torch.Tensor, signed: bool) -> torch.Tensor:
+            if self.block_size == 1:  # sharded as the weights are, so that it can be saved
+                return torch.zeros_like(plain(parameter), dtype=torch.bfloat16)
+            zeros: torch.Tensor = self._new_buffer(unwrapped(parameter).detach(), signed)
+            return zeros
+
+    return NarrowAdamW

@@ -51,7 +51,13 @@ H200 = {
 CPU = {"device": "cpu", "gpu_name": None, "cpu_name": "synthetic CPU", "num_cpus": 4}
 
 #: Synthetic speed-ups over BF16.
-SPEEDUP = {"bf16": 1.0, "fp8_tensorwise": 1.2, "fp8_rowwise": 0.9, "fp8_rowwise_gw_hp": 0.85}
+SPEEDUP = {
+    "bf16": 1.0,
+    "fp16": 1.0,
+    "fp8_tensorwise": 1.2,
+    "fp8_rowwise": 0.9,
+    "fp8_rowwise_gw_hp": 0.85,
+}
 
 
 def make_record(outside_pct: float | None = 0.0, **changes: Any) -> RunRecord:

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
+from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import sessions_of
+from fp8study.analysis.speed import throughput_table
 from tests.factories import CPU, make_record, store
 from tests.table_factories import frame
 
@@ -146,3 +148,15 @@ def test_of_recipes_the_fastest_is_kept_and_scaling_starts_at_one_hundred(tmp_pa
     scaling = scaling_table(leads).set_index(["precision", "num_gpus"])["kept_pct"]
     assert scaling["bf16", 4] == scaling["bf16", 1] == 100
     assert scaling["fp8_tensorwise", 4] == pytest.approx(100 * 1.1 / 1.2)
+
+
+def test_fp16_is_a_baseline_and_no_lead_or_gap_of_fp8(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.1)
+    store_leads(tmp_path, 9, 1.2, precision="fp16")
+    runs = frame(tmp_path)
+    assert set(leads_table(runs)["precision"]) == {"fp8_tensorwise"}
+    assert set(loss_gap_table(runs)["precision"]) == {"fp8_tensorwise"}
+    rates = throughput_table(runs).set_index("precision")
+    assert rates.loc["fp16", "arm"] == "FP16"
+    assert pd.isna(rates.loc["fp16", "speedup_pct"])
+    assert rates.loc["fp16", "note"] == ""

@@ -246,6 +246,25 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
             "master_dtype",
             "master_dtype=fp32",
         ),
+        ({"precision": "fp16", "master_dtype": "bf16"}, "precision", "master_dtype=fp32"),
+        (
+            {"precision": "fp16", "optimizer_binding": "before_conversion"},
+            "precision",
+            "after_conversion",
+        ),
+        ({"precision": "fp16", "checkpoint_every": 5}, "precision", "checkpoint_every=0"),
+        ({"precision": "fp16", "fp8_all_gather": True}, "fp8_all_gather", "set .*=false"),
+        ({"precision": "fp16", "loss_head": "chunked"}, "loss_head", "use compiled"),
+        (
+            {"precision": "fp16", "optimizer_step": "in_backward"},
+            "optimizer_step",
+            "use after_backward",
+        ),
+        (
+            {"precision": "fp16", "precision_schedule": "bf16:5,fp8_tensorwise"},
+            "precision_schedule",
+            "precision=fp16 in turns",
+        ),
         ({"optimizer_state": "bf16", "master_dtype": "bf16"}, "optimizer_state", "leave it out"),
         (
             {"optimizer_state": "fp8", "optimizer_binding": "before_conversion"},
@@ -272,10 +291,12 @@ def test_values_that_exclude_each_other_are_refused(
         make_config(values)
 
 
-def test_the_tuned_path_updates_narrow_states_after_the_backward_pass() -> None:
+def test_the_tuned_path_has_what_narrow_states_and_scaled_losses_need() -> None:
     usual = make_config({"path": "tuned"}).resolved()
     narrow = make_config({"path": "tuned", "optimizer_state": "fp8"}).resolved()
     assert (usual.optimizer_step, narrow.optimizer_step) == ("in_backward", "after_backward")
+    fp16 = make_config({"path": "tuned", "precision": "fp16"}).resolved()
+    assert (fp16.optimizer_step, fp16.loss_head) == ("after_backward", "compiled")
     clips = {"path": "tuned", "max_grad_norm": 1.0}
     usual, narrow = (make_config(clips | {"optimizer_state": state}).resolved()
                      for state in ("fp32", "bf16"))  # fmt: skip

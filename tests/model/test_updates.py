@@ -176,3 +176,30 @@ def test_the_update_itself_clips_as_a_pass_before_it_would(max_norm: float) -> N
         assert torch.allclose(own, other, rtol=1e-5)
     total = float(torch.nn.utils.get_total_norm(moments[1])) / (1 - 0.9)
     assert total == pytest.approx(min(norms[0], max_norm), rel=1e-4)
+
+
+def test_a_step_with_an_infinite_gradient_is_skipped_and_halves_the_scale() -> None:
+    run = config(precision="fp16", optimizer_step="after_backward")
+    model, _, updates = made(run)
+    weight = model.head.weight
+    before, seen = weight.detach().clone(), []
+    for factor in (1.0, float("inf"), 1.0):
+        updates.expect(wants_norm=True)
+        updates.scaled(factor * model(torch.ones(5, 8), True).sum()).backward()
+        norm = updates.finish()
+        assert norm is not None
+        seen.append((updates.was_skipped, torch.equal(weight, before), bool(norm.isfinite())))
+        before = weight.detach().clone()
+    assert seen == [(False, False, True), (True, True, False), (False, False, True)]
+    assert updates.scaling() == {"num_skipped": 1, "scale": 2.0**15}
+
+
+def test_gradients_have_their_own_size_after_a_scaled_backward_pass() -> None:
+    norms = []
+    for precision in ("bf16", "fp16"):
+        model, _, updates = made(config(precision=precision, optimizer_step="after_backward"))
+        updates.expect(wants_norm=True)
+        updates.scaled(model(torch.ones(5, 8), True).sum()).backward()
+        norms.append(updates.finish())
+    assert norms[0] == norms[1]
+    assert made(config())[2].scaling() == {}

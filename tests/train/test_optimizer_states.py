@@ -9,8 +9,8 @@ import pytest
 from fp8study.core.audit_rules import problems
 from tests.train.tiny_runs import Run
 
-#: What is set beside the state, and the dtypes that the record must name; the first two are in every
-#: run of the tests.
+#: What is set beside the state, and the dtypes that the record must name. The first two are in
+#: every run of the tests.
 ARMS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("bf16", {"strategy": "none"}, ["bfloat16"]),
     ("fp8", {"strategy": "none", "master_dtype": "bf16"},

@@ -34,6 +34,7 @@ from fp8study.analysis.stats import (
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import varying
+from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import RunRecord, StoredRun, read_record
 
 #: Confidence level of the intervals of ratios.
@@ -115,9 +116,9 @@ def arm_config(
     `config` and `device` are a record's; fields in `ignored` are left out too.
     """
     full = completed(config, device)
-    if full.get("precision") == "bf16":
+    if full.get("precision") in SIXTEEN_BIT:
         defaults = RunConfig().resolved().to_dict()
-        full |= {name: defaults[name] for name in varying("pair")}
+        full |= {name: defaults[name] for name in varying("pair") if name != "precision"}
     return {k: v for k, v in full.items() if k not in {*varying("folder"), *ignored}}
 
 
@@ -261,7 +262,7 @@ def arm_caveats(side: str, arm: Arm) -> list[str]:
 def _emulates_fp8(record: RunRecord) -> bool:
     told = record.config.get("fp8_emulate")
     emulates = record.machine.get("device") == "cpu" if told is None else bool(told)
-    return emulates and record.config.get("precision") != "bf16"
+    return emulates and record.config.get("precision") not in SIXTEEN_BIT
 
 
 def side_line(side: str, folder: str, records: list[RunRecord]) -> str:

@@ -13,7 +13,13 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, place_of
-from fp8study.analysis.pairing import PRECISION_LABELS, newest_per_seed, paired_losses, together
+from fp8study.analysis.pairing import (
+    PRECISION_LABELS,
+    in_fp8,
+    newest_per_seed,
+    paired_losses,
+    together,
+)
 from fp8study.core.records import StoredRun
 
 AGAIN = "the same run again"
@@ -51,7 +57,7 @@ def kernel_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     compilation alone.
     """
     newest = newest_per_seed(_usable(runs))
-    bf16, fp8 = newest[newest["precision"] == "bf16"], newest[newest["precision"] != "bf16"]
+    bf16, fp8 = newest[newest["precision"] == "bf16"], newest[in_fp8(newest)]
     compared = bf16.loc[bf16["pair_key"].isin(set(fp8["pair_key"])), "arm_key"]
     is_base = bf16["arm_key"].isin(set(compared))
     return _joined(bf16[~is_base], bf16[is_base], ["kernel_key"])

@@ -46,6 +46,7 @@ from fp8study.analysis.pairing import (
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.hardware import bf16_peak_tflops
+from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, PARTS, TEXT, kinds
 from fp8study.core.records import LOSS_MARGIN_PCT, RunRecord, StoredRun
 
@@ -199,7 +200,7 @@ def _trained(record: RunRecord) -> str:
 
 def _arithmetic(record: RunRecord) -> str:
     """What multiplied: FP8 seeds of two versions of torchao are no seeds of one arm."""
-    is_fp8 = record.config.get("precision") != "bf16"
+    is_fp8 = record.config.get("precision") not in SIXTEEN_BIT
     return json.dumps(record.versions.get("torchao")) if is_fp8 else ""
 
 

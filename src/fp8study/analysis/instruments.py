@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.frames import PLACE, place_of
-from fp8study.analysis.pairing import ALLOCATOR_EVENTS, medians_by, ordered, together
+from fp8study.analysis.pairing import ALLOCATOR_EVENTS, in_fp8, medians_by, ordered, together
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.recipes import ARITHMETICS
 from fp8study.core.records import StoredRun
@@ -87,7 +87,7 @@ def _against_bf16(table: pd.DataFrame, column: str, change: str) -> pd.DataFrame
     is_bf16 = table["precision"] == "bf16"
     base = table[is_bf16 & is_healthy].assign(_key=key).drop_duplicates("_key")
     reference = key.map(base.set_index("_key")[column])
-    differs = (100 * (table[column] / reference - 1)).where(~is_bf16 & is_healthy)
+    differs = (100 * (table[column] / reference - 1)).where(in_fp8(table) & is_healthy)
     theirs = key.map(base.set_index("_key")["run_ids"]).where(differs.notna())
     ids = [together(both) for both in zip(table["run_ids"], theirs, strict=True)]
     table = table.assign(run_ids=ids)
@@ -318,7 +318,7 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     keys = ["_context", "cache"]
     bf16 = table[table["precision"] == "bf16"].set_index(keys)
     bf16 = bf16[["warm_up_seconds", "step_time_ms", "run_ids"]].add_suffix("_bf16")
-    pairs = table[table["precision"] != "bf16"].join(bf16, on=keys, how="inner")
+    pairs = table[in_fp8(table)].join(bf16, on=keys, how="inner")
     pairs["run_ids"] += " " + pairs["run_ids_bf16"]
     later = (pairs["warm_up_seconds"] - pairs["warm_up_seconds_bf16"]).clip(lower=0)
     gained_s = (pairs["step_time_ms_bf16"] - pairs["step_time_ms"]) / 1000

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from fp8study.analysis.frames import MIXED
-from fp8study.analysis.pairing import sessions_of, timing_is_void, together
+from fp8study.analysis.pairing import in_fp8, sessions_of, timing_is_void, together
 from fp8study.core.records import RESULTS
 
 LEVEL = 0.95
@@ -64,7 +64,7 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     key = ["pair_key", "repeat", "session"]
     bf16 = timed[timed["precision"] == "bf16"].drop_duplicates(key, keep="last").set_index(key)
     bf16 = bf16[[*_MEASURED, *_VOID, "run_ids"]].add_suffix("_bf16")
-    pairs = timed[timed["precision"] != "bf16"].join(bf16, on=key, how="inner")
+    pairs = timed[in_fp8(timed)].join(bf16, on=key, how="inner")
     void = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
     return pairs.assign(ratio=(pairs[_RATE] / pairs[f"{_RATE}_bf16"]).where(~void))
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.core.config import completed
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
-from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES
+from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
 from fp8study.core.records import RESULTS, RunRecord
 from fp8study.core.switches import RETIRED
 
@@ -50,7 +50,7 @@ def arm_label(record: RunRecord) -> str:
     config = record.config
     precision = str(config.get("precision", "unknown precision"))
     parts = [PRECISION_LABELS.get(precision, precision)]
-    if precision != "bf16":
+    if precision not in SIXTEEN_BIT:
         gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
         if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
             parts.append("BF16 all-gather")
@@ -105,7 +105,7 @@ def stale_note(record: RunRecord) -> str | None:
     if share is None and planted:
         return "planted (share of parameters not trained unknown)"
     asked_for = record.config.get("optimizer_binding") == "before_conversion"
-    if share is None and asked_for and record.config.get("precision") != "bf16":
+    if share is None and asked_for and record.config.get("precision") not in SIXTEEN_BIT:
         return "stale optimizer (share of parameters not trained unknown)"
     return None
 
@@ -148,6 +148,14 @@ def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(arm=arm.where(~shorten, short), kept_in_bf16=kept.where(shorten, None))
 
 
+def in_fp8(runs: pd.DataFrame) -> pd.Series:
+    """Tell the runs, or arms, in FP8: FP16 is a baseline as BF16 is, and has no gap or lead here.
+
+    A precision that is not known counts as FP8.
+    """
+    return ~runs["precision"].isin(SIXTEEN_BIT)
+
+
 def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest result of every seed of an arm: a repeat is no further seed.
 
@@ -179,7 +187,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
         .add_suffix("_bf16")
     )
-    pairs = usable[usable["precision"] != "bf16"].merge(baseline, on="pair_key", how="inner")
+    pairs = usable[in_fp8(usable)].merge(baseline, on="pair_key", how="inner")
     pairs["run_ids"] += " " + pairs.pop("run_ids_bf16")
     return pairs
 
@@ -194,7 +202,7 @@ def diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
     newest = newest_per_seed(runs)
     sound = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
     baseline = newest.loc[sound & ~newest["stale"] & (newest["precision"] == "bf16"), "pair_key"]
-    gone = newest[(newest["status"] == "diverged") & (newest["precision"] != "bf16")]
+    gone = newest[(newest["status"] == "diverged") & in_fp8(newest)]
     return gone[gone["pair_key"].isin(set(baseline))]
 
 

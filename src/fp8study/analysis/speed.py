@@ -22,6 +22,7 @@ from fp8study.analysis.pairing import (
     timing_is_void,
     together,
 )
+from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS
 
@@ -105,7 +106,7 @@ def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:
     notes = {
         "does less work per step": row["stale"],
         MEMORY_FULL: full,
-        "no BF16 partner": row["precision"] != "bf16" and not paired,
+        "no BF16 partner": row["precision"] not in SIXTEEN_BIT and not paired,
     }
     return "; ".join(note for note, holds in notes.items() if holds)
 

@@ -46,8 +46,17 @@ class _Described:
         "safetensors, a run's folder (its last checkpoint), or one checkpoint, of either "
         "precision.", differs="folder")
     precision: Precision = declare(
-        "bf16", "float8", "Arithmetic of the linear layers; `fp8` is short for `fp8_tensorwise`.",
+        "bf16", "float8", "Arithmetic of the linear layers; `fp8` is short for `fp8_tensorwise`. "
+        "`fp16` is that of all layers, with a loss that is scaled up for the backward pass.",
         differs="pair effect", refused=(
+            (lambda c: RECIPES[c.precision].scales_loss and c.master_dtype != "fp32",
+             "needs FP32 master weights: its gradients are brought back to their size in FP32; use "
+             "master_dtype=fp32"),
+            (lambda c: RECIPES[c.precision].scales_loss
+             and c.optimizer_binding == "before_conversion",
+             "needs an optimizer that skips steps; use optimizer_binding=after_conversion"),
+            (lambda c: RECIPES[c.precision].scales_loss and c.checkpoint_every,
+             "has a loss scale, which no checkpoint saves yet; use checkpoint_every=0"),
             (lambda c: RECIPES[c.precision].needs_fsdp2 and c.strategy != "fsdp2",
              "fails in torchao under strategy={strategy} (its BF16 GEMM would mix FP32 weights "
              "with BF16 activations); use strategy=fsdp2"),))

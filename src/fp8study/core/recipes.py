@@ -9,7 +9,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-Precision = Literal["bf16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
+Precision = Literal["bf16", "fp16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"]
 
 #: The three GEMMs of a linear layer in training.
 GEMMS = ("output", "grad_input", "grad_weight")
@@ -31,6 +31,9 @@ class Recipe:
     """Whether FSDP2 can gather its weights in FP8."""
     needs_fsdp2: str = ""
     """Why it trains under FSDP2 alone; empty if it trains under any strategy."""
+    scales_loss: bool = False
+    """Whether what it does in 16 bits is FP16, in which small gradients vanish unless the loss is
+    scaled up; else it is BF16."""
 
     @property
     def fp8_share(self) -> float:
@@ -40,6 +43,7 @@ class Recipe:
 
 RECIPES: dict[Precision, Recipe] = {
     "bf16": Recipe("BF16"),
+    "fp16": Recipe("FP16", scales_loss=True),
     "fp8_tensorwise": Recipe("FP8 tensorwise", "tensorwise", "tensorwise", GEMMS, True),
     "fp8_rowwise": Recipe("FP8 rowwise", "rowwise", "rowwise", GEMMS),
     "fp8_rowwise_gw_hp": Recipe(
@@ -54,12 +58,16 @@ RECIPES: dict[Precision, Recipe] = {
 #: Those that compute in FP8.
 FP8_RECIPES = tuple(name for name, recipe in RECIPES.items() if recipe.fp8_gemms)
 
+#: The others.
+SIXTEEN_BIT = tuple(name for name in RECIPES if name not in FP8_RECIPES)
+
 #: Those whose weights FSDP2 can gather in FP8.
 GATHERED_IN_FP8 = tuple(name for name, recipe in RECIPES.items() if recipe.gathers_in_fp8)
 
-#: Ways to compute one GEMM, by the recipe whose three GEMMs are all computed so.
+#: Ways to compute one GEMM, by the recipe whose three GEMMs are all computed so. A GPU multiplies
+#: FP16 as fast as BF16.
 ARITHMETICS: tuple[str, ...] = tuple(
-    name for name, recipe in RECIPES.items() if recipe.fp8_gemms in ((), GEMMS)
+    name for name, recipe in RECIPES.items() if name == "bf16" or recipe.fp8_gemms == GEMMS
 )
 
 #: Shorter names for `Precision`.

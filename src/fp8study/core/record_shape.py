@@ -103,6 +103,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
             "steady_reserved_gib num_alloc_retries num_device_allocs"
         ),
         "energy": {"joule_per_token": NUMBER, "throttled_pct": {"*": NUMBER}},
+        "loss_scaling": kinds(count="num_skipped", number="scale"),
         "checkpoints": kinds(count="num", number="stopped_seconds written_seconds gib"),
         "ceilings": kinds(number="bf16_tflops run_tflops num_tokens"),
         "overhead": {"plain_ms": ["number!"], "measured_ms": ["number!"]},

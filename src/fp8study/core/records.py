@@ -114,7 +114,7 @@ class RunRecord:
     """startup, warm_up (`fp8study.train.pace`), memory (`memory.summarise_memory`), energy
     (`energy.summarise_energy`), step (one profiled step, `measure.trace.read_trace`), ceilings
     (`gemm_peaks.measure_ceilings`), overhead (`overhead.measure_overhead`), checkpoints
-    (`train.checkpoint`).
+    (`train.checkpoint`), loss_scaling (num_skipped steps and the last scale, of FP16).
     What could not be measured is absent; empty in older records."""
     noise: dict[str, Any] = field(default_factory=dict)
     """What `measure.gradient_noise` measured; empty unless ``noise_at_steps`` asked for it."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8study.core.field_types import Field, declare, switch
+from fp8study.core.recipes import RECIPES
 
 #: What refuses a field, written once.
 _NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
@@ -49,14 +50,18 @@ class Switches:
         "plain", "tuning", "`plain` trains as the documents do; `tuned` sets the fields of this "
         "group on which nothing was said. Both compute the same losses.", differs="switch resume")
     loss_head: Literal["plain", "compiled", "chunked"] | None = switch(
-        "plain", "chunked", "{} loss head", "transformers' own loss, compiled together with the "
+        "plain", lambda c: "compiled" if RECIPES[c.precision].scales_loss else "chunked",
+        "{} loss head", "transformers' own loss, compiled together with the "
         "loss head, or a few tokens at a time, so that the logits are never whole.", refused=(
             (lambda c: c.loss_head != "plain" and c.optimizer_binding == "before_conversion",
-             BOUND_EARLY + "plain"),))
+             BOUND_EARLY + "plain"),
+            (lambda c: c.loss_head == "chunked" and RECIPES[c.precision].scales_loss,
+             "makes its gradient before precision={precision} scales the loss; use compiled")))
     optimizer_step: Literal["after_backward", "in_backward"] | None = switch(
         "after_backward",
         lambda c: "in_backward" if c.max_grad_norm is None and c.strategy != "ddp"
-        and c.optimizer_state == "fp32" else "after_backward",
+        and c.optimizer_state == "fp32" and not RECIPES[c.precision].scales_loss
+        else "after_backward",
         "updates {}", "`in_backward`: a decoder layer is updated, and its gradients freed, as soon "
         "as they are complete.", refused=(
             (lambda c: c.optimizer_step == "in_backward" and c.max_grad_norm is not None,
@@ -70,7 +75,10 @@ class Switches:
              BOUND_EARLY + "after_backward"),
             (lambda c: c.optimizer_step == "in_backward" and c.optimizer_state != "fp32",
              "would compile the update inside the backward pass, as optimizer_state="
-             "{optimizer_state} needs; use after_backward or optimizer_state=fp32")))
+             "{optimizer_state} needs; use after_backward or optimizer_state=fp32"),
+            (lambda c: c.optimizer_step == "in_backward" and RECIPES[c.precision].scales_loss,
+             "updates before precision={precision} knows whether a gradient is infinite; use "
+             "after_backward")))
     attention: Literal["default", "flash", "cudnn"] | None = switch(
         "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
         "`default`: torch's own choice.")

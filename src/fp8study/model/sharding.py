@@ -25,6 +25,7 @@ from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.changing import let_change
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
@@ -37,11 +38,13 @@ MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
 def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelerator:
     """Build the Accelerator of a run.
 
-    Under FSDP2 the sharding policy alone sets the compute dtype (bf16, gradients reduced in
-    fp32). One process and DDP compute under bf16 autocast, as the documents do.
+    Under FSDP2 the sharding policy alone sets the compute dtype (bf16 or fp16, gradients
+    reduced in fp32). One process and DDP compute under autocast: Accelerate's, as the documents do,
+    or in fp16, which Accelerate refuses on a CPU, that of `prepare`.
     """
     on_cpu, handlers = not torch.cuda.is_available(), []
-    autocast = "no" if config.strategy == "fsdp2" else "bf16"
+    has_own = config.strategy == "fsdp2" or RECIPES[config.precision].scales_loss
+    autocast = "no" if has_own else "bf16"
     if config.is_fp8 and config.optimizer_binding == "before_conversion":
         chosen = float8_filter(config, model)
         handlers = [AORecipeKwargs(config=float8_config(config), module_filter_func=chosen)]
@@ -56,7 +59,7 @@ def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelera
         transformer_cls_names_to_wrap=[type(decoder_layers(model)[0]).__name__],
         cpu_ram_efficient_loading=False,  # torchao's weights cannot be broadcast that way
         mixed_precision_policy=MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            param_dtype=compute_dtype(config), reduce_dtype=torch.float32
         ),
     )
     accelerator = Accelerator(
@@ -74,6 +77,11 @@ def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelera
         accelerator.state.parallelism_config = sizes
         accelerator.state.device_mesh = sizes.get_device_mesh(accelerator.device.type)
     return accelerator
+
+
+def compute_dtype(config: ResolvedConfig) -> torch.dtype:
+    """Return the dtype of what a run does not compute in FP8."""
+    return torch.float16 if RECIPES[config.precision].scales_loss else torch.bfloat16
 
 
 def prepare(
@@ -109,6 +117,9 @@ def prepare(
 
         model = fsdp2_prepare_model(accelerator, model)
     else:
+        if RECIPES[config.precision].scales_loss:
+            autocast = torch.autocast(accelerator.device.type, compute_dtype(config))
+            model.forward = autocast(model.forward)
         model = accelerator.prepare_model(model)
     tune_communication(config, model)
     optimizer = make_optimizer(model)

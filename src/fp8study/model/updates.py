@@ -23,6 +23,7 @@ from torch.nn.utils import get_total_norm
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.local import local_tensor
 from fp8study.model.planted import trained_parameters
@@ -61,6 +62,29 @@ class AfterBackward:
     after: Callable[[], None]
     """Called once all weights are updated."""
 
+    def __post_init__(self) -> None:
+        device = next(self.model.parameters()).device
+        # Accelerate's wrapper keeps what is set on it to itself.
+        self._adamw: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        scales = RECIPES[self.config.precision].scales_loss
+        self._scaler = torch.amp.GradScaler(device.type, enabled=scales)
+        self._num_skipped, self._is_infinite = (torch.zeros((), device=device) for _ in range(2))
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what the backward pass begins with: in FP16 the loss times a large number."""
+        return self._scaler.scale(loss)
+
+    @property
+    def was_skipped(self) -> bool:
+        """Whether the last step changed nothing, since a gradient overflowed."""
+        return self._scaler.is_enabled() and bool(self._is_infinite)
+
+    def scaling(self) -> dict[str, float]:
+        """Return a record's ``instruments.loss_scaling``; nothing where no loss is scaled."""
+        if not self._scaler.is_enabled():
+            return {}
+        return {"num_skipped": int(self._num_skipped), "scale": self._scaler.get_scale()}
+
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """Announce that the next backward pass completes the gradients.
 
@@ -74,15 +98,28 @@ class AfterBackward:
 
         Returns the norm before clipping, over all weights and ranks, if it was wanted.
         """
+        self._unscale()
         norm = self._norm() if self._wants_norm else None
         if self._look is not None:
             self._look(self.model.parameters())
         if norm is not None and self.config.clipping == "in_update":
             self._scale_in_update(norm)
-        self.optimizer.step()
+        self._scaler.step(self._adamw)
+        self._scaler.update()
         self.optimizer.zero_grad()
         self.after()
         return norm
+
+    def _unscale(self) -> None:
+        """Bring scaled gradients back to their size, and see whether one is infinite on any rank.
+
+        torch adds that up over the ranks of a sharded gradient.
+        """
+        self._scaler.unscale_(self._adamw)
+        if self._scaler.is_enabled():
+            found = self._scaler._found_inf_per_device(self._adamw).values()
+            self._is_infinite = torch.stack([*found]).amax()
+            self._num_skipped += self._is_infinite
 
     def _norm(self) -> torch.Tensor:
         held = (p for group in self.optimizer.param_groups for p in group["params"])
@@ -99,9 +136,7 @@ class AfterBackward:
         the quotient back, so that what is saved is one reading of every gradient and a kernel.
         """
         assert self.config.max_grad_norm is not None
-        # Not on Accelerate's wrapper, which keeps such a thing to itself.
-        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
-        optimizer.grad_scale = ((norm.float() + 1e-6) / self.config.max_grad_norm).clamp(min=1.0)
+        self._adamw.grad_scale = ((norm.float() + 1e-6) / self.config.max_grad_norm).clamp(min=1.0)
 
 
 @dataclass(eq=False)
@@ -115,6 +150,7 @@ class InBackward(AfterBackward):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
             raise UserError(
                 "optimizer_step: 'in_backward' cannot be kept: Accelerate has wrapped the model in "

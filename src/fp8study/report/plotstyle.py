@@ -21,6 +21,7 @@ from fp8study.report.words import in_words, number
 
 PALETTE = {
     "bf16": "#0072B2",
+    "fp16": "#6A5ACD",
     "fp8_tensorwise": "#B84E00",
     "fp8_rowwise": "#007D5B",
     "fp8_rowwise_gw_hp": "#A94F80",

@@ -49,6 +49,7 @@ def warnings(trainer: Trainer) -> list[str]:
     config, outside = trainer.config, trainer.model_facts["parameters_outside_optimizer_pct"]
     fault = "planted fault" if config.untrained else "stale optimizer"
     untimed = "the run has no timings and no peak"
+    skipped = trainer.found.get("loss_scaling", {}).get("num_skipped", 0)
     # Under a longer warm-up the first step says nothing of the peak rate.
     audited = cautions(trainer.audit) if config.lr_warmup_steps <= 1 else []
     notes = {
@@ -65,6 +66,7 @@ def warnings(trainer: Trainer) -> list[str]:
         f"training paused for validation: {untimed}": config.validation_points > 1,
         f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
         f"the precision changes during the run: {untimed}": config.precision_schedule,
+        f"{skipped} steps changed nothing: a gradient overflowed in FP16": skipped,
         "FP8 is emulated: the numbers are FP8's, the speed is not": (
             config.fp8_emulate and config.is_fp8
         ),

@@ -117,6 +117,7 @@ class Trainer:
         self.found: dict[str, Any] = {}
         #: Of the step before; None before the first.
         self.precision: str | None = None
+        self._is_audited = False
         self.notes: list[str] = []
         #: Number of completed optimizer steps → loss of the validation sequences, nats per token.
         self.validation_losses: dict[int, float] = {}
@@ -198,7 +199,9 @@ class Trainer:
                 blocks_BT = batch(self.tokens, ids, config.sequence_length)
                 loss += self._micro_step(blocks_BT, is_last=micro_step == last)
             gradient_norm = self.updates.finish()
-        if audit is not None:
+        if audit is not None and self.updates.was_skipped:
+            self.precision = None  # the next step is the first to change anything
+        elif audit is not None:
             self._judge(audit, step)
         return loss, gradient_norm
 
@@ -229,9 +232,10 @@ class Trainer:
         seen = audit.after()
         if phases := self.audit.get("phases"):
             phases[-1] |= {name: seen[name] for name in ("num_frozen", "stalled_pct")}
-        if step == self.first_step:
+        if not self._is_audited:
+            self._is_audited = True
             earlier = self.audit.get("stalled_pct")  # of a larger learning rate
-            self.audit |= seen | ({"stalled_pct": earlier} if step else {})
+            self.audit |= seen | ({"stalled_pct": earlier} if self.first_step else {})
             self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit | seen)
         if found and self.config.optimizer_binding == "after_conversion":
@@ -244,7 +248,7 @@ class Trainer:
         with gradient_sync(self.model, is_last):
             loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
             loss = loss / self.config.gradient_accumulation_steps
-            loss.backward()
+            self.updates.scaled(loss).backward()
         return loss.detach()
 
     def _log(self, finished: Iterable[FinishedStep], metrics: TextIO | None) -> None:
@@ -269,6 +273,8 @@ class Trainer:
         num_warm_up = len(self.steps) if first is None else first
         results = summarise(self.steps, self.config, self.work, names, num_warm_up, self.first_step)
         results |= {"startup_seconds": self.startup.busy_seconds} | compile_cache()
+        if scaling := self.updates.scaling():
+            self.found.setdefault("loss_scaling", scaling)  # what looks closer does further steps
         found = self.found | {"startup": self.startup.parts}
         found |= {"warm_up": warm_up} if (warm_up := self.pace.facts()) else {}
         if self.config.is_timed:  # else they would describe something else

@@ -14,6 +14,7 @@ from fp8study.analysis.claims.tables import Tables
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import RunRecord, StoredRun
 
 
@@ -35,7 +36,7 @@ def _fp8_runs(tables: Tables, keep: Callable[[RunRecord], Any]) -> pd.DataFrame:
 
     def read(run: StoredRun) -> dict[str, Any] | None:
         record = run.record
-        if record.config.get("precision") in (None, "bf16") or not keep(record):
+        if record.config.get("precision") in (None, *SIXTEEN_BIT) or not keep(record):
             return None
         audit = without_hidden_products(record.audit, record.config)
         done, skipped = audit.get("fp8_gemm_flops_pct"), " ".join(audit.get("skipped", {}))

@@ -8,7 +8,7 @@ from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import out_of, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.frames import PLACE, key_of
-from fp8study.analysis.pairing import PRECISION_LABELS, together
+from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
@@ -27,7 +27,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     raises it, as far as that was tried.
     """
     rates = stable_rates(tables)
-    fp8, bf16 = (rates[rates["precision"].eq("bf16") == of] for of in (False, True))
+    fp8, bf16 = rates[in_fp8(rates)], rates[rates["precision"] == "bf16"]
     alike = ["sweep", "master_dtype", "lr_warmup_steps"]
     both = _with_edge(fp8.merge(bf16, on=alike, suffixes=("", "_before")))
     both = both[both["stable_before"] > 0]

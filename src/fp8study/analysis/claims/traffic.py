@@ -8,6 +8,7 @@ from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, ju
 from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.frames import PLACE
+from fp8study.analysis.pairing import in_fp8
 
 #: What a profile and the tables call the bytes of FP8 tensors.
 _FP8 = r"uint8|float8|E4M3|E5M2"
@@ -19,7 +20,7 @@ def _gathering(tables: Tables) -> pd.DataFrame:
     columns = ["all_gather_dtypes", "all_gather_change_pct", "reduce_scatter_dtypes", "arm_key"]
     table = table.reindex(columns=[*dict.fromkeys([*table.columns, *columns])])
     gathers = table["all_gather_dtypes"].fillna("").astype(str).str.contains(_FP8)
-    return table[gathers & (table["precision"] != "bf16") & table["all_gather_change_pct"].notna()]
+    return table[gathers & in_fp8(table) & table["all_gather_change_pct"].notna()]
 
 
 @judges("A16", "C03")
@@ -99,7 +100,7 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     names = [f"audit.{kind}_dtypes" for kind in ("gradient", "optimizer_state", "master")]
     frame = tables.instruments
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, *names])])
-    audited = frame[frame[names].notna().all(axis=1) & (frame["precision"] != "bf16")]
+    audited = frame[frame[names].notna().all(axis=1) & in_fp8(frame)]
     usual = tables.of_records(
         lambda run: {} if run.record.config.get("optimizer_state", "fp32") == "fp32" else None
     )
@@ -107,7 +108,7 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     if audited.empty:
         return claim.open()
     found = [{*audited[name].explode()} for name in names]
-    in_fp8 = sum("float8" in " ".join(dtypes) for dtypes in found)
-    verdict = Verdict.CONTRADICTED if in_fp8 else Verdict.PARTLY
+    kinds = sum("float8" in " ".join(dtypes) for dtypes in found)
+    verdict = Verdict.CONTRADICTED if kinds else Verdict.PARTLY
     formats = " or ".join(sorted(set().union(*found)))
-    return claim.found(verdict, Figure(in_fp8), audited, runs=len(audited), formats=formats)
+    return claim.found(verdict, Figure(kinds), audited, runs=len(audited), formats=formats)

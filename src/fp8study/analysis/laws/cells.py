@@ -21,6 +21,7 @@ from fp8study.core.config import ResolvedConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
 from fp8study.core.presets import PRESETS
+from fp8study.core.recipes import RECIPES
 from fp8study.core.records import RunRecord, read_record
 
 #: Fields of the task that change no kernel.
@@ -131,14 +132,15 @@ def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
 
 
 def recorded_config(record: RunRecord) -> ResolvedConfig | None:
-    """Return a record's configuration; None of one that is refused today or is of no preset."""
+    """Return a record's configuration; None of one refused today, of no preset, or in FP16."""
     values = completed(record.config, record.machine.get("device"))
     known = {name: value for name, value in values.items() if name in FIELDS}
     try:
         config = make_config(known, record.run_id).resolved()
     except UserError:
         return None
-    return config if config.model in PRESETS else None
+    is_judged = config.model in PRESETS and not RECIPES[config.precision].scales_loss
+    return config if is_judged else None
 
 
 def read_runs(results: Path) -> list[tuple[str, RunRecord]]:

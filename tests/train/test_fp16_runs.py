@@ -1,0 +1,75 @@
+"""FP16 as a baseline: scaled losses, skipped steps, and records that tell of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8study.core.audit_rules import problems
+from fp8study.core.config import make_config
+from fp8study.core.records import read_metrics
+from fp8study.run import launch as launcher
+from fp8study.run.launch import launch
+from tests.train.tiny_runs import CPU, TINY, Run
+
+WORKER = Path(__file__).with_name("overflow_worker.py")
+#: The first two in every run of the tests.
+WAYS: list[dict[str, Any]] = [
+    {"strategy": "none"},
+    {"num_gpus": 2, "path": "tuned", "max_grad_norm": 1.0},
+    {"strategy": "ddp", "num_gpus": 2},
+    {"num_gpus": 2, "optimizer_state": "fp8"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values", [*WAYS[:2], *(pytest.param(way, marks=pytest.mark.long) for way in WAYS[2:])]
+)
+def test_fp16_trains_as_bf16(values: dict[str, Any], run: Run) -> None:
+    bf16, _ = run(precision="bf16", **values)
+    fp16, run_dir = run(precision="fp16", **values)
+    assert fp16.status == "completed", fp16.status_detail
+    assert problems(fp16.audit) == []
+    assert fp16.audit["gradient_dtypes"] == fp16.audit["master_dtypes"] == ["float32"]
+    assert "float16 × float16" in fp16.audit["matmul_dtypes"]
+    assert not any("bfloat16" in dtypes for dtypes in fp16.audit["matmul_dtypes"])
+    scaling = fp16.instruments["loss_scaling"]
+    assert scaling["num_skipped"] <= 2
+    assert scaling["scale"] == 2.0 ** (16 - scaling["num_skipped"])
+    ours, theirs = (record.results["loss_last20_mean"] for record in (fp16, bf16))
+    assert ours == pytest.approx(theirs, rel=0.02)
+    assert ours != theirs
+    assert "loss_scaling" not in bf16.instruments
+    # The loss that is written down is the one before it is scaled.
+    assert read_metrics(run_dir)[0]["loss"] == pytest.approx(bf16.results["loss_start"], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_steps_that_overflow_are_skipped_counted_and_not_audited(
+    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = launcher.training_command
+
+    def overflowing(*arguments: Any) -> list[str]:
+        usual = command(*arguments)
+        place = usual.index("fp8study.train")
+        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
+
+    monkeypatch.setattr(launcher, "training_command", overflowing)
+    values = {"precision": "fp16", "num_gpus": num_gpus, "num_steps": 16, "profile": False}
+    record = launch(make_config(TINY | values), tmp_path, show=str, machine=CPU)
+    assert record.status == "completed"
+    scaling = record.instruments["loss_scaling"]
+    skipped = scaling["num_skipped"]
+    assert 3 <= skipped < 16
+    assert scaling["scale"] == 2.0 ** (24 - skipped)
+    assert problems(record.audit) == []
+    assert record.audit["stalled_pct"] < 5
+    assert f"{skipped} steps changed nothing: a gradient overflowed in FP16" in record.warnings
+    metrics = read_metrics(tmp_path)
+    assert metrics[0]["gradient_norm"] is None  # infinite
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5

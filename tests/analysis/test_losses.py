@@ -12,6 +12,7 @@ from fp8study.analysis import stats
 from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.losses import (
     effective_batch_table,
+    formats_table,
     gap_by_step,
     loss_gap_table,
     pass_table,
@@ -250,3 +251,42 @@ def test_a_bf16_run_with_untrained_weights_is_nobodys_partner(tmp_path: Path) ->
         record = make_record(78.4, precision=precision, untrained=["model.layers.*"])
         store(tmp_path, "local", record)
     assert pairs_of(runs_frame(load_runs(tmp_path)), "loss_last20_mean").empty
+
+
+def store_formats(folder: Path, gaps: dict[tuple[str, str | None], float | None]) -> None:
+    """Store three seeds of each precision and optimizer state; None: the last seed diverges."""
+    for (precision, state), gap in gaps.items():
+        for seed in range(3):
+            is_lost = gap is None and seed == 2
+            loss = (5 + seed) * (1 + (gap or 0) / 100)
+            record = make_record(
+                precision=precision, seed=seed, study="optimizer-states",
+                run_id=f"{precision}-{state}-{seed}", status="diverged" if is_lost else "completed",
+                results={"loss_last20_mean": None if is_lost else loss,
+                         "memory_peak_gib": 20.0 if state is None else 15.0},
+            )  # fmt: skip
+            record.config.update({"optimizer_state": state} if state else {})
+            store(folder, "local", record)
+
+
+def test_formats_are_held_against_bf16_with_the_usual_states(tmp_path: Path) -> None:
+    gaps = {("bf16", None): 0.0, ("bf16", "bf16"): 0.1, ("bf16", "fp8"): 2.0, ("fp16", None): 0.05,
+            ("fp8_tensorwise", None): 0.2, ("fp8_tensorwise", "fp8"): None}  # fmt: skip
+    store_formats(tmp_path, gaps)
+    store_losses(tmp_path, {"bf16": [5.0] * 3, "fp8_rowwise": [5.0] * 3}, study="usual")
+    table = formats_table(frame(tmp_path)).set_index(["precision", "optimizer_state"])
+    assert set(table["study"]) == {"optimizer-states"}
+    assert len(table) == 5
+    assert table.loc[("bf16", "fp8"), "gap_pct"] == pytest.approx(2)
+    assert table.loc[("bf16", "fp8"), "verdict"] == "different"
+    assert table.loc[("fp16", "fp32"), "verdict"] == "equivalent"
+    assert table.loc[("fp8_tensorwise", "fp32"), "gap_pct"] == pytest.approx(0.2)
+    assert table.loc[("bf16", "bf16"), "memory_change_pct"] == pytest.approx(-25)
+    lost = table.loc[("fp8_tensorwise", "fp8")]
+    assert (lost["verdict"], lost["num_diverged"], lost["num_pairs"]) == ("diverged", 1, 2)
+    assert len(table.loc[("bf16", "bf16"), "run_ids"].split()) == 6
+
+
+def test_usual_formats_alone_make_no_table(tmp_path: Path) -> None:
+    store_losses(tmp_path, {"bf16": [5.0] * 3, "fp8_rowwise": [5.0] * 3})
+    assert formats_table(frame(tmp_path)).empty

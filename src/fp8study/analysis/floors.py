@@ -111,6 +111,17 @@ def _against(pairs: pd.DataFrame, base: str) -> pd.DataFrame:
     return pairs.assign(difference_pct=apart)[LADDER_COLUMNS]
 
 
+def scored_points(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
+    """Return one row per record and ``step`` at which it scored held-out text: ``scored``, nats."""
+    scores = [
+        place_of(run) | {"step": point["step"], "scored": point["loss"]}
+        for run in stored_runs
+        for point in run.record.results.get("validation_losses", [])
+        if point.get("loss") is not None
+    ]
+    return pd.DataFrame(scores, columns=[*PLACE, "step", "scored"])
+
+
 def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
     """Follow the gap on text that no run trained on, for FP8 and for what should make none.
 
@@ -120,13 +131,7 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     says against what: a precision against BF16, `KERNELS` (BF16 against BF16), or `AGAIN` (the arm
     against its own first run).
     """
-    scores = [
-        place_of(run) | {"step": point["step"], "scored": point["loss"]}
-        for run in stored_runs
-        for point in run.record.results.get("validation_losses", [])
-        if point.get("loss") is not None
-    ]
-    curves = pd.DataFrame(scores, columns=[*PLACE, "step", "scored"])
+    curves = scored_points(stored_runs)
     against_bf16 = paired_losses(_usable(runs)).rename(columns={"run_id_bf16": "run_id_base"})
     labels = against_bf16["precision"].map(PRECISION_LABELS)
     kernels, again = kernel_pairs(runs).assign(rung=KERNELS), reruns(runs).assign(rung=AGAIN)

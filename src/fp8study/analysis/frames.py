@@ -16,6 +16,9 @@ The keys by which runs are compared are made here, once, from the configuration:
     for the layers left out), masters and fault alone: the arms of an attribution;
 ``switch_key``
     equal for runs that differ by the switches of their training path alone;
+``format_key``
+    equal for runs that differ by their precision, their optimizer's states and the switches that
+    come with either alone;
 ``kernel_key``
     equal for runs that differ by their attention kernel and by compilation alone.
 
@@ -44,7 +47,7 @@ from fp8study.analysis.pairing import (
     unusual_switches,
 )
 from fp8study.core.config import completed
-from fp8study.core.fields import varying
+from fp8study.core.fields import PLAIN, varying
 from fp8study.core.hardware import bf16_peak_tflops
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, PARTS, TEXT, kinds
@@ -52,6 +55,8 @@ from fp8study.core.records import LOSS_MARGIN_PCT, RunRecord, StoredRun
 
 #: What chooses other kernels for the same arithmetic.
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
+#: Formats of arithmetic and of optimizer states, and what a training path makes of them.
+FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
@@ -75,7 +80,8 @@ RUN_COLUMNS: dict[str, str] = {
     **{f"version_{name}": TEXT for name in _VERSIONS},
     **kinds(
         text="run_ids git_commit arm setting path "
-        "arm_key asked_key pair_key effect_key switch_key kernel_key",
+        "arm_key asked_key pair_key effect_key switch_key format_key "
+        "kernel_key",
         count="model_vocab_size num_warnings",
         flag="git_dirty stale planted",
     ),
@@ -156,6 +162,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "pair_key": _key(run, config, varying("pair")) + trained,
         "effect_key": _key(run, config, varying("effect")) + trained,
         "switch_key": _key(run, config, varying("switch") + alone) + trained,
+        "format_key": _key(run, config, FORMAT_FIELDS) + trained,
         "kernel_key": _key(run, config, (*KERNEL_FIELDS, "repeat")) + trained,
     }
 

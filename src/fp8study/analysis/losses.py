@@ -44,6 +44,11 @@ SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
 _PASS_PLACE = [*_PLACE, "arm", "precision", "arm_key"]
 _JUDGED = ["low_95", "high_95", "margin_pct", "verdict", "run_ids"]
 PASS_COLUMNS = [*_PASS_PLACE, "passes", "step", "num_pairs", "gap_pct", *_JUDGED]
+_USUAL_STATE = "fp32"
+FORMAT_COLUMNS = [
+    "machine", "device", "study", "model", "setting", "precision", "optimizer_state", "num_pairs",
+    "num_diverged", "gap_pct", *_JUDGED, "memory_change_pct",
+]  # fmt: skip
 #: Their product is the effective batch.
 _COUNTS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
 WAYS_COLUMNS = [
@@ -87,6 +92,37 @@ def loss_gap_table(
         return table
     healthy = table[~table["stale"].astype(bool)]
     return ordered(table.assign(p_holm=stats.adjusted(healthy, ["machine", "study", "model"])))
+
+
+def formats_table(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compare every format with BF16 and usual optimizer states, paired by seed.
+
+    Of the studies with FP16 runs, or with optimizer states narrower than the weights: the columns
+    of `FORMAT_COLUMNS`, one row per arm. ``gap_pct`` is the mean over seeds of the final training
+    losses' gap to the run in BF16 with FP32 states (or the weights' own), with the interval and the
+    verdict of `stats.judged`; an arm of which a seed diverged is called `DIVERGED`.
+    ``memory_change_pct`` is of the peaks, where both were measured.
+    """
+    newest = newest_per_seed(runs[~runs["speed_only"] & ~runs["stale"]])
+    newest = newest.assign(optimizer_state=newest["optimizer_state"].fillna(_USUAL_STATE))
+    is_other = newest["optimizer_state"].ne(_USUAL_STATE) | newest["precision"].eq("fp16")
+    newest = newest[newest["study"].isin(set(newest.loc[is_other, "study"]))]
+    is_base = newest["precision"].eq("bf16") & newest["optimizer_state"].eq(_USUAL_STATE)
+    measured = ["loss_last20_mean", "memory_peak_gib", "run_ids"]
+    done = newest[is_base & newest["loss_last20_mean"].notna()].drop_duplicates("format_key")
+    base = done.set_index("format_key")[measured].add_suffix("_base")
+    both = newest[~is_base].join(base, on="format_key", how="inner")
+    both["gap_pct"] = 100 * (both["loss_last20_mean"] / both["loss_last20_mean_base"] - 1)
+    both["memory_change_pct"] = 100 * (both["memory_peak_gib"] / both["memory_peak_gib_base"] - 1)
+    both["run_ids"] += " " + both["run_ids_base"]
+    rows = []
+    for _, group in both.groupby("arm_key", sort=False):
+        lost = group["status"] == "diverged"
+        row = {name: group[name].iloc[0] for name in FORMAT_COLUMNS[:7]}
+        row |= _judged(group.loc[~lost, "gap_pct"].dropna().tolist(), group, "gap_pct")
+        row |= {"num_diverged": lost.sum()} | ({"verdict": DIVERGED} if lost.any() else {})
+        rows.append(row | {"memory_change_pct": group["memory_change_pct"].median()})
+    return pd.DataFrame(rows, columns=FORMAT_COLUMNS)
 
 
 def _gap_row(
@@ -192,7 +228,7 @@ def _judged(gaps: Sequence[float], runs: pd.DataFrame, mean: str) -> dict[str, A
     return ids | stats.judged(gaps, margin, mean)
 
 
-def _gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
     ours = _smoothed(metrics)
     theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
@@ -208,7 +244,7 @@ def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     The columns of `GAP_STEP_COLUMNS`, one row per pair and step that both runs logged: gaps of the
     means of the last `SMOOTHING_STEPS` logged steps.
     """
-    return _gap_curves(metrics, runs)[GAP_STEP_COLUMNS]
+    return gap_curves(metrics, runs)[GAP_STEP_COLUMNS]
 
 
 def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -251,7 +287,7 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     there, with the interval and the verdict of `stats.judged`.
     """
     rows = []
-    for _, group in _gap_curves(metrics, runs).groupby("arm_key", sort=False):
+    for _, group in gap_curves(metrics, runs).groupby("arm_key", sort=False):
         first = group.iloc[0]
         again = _passes(first, int(first["steps_completed"])) >= 2
         if not again or group["run_id"].nunique() < stats.MIN_PAIRS_FOR_INTERVAL:

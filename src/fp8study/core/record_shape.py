@@ -28,7 +28,8 @@ def kinds(*, text: str = "", number: str = "", count: str = "", flag: str = "") 
 #: Section → the fields that become columns of `fp8study.analysis.frames.runs_frame`.
 COLUMNS: dict[str, dict[str, str]] = {
     "config": kinds(
-        text="model precision strategy lr_schedule master_dtype optimizer_binding corpus",
+        text="model precision strategy lr_schedule master_dtype optimizer_state optimizer_binding "
+        "corpus",
         number="learning_rate",
         count="num_gpus sequence_length micro_batch_size gradient_accumulation_steps num_steps "
         "num_warmup_steps seed repeat runs_per_gpu validation_sequences",

@@ -13,7 +13,13 @@ from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, validation_curve
 from fp8study.analysis.frames import cost_table
 from fp8study.analysis.laws import scale
-from fp8study.analysis.losses import effective_batch_table, pass_table, ways_table
+from fp8study.analysis.losses import (
+    effective_batch_table,
+    formats_table,
+    pass_table,
+    ways_table,
+)
+from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
@@ -39,6 +45,9 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "effects": lambda report: effect_table(report.runs),
     "effective-batch": lambda report: effective_batch_table(report.runs),
     "effective-batch-ways": lambda report: ways_table(report.runs),
+    "formats": lambda report: formats_table(report.runs),
+    "equal-time": lambda report: equal_time_table(report.stored, report.runs, report.metrics),
+    "matched-loss": lambda report: matched_loss_table(report.metrics, report.runs),
     "noise-ladder": lambda report: ladder_table(report.runs),
     "noise-rungs": lambda report: rungs(ladder_table(report.runs)),
     "validation-curve": lambda report: validation_curve(report.stored, report.runs),

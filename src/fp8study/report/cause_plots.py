@@ -7,6 +7,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.report.plotstyle import (
@@ -31,29 +32,29 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
     if table.empty:
         return message_figure(empty)
     keys = ["model", "study", "machine"]
-    height = 0.8 + 0.27 * table.groupby(keys)["rung"].nunique().max()
-    figure, drawn = panels(
-        table, keys, "{}: {} on {}".format,
-        ("difference in final loss, %", ""), height, columns=1,
-    )  # fmt: skip
+    height = 0.5 + 0.22 * table.groupby(keys)["rung"].nunique().max()
+    figure, axes = panels(table, keys, "{}: {} on {}".format, ("", ""), height, columns=1)
+    axes[-1][0].set_xlabel("difference in final loss, %")
     equal = table["difference_pct"] == 0
     floor = 1e-4 if equal.all() else table.loc[~equal, "difference_pct"].min() / 3
     first = {AGAIN: 0, SEED: 1, FAULT: 3}
-    for axis, _, group in drawn:
+    for axis, _, group in axes:
         rungs = sorted(group["rung"].unique(), key=lambda rung: (first.get(rung, 2), rung))
         for place, rung in enumerate(rungs):
             rows = group[group["rung"] == rung]
             shade = GREY if rung in (AGAIN, SEED) else colour(rows["precision"].iloc[0])
             shown = rows["difference_pct"].clip(lower=floor)
-            for value, exact in zip(shown, equal[rows.index], strict=True):
+            for exact, dots in shown.groupby(equal[rows.index]):
                 axis.plot(
-                    value, place, "o", color=shade, markerfacecolor="white" if exact else shade,
-                    alpha=0.55, markersize=6, clip_on=False,
+                    dots, [place] * len(dots), "o", color=shade,
+                    markerfacecolor="white" if exact else shade, alpha=0.55, markersize=6,
+                    clip_on=False,
                 )  # fmt: skip
             axis.plot([shown.median()] * 2, [place - 0.28, place + 0.28], color=shade, lw=2.2)
             median = f"{rows['difference_pct'].median():.2g} %"
             axis.text(1.01, place, median, transform=axis.get_yaxis_transform(), va="center")
         axis.set_xscale("log")
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlim(floor, 2 * max(table["difference_pct"].max(), 3 * floor))
         axis.set_yticks(range(len(rungs)), rungs)
         axis.set_ylim(-0.6, len(rungs) - 0.4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,11 +24,36 @@ _MOST_REM = 38
 
 
 def svg(figure: Figure) -> bytes:
-    """Write a figure as SVG, the same bytes each time."""
-    out = io.BytesIO()
-    with mpl.rc_context({"svg.hashsalt": "fp8study"}):
+    """Write a figure as SVG, the same bytes each time, to a hundredth of a point."""
+    out = io.StringIO()
+    # A line may be straightened by half a point: a curve of thousands of steps has no more to show.
+    with mpl.rc_context({"svg.hashsalt": "fp8study", "path.simplify_threshold": 0.5}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
+    return _smaller(out.getvalue()).encode()
+
+
+def _smaller(text: str) -> str:
+    """Leave out of an SVG what nobody sees: comments, ids without a link, ever finer decimals."""
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.S)
+    text = re.sub(r"-?\d+\.\d{3,}", _rounded, text)
+    linked = set(re.findall(r"#([\w-]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if id_[1] in linked else "", text)
+    for number, name in enumerate(dict.fromkeys(re.findall(r'id="(DejaVu[\w-]+)"', text))):
+        text = re.sub(rf"\b{name}\b", f"g{number}", text)  # a glyph is named for each letter
+    place = r'(<use xlink:href="#g\d+") transform="translate\(([-\d.]+) ([-\d.]+)\)"'
+    text = re.sub(place, _placed, text)
+    text = re.sub(r"\s*\n\s*", "\n", text)
+    return re.sub(r"<g>\n</g>\n|<g/>\n", "", text)
+
+
+def _placed(use: re.Match[str]) -> str:
+    # In units of the font, of which a letter is about a hundred wide.
+    return f'{use[1]} x="{float(use[2]):.0f}" y="{float(use[3]):.0f}"'
+
+
+def _rounded(found: re.Match[str]) -> str:
+    value = float(found[0])
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
 
 
 def shown(figure: Figure, alt: str) -> Markdown:
@@ -40,13 +66,14 @@ def shown(figure: Figure, alt: str) -> Markdown:
     data = quote(picture, safe=_SAFE + "'")
     scales = figure.get_figwidth() <= PHONE_INCHES
     style = f' style="width: 100%; max-width: {_MOST_REM}rem;"' if scales else ""
-    text = html.escape(" ".join(str(figure.get_label() or alt).replace("**", "").split()))
+    text = html.escape(" ".join(re.sub(r"\*\*|\\\n", " ", str(figure.get_label() or alt)).split()))
     return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}"{style}>')
 
 
 def download(table: pd.DataFrame, name: str, words: str = "CSV") -> str:
     """Return a link, as Markdown, that saves a table as the file `name`.csv."""
     keys = [column for column in table.columns if str(column).endswith("_key")]
+    keys += ["run_id"] if {"run_id", "run_ids"} <= set(table) else []  # the longer names hold it
     text = table.drop(columns=keys).to_csv(index=False, float_format="%.6g")
     return f'<a download="{name}.csv" href="data:text/csv,{quote(text, safe=_SAFE)}">{words}</a>'
 

@@ -48,6 +48,7 @@ def budget_figure(
         for precision, rows in group.groupby("precision", sort=False):
             _line(axis, rows, "precision_error", colour(str(precision)))
         axis.set(xscale="log", yscale="log")
+        axis.minorticks_off()
         if crossings is not None:
             here = (crossings["step"] == step) & (crossings["scope"] == scope)
             found = crossings.loc[here & (crossings["precision"] != "bf16"), "crossing_batch"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -25,6 +25,9 @@ from fp8study.report.plotstyle import (
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
+#: A curve is half a page wide, in points.
+_MOST_POINTS = 250
+PandasObject = TypeVar("PandasObject", pd.Series, pd.DataFrame)
 _LOSS_AXES = ("step", "training loss, nats/token")
 
 
@@ -35,6 +38,11 @@ def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Seri
         curve = by_run.get((run["machine"], run["study"], run["run_id"]))
         if curve is not None and curve["loss"].notna().any():
             yield run, curve.sort_values("step").set_index("step")["loss"]
+
+
+def thin(curves: PandasObject) -> PandasObject:
+    """Leave out steps of curves that have more of them than a picture shows."""
+    return curves.iloc[:: math.ceil(len(curves) / _MOST_POINTS) or 1]
 
 
 def smooth(loss: pd.Series) -> pd.Series:
@@ -67,8 +75,8 @@ def document_a_figure(
         # The paler of two lines in one style has the finer master weights.
         style = styles[arm] | {"alpha": 0.5 if master == "fp32" else 1.0}
         logged = pd.concat([loss for _, loss in seeds], axis=1)
-        axis.plot(logged, color=style["color"], alpha=0.13, linewidth=0.6, rasterized=True)
-        axis.plot(logged.index, smooth(logged.mean(axis=1)), **style)
+        axis.plot(thin(logged), color=style["color"], alpha=0.13, linewidth=0.6)
+        axis.plot(thin(smooth(logged.mean(axis=1))), **style)
         # The record's own mean is over steps; the curve holds logged rows only.
         end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()
         final = "diverged" if pd.isna(end) else f"{end:.2f}"

@@ -7,6 +7,7 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -36,8 +37,8 @@ _RESULTS = {
 }
 _VERSIONS = ("torch", "torchao", "transformers", "cuda", "fp8study")
 #: Points of a loss curve: more than its pixels show would only weigh.
-_POINTS = 48
-_WIDTH, _HEIGHT = 192, 48
+_POINTS = 32
+_WIDTH, _HEIGHT = 192, 48  # as report/report.css shows it
 
 
 def runs_text(report: Report) -> Markdown:
@@ -50,17 +51,30 @@ def runs_text(report: Report) -> Markdown:
     return Markdown("\n\n".join(sections) or no_gpu_records())
 
 
+@dataclass(frozen=True)
+class Shown:
+    """The runs of a study, and what is said of each."""
+
+    stored: Mapping[str, StoredRun]
+    varied: Sequence[str]
+    made_by: bool
+    """Whether runs differ in what made them."""
+
+
 def _study(rows: pd.DataFrame, stored: Mapping[str, StoredRun]) -> str:
     machine, study = rows[["machine", "study"]].iloc[0]
     runs = [stored[name] for name in rows["run_ids"]]
     varied = varied_fields([run.record.config for run in runs])
     questions = [run.record.judgement.get("question") for run in runs]
-    arms = [_arm(group, stored, varied) for _, group in rows.groupby("arm_key", sort=False)]
+    made = {_software(run.record) for run in runs}
+    shown = Shown(stored, varied, made_by=len(made) > 1)
+    arms = [_arm(group, shown) for _, group in rows.groupby("arm_key", sort=False)]
     names = ", ".join(f"`{name}`" for name in varied) or "nothing but time"
+    by = "" if shown.made_by else f" Made by {escape(made.pop())}."
     return "\n\n".join([
         f"## {escape(study)} on {escape(machine)}",
         " ".join(escape(q) for q in list(filter(None, questions))[-1:]),
-        f"{count(len(runs), 'run')} that differ in {names}.",
+        f"{count(len(runs), 'run')} that differ in {names}.{by}",
         raw_html("\n".join(arms)).data,
     ])  # fmt: skip
 
@@ -72,16 +86,16 @@ def varied_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in fields if len(values[name]) > 1]
 
 
-def _arm(rows: pd.DataFrame, stored: Mapping[str, StoredRun], varied: Sequence[str]) -> str:
+def _arm(rows: pd.DataFrame, shown: Shown) -> str:
     first = rows.iloc[0]
     gpus = "" if pd.isna(first["num_gpus"]) else count(first["num_gpus"], "GPU")
     named = [text for text in (first["model"], gpus, first["setting"]) if text]
-    runs = [_run(stored[path], path, varied) for path in rows["run_ids"]]
+    runs = [_run(shown.stored[path], path, shown) for path in rows["run_ids"]]
     title = html.escape(in_words(f"{first['arm']}: {', '.join(map(str, named))}"))
     return f'<section class="arm"><h3>{title}</h3>\n' + "\n".join(runs) + "</section>"
 
 
-def _run(run: StoredRun, path: str, varied: Sequence[str]) -> str:
+def _run(run: StoredRun, path: str, shown: Shown) -> str:
     record = run.record
     results = record.results
     if record.machine.get("device") == "cpu":  # where FP8 is emulated, speeds say nothing of it
@@ -91,13 +105,15 @@ def _run(run: StoredRun, path: str, varied: Sequence[str]) -> str:
     seen += [record.status] if record.status != "completed" else []
     seen += [count(len(record.warnings), "warning")] if record.warnings else []
     lines = {
-        "Differs in": ", ".join(f"{name} {_value(record.config.get(name))}" for name in varied),
+        "Differs in": ", ".join(
+            f"{name} {_value(record.config.get(name))}" for name in shown.varied
+        ),
         "Results": ", ".join(_numbers(results, _RESULTS)),
         "Ended": f"{record.status} {record.ended_at}"
         + (f": {record.status_detail}" if record.status_detail else ""),
         "Audit": _verdict(record),
         "Warnings": "; ".join(record.warnings),
-        "Made by": _software(record),
+        "Made by": _software(record) if shown.made_by else "",
     }
     parts = [f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items() if text]
     parts.append(f"<dt>Record</dt><dd>{_record(run)}</dd>")
@@ -163,6 +179,6 @@ def _curve(run: StoredRun) -> str:
     )
     said = f"Loss as logged, from {losses[0]:.2f} to {known[-1][1]:.2f} over {steps[-1]} steps"
     return (
-        f'<svg role="img" aria-label="{said}" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}"><polyline points="{line}"/></svg>'
+        f'<svg role="img" aria-label="{said}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<polyline points="{line}"/></svg>'
     )

@@ -1,0 +1,65 @@
+"""A figure as a page carries it: small, the same each time, and true."""
+
+import re
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from fp8study.report import figures, speed_plots
+from fp8study.report.plots import thin
+
+
+def draw() -> Figure:
+    figure = Figure(figsize=(4, 3))
+    figure.subplots().plot([0.0, 1.0], [0.123456789, 3.0], label="x")
+    return figure
+
+
+def test_an_svg_is_small_and_the_same_each_time() -> None:
+    text = figures.svg(draw()).decode()
+    assert text == figures.svg(draw()).decode()
+    assert "<!--" not in text and not re.search(r"\d\.\d{5}", text)
+    links = {*re.findall(r'"#([\w-]+)"|url\(#([\w-]+)\)', text)}
+    assert {"".join(link) for link in links} == {*re.findall(r' id="([^"]+)"', text)}
+
+
+def test_an_svg_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lines() -> list[list[float]]:
+        text = figures.svg(draw()).decode()
+        paths = re.findall(r'<path d="([^"]+)" clip-path', text)
+        return [[float(number) for number in re.findall(r"-?[\d.]+", path)] for path in paths]
+
+    short = lines()
+    monkeypatch.setattr(figures, "_smaller", lambda text: text)
+    assert len(short) == len(lines()) > 0
+    for ours, exact in zip(short, lines(), strict=True):
+        assert ours == pytest.approx(exact, abs=0.005)
+
+
+def test_a_curve_has_no_more_points_than_show() -> None:
+    steps = pd.Series(range(1500))
+    assert len(thin(steps)) == 250 and thin(steps[:200]).equals(steps[:200])
+
+
+def test_a_download_names_a_run_once() -> None:
+    table = pd.DataFrame({"run_id": ["r"], "run_ids": ["box/s/r"], "arm_key": ["k"], "gap": [0.5]})
+    link = figures.download(table, "gaps")
+    assert 'download="gaps.csv"' in link and "run_ids" in link
+    assert "run_id," not in link and "arm_key" not in link
+
+
+def test_a_per_cent_is_as_high_on_every_machine() -> None:
+    leads = pd.DataFrame({
+        "machine": ["one", "one", "two"], "model": "m", "num_gpus": 1,
+        "tokens_per_gpu": [2048, 4096, 4096], "lead_pct": [-50.0, 30.0, 5.0],
+        "lead_low_pct": [-51.0, 29.0, 4.0], "lead_high_pct": [-49.0, 31.0, 6.0],
+    })  # fmt: skip
+    none = pd.DataFrame(columns=["machine", "model", "tokens_per_gpu", "peer_lead_pct", "peer"])
+    figure = speed_plots.lead_figure(leads, none, "")
+    figure.draw_without_rendering()
+    (low, high), (least, most) = (axis.get_ylim() for axis in figure.axes)
+    first, second = (axis.get_position().height for axis in figure.axes)
+    assert (high - low) / first == pytest.approx((most - least) / second, rel=0.05)
+    assert low < -51 and high > 31 and least < 0 and most > 20
+    assert [text.get_text() for axis in figure.axes for text in axis.texts] == ["one", "two"]

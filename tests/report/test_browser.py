@@ -37,6 +37,8 @@ console.error = console.warn = (...words) => wrong.push(words.join(" "));
 #: Runs in each page after them: reports to the page that frames it.
 REPORTER = """<script src="axe.min.js"></script><script>
 addEventListener("load", async () => {
+  const decisions = document.querySelector("#tbl-decisions tbody td");
+  const decided = decisions && decisions.getBoundingClientRect().bottom;
   const header = document.querySelector(".site-header");
   const sticky = getComputedStyle(header).position === "sticky";
   const covered = [...document.querySelectorAll(".toc a")].map((a) => a.hash.slice(1)).filter(
@@ -83,7 +85,7 @@ addEventListener("load", async () => {
   }
   parent.postMessage(JSON.stringify({
     said,
-    page: location.pathname.split("/").pop(), width: innerWidth, wrong, covered, widest,
+    page: location.pathname.split("/").pop(), width: innerWidth, wrong, covered, widest, decided,
     small: small.map((image) => image.alt.slice(0, 50)),
     dark: matchMedia("(prefers-color-scheme: dark)").matches,
     tools: document.querySelectorAll(".table-tools").length,
@@ -160,3 +162,10 @@ def test_every_screen_holds_its_page(seen: list[dict[str, Any]]) -> None:
     """No anchor under the header, no page wider than the screen, no figure too small to read."""
     for each in seen:
         assert not each["covered"] and each["widest"] <= 0 and not each["small"], each
+
+
+def test_the_first_screen_holds_the_decision(seen: list[dict[str, Any]]) -> None:
+    """The sentence, the picture, and the first row of the table: of a laptop and of a phone."""
+    lowest = {each["width"]: each["decided"] for each in seen if each["page"] == "index.html"}
+    assert {*lowest} == {*WIDTHS}
+    assert lowest[1280] <= 800 and lowest[390] <= 844

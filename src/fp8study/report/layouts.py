@@ -5,6 +5,8 @@ Units stand in the headings. A column that is empty throughout is left out when 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fp8study.report.table import IF_ANY, Layout
 
 #: Column → heading, and format; a column without a format is text. A text column whose heading is
@@ -65,7 +67,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "passes": ("passes", ".1f"),
     "gap_pct": ("gap, %", "+.2f"),
     "gap": ("gap, nats", "+.4f"),
-    "interval": ("its CI, %", ""),
+    "interval": ("90 % CI, %", ""),
     "p_holm": ("p, Holm", ".1g"),
     "judged": ("verdict", ""),
     "unseen_judged": ("unseen: verdict", ""),
@@ -96,11 +98,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "bf16_tflops": ("BF16", ",.4g"),
     "fp8_tflops": ("FP8", ",.4g"),
     "cache": ("compile cache", ""),
-    "warm_up_seconds_bf16": ("BF16 warm-up, s", ".1f"),
-    "warm_up_seconds": ("FP8 warm-up, s", ".1f"),
-    "step_time_ms_bf16": ("BF16 step, ms", ".0f"),
-    "step_time_ms": ("FP8 step, ms", ".0f"),
-    "break_even_steps": ("paid for after, steps", ",.0f"),
     "joule_per_token": ("J per token", ".4f"),
     "change_pct": ("v BF16, %", "+.1f"),
     "watts_mean": ("W per GPU", ".0f"),
@@ -123,7 +120,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
 def _layout(columns: str, group: str = "", **headings: str) -> Layout:
     """Name a table's columns in order; `headings` replace the usual ones."""
     names = {name: _COLUMNS.get(name, (name, "")) for name in columns.split()}
-    return Layout({n: (headings.get(n, usual), form) for n, (usual, form) in names.items()}, group)
+    shown = {n: (headings.get(n, usual), form) for n, (usual, form) in names.items()}
+    return Layout(shown, group)
 
 
 _GROUP = "{model}, {study} on {machine}: {setting}"
@@ -131,7 +129,9 @@ _MARGIN = "; margin ±{margin_pct} %"
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 _CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs"}
 
-QUESTIONS = _layout("study question answer gpu_hours", "{machine}")
+QUESTIONS = replace(
+    _layout("study question lead loss gpu_hours", "{machine}", lead="FP8's lead, %"), cards=True
+)
 DECISIONS = _layout(
     "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
     "{model} on {machine}",
@@ -202,11 +202,6 @@ UTILISATION = _layout(
     "achievable_tflops gemm_pct",
     _GROUP,
     mfu_bf16_peak_pct="% of dense BF16 peak",
-)
-BREAK_EVEN = _layout(
-    "num_gpus arm cache warm_up_seconds_bf16 warm_up_seconds step_time_ms_bf16 step_time_ms "
-    "break_even_steps",
-    _GROUP,
 )
 ENERGY = _layout(
     "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median clock_sm_mhz_min "

@@ -27,7 +27,8 @@ _END = "end"
 def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
     """Say what each study with runs asks, what its runs answer and took, the reader's own first.
 
-    `costs` is from `fp8study.analysis.frames.cost_table`.
+    A question that several machines answered is one row, with an answer of each. `costs` is from
+    `fp8study.analysis.frames.cost_table`.
     """
     asked = [
         (run.machine_label, run.record.study, run.record.judgement.get("question") or "",
@@ -37,27 +38,47 @@ def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
     study = ["machine", "study"]
     groups = pd.DataFrame(asked, columns=[*study, "question", "run_ids"]).groupby(study)
     table = groups.agg(question=("question", "last"), run_ids=("run_ids", together))
-    table = table.join(costs.set_index(study)["gpu_hours"]).reset_index()
+    table = own_first(table.join(costs.set_index(study)["gpu_hours"]).reset_index())
     speeds, gaps = report.throughput.dropna(subset="speedup_pct"), report.loss_gaps
     speeds, gaps = speeds[~speeds["stale"].astype(bool)], gaps[~gaps["stale"].astype(bool)]
-    table["answer"] = [
-        _answer(*(t[(t["machine"] == row["machine"]) & (t["study"] == row["study"])]
-                  for t in (speeds, gaps)))
-        for _, row in table.iterrows()
-    ]  # fmt: skip
-    return own_first(table)
+    for column, frame, say in (("lead", speeds, _lead), ("loss", gaps, _loss)):
+        table[column] = [
+            say(frame[(frame["machine"] == row["machine"]) & (frame["study"] == row["study"])])
+            for _, row in table.iterrows()
+        ]
+    rows = []
+    for _, same in table.groupby(["study", "question"], sort=False):
+        names = same["machine"].map(machine_name)
+        rows.append(same.iloc[0].to_dict() | {
+            "machine": ", ".join(names), "run_ids": together(same["run_ids"]),
+            "gpu_hours": same["gpu_hours"].sum(min_count=1),
+            "lead": _of_each(names, same["lead"]), "loss": _of_each(names, same["loss"]),
+        })  # fmt: skip
+    found = pd.DataFrame(rows, columns=table.columns)
+    order = pd.factorize(found["machine"])[0]  # those of the same machines stand together
+    return found.iloc[order.argsort(kind="stable")]
 
 
-def _answer(speeds: pd.DataFrame, gaps: pd.DataFrame) -> str:
-    parts = []
-    if len(speeds):
-        parts.append(f"speed {span(speeds['speedup_pct'], '+.1f', ' %')}")
+def _of_each(names: pd.Series, answers: pd.Series) -> str:
+    """Say whose answers are whose, where several machines were asked."""
+    if len(names) == 1:
+        return str(answers.iloc[0])
+    pairs = zip(names, answers, strict=True)
+    return "; ".join(f"{name}: {said}" for name, said in pairs if said)
+
+
+def _lead(speeds: pd.DataFrame) -> str:
+    return span(speeds["speedup_pct"], "+.1f") if len(speeds) else ""
+
+
+def _loss(gaps: pd.DataFrame) -> str:
     tested = gaps[gaps["num_pairs"] >= stats.MIN_PAIRS_FOR_INTERVAL]
-    for verdict, rows in tested.groupby("verdict", sort=False):
-        parts.append(f"loss: {len(rows)} {verdict}, {span(rows['gap_pct'], '+.2f', ' %')}")
-    if len(gaps) and tested.empty:
-        parts.append("loss: too few seeds")
-    return "; ".join(parts)
+    if tested.empty:
+        return "too few seeds" if len(gaps) else ""
+    return ", ".join(
+        f"{len(rows)} {verdict} ({span(rows['gap_pct'], '+.2f', ' %')})"
+        for verdict, rows in tested.groupby("verdict", sort=False)
+    )
 
 
 def warnings(stored: Sequence[StoredRun]) -> pd.DataFrame:
@@ -151,30 +172,37 @@ def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
 def losses(report: Report) -> pd.DataFrame:
     """Judged training losses of healthy arms, with the gap on text kept out of training beside.
 
-    The columns of `with_labels`, and ``unseen_gap_pct`` and ``unseen_judged``.
+    The columns of `with_labels`, ``unseen_gap_pct`` and ``unseen_judged``, and as ``interval`` the
+    90 % one, which decides the verdict.
     """
     gaps = report.loss_gaps
     known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
     unseen = report.validation_gaps.set_index("arm_key")[[*beside]].rename(columns=beside)
-    return with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(unseen, on="arm_key"))
+    table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(unseen, on="arm_key"))
+    ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float).to_numpy()
+    texts = [" to ".join(number(end, "+.2f") for end in pair) for pair in ends]
+    return table.assign(interval=["" if "nan" in text else text for text in texts])
 
 
 def with_labels(gaps: pd.DataFrame) -> pd.DataFrame:
     """Add to loss gaps what the arms of a study share, ``title``, and the rest, ``label``."""
     table = gaps.assign(title="", label="")
     for (machine, study), rows in gaps.groupby(["machine", "study"], sort=False):
-        parts = {index: [row["model"], count(row["num_gpus"], "GPU"), *row["setting"].split(", "),
-                         row["arm"]] for index, row in rows.iterrows()}  # fmt: skip
-        first, *others = parts.values()
-        shared = [part for part in first if all(part in of for of in others)]
-        table.loc[rows.index, "title"] = in_words(
-            f"{study} on {machine_name(machine)}: {', '.join(shared)}"
-        )
-        for index, own in parts.items():
-            label = ", ".join(part for part in own if part not in shared) or own[-1]
-            table.loc[index, "label"] = in_words(label)
+        shared, labels = apart(
+            [[row["model"], count(row["num_gpus"], "GPU"), *row["setting"].split(", "), row["arm"]]
+             for _, row in rows.iterrows()]
+        )  # fmt: skip
+        table.loc[rows.index, "title"] = f"{study} on {machine_name(machine)}: {shared}"
+        table.loc[rows.index, "label"] = labels
     return table
+
+
+def apart(names: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
+    """Return what all of some names share of their parts, and of each the rest, or its last."""
+    shared = [part for part in names[0] if all(part in of for of in names)]
+    rest = [", ".join(part for part in of if part not in shared) or of[-1] for of in names]
+    return in_words(", ".join(shared)), [in_words(text) for text in rest]
 
 
 def crossings(table: pd.DataFrame) -> pd.DataFrame:

@@ -30,78 +30,107 @@ _CONCLUSIVE = ["equivalent", "different"]
 
 
 def decide(report: Report) -> str:
-    """Say in one sentence for each machine what to train in, and under which condition."""
-    table = report.decisions
+    """Answer in one sentence: for the reader's own machine where it is measured, else for all."""
+    table = _sized(report)
     if table.empty:
         return (
             "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
             f"alone and ran in its session: {how_to_get()}."
         )
+    own = table["machine"] == "local"
+    parts = [_by_action(rows) for _, rows in by_machine(table[own] if own.any() else table)]
+    fp8, bf16 = (pd.concat(of) for of in list(zip(*parts, strict=True))[:2])
+    checks = fp8["action"].eq(decision.CHECK)
+    once = ", once its loss is checked" if checks.any() else ""
+    once += " where nobody judged it" if checks.any() and not checks.all() else ""
+    if fp8.empty:
+        return "**No: stay with BF16.**" if len(bf16) else "**Not decided: measure more.**"
+    if bf16.empty:
+        return f"**Yes{once}.**"
+    where = [_thresholds(*of[:2]) for of in parts if len(of[0]) and len(of[1])]
+    if not where or not all(where):
+        return f"**In some settings{once}; in others BF16.**"
+    kinds = dict.fromkeys(kind for found in where for kind in found)
+    return f"**Yes, with {' or '.join(kinds)}{once}; else BF16.**"
+
+
+def conditions(report: Report) -> list[str]:
+    """Say machine by machine where FP8 pays, where BF16 does, what is open, and by how much."""
+    return [
+        f"**{at_start(name)}:** {_condition(rows)}" for name, rows in by_machine(_sized(report))
+    ]
+
+
+def _sized(report: Report) -> pd.DataFrame:
+    """Return the decisions with the size of each model."""
     sizes = report.runs.groupby("model")["num_parameters"].max()
-    table = table.assign(num_parameters=table["model"].map(sizes).astype(float))
-    return "\n\n".join(
-        f"**{at_start(name)}:** {_decision(rows)}" for name, rows in by_machine(table)
-    )
+    table = report.decisions
+    return table.assign(num_parameters=table["model"].map(sizes).astype(float))
 
 
-def _decision(table: pd.DataFrame) -> str:
+def _by_action(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Split settings into those for FP8, those for BF16, and open ones."""
     kind = table["action"].map(decision.TO_TRAIN_IN)
-    fp8, bf16, open_ = (table[kind == name] for name in ("fp8", "bf16", ""))
-    advice = _conditions(fp8, bf16) or (_named(fp8, table, "FP8"), _named(bf16, table, "BF16"))
-    parts = [f"{said} ({_leads(rows)})" for said, rows in zip(advice, (fp8, bf16), strict=True)
+    return table[kind == "fp8"], table[kind == "bf16"], table[kind == ""]
+
+
+def _condition(table: pd.DataFrame) -> str:
+    fp8, bf16, open_ = _by_action(table)
+    found = _thresholds(fp8, bf16)
+    if found:
+        most = bf16[["num_parameters", "tokens_per_gpu"]].max()
+        low = f"{_billions(most['num_parameters'])} and {most['tokens_per_gpu']:,.0f} tokens"
+        where = [f"FP8 at {' or '.join(found.values())}", f"BF16 up to {low}"]
+    else:
+        where = [f"FP8 for {_named(fp8, table)}", f"BF16 for {_named(bf16, table)}"]
+    parts = [f"{said} ({_leads(rows)})" for said, rows in zip(where, (fp8, bf16), strict=True)
              if len(rows)]  # fmt: skip
-    if fp8["action"].eq(decision.CHECK).any():
-        parts[0] += ", once its loss is checked"
     if len(open_):
-        so_far = f" ({_leads(open_)} so far)" if open_["lead_pct"].notna().any() else ""
-        parts.append(f"measure more in {count(len(open_), 'setting')} of {len(table)}{so_far}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+        so_far = (
+            f" ({_leads(open_)} so far)" if not parts and open_["lead_pct"].notna().any() else ""
+        )
+        parts.append(f"{len(open_)} of {len(table)} open{so_far}")
+    return f"{'; '.join(parts)}."
 
 
 def _leads(rows: pd.DataFrame) -> str:
     return span(rows["lead_pct"].dropna(), "+.1f", " %")
 
 
-def _conditions(fp8: pd.DataFrame, bf16: pd.DataFrame) -> tuple[str, str] | None:
+def _thresholds(fp8: pd.DataFrame, bf16: pd.DataFrame) -> dict[str, str]:
     """Tell the settings for FP8 from those for BF16 by the model's size and a GPU's tokens a step.
 
-    None where no two such thresholds do, or where one of the two has no setting.
+    Returns:
+        What is large in the settings for FP8, and where that was measured; empty where no two such
+        thresholds tell them apart, or where one of the two has no setting.
     """
     if fp8.empty or bf16.empty or bf16["num_parameters"].isna().any():
-        return None
+        return {}
     most = bf16[["num_parameters", "tokens_per_gpu"]].max()
-    larger = fp8[fp8["num_parameters"] > most["num_parameters"]]
-    longer = fp8[fp8["tokens_per_gpu"] > most["tokens_per_gpu"]]
-    if not fp8.index.isin(larger.index.union(longer.index)).all():
-        return None
-    when = []
-    if len(larger):
-        low, high = larger["num_parameters"].min(), larger["num_parameters"].max()
-        when.append(f"the model has {_billions(low)} or more (measured up to {_in_billions(high)})")
-    if rest := set(longer.index) - set(larger.index):
-        tokens = longer.loc[[*rest], "tokens_per_gpu"]
-        when.append(f"each GPU gets {tokens.min():,.0f} tokens a step or more (measured up to "
-                    f"{tokens.max():,.0f})")  # fmt: skip
-    return (
-        f"pre-train in FP8 if {' or '.join(when)}",
-        f"stay with BF16 up to {_billions(most['num_parameters'])} with at most "
-        f"{most['tokens_per_gpu']:,.0f} tokens",
-    )
+    larger = fp8["num_parameters"] > most["num_parameters"]
+    longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
+    if not (larger | longer).all():
+        return {}
+    sizes = _ends(fp8.loc[larger, "num_parameters"].map(_billions))
+    tokens = _ends(fp8.loc[longer & ~larger, "tokens_per_gpu"].map("{:,.0f}".format))
+    kinds = {"a large model": (larger, sizes),
+             "many tokens per GPU and step": (longer & ~larger, f"{tokens} tokens")}  # fmt: skip
+    return {kind: said for kind, (rows, said) in kinds.items() if rows.any()}
+
+
+def _ends(texts: pd.Series) -> str:
+    """Join the first and the last of some texts, in the order of their numbers."""
+    ordered = sorted(texts, key=lambda text: float(text.strip("B").replace(",", "")))
+    return " to ".join(dict.fromkeys(ordered[:1] + ordered[-1:]))
 
 
 def _billions(parameters: float) -> str:
-    return f"{_in_billions(parameters)} billion parameters"
+    return f"{number(parameters / 1e9, '.2g')}B"
 
 
-def _in_billions(parameters: float) -> str:
-    return number(parameters / 1e9, ".2g")
-
-
-def _named(chosen: pd.DataFrame, table: pd.DataFrame, precision: str) -> str:
-    models = [_of_model(rows, table[table["model"] == model])
-              for model, rows in chosen.groupby("model", sort=False)]  # fmt: skip
-    return f"train {', '.join(models)} in {precision}"
+def _named(chosen: pd.DataFrame, table: pd.DataFrame) -> str:
+    return ", ".join(_of_model(rows, table[table["model"] == model])
+                     for model, rows in chosen.groupby("model", sort=False))  # fmt: skip
 
 
 def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
@@ -115,20 +144,11 @@ def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
     return f"{name} ({count(num_gpus, 'GPU')}, batch {batch})"
 
 
-def lead_caption(leads: pd.DataFrame, peers: pd.DataFrame) -> str:
-    """Say what the picture of these leads shows."""
-    parts = []
-    for machine, rows in by_machine(leads.dropna(subset="lead_pct")):
-        sizes = {n: rows.loc[rows["tokens_per_gpu"] == n, "lead_pct"]
-                 for n in sorted(set(rows["tokens_per_gpu"].astype(int)))}  # fmt: skip
-        ends = [min(sizes), max(sizes)] if len(sizes) > 1 else list(sizes)
-        said = ", ".join(f"{span(sizes[n], '+.1f', ' %')} at {n:,} tokens" for n in ends)
-        parts.append(f"{machine}: {said}." if leads["machine"].nunique() > 1 else f"{said}.")
-    if peers["peer_lead_pct"].notna().any():
-        name = escape(peers["peer"].iloc[0])
-        parts.append(f"×: {name}'s, {span(peers['peer_lead_pct'].dropna(), '+.1f', ' %')}, ratios "
-                     "of geometric means.")  # fmt: skip
-    return " ".join([*parts, "Ours: medians of paired ratios; bars: all pairs."])
+def lead_caption(report: Report, peers: pd.DataFrame) -> str:
+    """Say what the picture of the leads shows, and so what to do on which machine, line by line."""
+    theirs = " (×: of geometric means)" if peers["peer_lead_pct"].notna().any() else ""
+    read = f"Medians of paired ratios{theirs}; bars: all pairs."
+    return "\\\n".join([*conditions(report), read])
 
 
 def rule() -> str:
@@ -137,13 +157,13 @@ def rule() -> str:
     return (
         "Unless *path* says otherwise: tensorwise, 4,096 tokens, FP32 master weights, compiled.\n\n"
         f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Above {worth}: FP8 if the "
-        "loss in this very setting is equivalent, BF16 if it is worse, and to be checked if "
-        f"nobody judged it. Below {worth}: BF16; where all of it is below zero and weights were "
-        "gathered in FP8, a BF16 all-gather is worth a try. Otherwise measure more.\n\n"
+        "loss in this very setting is equivalent, BF16 if it is worse, to be checked if nobody "
+        f"judged it. Below {worth}: BF16; if below zero with weights gathered in FP8, a BF16 "
+        "all-gather is worth a try. Otherwise measure more.\n\n"
         "**The lead** is the median of a session's paired ratios, and the geometric mean over "
-        "sessions. Its CI takes the spread from all settings of the machine that were timed in "
-        "several; where there are none, from pairs of one session, which says too little of "
-        f"another day. A session ends where the host rests for {SESSION_GAP.seconds // 60} minutes."
+        "sessions. Its CI has the spread of all settings of the machine that several sessions "
+        "timed; without any, that of one session's pairs, which says too little of another day. A "
+        f"session ends where the host rests for {SESSION_GAP.seconds // 60} minutes."
     )
 
 
@@ -159,8 +179,8 @@ def _changes(table: pd.DataFrame) -> str:
     check = table[table["action"] == decision.CHECK]
     if len(check):
         lines.append(
-            f"a study of the loss, three seeds or more, in {count(len(check), 'setting')} faster "
-            f"by {_leads(check)}: it would end in *FP8* or *BF16*"
+            f"a study of the loss in {count(len(check), 'setting')} faster by {_leads(check)}: it "
+            "would end in *FP8* or *BF16*"
         )
     if (table["action"] == decision.TRY).any():
         lines.append(
@@ -198,8 +218,6 @@ def unknown(report: Report) -> str:
         f"- **{at_start(name)}:** {_unknown(report, rows)}"
         for name, rows in by_machine(report.runs)
     ]
-    if (report.runs["device"] == "cpu").any():
-        lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")
     steps = report.runs["steps_completed"].max()
     if pd.notna(steps):
         lines.append(
@@ -219,8 +237,8 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
         known = gaps.loc[gaps["verdict"].isin(_CONCLUSIVE), ["model", "num_gpus", "setting", "arm"]]
         judged = len(faster.merge(known.drop_duplicates()))
         parts.append(
-            f"of {count(len(faster), 'setting')} in which FP8 is surely faster, "
-            f"{judged or 'none'} {'have' if judged > 1 else 'has'} a conclusive loss verdict"
+            f"of {count(len(faster), 'setting')} surely faster in FP8, {judged or 'none'} "
+            f"{'have' if judged > 1 else 'has'} a conclusive loss verdict"
         )
     once, full = ((leads[name] == n).sum() for name, n in (("num_sessions", 1), ("num_pairs", 0)))
     few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()

@@ -17,11 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator
 
 from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.instrument_plots import TIME
 from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
+from fp8study.report.speed_rows import setting_name
 from fp8study.report.words import count, machine_name, recipe
 
 #: One colour per model, in the order of the table; Okabe and Ito's, but for yellow.
@@ -32,6 +33,8 @@ _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
     "ours": ("o", "full"), "beside ours": ("x", "full"), "published": ("D", "none"),
 }  # fmt: skip
 _ROW_INCHES = 0.3
+#: Between two ticks of a lead, %.
+_TICK_PCT = 20
 
 
 def _canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
@@ -48,7 +51,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     """Draw FP8's lead over the tokens of a GPU and step, with the range of its pairs.
 
     `leads` are of one recipe per setting; another trainer's own leads, of `peers`, are crosses. A
-    panel is a machine.
+    panel is a machine, and a per cent as high in every panel.
     """
     leads = leads.dropna(subset="lead_pct")
     if leads.empty:
@@ -56,36 +59,40 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
     shades = {name: _MODELS[n % len(_MODELS)] for n, name in enumerate(models)}
     shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
-    height = 2.1 if len(machines) == 1 else 1.5  # the table below must show on the first screen
-    figure, axes = _canvas(height * len(machines) + 0.8, len(machines), sharex=True)
-    for axis, machine in zip(axes, machines, strict=True):
-        rows = leads[leads["machine"] == machine]
-        for _, row in rows.iterrows():
+    ends = [_percents(leads[leads["machine"] == machine]) for machine in machines]
+    heights = [high - low for low, high in ends]
+    # Low, so that the table below it begins on the first screen, also of a phone.
+    figure, axes = _canvas(
+        1.1 + 1.3 * sum(heights) / max(heights), len(machines), sharex=True,
+        gridspec_kw={"height_ratios": heights},
+    )  # fmt: skip
+    for axis, machine, percents in zip(axes, machines, ends, strict=True):
+        for _, row in leads[leads["machine"] == machine].iterrows():
             aside = shifts[row["model"]] + 0.02 * (int(row["num_gpus"]) - 2)
-            place = row["tokens_per_gpu"] * 2.0**aside
-            ends = [
-                [row["lead_pct"] - row["lead_low_pct"]],
-                [row["lead_high_pct"] - row["lead_pct"]],
-            ]
-            mark = _MARKS.get(int(row["num_gpus"]), "X")
-            axis.errorbar(place, row["lead_pct"], np.abs(ends), fmt=mark, ms=7, lw=1.5,
-                          color=shades[row["model"]], mec="white", mew=0.6)  # fmt: skip
+            away = [[row["lead_pct"] - row["lead_low_pct"]],
+                    [row["lead_high_pct"] - row["lead_pct"]]]  # fmt: skip
+            axis.errorbar(row["tokens_per_gpu"] * 2.0**aside, row["lead_pct"], np.abs(away), ms=6,
+                          fmt=_MARKS.get(int(row["num_gpus"]), "X"), color=shades[row["model"]],
+                          lw=1.5, mec="white", mew=0.6)  # fmt: skip
         for _, row in peers[peers["machine"] == machine].iterrows():
             place = row["tokens_per_gpu"] * 2.0 ** (shifts.get(row["model"], 0) + 0.09)
             axis.plot(place, row["peer_lead_pct"], "x", color=shades.get(row["model"], GREY), mew=2)
         axis.axhline(0, color=GREY, lw=1)
-        axis.set_xscale("log", base=2)
-        sizes = sorted(set(leads["tokens_per_gpu"]))
-        first, last = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
-        powers = [2**n for n in range(first, last + 1)]
-        axis.set_xticks(powers, [f"{size:,}" for size in powers])
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
+        axis.set_ylim(*percents)
+        axis.yaxis.set_major_locator(MultipleLocator(_TICK_PCT))
         axis.yaxis.set_major_formatter(signed_ticks)
-        axis.set(ylabel="FP8's lead, %")
-        if len(machines) > 1:
-            axis.set_title(machine_name(machine), loc="left")
+        if len(machines) > 1:  # leads grow to the right, so that this corner is free
+            axis.text(1.0, 0.04, machine_name(machine), transform=axis.transAxes, ha="right",
+                      va="bottom", bbox={"fc": "white", "ec": "none", "pad": 0.5})  # fmt: skip
+    sizes = sorted(set(leads["tokens_per_gpu"]))
+    first, last = math.floor(math.log2(sizes[0])), math.ceil(math.log2(sizes[-1]))
+    powers = [2**n for n in range(first, last + 1)]
+    axes[-1].set_xscale("log", base=2)
+    axes[-1].set_xticks(powers, [f"{size:,}" for size in powers])
+    axes[-1].xaxis.set_minor_locator(NullLocator())
+    axes[-1].set_xlim(sizes[0] / 1.5, sizes[-1] * 1.5)
     axes[-1].set_xlabel("tokens per GPU and step")
+    figure.supylabel("FP8's lead, %", fontsize=STYLE["axes.labelsize"])
     counts = sorted({int(n) for n in leads["num_gpus"]})
     handles = [Line2D([], [], marker="o", lw=0, color=shades[name], label=name) for name in models]
     handles += [Line2D([], [], marker=_MARKS.get(n, "X"), lw=0, color=GREY, label=count(n, "GPU"))
@@ -94,8 +101,13 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
         name = peers["peer"].iloc[0].split()[0]
         handles.append(Line2D([], [], marker="x", lw=0, mew=2, color=GREY, label=f"{name}'s own"))
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9,
-                  handletextpad=0.1, columnspacing=0.6, labelspacing=0.3)  # fmt: skip
+                  handletextpad=0.1, columnspacing=0.6, labelspacing=0.2, borderpad=0)  # fmt: skip
     return figure
+
+
+def _percents(rows: pd.DataFrame) -> tuple[float, float]:
+    """Return between what to draw the leads of a machine, with zero and a tick above it, %."""
+    return min(rows["lead_low_pct"].min(), 0) - 8, max(rows["lead_high_pct"].max(), 14) + 8
 
 
 def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
@@ -107,9 +119,26 @@ def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
     return figure, axis
 
 
-def setting_name(row: pd.Series) -> str:
-    """Name a setting in a few words: model, GPUs, batch."""
-    return f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch {row['micro_batch_size']}"
+def _rows_by_machine(
+    table: pd.DataFrame, names: Sequence[str], label: str
+) -> tuple[Figure, Axes, list[int]]:
+    """Make a figure with a row for each row of a table, under the name of its machine.
+
+    Returns:
+        The figure, its axes, and where the rows lie; where there is one machine, its name is left
+        out.
+    """
+    machines, lines, places = list(table["machine"]), [], []
+    for number, (machine, name) in enumerate(zip(machines, names, strict=True)):
+        if len(set(machines)) > 1 and machine not in machines[:number]:
+            lines.append(f"{machine_name(machine)}:")
+        places.append(len(lines))
+        lines.append(name)
+    figure, axis = _rows(len(lines), lines, label)
+    for place, text in enumerate(axis.get_yticklabels()):
+        if place not in places:
+            text.set_fontweight("bold")
+    return figure, axis, places
 
 
 def _dots(table: pd.DataFrame, column: str, label: str, empty: str) -> Figure:
@@ -117,8 +146,9 @@ def _dots(table: pd.DataFrame, column: str, label: str, empty: str) -> Figure:
     table = table.dropna(subset=[column, f"{column}_bf16"])
     if table.empty:
         return message_figure(empty)
-    figure, axis = _rows(len(table), [setting_name(row) for _, row in table.iterrows()], label)
-    for place, (_, row) in enumerate(table.iterrows()):
+    names = [setting_name(row) for _, row in table.iterrows()]
+    figure, axis, places = _rows_by_machine(table, names, label)
+    for place, (_, row) in zip(places, table.iterrows(), strict=True):
         for name, precision in ((f"{column}_bf16", "bf16"), (column, row["precision"])):
             low, high = row.get(f"{name}_low", row[name]), row.get(f"{name}_high", row[name])
             axis.plot([low, high], [place] * 2, color=colour(precision), lw=5, alpha=0.35)
@@ -154,11 +184,11 @@ def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
     """
     if kernels.empty:
         return message_figure(empty)
-    figure, axis = _rows(len(kernels), list(kernels["name"]), "% of the BF16 step")
+    figure, axis, places = _rows_by_machine(kernels, list(kernels["name"]), "% of the BF16 step")
     left = np.zeros(len(kernels))
     for column, (_, shade) in TIME.items():
         width = 100 * kernels[column].astype(float).fillna(0) / kernels["bf16_step_ms"]
-        axis.barh(range(len(kernels)), width, 0.72, left, fc=shade, ec="white", lw=0.5)
+        axis.barh(places, width, 0.72, left, fc=shade, ec="white", lw=0.5)
         left += width.to_numpy()
     axis.grid(False, axis="y")
     handles = [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in TIME.values()]

@@ -84,6 +84,11 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def setting_name(row: pd.Series) -> str:
+    """Name a setting in a few words: model, GPUs, batch."""
+    return f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch {row['micro_batch_size']}"
+
+
 def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:
     """Return the profiled steps of both precisions in the settings that are decided on.
 
@@ -95,13 +100,18 @@ def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:
         here = kernels[(kernels[keys] == row[keys]).all(axis=1) & ~kernels["stale"].astype(bool)]
         pair = [here[here["arm"] == arm].tail(1) for arm in ("BF16", row["arm"])]
         if all(len(part) for part in pair):
-            name = f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch "
-            name += f"{row['micro_batch_size']}:"
+            name = f"{setting_name(row)}:"
             base = float(pair[0]["step_time_ms_median"].iloc[0])
             parts += [part.assign(name=f"{name} {arm}", bf16_step_ms=base)
                       for part, arm in zip(pair, ("BF16", "FP8"), strict=True)]  # fmt: skip
             parts[-1]["name"] = "FP8"
     return pd.concat(parts, ignore_index=True) if parts else kernels[:0].assign(name="")
+
+
+def clipping(peers: pd.DataFrame) -> pd.DataFrame:
+    """Return the arms that clip gradients on both sides, named by their precision alone."""
+    found = peers[peers["max_grad_norm"].notna()]
+    return found.assign(arm=found["arm"].str.replace(", clipped.*", "", regex=True))
 
 
 def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:

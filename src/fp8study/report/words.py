@@ -77,18 +77,21 @@ def own_first(table: pd.DataFrame) -> pd.DataFrame:
     return table.iloc[order.index]
 
 
-def by_machine(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def by_machine(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[str, pd.DataFrame]]:
     """Split a table by machine, the reader's own first: what two machines did is never pooled.
 
+    A committed machine says in its own name what its GPUs are, and Methods writes them out.
+
     Returns:
-        The machine with its GPUs, safe inside Markdown, and its rows.
+        The machine, `with_gpus` or if it is the reader's with its GPUs, safe inside Markdown, and
+        its rows.
     """
     parts = []
     for machine in own_first(table)["machine"].unique():
         rows = table[table["machine"] == machine]
-        gpus = rows["gpu_name"].dropna().unique() if "gpu_name" in rows else []
-        named = f" ({', '.join(map(str, gpus))})" if len(gpus) else ""
-        parts.append((escape(f"{machine_name(machine)}{named}"), rows))
+        is_asked = "gpu_name" in rows and (with_gpus or machine == "local")
+        gpus = ", ".join(rows["gpu_name"].dropna().unique()) if is_asked else ""
+        parts.append((escape(machine_name(machine) + f" ({gpus})" * bool(gpus)), rows))
     return parts
 
 

@@ -1,0 +1,121 @@
+"""The answer in words: what to train in, where, and never of two machines at once."""
+
+import json
+from pathlib import Path
+
+from fp8study.analysis.frames import cost_table
+from fp8study.report import loss_sentences, rows, sentences, speed_rows
+from fp8study.report import page as pages
+from tests.analysis.test_leads import store_leads
+from tests.factories import make_record, store
+
+
+def told(results: Path) -> tuple[str, str]:
+    report = pages.load_report(results)
+    return sentences.decide(report), " ".join(sentences.conditions(report))
+
+
+def test_slower_fp8_is_left_alone(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    decision, condition = told(tmp_path)
+    assert decision == "**No: stay with BF16.**"
+    assert condition.endswith(":** BF16 for llama-3.2-1b (\u22129.0 %).")
+
+
+def test_faster_fp8_is_recommended_once_its_loss_is_known(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    decision, condition = told(tmp_path)
+    assert decision == "**Yes, once its loss is checked.**"
+    assert condition.endswith(":** FP8 for llama-3.2-1b (+21.0 %).")
+
+
+def test_what_is_open_is_not_decided(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.0, 1.1)
+    decision, condition = told(tmp_path)
+    assert decision == "**Not decided: measure more.**"
+    assert condition.endswith("1 of 1 open (+4.9 % so far).")
+
+
+def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
+    for gpus, leads in ((1, (0.90, 0.91, 0.92)), (2, (1.0, 1.1)), (4, (1.20, 1.21, 1.22))):
+        store_leads(tmp_path, 1, *leads, num_gpus=gpus)
+    decision, condition = told(tmp_path)
+    assert decision == "**In some settings, once its loss is checked; in others BF16.**"
+    assert condition.endswith(
+        "FP8 for llama-3.2-1b (4 GPUs, batch 1) (+21.0 %); BF16 for llama-3.2-1b (1 GPU, batch 1) "
+        "(\u22129.0 %); 1 of 3 open."
+    )
+    report = pages.load_report(tmp_path)
+    unknown = sentences.unknown(report)
+    assert "Of 1 setting surely faster in FP8, none has a conclusive loss" in unknown
+    assert "would end in *FP8* or *BF16*" in sentences.changes(report)
+
+
+def give_sizes(results: Path) -> None:
+    for path in results.rglob("run.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        is_large = record["config"]["model"] == "qwen3-4b"
+        record["model"]["num_parameters"] = 4_022_468_096 if is_large else 1_235_814_400
+        path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
+    give_sizes(tmp_path)
+    decision, condition = told(tmp_path)
+    assert decision == (
+        "**Yes, with many tokens per GPU and step, once its loss is checked; else BF16.**"
+    )
+    assert condition.endswith(
+        "FP8 at 32,768 tokens (+21.0 %); BF16 up to 1.2B and 4,096 tokens (\u22129.0 %)."
+    )
+    store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
+    give_sizes(tmp_path)
+    decision, condition = told(tmp_path)
+    assert "Yes, with a large model or many tokens per GPU and step" in decision
+    assert "FP8 at 4B or 32,768 tokens (" in condition
+    store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
+    give_sizes(tmp_path)
+    decision, condition = told(tmp_path)
+    assert "large model" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
+
+
+def test_ones_own_machine_is_decided_for_alone(tmp_path: Path) -> None:
+    """The reference is told beside it, and has no say in the sentence."""
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92, place="reference/box")
+    store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
+    decision, condition = told(tmp_path)
+    assert decision == "**Yes, once its loss is checked.**"
+    assert "**Your machine (" in condition and "**box:** BF16 for" in condition
+
+
+def test_no_range_joins_two_machines(tmp_path: Path) -> None:
+    """A `quick` of one's own, on another GPU, never stands in one range with the reference."""
+    mine = {"gpu_name": "NVIDIA H100 80GB HBM3", "gpu_memory_gib": 80.0}
+    for place, facts, lead, loss in (
+        ("reference/h200x8", {}, 1.2, 5.5), ("local", mine, 0.8, 7.7),
+    ):  # fmt: skip
+        for precision, factor in (("bf16", 1.0), ("fp8_rowwise", lead)):
+            for seed in range(3):
+                results = {
+                    "tokens_per_second_per_gpu": 10_000 * factor, "memory_peak_gib": 50 * factor,
+                    "loss_last20_mean": loss * (1 + (factor - 1) / 10) + seed / 1000,
+                }  # fmt: skip
+                record = make_record(precision=precision, seed=seed, results=results, machine=facts)
+                record.judgement["question"] = "Is FP8 faster here?"
+                store(tmp_path, place, record)
+    report = pages.load_report(tmp_path)
+    for told in (" ".join(sentences.conditions(report)), loss_sentences.training(report)):
+        own, theirs = told.split("h200x8")
+        assert "our machine (NVIDIA H100 80GB HBM3)" in own
+        assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
+    unknown = sentences.unknown(report).splitlines()
+    assert unknown[0].startswith("- **Your machine (NVIDIA H100") and "h200x8" in unknown[1]
+    (both,) = speed_rows.side_by_side(speed_rows.decisions(report.decisions)).to_dict("records")
+    assert (round(both["lead_pct"]), round(both["lead_pct_other"])) == (-20, 20)
+    asked = rows.questions(report, cost_table(report.runs))
+    assert asked[["machine", "question"]].to_numpy().tolist() == [
+        ["your machine, h200x8", "Is FP8 faster here?"]
+    ]
+    assert asked["lead"].tolist() == ["your machine: \u221220.0; h200x8: +20.0"]

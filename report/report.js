@@ -1,6 +1,6 @@
 // Every figure leads to its full size, and a link to a run opens it.
 // Tables of class `searchable` get a text filter, headings that sort, and a CSV download; headings
-// with `data-choose` a list of their values. Without this script they read as they are.
+// with `data-choose` a list of their values, or of as many first letters. Without this script they read as they are.
 "use strict";
 
 function numeric(text) {
@@ -32,7 +32,7 @@ function filter(table, search, choices, counter) {
     for (const row of rowsOf(body)) {
       const text = `${group ? group.textContent : ""} ${row.textContent}`.toLowerCase();
       const chosen = choices.every(
-        ([place, list]) => !list.value || row.cells[place].textContent.trim() === list.value);
+        ([place, list, part]) => !list.value || part(row.cells[place]) === list.value);
       row.hidden = !chosen || !words.every((word) => text.includes(word));
       any ||= !row.hidden;
       shown += !row.hidden;
@@ -57,7 +57,7 @@ function csv(table) {
   const quote = (text) => `"${text.trim().replace(/"/g, '""')}"`;
   const lines = [["group", ...[...table.tHead.rows[0].cells].map((cell) => cell.textContent)]];
   for (const body of table.tBodies) {
-    const group = groupOf(body)?.textContent ?? "";
+    const group = [groupOf(body), table.caption].map((part) => part?.textContent ?? "").join(" ");
     for (const row of rowsOf(body)) {
       if (!row.hidden) lines.push([group, ...[...row.cells].map((cell) => cell.textContent)]);
     }
@@ -80,12 +80,13 @@ function enhance(table) {
   const headings = [...table.tHead.rows[0].cells];
   const choices = headings.flatMap((heading, place) => {
     if (!("choose" in heading.dataset)) return [];
+    const part = (cell) => cell.textContent.trim().slice(0, heading.dataset.choose || undefined);
     const rows = [...table.tBodies].flatMap(rowsOf);
-    const values = [...new Set(rows.map((row) => row.cells[place].textContent.trim()))].sort();
+    const values = [...new Set(rows.map((row) => part(row.cells[place])))].sort();
     const list = element("select", {}, new Option(`any ${heading.textContent}`, ""),
       ...values.map((value) => new Option(value)));
     list.setAttribute("aria-label", heading.textContent);
-    return [[place, list]];
+    return [[place, list, part]];
   });
   const update = () => filter(table, search, choices, counter);
   search.oninput = update;

@@ -158,7 +158,7 @@ def test_gemms_inside_a_step_are_held_against_their_peak(tmp_path: Path) -> None
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     text = sentences.proof(frame(tmp_path))
-    assert "In 4 of 4 profiled FP8 runs, FP8 did the share of the GEMM FLOPs" in text
+    assert "In 4 of 4 profiled FP8 runs, FP8 did its share of the GEMM FLOPs" in text
     assert "FP8 GEMMs in none of 2 profiled BF16 runs." in text
     assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit: no problem was found."
     step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}

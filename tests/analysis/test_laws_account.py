@@ -113,10 +113,11 @@ def test_where_it_misses_is_said_of_models_and_tokens():
     (row,) = account.lead_verdicts(table).to_dict("records")
     off = table[table["error_points"].abs() > account.MOST_POINTS]
     assert 0 < len(off) == len(row["off_models"]) < len(table)
-    said = words.lead_words(account.lead_verdicts(table))
-    assert f"{len(off)} cells, " in said and f"{off['tokens'].max():,.0f} tokens a GPU" in said
+    (said,) = words.lead_goals(table, account.lead_verdicts(table))["missed"]
+    assert said.endswith(f"; up to {off['tokens'].max():,.0f} tokens")
+    assert all(f"{number} {model}" in said for model, number in off["model"].value_counts().items())
     right = table.assign(error_points=0.0)
-    assert "Off by more than" not in words.lead_words(account.lead_verdicts(right))
+    assert words.lead_goals(right, account.lead_verdicts(right))["missed"].tolist() == ["0"]
 
 
 def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():

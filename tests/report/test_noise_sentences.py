@@ -167,11 +167,6 @@ def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path:
     )
 
 
-def test_formats_need_no_run() -> None:
-    assert "E4M3 5.88 %, E5M2 11.1 %" in sentences.formats()
-    assert "BF16 0.5, FP32 1, E4M3 terms in a BF16 sum 0.5." in sentences.formats()
-
-
 def test_nothing_measured_says_what_to_run() -> None:
     for say in (
         sentences.answer,

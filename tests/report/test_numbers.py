@@ -1,9 +1,8 @@
 """Every number that the pages print is in a table, and every row of a table leads to its runs.
 
 What is left out, because no record holds it: whole numbers (counts of runs, seeds, steps, GPUs;
-levels of confidence), the worst rounding errors of the number formats, which follow from their
-definitions, and what the text of a page itself says, as a document's figures. The page Runs prints
-records.
+levels of confidence) and what the text of a page itself says, as a document's figures. The page
+Runs prints records.
 """
 
 import bisect
@@ -22,8 +21,6 @@ from fp8study.report.export import tables_of
 ROOT = Path(__file__).parents[2]
 #: Tables that rest on no run in reach: data sheets, what others published, a fit that is frozen.
 OF_NO_RUN = {"tbl-peaks", "tbl-published", "tbl-restated", "tbl-constants", "tbl-freezes"}
-#: Printed as computed from the formats, not from records; see `noise_sentences.formats`.
-FORMATS = re.compile(r"The worst relative error of rounding.*?no such sum occurs in them\.", re.S)
 #: A claim that rests on no run: its row prints the document's figures, or those of data sheets.
 UNANSWERED = re.compile(r'.*data-label="records"[^>]*>–</td>.*', re.S)
 NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
@@ -80,7 +77,7 @@ def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known)
         main = page.partition("<main")[2].partition("</main>")[0]
         main = re.sub(r"<(table|svg|math|code|time)\b.*?</\1>", " ", main, flags=re.S)
         own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
-        for number in measured(FORMATS.sub("", text_of(main))):
+        for number in measured(text_of(main)):
             if number.replace("\u2212", "-") not in own:
                 checked += 1
                 if not known.holds(number):

@@ -20,7 +20,10 @@ def ends(table: pd.DataFrame) -> str:
     """Say where the arms of `document_a_table` end, in nats."""
     parts = []
     for masters, rows in table.groupby("masters", sort=False):
-        losses = {row["arm"]: number(row["loss_last20_mean"], ".2f") for _, row in rows.iterrows()}
+        losses = {
+            row["arm"].partition(" (")[0]: number(row["loss_last20_mean"], ".2f")
+            for _, row in rows.iterrows()
+        }
         parts.append(f"with {masters} master weights {_listed(losses)}")
     return f"Runs end, in nats, {'; '.join(parts)}." if parts else ""
 
@@ -55,7 +58,8 @@ def batches(table: pd.DataFrame) -> str:
 @one_line
 def rungs(table: pd.DataFrame) -> str:
     """Give the medians of `fp8study.report.rows.rungs`, % of the loss."""
-    by_rung = {str(rung): span(rows["median_pct"], ".2f") for rung, rows in table.groupby("rung")}
+    kinds = table["rung"].astype(str).str.replace(r"^FP8\b.*", "FP8", regex=True)
+    by_rung = {kind: span(rows["median_pct"], ".2f") for kind, rows in table.groupby(kinds)}
     return f"Medians, % of the loss: {_listed(by_rung)}." if by_rung else ""
 
 

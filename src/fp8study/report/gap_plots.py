@@ -14,8 +14,9 @@ from matplotlib.transforms import blended_transform_factory
 
 from fp8study.analysis.losses import gap_by_step, seed_spread
 from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
+from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.page import Report
-from fp8study.report.plots import smooth
+from fp8study.report.plots import smooth, thin
 from fp8study.report.plotstyle import (
     BAND,
     GREY,
@@ -33,8 +34,8 @@ from fp8study.report.words import number
 #: Their losses are on the page Why it fails.
 ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
 #: Characters of a row's label, and of the line over a study's rows.
-_LABEL_WIDTH, _TITLE_WIDTH = 36, 104
-_ROW_INCHES = 0.27
+_LABEL_WIDTH, _TITLE_WIDTH = 25, 68
+_ROW_INCHES = 0.165
 
 
 def judged(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -57,49 +58,52 @@ def forest_figure(
     unseen = judged(validation).set_index("arm_key")
     rows = list(_lines(training))
     # One panel of the shared style, as high as its rows.
-    height = _ROW_INCHES * (sum(text.count("\n") + 1 for text, _ in rows) + 3)
-    labels = ("FP8 − BF16, % of the BF16 loss (positive: FP8 is worse)", "")
+    lines = [max(text.count("\n") + 1, 1 if row is None else 2) for text, row in rows]
+    height = _ROW_INCHES * (sum(lines) + 3)
+    labels = ("FP8 − BF16, % of the BF16 loss", "")
     figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height, 1)
+    figure.set_figwidth(PHONE_INCHES)
     across = blended_transform_factory(figure.transFigure, axis.transData)
     labelled, place = {}, 0.0
-    for text, row in rows:
-        place -= (text.count("\n") + 1) / 2
+    for (text, row), num in zip(rows, lines, strict=True):
+        place -= num / 2
         if row is None:
             title = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
-            title.set(fontsize=9, in_layout=False)
+            title.set(fontsize=8, in_layout=False)
         else:
             labelled[place] = text
             _draw_row(axis, place, row, unseen)
-        place -= (text.count("\n") + 1) / 2
-    axis.set_yticks([*labelled], [*labelled.values()], fontsize=9)
+        place -= num / 2
+    axis.set_yticks([*labelled], [*labelled.values()], fontsize=8)
     axis.grid(False)
     axis.spines["left"].set_visible(False)
-    axis.locator_params(axis="x", nbins=10)
+    axis.locator_params(axis="x", nbins=6)
     axis.set_ylim(place - 0.5, 0.5)
     axis.xaxis.set_major_formatter(signed_ticks)
-    add_legend(figure, [
+    handles = [
         Line2D([], [], color=GREY, marker="o", label="training loss, 95 % CI"),
         Line2D([], [], color=GREY, marker="D", mfc="white", label="text never trained on"),
         Patch(facecolor=BAND, label="the study's margin"),
-    ])  # fmt: skip
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
 def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) -> None:
     shade, margin = colour(row["precision"]), row["margin_pct"]
-    axis.fill_between([-margin, margin], place - 0.5, place + 0.5, color=BAND, linewidth=0)
-    axis.plot([0, 0], [place - 0.5, place + 0.5], color=GREY, linewidth=0.8)
-    found = [(row, place + 0.13, "o", shade)]
+    axis.fill_between([-margin, margin], place - 1, place + 1, color=BAND, linewidth=0)
+    axis.plot([0, 0], [place - 1, place + 1], color=GREY, linewidth=0.8)
+    found = [(row, place + 0.25, "o", shade)]
     if row["arm_key"] in unseen.index:
-        found.append((unseen.loc[row["arm_key"]], place - 0.2, "D", "white"))
+        found.append((unseen.loc[row["arm_key"]], place - 0.4, "D", "white"))
     for gap, height, mark, face in found:
         ends = [gap["gap_pct_low_95"], gap["gap_pct_high_95"]]
         axis.plot(ends, [height] * 2, color=shade, linewidth=1.5)
         axis.plot(gap["gap_pct"], height, mark, color=shade, markerfacecolor=face, markersize=4.5)
     said = (
-        f"{number(row['gap_pct'], '+.2f')} %  {number(row['gap'], '+.4f')} nats  {row['verdict']}"
+        f"{number(row['gap_pct'], '+.2f')} %, {row['verdict']}\n{number(row['gap'], '+.4f')} nats"
     )
-    axis.text(1.01, place, said, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
+    axis.text(1.01, place, said, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
 
 
 def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
@@ -136,12 +140,12 @@ def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     for axis, key, rows in drawn:
         for arm, own in rows.groupby("arm", sort=False):
             mean = own.groupby("step")["loss" if key[-1] == "loss" else "gap_pct"].mean()
-            axis.plot(mean.index, smooth(mean) if key[-1] == "loss" else mean, **styles[str(arm)])
+            axis.plot(thin(smooth(mean) if key[-1] == "loss" else mean), **styles[str(arm)])
         if key[-1] == "loss":
             axis.set_ylabel("training loss, nats/token")
             continue
         seeds = spread.merge(rows[SETTING].drop_duplicates(), on=SETTING)
-        band = seeds.groupby("step")["spread_pct"].mean()
+        band = thin(seeds.groupby("step")["spread_pct"].mean())
         axis.fill_between(band.index.astype(float), -band, band, color=BAND, linewidth=0)
         axis.axhline(0, color=GREY, linewidth=0.8)
         # Linear about zero, logarithmic beyond: seeds differ by many times what precisions do.

@@ -39,8 +39,8 @@ def _proof(rows: pd.DataFrame) -> str:
     if known := int((fp8 & judged).sum()):
         right = int((fp8 & judged & ((share - expected).abs() <= TOLERANCE)).sum())
         parts.append(
-            f"In {right} of {count(known, 'profiled FP8 run')}, FP8 did the share of the GEMM "
-            "FLOPs that the converted layers should give."
+            f"In {right} of {count(known, 'profiled FP8 run')}, FP8 did its share of the GEMM "
+            "FLOPs."
         )
     if bf16 := int((~fp8).sum()):
         wrong = int((~fp8 & (share > 0)).sum())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
+from fp8study.analysis.pairing import together
 from fp8study.report.table import Layout
 from fp8study.report.words import count, number
 
@@ -25,9 +27,9 @@ _DOCUMENTS = ["A", "B", "C"]
 _COUNTED = [*_DOCUMENTS, "all"]
 COUNTS = Layout({"verdict": ("verdict", "")} | {name: (name, "d") for name in _COUNTED})
 LEDGER = Layout({
-    "id": ("id", ""), "document": ("document", ""), "badge": ("verdict", ""),
+    "id": ("id", ""), "badge": ("verdict", ""),
     "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
-    "why": ("why", ""), "machines": ("machines", ""),
+    "why": ("why", ""),
 }, cards=True)  # fmt: skip
 
 
@@ -37,10 +39,14 @@ def badge(verdict: Verdict) -> str:
 
 def ours(each: Judged) -> str:
     """Write what was measured, with its interval."""
+    return f"{each.claim.what}: {_figure(each)}" if each.finding.figure else ""
+
+
+def _figure(each: Judged) -> str:
     figure, claim = each.finding.figure, each.claim
     if figure is None:
         return ""
-    text = f"{claim.what}: {number(figure.value, claim.spec)} {claim.unit}".strip()
+    text = f"{number(figure.value, claim.spec)} {claim.unit}".strip()
     if figure.low is None or figure.high is None:
         return text
     ends = " to ".join(number(end, claim.spec) for end in (figure.low, figure.high))
@@ -48,19 +54,40 @@ def ours(each: Judged) -> str:
 
 
 def rows(ledger: Sequence[Judged]) -> pd.DataFrame:
-    """Return the page's rows, in words."""
-    reasons = [(each.finding.why, settles(each)) for each in ledger]
-    return pd.DataFrame([
-        {
-            "id": each.claim.id, "document": each.claim.document, "claim": each.claim.statement,
-            "their_figure": each.claim.figure, "ours": ours(each),
-            "badge": badge(each.finding.verdict),
-            "why": _signs(". It would take: ".join(filter(None, reason))),
-            "machines": ", ".join(dict.fromkeys(run.split("/")[0] for run in each.finding.runs)),
-            "run_ids": " ".join(each.finding.runs),
-        }
-        for each, reason in zip(ledger, reasons, strict=True)
-    ])  # fmt: skip
+    """Return the page's rows, in words: a claim once for all machines with the same verdict."""
+    groups: dict[tuple[str, Verdict], list[Judged]] = {}
+    for each in ledger:
+        groups.setdefault((each.claim.id, each.finding.verdict), []).append(each)
+    answers = Counter(each.claim.id for each in ledger)
+    usual = {name: usual_gpu(ledger) for name, number in answers.items() if number == 1}
+    return pd.DataFrame([_row(of, usual.get(name, "")) for (name, _), of in groups.items()])
+
+
+def usual_gpu(ledger: Sequence[Judged]) -> str:
+    """Return the GPU that answers the most claims: a row names its machines if they have others."""
+    kinds = Counter(_gpu(each) for each in ledger if each.machines and not each.is_own)
+    return kinds.most_common(1)[0][0] if kinds else ""
+
+
+def _gpu(each: Judged) -> str:
+    return each.machines.partition(" (")[0]
+
+
+def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
+    claim, finding = of[0].claim, of[0].finding
+    figures = []
+    for each in (each for each in of if each.finding.figure):
+        labels = "" if _gpu(each) == usual else each.machines
+        named = labels.partition(" (")[2].rstrip(")").replace("local", "your machine")
+        figures.append(f"{named} {_figure(each).replace('(range of', '(of')}".strip())
+    reason = filter(None, (finding.why, settles(of[0])))
+    return {
+        "id": claim.id, "claim": claim.statement,
+        "their_figure": claim.figure, "badge": badge(finding.verdict).replace(" ", "\u00a0", 1),
+        "ours": f"{claim.what}: {'; '.join(figures)}" if figures else "",
+        "why": _signs(". It would take: ".join(reason)),
+        "run_ids": together(" ".join(each.finding.runs) for each in of),
+    }  # fmt: skip
 
 
 def based_on(each: Judged) -> str:

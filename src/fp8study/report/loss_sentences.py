@@ -74,8 +74,8 @@ def _tested(gaps: pd.DataFrame) -> str:
     text = (
         f"Of {count(len(gaps), 'gap')} with three seeds or more, {said}"
         f"{f' (FP8 is better in {better})' if better else ''} at {margins} "
-        f"({span(gaps['gap_pct'], '+.2f', ' %')}). True gaps of "
-        f"{span(gaps['detectable_pct'], '.2f', ' %')} would be detected with 80 % power."
+        f"({span(gaps['gap_pct'], '+.2f', ' %')}). Detectable: "
+        f"{span(gaps['detectable_pct'], '.2f', ' %')}."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += " All are from studies of document A's failure, at its very small learning rate."

@@ -19,7 +19,7 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
     if runs.empty:
         return f"There are no records yet: {how_to_get()}."
     lines = []
-    for machine, rows in by_machine(runs):
+    for machine, rows in by_machine(runs, with_gpus=True):
         first, last = rows["started_at"].min()[:10], rows["ended_at"].max()[:10]
         days = first if first == last else f"{first} to {last}"
         own = costs[(costs["machine"] == rows["machine"].iloc[0]) & (costs["study"] == ALL_STUDIES)]
@@ -85,11 +85,8 @@ def unreadable(report: Report) -> str:
     return "Records that could not be read:\n\n" + "\n".join(lines)
 
 
-def kept_in_bf16(runs: pd.DataFrame, are_all: bool = True) -> str:
-    """Say which layers these FP8 runs keep out of FP8, where the arms' names do not.
-
-    Where they `are_all` the report's, say so of the others too.
-    """
+def kept_in_bf16(runs: pd.DataFrame) -> str:
+    """Say which layers the FP8 runs keep out of FP8, where the arms' names do not."""
     known = runs.dropna(subset="kept_in_bf16").drop_duplicates(["study", "kept_in_bf16"])
     if known.empty:
         return ""
@@ -97,5 +94,5 @@ def kept_in_bf16(runs: pd.DataFrame, are_all: bool = True) -> str:
         f"{' and '.join(f'`{name}`' for name in str(kept).split())} ({', '.join(rows['study'])})"
         for kept, rows in known.groupby("kept_in_bf16", sort=False)
     ]
-    rest = "; elsewhere `lm_head`, unless an arm's name says otherwise" if are_all else ""
-    return f"Kept out of FP8: {'; '.join(names)}{rest}."
+    rest = "elsewhere `lm_head`, unless an arm's name says otherwise"
+    return f"Kept out of FP8: {'; '.join(names)}; {rest}."

@@ -9,7 +9,6 @@ import pandas as pd
 from scipy.stats import binom
 
 from fp8study.analysis.noise import tables
-from fp8study.analysis.noise.moments import BF16, E4M3, E5M2, running_sum
 from fp8study.core.records import RESULTS, StoredRun
 from fp8study.report.words import count, escape, how_to_get, recipe, span
 
@@ -130,26 +129,6 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
         return f"Variance falls as 1/N, within chance ({count(len(whole), 'run')})."
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
     return f"Variance falls {side} 1/N in {above + below} of {count(len(whole), 'run')}."
-
-
-def formats() -> str:
-    """Say what the formats' rounding errors are, and what sums in them give (A21, A22)."""
-    errors = ", ".join(
-        f"{f.name} {100 * f.worst_relative_error():.3g} %" for f in (E4M3, E5M2, BF16)
-    )
-    cases = {
-        "E4M3": (E4M3, None), "E5M2": (E5M2, None), "BF16": (BF16, None), "FP32": (None, None),
-        "E4M3 terms in a BF16 sum": (BF16, E4M3),
-    }  # fmt: skip
-    sums = ", ".join(
-        f"{name} {running_sum(0.001, 1000, accumulator, values):.3g}"
-        for name, (accumulator, values) in cases.items()
-    )
-    return (
-        f"The worst relative error of rounding a normal number: {errors}. A thousand times 0.001, "
-        f"added one by one in the format itself: {sums}. Document A's figures are about 0.1 and "
-        "1 %, and 0.87 in FP8. GEMMs accumulate in higher precision, so no such sum occurs in them."
-    )
 
 
 def limits(stored: Sequence[StoredRun]) -> str:

@@ -21,36 +21,43 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
 from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.pairing import together
 from fp8study.core.records import StoredRun
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
+from fp8study.report.rows import apart
 from fp8study.report.table import Layout
-from fp8study.report.words import count, how_to_get, in_words, number, recipe
+from fp8study.report.words import count, how_to_get, number, recipe
 
-#: How each test is introduced; the words follow "Predicted …".
+#: By what each test predicts.
 TESTS = {
-    LEFT_OUT: "by the cells of all other models",
-    KEPT_OUT: "by constants that were frozen without it",
-    OTHER_GPU: "from the cells of another kind of GPU",
+    LEFT_OUT: "the other models' cells",
+    KEPT_OUT: "constants frozen before",
+    OTHER_GPU: "another GPU's cells",
 }
 _MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}
-_GROUP = "{model}, {num_gpus} × {gpu_name}: {test}"
+_GROUP = "{model}, {num_gpus} × {gpu_name}: {test}; {shared}"
 LEADS = Layout(
     {
-        "label": ("precision", ""), "setting": ("setting", ""),
+        "label": ("setting", ""),
         "measured_pct": ("measured, %", "+.1f"), "predicted_pct": ("predicted, %", "+.1f"),
         "error_points": ("off by, points", "+.1f"), "fitted_pct": ("by the newest fit, %", "+.1f"),
         "step_error_pct": ("FP8 step off by, %", "+.1f"), "host_pct": ("host, % of GPU", ".0f"),
     },
     group=_GROUP,
 )  # fmt: skip
-MEMORY = Layout(
-    {
-        "label": ("precision", ""), "setting": ("setting", ""),
-        "measured_gib": ("measured, GiB", ".2f"), "predicted_gib": ("predicted, GiB", ".2f"),
-        "error_pct": ("off by, %", "+.1f"),
-    },
-    group=_GROUP,
-)  # fmt: skip
+_GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells", "d")}
+LEAD_GOALS = Layout(_GOALS | {
+    "mean_points": (f"off on average (goal {MEAN_POINTS:g})", ".1f"),
+    "host_points": ("host busy", ".1f"), "gpu_points": ("elsewhere", ".1f"),
+    "most_points": (f"nine of ten within (goal {MOST_POINTS:g})", ".1f"),
+    "missed": ("beyond that", ""), "worst": ("worst", ""), "worst_points": ("off by", "+.1f"),
+    "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
+}, cards=True)  # fmt: skip
+MEMORY_GOALS = Layout(_GOALS | {
+    "mean_pct": ("off on average, %", ".1f"),
+    "num_missed": (f"by more than {MEMORY_PCT:g} % (goal 0)", "d"),
+    "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
+}, cards=True)  # fmt: skip
 FREEZES = Layout({
     "freeze": ("freeze", ".0f"), "state": ("state", ""), "num_records": ("records", ".0f"),
     "num_known": ("first cells", ".0f"), "known_points": ("off by, points", ".1f"),
@@ -75,67 +82,55 @@ def named(stored: Sequence[StoredRun]) -> Runs:
     ]
 
 
-def lead_words(verdicts: pd.DataFrame) -> str:
-    """Say how far FP8's predicted lead is off, test by test, and whether that meets the goals."""
+def lead_goals(leads: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return how far FP8's predicted lead is off, test by test, in the words of `LEAD_GOALS`.
+
+    `leads` and `verdicts` are from `account.lead_table` and `account.lead_verdicts`.
+    """
     if verdicts.empty:
-        return f"**FP8's lead: no GPU records yet:** {how_to_get()}."
-    return "\n\n".join(_lead_line(row) for _, row in verdicts.iterrows())
-
-
-def _lead_line(row: pd.Series) -> str:
-    side = f"the side of zero is right in all {count(row['num_clear'], 'cell')}"
-    if row["num_wrong_side"]:
-        side = f"the side of zero is wrong in {row['num_wrong_side']} of {row['num_clear']} cells"
-    mean, most = (number(row[name], ".1f") for name in ("mean_points", "most_points"))
-    return (
-        f"{_opening(row)}: off by {mean} points on average (goal {MEAN_POINTS:g}), and by up to "
-        f"{most} in nine of ten (goal {MOST_POINTS:g}). Where the lead is beyond "
-        f"±{CLEAR_PCT:g} %, {side}. Worst: {in_words(row['worst'])}, "
-        f"{number(row['worst_points'], '+.1f')} points.{_where(row)}{_host(row)}"
+        return verdicts
+    return _goals(leads, verdicts).assign(
+        sides=[f"{row['num_wrong_side']} of {row['num_clear']}" for _, row in verdicts.iterrows()],
+        missed=[_missed(row) for _, row in verdicts.iterrows()],
+        host_points=verdicts["host_points"].where(verdicts["num_host"] > 0),
+        gpu_points=verdicts["gpu_points"].where(verdicts["num_host"] < verdicts["num_cells"]),
     )
 
 
-def _where(row: pd.Series) -> str:
+def memory_goals(memory: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Return the same of memory, in the words of `MEMORY_GOALS`."""
+    return verdicts if verdicts.empty else _goals(memory, verdicts)
+
+
+def _goals(table: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    runs = table.groupby("test")["run_ids"].agg(together)
+    return verdicts.assign(
+        goal=verdicts["is_met"].map({True: "✓\u00a0met", False: "✗\u00a0missed"}),
+        of=verdicts["test"].map(TESTS),
+        worst=[text.partition(", ")[0].replace(" ", "\u00a0") for text in verdicts["worst"]],
+        run_ids=verdicts["test"].map(runs),
+    )
+
+
+def shown(leads: pd.DataFrame) -> pd.DataFrame:
+    """Return the leads that were predicted before they were known, as `LEADS` shows them."""
+    table = leads[leads["test"] != LEFT_OUT].assign(shared="")
+    table["fitted_pct"] = table["fitted_pct"].mask(table["fitted_pct"] == table["predicted_pct"])
+    for _, rows in table.groupby(["model", "num_gpus", "gpu_name", "test"]):
+        names = [[*row["setting"].split(", "), row["label"]] for _, row in rows.iterrows()]
+        shared, labels = apart(names)
+        table.loc[rows.index, "shared"] = shared
+        table.loc[rows.index, "label"] = labels
+    return table
+
+
+def _missed(row: pd.Series) -> str:
     """Say of which models the cells are that are off by more than the goal, and how small."""
     models = Counter(row["off_models"])
     if not models:
-        return ""
-    named = ", ".join(f"{number} of {model}" for model, number in models.most_common())
-    return (
-        f" Off by more than {MOST_POINTS:g}: {count(models.total(), 'cell')}, {named}; none has "
-        f"more than {row['off_tokens']:,.0f} tokens a GPU and pass."
-    )
-
-
-def _host(row: pd.Series) -> str:
-    """Say how much worse it is where the host's launches count."""
-    if not 0 < row["num_host"] < row["num_cells"]:
-        return ""
-    host, gpu = (number(row[name], ".1f") for name in ("host_points", "gpu_points"))
-    return (
-        f" In the {count(row['num_host'], 'cell')} where the host is busy for more than "
-        f"{HOST_PCT:g} % of the GPU's time by the law: {host} points on average, elsewhere {gpu}."
-    )
-
-
-def memory_words(verdicts: pd.DataFrame) -> str:
-    """Say how far predicted memory is off, test by test, and whether that meets the goal."""
-    if verdicts.empty:
-        return f"**Memory: no GPU records yet:** {how_to_get()}."
-    return "\n\n".join(_memory_line(row) for _, row in verdicts.iterrows())
-
-
-def _memory_line(row: pd.Series) -> str:
-    return (
-        f"{_opening(row)}: off by {number(row['mean_pct'], '.1f')} % on average, and by more than "
-        f"{MEMORY_PCT:g} % in {row['num_missed'] or 'none'}. Worst: {in_words(row['worst'])}, "
-        f"{number(row['worst_pct'], '+.1f')} %."
-    )
-
-
-def _opening(row: pd.Series) -> str:
-    badge = "✓ Met" if row["is_met"] else "✗ Missed"
-    return f"**{badge}.** {count(int(row['num_cells']), 'cell')}, predicted {TESTS[row['test']]}"
+        return "0"
+    named = ", ".join(f"{number} {model}" for model, number in models.most_common())
+    return f"{named}; up to {row['off_tokens']:,.0f} tokens"
 
 
 def session_words(sessions: pd.DataFrame) -> str:
@@ -161,18 +156,9 @@ def session_words(sessions: pd.DataFrame) -> str:
 
 
 def freeze_words(freezes: pd.DataFrame) -> str:
-    """Say which freeze is in use, and how far each is off over the same cells."""
-    used, earlier = freezes.iloc[-1], freezes.iloc[:-1]
-    sentences = [
-        f"off by {number(used[column], '.1f')} points on average in the "
-        f"{count(int(used[cells]), 'cell')} {what} ({_compared(earlier, column)})"
-        for column, cells, what in (
-            ("known_points", "num_known",
-             "that the first freeze knew, each predicted without its model"),
-            ("later_points", "num_later", "that came later"),
-        ) if used[cells]
-    ]  # fmt: skip
-    if not sentences:
+    """Say which freeze is in use, and whether that is right."""
+    used = freezes.iloc[-1]
+    if not used["num_known"] + used["num_later"]:
         return f"No GPU records to hold the freezes to yet: {how_to_get()}."
     rule = ""
     if used["num_known"]:
@@ -180,17 +166,8 @@ def freeze_words(freezes: pd.DataFrame) -> str:
         state = "it is the best of them" if is_best else "**an earlier one has to come back**"
         rule = f" A freeze that makes the first cells worse is withdrawn; by that, {state}."
     return (
-        f"Freeze {used['freeze']} is in use: {', and '.join(sentences)}.{rule} The law's form was "
-        "chosen with the records of all these freezes at hand, so that only later runs test that "
-        "choice."
-    )
-
-
-def _compared(freezes: pd.DataFrame, column: str) -> str:
-    return "; ".join(
-        f"freeze {row['freeze']}{', withdrawn' * (row['state'] == 'withdrawn')}: "
-        f"{number(row[column], '.1f')}"
-        for _, row in freezes.iterrows()
+        f"Freeze {used['freeze']} is in use.{rule} The law's form was chosen with the records of "
+        "all these freezes at hand, so that only later runs test that choice."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,19 +54,25 @@ def show(
     Where the table has ``run_ids``, the last column counts the runs behind a row, partners
     included, and leads to them. A `searchable` table, by default one of more than
     `_LONG_TABLE` rows, can be filtered, sorted and downloaded where scripts run, and by the
-    values of the columns to `choose` from. See ``report/report.js``.
+    values of the columns to `choose` from, or as ``id:1`` by their first letter. See
+    ``report/report.js``.
     """
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
     columns = _filled(table, layout)
     traced = "run_ids" in table
+    lists = (name.partition(":") for name in choose)
+    chosen = {name: f' data-choose="{letters}"' for name, _, letters in lists}
     head = "".join(
-        _html_cell(heading, spec, "th", " data-choose" if name in choose else "")
+        _html_cell(heading, spec, "th", chosen.get(name, ""))
         for name, (heading, spec) in columns.items()
     )
     head += _html_cell(_RECORDS, "d", "th") if traced else ""
-    bodies = []
-    for group, rows in _groups(table, layout):
+    groups = list(_groups(table, layout))
+    shared, titles = _shared([title for title, _ in groups])
+    parts = [f"<caption>All rows: {html.escape(shared)}</caption>"] if shared else []
+    parts.append(f"<thead><tr>{head}</tr></thead>")
+    for title, (_, rows) in zip(titles, groups, strict=True):
         lines = [
             "".join(
                 _html_cell(text, spec, label=heading if layout.cards else "")
@@ -78,14 +85,14 @@ def show(
                 f"{line}{_runs_cell(ids, layout.cards)}"
                 for line, ids in zip(lines, rows["run_ids"], strict=True)
             ]
-        if group:
+        if title:
             style = "text-align: left; white-space: normal; font-weight: 600;"
-            title = f'<th scope="rowgroup" colspan="{len(columns) + traced}" style="{style}">'
-            lines.insert(0, f"{title}{html.escape(group)}</th>")
-        bodies.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
+            line = f'<th scope="rowgroup" colspan="{len(columns) + traced}" style="{style}">'
+            lines.insert(0, f"{line}{html.escape(title)}</th>")
+        parts.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
     long = len(table) > _LONG_TABLE if searchable is None else searchable
     classes = ["dataframe", *["searchable"] * long, *["cards"] * layout.cards]
-    return _html(f"<thead><tr>{head}</tr></thead>", *bodies, classes=" ".join(classes))
+    return _html(*parts, classes=" ".join(classes))
 
 
 def markdown(table: pd.DataFrame, layout: Layout) -> str:
@@ -121,6 +128,14 @@ def _groups(table: pd.DataFrame, layout: Layout) -> Iterator[tuple[str, pd.DataF
     lines = pd.Series(titles, index=table.index, dtype="object")
     for _, rows in table.groupby((lines != lines.shift()).cumsum(), sort=False):
         yield lines[rows.index[0]], rows
+
+
+def _shared(titles: list[str]) -> tuple[str, list[str]]:
+    """Take out of the lines over groups what all of them say, and return it with the rest."""
+    parts = [re.split("[:;,] ", title) for title in titles]
+    shared = [part for part in parts[0] if all(part in of for of in parts[1:])]
+    rest = [", ".join(part for part in of if part not in shared) for of in parts]
+    return (", ".join(shared), rest) if len(titles) > 1 and all(rest) else ("", titles)
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

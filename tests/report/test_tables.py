@@ -1,0 +1,49 @@
+"""How a table is written: its lines over groups, its numbers, and who warned behind a row."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fp8study.report import layouts, rows, sentences, words
+from fp8study.report import page as pages
+from fp8study.report.table import show
+from tests.factories import make_record, store
+from tests.study_factories import make_quick
+
+
+def test_runs_that_warn_are_counted_where_their_numbers_are_judged(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record())
+    warned = make_record(precision="fp8_rowwise", warnings=["a fallback <b>"])
+    store(tmp_path, "local", warned)
+    report = pages.load_report(tmp_path)
+    assert report.with_warnings(report.throughput)["num_warned"].tolist() == [0, 1]
+    gaps = rows.with_labels(report.with_warnings(report.loss_gaps))
+    shown = show(gaps.assign(unseen_judged="", unseen_gap_pct=None), layouts.LOSS_GAP, "").data
+    assert "runs with a warning" in shown
+    listed = show(rows.warnings(report.stored), layouts.WARNINGS, "").data
+    assert "a fallback &lt;b&gt;" in listed
+    assert "1 run with [a warning]" in sentences.unknown(report)
+
+
+def test_what_rows_share_is_their_header(tmp_path: Path) -> None:
+    make_quick(tmp_path)
+    table = pages.load_report(tmp_path).throughput
+    shown = show(table, layouts.STARTUP, "").data
+    groups = re.findall(r'<th scope="rowgroup" colspan="\d+"', shown)
+    assert len(groups) == shown.count("<tbody>") > 1
+    assert "master weights" in shown and "masters" not in shown
+    said = re.findall("<caption>All rows: (.*?)</caption>", shown)[0]
+    lines = re.findall(r"<th scope=.rowgroup.*?</th>", shown)
+    assert said and not [part for part in said.split(", ") if part in " ".join(lines)]
+    assert shown.count('scope="col"') == int(groups[0].split('"')[-2])
+
+
+@pytest.mark.parametrize(("value", "spec", "text"), [
+    (-0.001, "+.2f", "+0.00"), (-1.26, "+.1f", "\u22121.3"), (math.inf, ",.0f", "∞"),
+    (-0.2, ".0f", "0"), (1234.5, ",.1f", "1,234.5"),
+])  # fmt: skip
+def test_numbers_are_written_one_way(value: float, spec: str, text: str) -> None:
+    assert words.number(value, spec) == text
+    assert words.span([value, value], spec, " %") == f"{text} %"

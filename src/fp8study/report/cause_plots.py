@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -56,7 +57,7 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
         axis.set_xscale("log")
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlim(floor, 2 * max(table["difference_pct"].max(), 3 * floor))
-        axis.set_yticks(range(len(rungs)), rungs)
+        axis.set_yticks(range(len(rungs)), [textwrap.fill(rung, 18) for rung in rungs], fontsize=8)
         axis.set_ylim(-0.6, len(rungs) - 0.4)
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if equal.any():

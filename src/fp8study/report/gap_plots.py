@@ -14,7 +14,6 @@ from matplotlib.transforms import blended_transform_factory
 
 from fp8study.analysis.losses import gap_by_step, seed_spread
 from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
-from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.page import Report
 from fp8study.report.plots import smooth, thin
 from fp8study.report.plotstyle import (
@@ -62,7 +61,6 @@ def forest_figure(
     height = _ROW_INCHES * (sum(lines) + 3)
     labels = ("FP8 − BF16, % of the BF16 loss", "")
     figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height, 1)
-    figure.set_figwidth(PHONE_INCHES)
     across = blended_transform_factory(figure.transFigure, axis.transData)
     labelled, place = {}, 0.0
     for (text, row), num in zip(rows, lines, strict=True):

@@ -17,6 +17,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fp8study.report.figures import PHONE_INCHES
 from fp8study.report.words import in_words, number
 
 PALETTE = {
@@ -93,13 +94,15 @@ def panels(
     """Make one panel for each group of a table that has rows: the figure, then axes, key, rows.
 
     The `title` is made from the values of `keys`; `labels` are of the horizontal and the vertical
-    axis; the `height` of a panel is in inches; at most `columns` stand beside each other.
+    axis; the `height` of a panel is in inches; at most `columns` stand beside each other. A figure
+    of one column fits a phone.
     """
     groups = list(table.groupby(list(keys), sort=False))
     columns = min(columns, len(groups))
     rows = math.ceil(len(groups) / columns)
     with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        figure = Figure(figsize=(_WIDTH_INCHES, height * rows + 0.7), layout="constrained")
+        width = _WIDTH_INCHES if columns > 1 else PHONE_INCHES
+        figure = Figure(figsize=(width, height * rows + 0.7), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
     for spare in axes[len(groups) :]:
@@ -107,7 +110,8 @@ def panels(
     for axis, (key, _) in zip(axes, groups, strict=False):
         sns.despine(ax=axis)
         axis.tick_params(length=0, labelsize=10)
-        lines = [textwrap.fill(line, 48) for line in in_words(title(*key)).split("\n")]
+        letters = round(12 * width / columns)
+        lines = [textwrap.fill(line, letters) for line in in_words(title(*key)).split("\n")]
         axis.set_title("\n".join(lines), loc="left", fontsize=9.5)
         axis.set(xlabel=labels[0], ylabel=labels[1])
     return figure, [(axis, *group) for axis, group in zip(axes, groups, strict=False)]
@@ -115,8 +119,11 @@ def panels(
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
     """Put one legend above all panels; long names get a row each."""
+    letters = round(12 * figure.get_figwidth())
+    for handle in handles:
+        handle.set_label(textwrap.fill(str(handle.get_label()), letters - 8))
     longest = max((len(handle.get_label()) for handle in handles), default=0)
-    columns = 1 if longest > 48 else min(len(handles), max(1, 96 // (longest + 8)))
+    columns = 1 if longest > letters / 2 else min(len(handles), max(1, letters // (longest + 8)))
     figure.legend(
         handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=10
     )

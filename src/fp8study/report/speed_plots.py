@@ -98,8 +98,9 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     handles += [Line2D([], [], marker=_MARKS.get(n, "X"), lw=0, color=GREY, label=count(n, "GPU"))
                 for n in counts]  # fmt: skip
     if len(peers):
-        name = peers["peer"].iloc[0].split()[0]
-        handles.append(Line2D([], [], marker="x", lw=0, mew=2, color=GREY, label=f"{name}'s own"))
+        names = sorted({peer.split()[0] for peer in peers["peer"]})
+        whose = "other trainers' own" if len(names) > 1 else f"{names[0]}'s own"
+        handles.append(Line2D([], [], marker="x", lw=0, mew=2, color=GREY, label=whose))
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9,
                   handletextpad=0.1, columnspacing=0.6, labelspacing=0.2, borderpad=0)  # fmt: skip
     return figure

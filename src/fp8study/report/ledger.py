@@ -79,7 +79,8 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
     for each in (each for each in of if each.finding.figure):
         labels = "" if _gpu(each) == usual else each.machines
         named = labels.partition(" (")[2].rstrip(")").replace("local", "your machine")
-        figures.append(f"{named} {_figure(each).replace('(range of', '(of')}".strip())
+        figure = _figure(each).replace("(range of", "(of").replace("(95 % CI", "(CI")
+        figures.append(f"{named} {figure}".strip())
     reason = filter(None, (finding.why, settles(of[0])))
     return {
         "id": claim.id, "claim": claim.statement,

@@ -84,7 +84,7 @@ def others(table: pd.DataFrame) -> str:
              for kind, words in kinds.items() if (table["kind"] == kind).any()]  # fmt: skip
     return (
         f"FP8's lead: {'; '.join(parts)}. Ours and the other trainer's are ratios of geometric "
-        "means, both clipping gradients; bars: 95 % CI."
+        "means; bars: 95 % CI."
     )
 
 

@@ -13,14 +13,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.analysis.laws import account
+from fp8study.analysis.laws import account, scale
 from fp8study.core.records import StoredRun
 from fp8study.report import predictions
 from fp8study.report.export import tables_of
 
 ROOT = Path(__file__).parents[2]
 #: Tables that rest on no run in reach: data sheets, what others published, a fit that is frozen.
-OF_NO_RUN = {"tbl-peaks", "tbl-published", "tbl-restated", "tbl-constants", "tbl-freezes"}
+OF_NO_RUN = {
+    "tbl-peaks", "tbl-published", "tbl-restated", "tbl-constants", "tbl-freezes", "tbl-scale",
+}  # fmt: skip
 #: A claim that rests on no run: its row prints the document's figures, or those of data sheets.
 UNANSWERED = re.compile(r'.*data-label="records"[^>]*>–</td>.*', re.S)
 NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
@@ -60,6 +62,8 @@ def known(records: list[StoredRun], site: dict[str, str]) -> Known:
     laws = [
         account.lead_verdicts(account.lead_table(cells)),
         account.memory_verdicts(account.memory_table(cells)),
+        scale.check_means(scale.check_table(cells)),
+        scale.published_table().eval("hopeful = predicted_pct - published_pct"),
     ]
     columns = [c for table in (*tables_of(records).values(), *laws) for _, c in table.items()]
     numeric = pd.concat([pd.to_numeric(c, errors="coerce") for c in columns]).dropna()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
+from fp8study.analysis.laws.scale import check_means
+from fp8study.report import figures
 from fp8study.report.table import Layout
-from fp8study.report.words import escape, number, recipe, span
+from fp8study.report.words import number, span
 
 SCALE = Layout(
     {
         "label": ("precision", ""), "recomputed": ("layers recomputed", ""),
-        "micro_batch_size": ("batch", ".0f"), "memory_gib": ("GiB", ".0f"), "fit": ("fits", ""),
+        "micro_batch_size": ("batch", ".0f"), "memory_gib": ("GiB", ".0f"),
         "tokens_per_second_per_gpu": ("tokens/s a GPU", ",.0f"),
         "lead_pct": ("over BF16, %", "+.0f"), "within_points": ("± points", ".0f"),
         "received_gib": ("receives a step, GiB", ",.0f"),
@@ -24,12 +26,11 @@ SCALE = Layout(
 
 
 def scale_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `scale_table` as it is shown."""
+    """Return what fits of `scale_table` as it is shown."""
     if table.empty:
         return table
-    said = {True: "yes", False: "no"}
-    recomputed = table["activation_checkpointing"].map(said)
-    return table.assign(recomputed=recomputed, fit=table["fits"].map(said))
+    recomputed = table["activation_checkpointing"].map({True: "yes", False: "no"})
+    return table.assign(recomputed=recomputed)[table["fits"]]
 
 
 def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
@@ -41,35 +42,15 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     )
     if check.empty:
         return f"{assumed} No records of several GPUs hold it to account here."
-    off = [
-        f"{number(_mean(rows, 'step_error_pct', 'num_cells'), '.1f')} % on {num}"
-        for num, rows in check.groupby("num_gpus")
-    ]
-    seen = check[check["num_profiled"] > 0]
-    measured, law, moved = (
-        number(_mean(seen, name, "num_profiled"), ".1f")
-        for name in ("exposed_measured_pct", "exposed_law_pct", "bytes_error_pct")
-    )
-    profiled = (
-        f" Profiled steps of several moved other bytes than the law says by {moved} %, and waited "
-        f"for {measured} % of their time where the law says {law} %."
-    )
-    others = [
-        f"{recipe(row['precision'])} from {row['from_gpus']} to {row['to_gpus']} "
-        f"{row['gpu_name']}s {number(row['published_pct'], '.1f')} % "
-        f"(law: {number(row['predicted_pct'], '.1f')} %; "
-        f"[source]({row['source']}))"
-        for _, row in published.iterrows()
-    ]
+    means = check_means(check)
+    off = [f"{number(row['step_error_pct'], '.1f')} % on {n:.0f}" for n, row in means.iterrows()]
+    wide = means.iloc[-1]
     hopeful = published["predicted_pct"] - published["published_pct"]
+    measured, law = (number(wide[f"exposed_{side}_pct"], ".1f") for side in ("measured", "law"))
     return (
-        f"{assumed} Calibrated on GPUs of one node, where a step is off by {', '.join(off)}."
-        f"{profiled if len(seen) else ''} Of tokens per second and GPU others kept, with "
-        f"{escape(published['model'].iloc[0])}: {'; '.join(others)}. So the law is "
-        f"{span(hopeful, '.1f')} points too hopeful there."
+        f"{assumed} Calibrated on GPUs of one node, where a step is off by {', '.join(off)}, and "
+        f"on the most waits for {measured} % of its time where the law says {law} % "
+        f"({figures.download(check, 'at-scale-check', 'by model')}). Of what others kept of their "
+        f"speed from 8 to 128 and from 32 to 64 GPUs it is {span(hopeful, '.1f')} points too "
+        f"hopeful ({figures.download(published, 'at-scale-published', 'figures and sources')})."
     )
-
-
-def _mean(rows: pd.DataFrame, column: str, weights: str) -> float:
-    """Return a mean over cells from means over groups of them."""
-    return float((rows[column] * rows[weights]).sum() / rows[weights].sum())

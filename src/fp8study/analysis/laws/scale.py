@@ -8,6 +8,7 @@ H200s of one box, 1 to 4 at a time: `check_table` says how far off the law is th
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -271,3 +272,15 @@ def published_table() -> pd.DataFrame:
             "predicted_pct": 100 * steps[0] / steps[1], "source": _TITAN + page,
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def check_means(check: pd.DataFrame) -> pd.DataFrame:
+    """Return means over the cells of `check_table`, one row for each number of GPUs."""
+    rows = []
+    for num_gpus, found in check.groupby("num_gpus"):
+        row = {"num_gpus": num_gpus}
+        for name in _MEANS:
+            count = found[_COUNTED.get(name, "num_profiled")]
+            row[name] = (found[name] * count).sum() / count.sum() if count.sum() else math.nan
+        rows.append(row)
+    return pd.DataFrame(rows).set_index("num_gpus")

@@ -19,16 +19,22 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long files first, so that no worker is left alone with one at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in ("pipeline", "train"))
+    first = {"pipeline": 0, "train": 1, "report": 2}
+    items.sort(key=lambda item: first.get(item.path.parent.name, len(first)))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this call of pytest, one for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_folders(shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep tests, and whatever they start, away from the user's caches and locks."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all workers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FP8STUDY_CACHE", str(shared / "cache"))
+        patch.setenv("FP8STUDY_CACHE", str(shared_folder / "cache"))
         patch.setenv("FP8STUDY_LOCKS", str(tmp_path_factory.mktemp("locks")))
         yield
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
-from functools import cache
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fp8study.core.config import make_config
-from fp8study.core.records import RunRecord
-from fp8study.run.launch import launch
-from tests.train.tiny_runs import CPU, TINY, Run
+from fp8study.core.files import locked
+from fp8study.core.records import RunRecord, read_record
+from fp8study.run import launch as launcher
+from fp8study.run.launch import RunFailed, launch
+from tests.train.tiny_runs import CPU, FOUR, SAVING, TINY, Run, Train
+
+WORKER = Path(__file__).with_name("trouble_worker.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,13 +22,39 @@ def _warm(warm_training: None) -> None:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Train a configuration once, however many tests look at it."""
+def run(shared_folder: Path) -> Run:
+    """Train a configuration once, however many tests look at it, in whichever worker."""
 
-    @cache
-    def trained(assignments: tuple[tuple[str, Any], ...]) -> tuple[RunRecord, Path]:
-        run_dir = tmp_path_factory.mktemp("run")
-        record = launch(make_config(TINY | dict(assignments)), run_dir, show=str, machine=CPU)
-        return record, run_dir
+    def trained(**values: Any) -> tuple[RunRecord, Path]:
+        config = make_config(TINY | values)
+        # All of it: the run's own digest leaves out what does not make it another run.
+        run_dir = shared_folder / f"run-{hashlib.sha256(repr(config).encode()).hexdigest()[:12]}"
+        with locked(run_dir.with_suffix(".lock"), "run"):
+            if not (run_dir / "run.json").exists():
+                launch(config, run_dir, show=str, machine=CPU)
+        return read_record(run_dir / "run.json"), run_dir
 
-    return lambda **values: trained(tuple(sorted(values.items())))
+    return trained
+
+
+@pytest.fixture(scope="session")
+def train() -> Train:
+    """Train a run that saves its state, and let it meet with trouble."""
+    command = launcher.training_command
+
+    def troubled(*arguments: Any) -> list[str]:
+        usual = command(*arguments)
+        place = usual.index("fp8study.train")
+        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
+
+    def trained(run_dir: Path, trouble: str | None = None, **values: Any) -> RunRecord:
+        with pytest.MonkeyPatch.context() as patch:
+            if trouble:
+                patch.setenv("TROUBLE", trouble)
+                patch.setattr(launcher, "training_command", troubled)
+            try:
+                return launch(make_config(SAVING | values), run_dir, show=str, machine=FOUR)
+            except RunFailed:
+                return read_record(run_dir / "run.json")
+
+    return trained

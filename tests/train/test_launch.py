@@ -204,7 +204,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 def test_two_launchers_never_write_one_run_and_an_interrupted_one_is_recorded(
     tmp_path: Path,
 ) -> None:
-    config = make_config(TINY | {"strategy": "none", "num_steps": 100_000})
+    # No end of a warm-up near: a signal is lost on a process that collects garbage just then.
+    steps = {"num_steps": 100_000, "num_warmup_steps": 50_000}
+    config = make_config(TINY | {"strategy": "none"} | steps)
     started = threading.Event()
     refusals: list[str] = []
 

@@ -150,7 +150,7 @@ def reducing(num_gpus: int) -> dict[str, Any]:
 
 def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
-    values = {"model": "tiny-llama", "num_gpus": num_gpus}
+    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
     fp8 = values | {"precision": "fp8"}
     expected, _, _ = train(make_config(fp8), tied=False)
     num_casts, cast = 0, fp8study.model.fsdp_patches._cast
@@ -165,9 +165,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     weights, _, _ = train(make_config(fp8 | changes), tied=False)
     kept = {}
     for reshard in (True, "half", False):
-        config = make_config(
-            values | {"compile": False, "reshard_after_forward": reshard}
-        ).resolved()
+        config = make_config(values | {"reshard_after_forward": reshard}).resolved()
         AcceleratorState._reset_state()
         model = tiny(config, tied=False)
         accelerator = make_accelerator(config, model)

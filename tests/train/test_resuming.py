@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -10,80 +9,25 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from fp8study.core.checkpoints import FOLDER, last_checkpoint, place_of
+from fp8study.core.checkpoints import FOLDER, last_checkpoint
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked
-from fp8study.core.presets import PRESETS
-from fp8study.core.records import RunRecord, read_metrics, read_record
-from fp8study.run import launch as launcher
-from fp8study.run.launch import RunFailed, launch
-from fp8study.run.machine import Machine
-from tests.train.tiny_runs import TINY
-
-SAVING = TINY | {"checkpoint_every": 3, "profile": False}
-FOUR = Machine(gpus=(), num_cpus=4)
-WORKER = Path(__file__).with_name("trouble_worker.py")
-
-#: Trains in a folder with some fields changed, and with a trouble of `trouble_worker`.
-Train = Callable[..., RunRecord]
-
-
-@pytest.fixture
-def train(monkeypatch: pytest.MonkeyPatch) -> Train:
-    command = launcher.training_command
-
-    def troubled(*arguments: Any) -> list[str]:
-        usual = command(*arguments)
-        place = usual.index("fp8study.train")
-        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
-
-    def trained(run_dir: Path, trouble: str | None = None, **values: Any) -> RunRecord:
-        with monkeypatch.context() as patch:
-            if trouble:
-                patch.setenv("TROUBLE", trouble)
-                patch.setattr(launcher, "training_command", troubled)
-            try:
-                return launch(make_config(SAVING | values), run_dir, show=str, machine=FOUR)
-            except RunFailed:
-                return read_record(run_dir / "run.json")
-
-    return trained
-
-
-def tensors(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return what a checkpoint holds, flat by name."""
-    file, flat = run_dir / "whole.pt", {}
-    dcp_to_torch_save(place_of(run_dir, step), file)
-    stack = [("", torch.load(file))]
-    while stack:
-        prefix, found = stack.pop()
-        if isinstance(found, dict):
-            stack += [(f"{prefix}/{name}", value) for name, value in found.items()]
-        else:
-            flat[prefix] = found
-    return flat
+from fp8study.core.records import read_metrics, read_record
+from fp8study.run.launch import launch
+from tests.train.tiny_runs import FOUR, SAVING, Train, folder_of, tensors
 
 
 def facts(run_dir: Path) -> list[list[Any]]:
     """Return what does not depend on the clock, of each logged step."""
     names = ("step", "loss", "learning_rate", "gradient_norm", "tokens_seen")
     return [[row[name] for name in names] for row in read_metrics(run_dir)]
-
-
-def folder_of(folder: Path, **settings: Any) -> str:
-    """Make a folder with the tiny model's configuration, changed."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"] | settings))
-    return str(folder)
 
 
 #: The first two in every run of the tests.
@@ -206,6 +150,14 @@ def test_a_run_goes_on_with_another_number_of_processes(train: Train, tmp_path: 
     assert [row[0] for row in facts(parts)] == list(range(1, 9))
 
 
+@pytest.fixture(scope="module")
+def stopped(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was told to end."""
+    run_dir = tmp_path_factory.mktemp("stopped")
+    assert train(run_dir, "told:1", strategy="none").status == "interrupted"
+    return run_dir
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -216,17 +168,15 @@ def test_a_run_goes_on_with_another_number_of_processes(train: Train, tmp_path: 
     ],
 )
 def test_another_runs_checkpoints_are_refused_and_kept(
-    changed: dict[str, Any], words: str, train: Train, tmp_path: Path
+    changed: dict[str, Any], words: str, stopped: Path, train: Train, tmp_path: Path
 ) -> None:
     (tmp_path / "other.txt").write_text("Some other text to train on. " * 500)
     changed = {k: str(v).format(other=tmp_path / "other.txt") for k, v in changed.items()}
-    run_dir = tmp_path / "run"
-    train(run_dir, "told:1", strategy="none")
-    before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.name != ".lock"}
+    before = {p: p.stat().st_mtime_ns for p in stopped.rglob("*") if p.name != ".lock"}
     with pytest.raises(UserError, match=re.escape(words)) as refusal:
-        train(run_dir, strategy="none", **changed)
+        train(stopped, strategy="none", **changed)
     assert "\n" not in str(refusal.value)
-    assert {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.name != ".lock"} == before
+    assert {p: p.stat().st_mtime_ns for p in stopped.rglob("*") if p.name != ".lock"} == before
 
 
 def test_a_finished_run_is_done_anew_and_its_checkpoints_are_kept(
@@ -295,72 +245,3 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_
     assert [row["step"] for row in read_metrics(tmp_path)][: steps[-1]] == list(
         range(1, steps[-1] + 1)
     )
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_run_starts_from_the_weights_of_another(train: Train, tmp_path: Path) -> None:
-    """In the other precision, sharded otherwise, on other text, and with a new optimizer."""
-    (tmp_path / "other.txt").write_text("Some other text to train on. " * 500)
-    before = train(tmp_path / "bf16", strategy="none", validation_sequences=4)
-    values = {"num_gpus": 2, "precision": "fp8", "lr_warmup_steps": 4, "learning_rate": 1e-9}
-    values |= {"validation_sequences": 4, "checkpoint_every": 0}
-    start = tmp_path / "bf16"
-    for source in (start, place_of(start, 8)):
-        record = train(tmp_path / source.name / "fp8", init_from=str(source), **values)
-        assert record.status == "completed", record.status_detail
-        # Scored alike in BF16: the weights are the same, but for steps of next to nothing.
-        losses = [r.results["validation_loss"] for r in (before, record)]
-        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-        assert (record.model["init_step"], record.model["init_precision"]) == (8, "bf16")
-        assert record.audit["num_linear_fp8"] == 28
-    values["corpus"] = f"text:{tmp_path}/other.txt"
-    assert train(tmp_path / "on", init_from=str(start), **values).status == "completed"
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_run_starts_from_hugging_face_safetensors(
-    tied: bool, train: Train, tmp_path: Path
-) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(7)
-    settings = PRESETS["tiny-llama"] | {"tie_word_embeddings": tied}
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
-    theirs.save_pretrained(tmp_path / "model", max_shard_size="1MB")
-    values = {"init_from": str(tmp_path / "model"), "num_steps": 3, "num_warmup_steps": 0}
-    values |= {"model": str(tmp_path / "model"), "tokenizer": "bpe"}
-    record = train(tmp_path / "run", precision="fp8", num_gpus=2, learning_rate=1e-12,
-                   weight_decay=0, **values)  # fmt: skip
-    assert record.status == "completed", record.status_detail
-    weights = tensors(tmp_path / "run", 3)
-    for name, weight in theirs.named_parameters():
-        torch.testing.assert_close(weights[f"/model/{name}"], weight.detach(), rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"init_from": "{folder}/none"}, "init_from: '.*/none' holds no weights; give a folder"),
-        ({"init_from": "{folder}"}, "init_from: '.*' holds no weights; give a folder"),
-        ({"init_from": "{folder}/run", "model": "{folder}/model"}, "does not fit the model"),
-        ({"init_from": "{folder}/hf", "model": "{folder}/model"}, "does not fit the model"),
-    ],
-)
-def test_weights_that_do_not_fit_are_one_line(
-    values: dict[str, Any], words: str, train: Train, tmp_path: Path
-) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    train(tmp_path / "run", strategy="none", num_steps=3)
-    hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["tiny-llama"]))
-    hf.save_pretrained(tmp_path / "hf")
-    folder_of(tmp_path / "model", intermediate_size=400)
-    values = {name: value.format(folder=tmp_path) for name, value in values.items()}
-    try:
-        said = str(train(tmp_path / "next", strategy="none", **values).status_detail)
-    except UserError as error:
-        said = str(error)
-    assert re.search(words, said), said
-    assert "\n" not in said
-    assert said.startswith("init_from: ")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
+from fp8study.cli import app
 from fp8study.core.presets import PRESETS
+from fp8study.core.records import StoredRun, load_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -27,6 +32,30 @@ def tiny_folder(folder: Path) -> str:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"]), encoding="utf-8")
     return str(folder)
+
+
+@cache
+def committed_runs() -> tuple[StoredRun, ...]:
+    """The committed records, read once for all tests: change none of them."""
+    return tuple(run for run in load_runs(ROOT / "results") if run.machine_label != "local")
+
+
+def unreadable_weights(folder: Path) -> str:
+    """Write weights that only the training process finds out to be none."""
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    return str(folder)
+
+
+def fp8study(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process and folder; what it takes to load is then paid once."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            app(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def run_python(

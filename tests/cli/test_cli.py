@@ -1,29 +1,18 @@
-import contextlib
 import dataclasses
-import io
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fp8study import __version__
-from fp8study.cli import app
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
 from fp8study.run.terminal import fit
-from tests.checkout import ROOT, run_python
+from tests.checkout import ROOT, fp8study, run_python
 from tests.factories import make_record
 from tests.instrument_factories import instruments_of
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture
@@ -34,17 +23,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
-
-
-def fp8study(*arguments: str) -> Done:
-    """Run a command in this process; what torch takes to load is then paid once."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            app(list(arguments))
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.parametrize(

@@ -7,38 +7,99 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fp8study.core.files import locked
-from tests.checkout import copy_checkout, environment, run_python, tiny_folder
+from tests.checkout import (
+    copy_checkout,
+    environment,
+    fp8study,
+    run_python,
+    unreadable_weights,
+)
 
 STUDY = """
 question: Does the pipeline work?
 base: {model: tiny-llama, precision: fp8, strategy: none, sequence_length: 32, num_steps: 4,
        num_warmup_steps: 1, compile: false}
-seeds: [0, 1]
 """
-#: Stands before papermill, and fails at first as it does where two kernels are given one port.
+#: Stands before papermill, and fails once as it does where two kernels are given one port.
 LOSES_ITS_PORT_ONCE = """
-import pathlib, shutil, sys
-shutil.rmtree(pathlib.Path(__file__).parent)
-sys.exit("RuntimeError: Kernel died before replying to kernel_info")
+import os, runpy, sys
+try:
+    os.mkdir("lost")
+except FileExistsError:
+    del sys.path[0], sys.modules["papermill"]
+    runpy.run_module("papermill", run_name="__main__", alter_sys=True)
+else:
+    sys.exit("RuntimeError: Kernel died before replying to kernel_info")
 """
-REPRODUCE = ("-m", "fp8study.cli", "reproduce", "tiny", "--no-report")
+REPRODUCE = ("reproduce", "tiny", "--no-report")
+CLI = ("-m", "fp8study.cli")
+
+
+def write_study(checkout: Path, *arms: str) -> Path:
+    path = checkout / "pipelines/studies/tiny.yaml"
+    path.write_text(f"{STUDY}arms: [{', '.join(arms)}]\n")
+    return path
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    folder = copy_checkout(tmp_path)
-    (folder / "pipelines/studies/tiny.yaml").write_text(STUDY)
-    return folder
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with a study of one run; we are in it."""
+    write_study(copy_checkout(tmp_path), "{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
 
 
-def records(checkout: Path) -> dict[Path, dict]:
+def records(checkout: Path) -> dict[str, dict]:
+    """Status, and what else is in each run's record, by the run's folder."""
     paths = sorted((checkout / "results/local/tiny").glob("*/run.json"))
-    return {path: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@dataclass
+class Call:
+    """What a command said, and what it left behind."""
+
+    done: subprocess.CompletedProcess[str]
+    records: dict[str, dict]
+    logs: dict[str, str]
+    files: set[str]
+
+    @property
+    def by_status(self) -> dict[str, str]:
+        return {record["status"]: name for name, record in self.records.items()}
+
+
+def call(checkout: Path, *command: str) -> Call:
+    done = run_python(checkout, *CLI, *command)
+    results = checkout / "results/local/tiny"
+    logs = {path.parent.name: path.read_text() for path in results.glob("*/papermill.log")}
+    return Call(done, records(checkout), logs, {path.name for path in results.glob("*/*.json")})
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
+    """A run that fails beside one that does not; a plan; again, damaged; with all that is done."""
+    checkout = copy_checkout(tmp_path_factory.mktemp("calls"))
+    unreadable_weights(checkout / "weights")
+    write_study(checkout, "{init_from: ./weights}", "{}")
+    found = {"first": call(checkout, *REPRODUCE), "plan": call(checkout, "plan", "tiny")}
+
+    completed = found["first"].by_status["completed"]
+    (checkout / "results/local/tiny" / completed / "run.json").write_text('{"run_id": "half a rec')
+    (checkout / "papermill").mkdir()
+    (checkout / "papermill/__init__.py").touch()
+    (checkout / "papermill/__main__.py").write_text(LOSES_ITS_PORT_ONCE)
+    found["second"] = call(checkout, *REPRODUCE)
+
+    write_study(checkout, "{}")
+    return found | {"third": call(checkout, *REPRODUCE)}
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -48,68 +109,50 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return line
 
 
-def test_a_study_is_done_once_and_repaired_where_it_is_damaged(checkout: Path) -> None:
-    done = run_python(checkout, *REPRODUCE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 runs, 0 done, 2 to do" in done.stdout
-    assert "[2/2" in done.stdout
-    first = records(checkout)
-    assert [r["status"] for r in first.values()] == ["completed", "completed"]
-    assert all((path.parent / "run.ipynb").exists() for path in first)
-
-    again = run_python(checkout, *REPRODUCE)
-    assert again.returncode == 0
-    assert "2 done, 0 to do" in again.stdout
-    assert records(checkout) == first
-
-    plan = run_python(checkout, "-m", "fp8study.cli", "plan", "tiny")
-    assert "2 done, 0 to do" in plan.stdout
-
-    damaged, whole = first
-    damaged.write_text('{"run_id": "half a rec')
-    (checkout / "papermill").mkdir()
-    (checkout / "papermill/__init__.py").touch()
-    (checkout / "papermill/__main__.py").write_text(LOSES_ITS_PORT_ONCE)
-    repaired = run_python(checkout, *REPRODUCE)
-    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
-    assert "corrupt record" in repaired.stdout
-    assert (damaged.parent / "run.corrupt1.json").exists()
-    assert records(checkout)[whole] == first[whole]
-    assert records(checkout)[damaged]["status"] == "completed"
-    assert not (checkout / "papermill").exists()
-    said = (damaged.parent / "papermill.log").read_text()
-    assert said.index("Kernel died") < said.index("Output Notebook")
+def test_a_failed_run_stops_no_other(calls: dict[str, Call]) -> None:
+    first = calls["first"]
+    assert "2 runs, 0 done, 2 to do" in first.done.stdout
+    assert "[2/2" in first.done.stdout
+    assert first.done.returncode == 2
+    assert first.done.stderr.startswith("fp8study: reproduce: 1 of 2 runs have no result")
+    assert "does not fit the model 'tiny-llama'" in first.done.stdout
+    assert first.by_status.keys() == {"completed", "failed"}
+    for log in first.logs.values():  # what had begun is not begun again
+        assert log.count("Output Notebook") == 1
 
 
-def test_a_failed_run_stops_no_other_and_is_tried_again(checkout: Path) -> None:
-    tiny_folder(checkout / "model")
-    arms = "arms: [{skip: [lm_haed], model: ./model}, {skip: [lm_head]}]\n"
-    study = checkout / "pipelines/studies/tiny.yaml"
-    study.write_text(STUDY.replace("seeds: [0, 1]", "seeds: [0]") + arms)
-    done = run_python(checkout, *REPRODUCE)
-    assert done.returncode == 2
-    assert done.stderr.startswith("fp8study: reproduce: 1 of 2 runs have no result")
-    assert "did you mean 'lm_head'" in done.stdout
-    statuses = sorted(record["status"] for record in records(checkout).values())
-    assert statuses == ["completed", "failed"]
-    for path in records(checkout):  # what had begun is not begun again
-        assert (path.parent / "papermill.log").read_text().count("Output Notebook") == 1
-    before = records(checkout)
-    plan = run_python(checkout, "-m", "fp8study.cli", "plan", "tiny")
-    assert "2 runs, 1 done, 1 to do" in plan.stdout
-    assert records(checkout) == before  # a plan changes nothing
-    run_python(checkout, *REPRODUCE)
-    assert list((checkout / "results/local/tiny").glob("*/run.failed1.json"))
+def test_a_plan_changes_nothing(calls: dict[str, Call]) -> None:
+    first, plan = calls["first"], calls["plan"]
+    assert "2 runs, 1 done, 1 to do" in plan.done.stdout
+    assert (plan.records, plan.files) == (first.records, first.files)
+
+
+def test_what_failed_or_is_damaged_is_done_again(calls: dict[str, Call]) -> None:
+    first, second = calls["first"], calls["second"]
+    assert "corrupt record" in second.done.stdout
+    assert "2 runs, 0 done, 2 to do" in second.done.stdout
+    assert {"run.corrupt1.json", "run.failed1.json"} <= second.files
+    assert second.by_status == first.by_status
+    started_at = [[r["started_at"] for r in call.records.values()] for call in (first, second)]
+    assert all(one < other for one, other in zip(*started_at, strict=True))
+    # That one notebook's kernel died is no end of its run.
+    (lost,) = [log for log in second.logs.values() if "Kernel died" in log]
+    assert lost.index("Kernel died") < lost.index("Output Notebook")
+
+
+def test_what_is_done_is_not_done_again(calls: dict[str, Call]) -> None:
+    second, third = calls["second"], calls["third"]
+    assert third.done.returncode == 0, third.done.stderr
+    assert "1 runs, 1 done, 0 to do" in third.done.stdout
+    assert third.records == second.records
 
 
 @pytest.mark.usefixtures("cold_training")
 def test_a_killed_pipeline_loses_no_finished_run(checkout: Path) -> None:
-    study = checkout / "pipelines/studies/tiny.yaml"
-    long_run = "arms: [{num_steps: 4}, {num_steps: 100000}]\n"
-    study.write_text(STUDY.replace("seeds: [0, 1]", "seeds: [0]") + long_run)
+    study = write_study(checkout, "{}", "{num_steps: 100000}")
     child = subprocess.Popen(
-        [sys.executable, *REPRODUCE], cwd=checkout, env=environment(), stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [sys.executable, *CLI, *REPRODUCE], cwd=checkout, env=environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 200
     metrics = checkout / "results/local/tiny"
@@ -125,23 +168,23 @@ def test_a_killed_pipeline_loses_no_finished_run(checkout: Path) -> None:
     with locked(lock, "results"):  # waits until everything that the pipeline started is gone
         assert records(checkout) == finished
     study.write_text(study.read_text().replace("100000", "5"))
-    done = run_python(checkout, *REPRODUCE)
+    done = run_python(checkout, *CLI, *REPRODUCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 runs, 1 done, 1 to do" in done.stdout
-    ((path, record),) = finished.items()
-    assert records(checkout)[path] == record
+    ((name, record),) = finished.items()
+    assert records(checkout)[name] == record
 
 
 def test_a_corpus_that_is_too_short_is_met_before_any_run(checkout: Path) -> None:
     (checkout / "short.txt").write_text("A very short story.")
-    line = one_line(run_python(checkout, *REPRODUCE, "--set", "corpus=text:short.txt"))
+    line = one_line(fp8study(*REPRODUCE, "--set", "corpus=text:short.txt"))
     assert "is longer than the corpus" in line
     assert not list((checkout / "results/local/tiny").glob("*/papermill.log"))
 
 
 def test_a_second_pipeline_is_refused(checkout: Path) -> None:
     with locked(checkout / "results/local/.pipeline.lock", "results"):
-        line = one_line(run_python(checkout, *REPRODUCE))
+        line = one_line(fp8study(*REPRODUCE))
     assert line.startswith("fp8study: reproduce: another pipeline is running in this checkout")
 
 
@@ -157,12 +200,12 @@ def test_a_second_pipeline_is_refused(checkout: Path) -> None:
 def test_bad_input_is_one_line_and_starts_nothing(
     checkout: Path, arguments: list[str], message: str
 ) -> None:
-    done = run_python(checkout, "-m", "fp8study.cli", "reproduce", "--no-report", *arguments)
+    done = fp8study("reproduce", "--no-report", *arguments)
     assert message in one_line(done)
     assert not records(checkout)
 
 
 def test_results_that_cannot_be_written_are_one_line(checkout: Path) -> None:
     (checkout / "results").write_text("in the way")
-    line = one_line(run_python(checkout, *REPRODUCE))
+    line = one_line(fp8study(*REPRODUCE))
     assert line.startswith("fp8study: results: cannot write")

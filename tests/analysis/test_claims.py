@@ -12,10 +12,10 @@ import pytest
 
 from fp8study.analysis.claims.finding import TESTS, Verdict
 from fp8study.analysis.claims.ledger import all_claims, claims_table, judge, judge_claim
-from fp8study.core.records import RunRecord, load_runs
+from fp8study.core.records import RunRecord
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
-from tests.checkout import ROOT
+from tests.checkout import ROOT, committed_runs
 from tests.claim_factories import (
     FP8,
     LARGE,
@@ -292,8 +292,7 @@ def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
 
 @pytest.fixture(scope="module")
 def ledger() -> list[Any]:
-    stored = load_runs(ROOT / "results")
-    return judge(report_of([run for run in stored if run.machine_label != "local"]))
+    return judge(report_of(committed_runs()))
 
 
 def test_the_committed_records_judge_every_claim_and_could_otherwise(ledger: list[Any]) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.frames import runs_frame
-from fp8study.core.records import load_runs
 from fp8study.report.export import TABLES
 from fp8study.report.page import report_of
-
-RESULTS = Path(__file__).parents[2] / "results"
+from tests.checkout import committed_runs
 
 
 def test_one_more_diverged_run_leaves_every_table_of_a_committed_study() -> None:
-    chosen = [run for run in load_runs(RESULTS) if run.record.study == "attribution"]
+    chosen = [run for run in committed_runs() if run.record.study == "attribution"]
     before = effect_table(runs_frame(chosen))
     lost = chosen[0]
     record = dataclasses.replace(

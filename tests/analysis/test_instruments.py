@@ -15,6 +15,7 @@ from fp8study.core.records import load_runs
 from fp8study.report import instrument_plots as plots
 from fp8study.report import instrument_sentences as sentences
 from fp8study.report import rows
+from tests.checkout import committed_runs
 from tests.factories import make_record, store
 from tests.instrument_factories import audit_of, instruments_of, make_instruments, store_measured
 from tests.study_factories import make_quick
@@ -198,8 +199,7 @@ def test_the_split_at_the_peak_does_not_suppose_that_gradients_are_there(
 
 def test_working_memory_of_sharded_and_whole_models_agrees_in_the_reference_records() -> None:
     """One sequence has the same activations on one GPU and on four."""
-    results = Path(__file__).parents[2] / "results"
-    stored = [run for run in load_runs(results) if run.machine_label == "h200x4"]
+    stored = [run for run in committed_runs() if run.machine_label == "h200x4"]
     every = tables.instruments_frame(stored, runs_frame(stored))
     table = tables.memory_split_table(tables.of_the_instruments(every))
     small = table[(table["model"] == "llama-3.2-1b") & (table["precision"] == "bf16")]

@@ -6,9 +6,8 @@ import functools
 
 import pytest
 
-from fp8study.analysis.laws import account, frozen
+from fp8study.analysis.laws import account, frozen, speed_fit
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.speed_fit import fit_speed
 from fp8study.report import predictions as words
 from tests.checkout import ROOT
 
@@ -133,7 +132,23 @@ def test_another_kind_of_gpu_is_predicted_by_the_cells_of_the_first():
     table = account.lead_table(h100)
     assert set(table["test"]) == {account.OTHER_GPU} and (table["run_ids"] != "").all()
     assert (table["predicted_pct"] == table["fitted_pct"]).all()
-    assert fit_speed(cells() + h100)["constants"] == fit_speed(cells())["constants"]
+
+
+def test_the_law_of_speed_is_fitted_to_one_kind_of_gpu(monkeypatch):
+    class Fitted(Exception):
+        """Stands for a fit of seconds; holds the cells that it would be to."""
+
+    def fit(misses, start, chosen, usual):
+        raise Fitted(chosen)
+
+    monkeypatch.setattr(speed_fit, "fit_with_errors", fit)
+    h100 = [dataclasses.replace(cell, gpu="NVIDIA H100 80GB HBM3") for cell in cells()]
+    fitted = []
+    for chosen in (cells(), cells() + h100):
+        with pytest.raises(Fitted) as found:
+            speed_fit.fit_speed(chosen)
+        fitted += found.value.args
+    assert fitted[0] == fitted[1] and fitted[0]
 
 
 def test_leads_are_of_pairs_that_differ_in_their_precision_alone():

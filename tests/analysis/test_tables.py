@@ -22,6 +22,7 @@ from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
 from fp8study.measure.flops import count_flops
 from fp8study.report import plots, speed_rows
+from tests.checkout import committed_runs
 from tests.factories import make_record, store
 from tests.study_factories import make_broken, make_document_a, make_results
 from tests.table_factories import frame, store_pair
@@ -97,8 +98,7 @@ def test_run_that_failed_before_it_saw_its_data_is_lost(tmp_path: Path) -> None:
 
 
 def test_reference_records_pair() -> None:
-    stored = load_runs(Path(__file__).parents[2] / "results")
-    runs = runs_frame(run for run in stored if run.machine_label == "h200x4")
+    runs = runs_frame(run for run in committed_runs() if run.machine_label == "h200x4")
     gaps = loss_gap_table(runs)
     sizes = runs["study"].value_counts()
     assert (sizes["quick"], sizes["document-a"], sizes["attribution"]) == (12, 15, 50)

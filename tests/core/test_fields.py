@@ -19,12 +19,11 @@ from fp8study.core.field_types import Comparison, Group, read_yaml
 from fp8study.core.fields import FIELDS, PLAIN, TYPES, varying
 from fp8study.core.presets import check_model
 from fp8study.core.recipes import RECIPES, Precision
-from fp8study.core.records import load_runs
 from fp8study.core.studies import load_study
 from fp8study.core.switches import RETIRED
 from fp8study.report.field_table import field_table
 from fp8study.report.plotstyle import colour
-from tests.checkout import ROOT
+from tests.checkout import ROOT, committed_runs
 
 WRITER = runpy.run_path(str(ROOT / "scripts/write_fields.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -153,7 +152,7 @@ def test_runs_keep_their_names(study: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(ROOT)
     planned = {run.run_id: run.config for run in load_study(study).runs}
     assert set(KNOWN_IDS[study]) <= set(planned)
-    for stored in load_runs(ROOT / "results"):
+    for stored in committed_runs():
         record = stored.record
         if record.study == study and record.run_id in KNOWN_IDS[study]:
             assert completed(record.config) == completed(planned[record.run_id].to_dict())

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core.records import load_runs, read_record, write_record
+from fp8study.core.records import read_record, write_record
 from scripts.migrate_judgement import migrate
+from tests.checkout import committed_runs
 from tests.factories import make_record
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def test_a_run_of_no_study_has_no_judgement(tmp_path: Path) -> None:
 
 
 def test_every_committed_record_states_its_judgement() -> None:
-    for run in load_runs(ROOT / "results"):
+    for run in committed_runs():
         assert {"margin_pct", "speed_only", "question"} <= run.record.judgement.keys()
 
 

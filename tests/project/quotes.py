@@ -1,6 +1,5 @@
 """What the README and docs/results.md may say of speed and memory, made from the records."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +8,16 @@ import pandas as pd
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import switch_table, throughput_table
-from fp8study.core.records import StoredRun, load_runs
+from fp8study.core.records import StoredRun
+from tests.checkout import committed_runs
 
 ROOT = Path(__file__).parents[2]
 MACHINE = "h200x4"
 
 
-@cache
 def stored(machine: str = MACHINE) -> list[StoredRun]:
-    """The committed records of a machine, read once."""
-    return [run for run in load_runs(ROOT / "results") if run.machine_label == machine]
+    """The committed records of a machine."""
+    return [run for run in committed_runs() if run.machine_label == machine]
 
 
 def one(table: pd.DataFrame, **chosen: Any) -> pd.Series:

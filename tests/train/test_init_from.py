@@ -57,12 +57,13 @@ def test_a_run_starts_from_hugging_face_safetensors(
 
 @pytest.fixture(scope="module")
 def sources(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with weights of ours (``run``), Hugging Face's (``hf``) and another ``model``."""
+    """A folder with weights of ours (``run``), Hugging Face's (``hf``), and two other models."""
     folder = tmp_path_factory.mktemp("sources")
     train(folder / "run", strategy="none", num_steps=3)
     hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["tiny-llama"]))
     hf.save_pretrained(folder / "hf")
     folder_of(folder / "model", intermediate_size=400)
+    folder_of(folder / "deeper", num_hidden_layers=5)
     return folder
 
 
@@ -73,6 +74,7 @@ def sources(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"init_from": "{folder}"}, "init_from: '.*' holds no weights; give a folder"),
         ({"init_from": "{folder}/run", "model": "{folder}/model"}, "does not fit the model"),
         ({"init_from": "{folder}/hf", "model": "{folder}/model"}, "does not fit the model"),
+        ({"init_from": "{folder}/hf", "model": "{folder}/deeper"}, "9 weights differ, as model"),
     ],
 )
 def test_weights_that_do_not_fit_are_one_line(

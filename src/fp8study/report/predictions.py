@@ -24,7 +24,6 @@ from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.pairing import together
 from fp8study.core.records import StoredRun
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
-from fp8study.report.rows import apart
 from fp8study.report.table import Layout
 from fp8study.report.words import count, how_to_get, number, recipe
 
@@ -35,16 +34,6 @@ TESTS = {
     OTHER_GPU: "another GPU's cells",
 }
 _MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}
-_GROUP = "{model}, {num_gpus} × {gpu_name}: {test}; {shared}"
-LEADS = Layout(
-    {
-        "label": ("setting", ""),
-        "measured_pct": ("measured, %", "+.1f"), "predicted_pct": ("predicted, %", "+.1f"),
-        "error_points": ("off by, points", "+.1f"), "fitted_pct": ("by the newest fit, %", "+.1f"),
-        "step_error_pct": ("FP8 step off by, %", "+.1f"), "host_pct": ("host, % of GPU", ".0f"),
-    },
-    group=_GROUP,
-)  # fmt: skip
 _GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells", "d")}
 LEAD_GOALS = Layout(_GOALS | {
     "mean_points": (f"off on average (goal {MEAN_POINTS:g})", ".1f"),
@@ -58,15 +47,6 @@ MEMORY_GOALS = Layout(_GOALS | {
     "num_missed": (f"by more than {MEMORY_PCT:g} % (goal 0)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
 }, cards=True)  # fmt: skip
-FREEZES = Layout({
-    "freeze": ("freeze", ".0f"), "state": ("state", ""), "num_records": ("records", ".0f"),
-    "num_known": ("first cells", ".0f"), "known_points": ("off by, points", ".1f"),
-    "num_later": ("later cells", ".0f"), "later_points": ("off by, points", ".1f"),
-})  # fmt: skip
-CONSTANTS = Layout({
-    "law": ("law", ""), "constant": ("constant", ""), "value": ("value", ".4g"),
-    "error": ("± without one model", ".2g"),
-})  # fmt: skip
 
 
 def cells(stored: Sequence[StoredRun]) -> list[Cell]:
@@ -110,18 +90,6 @@ def _goals(table: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
         worst=[text.partition(", ")[0].replace(" ", "\u00a0") for text in verdicts["worst"]],
         run_ids=verdicts["test"].map(runs),
     )
-
-
-def shown(leads: pd.DataFrame) -> pd.DataFrame:
-    """Return the leads that were predicted before they were known, as `LEADS` shows them."""
-    table = leads[leads["test"] != LEFT_OUT].assign(shared="")
-    table["fitted_pct"] = table["fitted_pct"].mask(table["fitted_pct"] == table["predicted_pct"])
-    for _, rows in table.groupby(["model", "num_gpus", "gpu_name", "test"]):
-        names = [[*row["setting"].split(", "), row["label"]] for _, row in rows.iterrows()]
-        shared, labels = apart(names)
-        table.loc[rows.index, "shared"] = shared
-        table.loc[rows.index, "label"] = labels
-    return table
 
 
 def _missed(row: pd.Series) -> str:

@@ -36,9 +36,8 @@ def scale_rows(table: pd.DataFrame) -> pd.DataFrame:
 def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     """Say what `scale_table` rests on, and what `check_table` and `published_table` show of it."""
     assumed = (
-        f"All of it is modelled. Assumed: {GPUS_PER_NODE} GPUs a node; between nodes "
-        f"{NETWORK.gb_per_s:g} GB/s for each GPU (400 Gb/s, four fifths used) and "
-        f"{NETWORK.hop_us:g} µs from one to the next."
+        f"Assumed: {GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
+        f"GPU (400 Gb/s, four fifths used) and {NETWORK.hop_us:g} µs from one to the next."
     )
     if check.empty:
         return f"{assumed} No records of several GPUs hold it to account here."
@@ -50,7 +49,7 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     return (
         f"{assumed} Calibrated on GPUs of one node, where a step is off by {', '.join(off)}, and "
         f"on the most waits for {measured} % of its time where the law says {law} % "
-        f"({figures.download(check, 'at-scale-check', 'by model')}). Of what others kept of their "
-        f"speed from 8 to 128 and from 32 to 64 GPUs it is {span(hopeful, '.1f')} points too "
+        f"({figures.download(check, 'at-scale-check', 'by model')}). Beside what others kept of "
+        f"their speed up to 128 GPUs it is {span(hopeful, '.1f')} points too "
         f"hopeful ({figures.download(published, 'at-scale-published', 'figures and sources')})."
     )

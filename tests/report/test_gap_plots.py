@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from fp8study.report import gap_plots
 from fp8study.report.page import load_report
@@ -43,9 +44,13 @@ def test_only_studies_whose_losses_are_judged_have_curves(tmp_path: Path) -> Non
             end = {"loss_last20_mean": 8.3 + seed / 100 + (precision != "bf16") / 1000}
             run = make_record(precision=precision, seed=seed, study="parity", results=end)
             store(tmp_path / "own", "local", run, [loss + seed / 100 for loss in steps])
-    ((rows, figure),) = gap_plots.study_curves(load_report(tmp_path / "own"))
+    ((rows, figure, losses),) = gap_plots.study_curves(load_report(tmp_path / "own"))
     assert rows["study"].tolist() == ["parity"]
     assert [axis.get_ylabel() for axis in figure.axes] == [
         "training loss, nats/token", "gap to BF16, %",
     ]  # fmt: skip
     assert pd.Series([len(axis.lines) for axis in figure.axes]).ge(2).all()
+    assert losses["arm"].tolist() == ["BF16", "FP8 rowwise"]
+    assert losses["run_ids"].str.split().map(len).tolist() == [3, 3]
+    assert losses["step_1"].tolist() == pytest.approx([9.01, 9.01])
+    assert losses["step_40"].lt(losses["step_1"]).all()

@@ -15,7 +15,7 @@ from matplotlib.transforms import blended_transform_factory
 from fp8study.analysis.losses import gap_by_step, seed_spread
 from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
 from fp8study.report.page import Report
-from fp8study.report.plots import smooth, thin
+from fp8study.report.plots import curve_table, smooth, thin
 from fp8study.report.plotstyle import (
     BAND,
     GREY,
@@ -112,8 +112,8 @@ def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
             yield textwrap.fill(row["label"], _LABEL_WIDTH), row
 
 
-def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure]]:
-    """Yield the judged gaps of every study whose losses are asked about, with its curves.
+def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure, pd.DataFrame]]:
+    """Yield the judged gaps of every study whose losses are asked about, its curves, their data.
 
     A figure has a row a setting: the training loss, and the gap with the spread of BF16's seeds.
     """
@@ -122,7 +122,7 @@ def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure]]:
     for _, rows in table.groupby(["machine", "study"], sort=False):
         wanted = report.runs.merge(rows[SETTING].drop_duplicates(), on=SETTING)
         runs = newest_per_seed(wanted[~wanted["stale"] & (wanted["status"] == "completed")])
-        yield rows, _curves_figure(report.metrics, runs)
+        yield rows, _curves_figure(report.metrics, runs), curve_table(report.metrics, runs)
 
 
 def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:

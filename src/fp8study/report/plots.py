@@ -14,9 +14,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fp8study.analysis.pairing import newest_per_seed
+from fp8study.analysis.pairing import newest_per_seed, together
 from fp8study.report.plotstyle import (
     GREY,
+    SETTING,
     add_legend,
     line_styles,
     message_figure,
@@ -25,8 +26,8 @@ from fp8study.report.plotstyle import (
 
 #: Steps in the running mean of a loss curve.
 SMOOTHING_STEPS = 20
-#: A curve is half a page wide, in points.
-_MOST_POINTS = 250
+#: A curve is half a page wide, in points; and as many losses of it are in its download.
+_MOST_POINTS, _MOST_COLUMNS = 250, 50
 PandasObject = TypeVar("PandasObject", pd.Series, pd.DataFrame)
 _LOSS_AXES = ("step", "training loss, nats/token")
 
@@ -52,6 +53,21 @@ def smooth(loss: pd.Series) -> pd.Series:
         loss.iloc[max(0, i - min(i, half)) : i + min(i, half) + 1].mean() for i in range(len(loss))
     ]
     return pd.Series(means, index=loss.index)
+
+
+def curve_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the training loss along the runs of each arm as figures draw it, nats per token.
+
+    A row is an arm of a setting, the columns ``step_N`` its running mean over seeds.
+    """
+    arms, rows = [*SETTING, "arm", "master_dtype"], []
+    for key, own in runs.groupby(arms, sort=False, dropna=False):
+        losses = own[["machine", "study", "run_id"]].merge(metrics)
+        points = smooth(losses.groupby("step")["loss"].mean())
+        chosen = points.iloc[:: math.ceil(len(points) / _MOST_COLUMNS) or 1]
+        row = dict(zip(arms, key, strict=True)) | {"run_ids": together(own["run_ids"])}
+        rows.append(row | {f"step_{step}": round(loss, 4) for step, loss in chosen.items()})
+    return pd.DataFrame(rows)
 
 
 def document_a_figure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
@@ -139,7 +140,7 @@ class Trainer:
         try:
             while step < self.pace.num_steps:
                 if step == self.pace.first_timed:
-                    _settle_garbage()
+                    settle_garbage()
                     self._log(watch.open_window(), metrics)
                 with nullcontext() if step else blaming_model(config):
                     done = self.step(step)
@@ -299,13 +300,16 @@ class Trainer:
         )
 
 
-def _settle_garbage() -> None:
+def settle_garbage() -> None:
     """Collect garbage now, and leave what exists by now out of later collections.
 
-    One that looks at all objects of a process takes about 0.3 s, and all ranks wait for it.
+    One that looks at all objects of a process takes about 0.3 s, and all ranks wait for it. An
+    interrupt waits, too: one that meets an object's finaliser would be lost.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     gc.collect()
     gc.freeze()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _torch_versions() -> dict[str, str | None]:

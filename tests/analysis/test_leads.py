@@ -12,6 +12,7 @@ from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import sessions_of
 from fp8study.analysis.speed import throughput_table
+from fp8study.core.records import UNSTEADY
 from tests.factories import CPU, make_record, store
 from tests.table_factories import frame
 
@@ -84,6 +85,20 @@ def test_the_spread_of_one_session_is_learnt_from_every_setting_with_repeats(
     assert width["llama-3.2-1b"] < (alone["ci_high_pct"] - alone["ci_low_pct"]) / 2
     assert 1.3 * width["llama-3.2-3b"] < width["qwen3-4b"]
     assert table.loc["qwen3-4b", "ci_low_pct"] > 15
+
+
+def test_a_setting_whose_step_time_had_not_settled_has_its_own_spread_alone(
+    tmp_path: Path,
+) -> None:
+    unsteady = {"warnings": [f"{UNSTEADY}, after 41 s: it still changed by 7.5%"]}
+    store_leads(tmp_path, 1, 1.30, 1.301, model="llama-3.2-3b")
+    store_leads(tmp_path, 1, 0.80, model="llama-3.2-1b", **unsteady)
+    store_leads(tmp_path, 1, 0.80, 0.90, model="qwen3-4b", **unsteady)
+    table = leads_table(frame(tmp_path)).set_index("model")
+    width = table["ci_high_pct"] - table["ci_low_pct"]
+    assert width["llama-3.2-3b"] < 3
+    assert table["ci_low_pct"].isna().tolist() == [True, False, False]
+    assert width["qwen3-4b"] > 50
 
 
 def test_one_pair_of_each_setting_has_no_interval(tmp_path: Path) -> None:

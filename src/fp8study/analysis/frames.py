@@ -51,7 +51,7 @@ from fp8study.core.fields import PLAIN, varying
 from fp8study.core.hardware import bf16_peak_tflops
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, PARTS, TEXT, kinds
-from fp8study.core.records import LOSS_MARGIN_PCT, RunRecord, StoredRun
+from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRun
 
 #: What chooses other kernels for the same arithmetic.
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
@@ -83,7 +83,7 @@ RUN_COLUMNS: dict[str, str] = {
         "arm_key asked_key pair_key effect_key switch_key format_key "
         "kernel_key",
         count="model_vocab_size num_warnings",
-        flag="git_dirty stale planted",
+        flag="git_dirty stale planted unsteady",
     ),
     **COLUMNS["judgement"],
 }
@@ -154,6 +154,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "git_dirty": record.git.get("dirty"),
         "stale": stale_note(record) is not None,
         "planted": bool(record.config.get("untrained")),
+        "unsteady": any(warning.startswith(UNSTEADY) for warning in record.warnings),
         "arm": arm_label(record),
         "setting": setting_label(record.config),
         "path": MIXED if unusual_switches(record.config) else config.get("path"),

@@ -50,7 +50,8 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
 
     Runs on GPUs that train every weight, are compiled and set no switch of their own: earlier forms
     of the code and trials of single switches have no vote. What the BF16 run measured stands in
-    columns ``…_bf16``; ``ratio`` is missing where the allocator may have made either time.
+    columns ``…_bf16``; ``ratio`` is missing where the allocator may have made either time, and
+    ``unsteady`` says that a step time of theirs had not settled.
     """
     usable = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["planted"]
     usable &= runs["compile"].fillna(False) & (runs["path"] != MIXED)
@@ -63,10 +64,11 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     timed = newest[(newest["status"] == "completed") & newest[_RATE].notna()]
     key = ["pair_key", "repeat", "session"]
     bf16 = timed[timed["precision"] == "bf16"].drop_duplicates(key, keep="last").set_index(key)
-    bf16 = bf16[[*_MEASURED, *_VOID, "run_ids"]].add_suffix("_bf16")
+    bf16 = bf16[[*_MEASURED, *_VOID, "run_ids", "unsteady"]].add_suffix("_bf16")
     pairs = timed[in_fp8(timed)].join(bf16, on=key, how="inner")
     void = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
-    return pairs.assign(ratio=(pairs[_RATE] / pairs[f"{_RATE}_bf16"]).where(~void))
+    ratio = (pairs[_RATE] / pairs[f"{_RATE}_bf16"]).where(~void)
+    return pairs.assign(ratio=ratio, unsteady=pairs["unsteady"] | pairs["unsteady_bf16"])
 
 
 def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -96,7 +98,9 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         rows.append(row | {"key": key} | _measured(group) | _lead(group, by_session))
     table = pd.DataFrame(rows)
     ends: dict[Hashable, tuple[float, float]] = {}
-    for _, alike in pairs.groupby(["machine", "path"]):
+    # One whose step time had not settled, as where the host is busy, has its own spread alone.
+    moves = pairs.groupby("key")["unsteady"].transform("any")
+    for _, alike in pairs.groupby(["machine", "path", pairs["key"].where(moves, -1)]):
         ends |= _intervals(alike, by_session)
     table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
     by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]
@@ -137,7 +141,7 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
 
 
 def _intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
-    """Return the 95 % interval of each setting's lead, in %, by its key; of one machine and path.
+    """Return the 95 % interval of each setting's lead, in %, by its key; of settings that pool.
 
     Student's t, on the logarithm. Its standard deviation is pooled over all settings: that between
     their sessions if any was timed in several, else that between the pairs of the one session, so

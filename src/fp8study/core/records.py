@@ -47,6 +47,8 @@ RESULTS = ("completed", "diverged", "out_of_memory")
 #: These are failures of the infrastructure or of the code; a resumed study runs them again.
 FAILURES = ("failed", "interrupted")
 STATUSES = RESULTS + FAILURES
+#: How a record's warning begins whose step time had not settled when timing began.
+UNSTEADY = "timed before the step time was steady"
 
 #: A list of numbers and nulls over many lines; the line break tells it from a text, which has none.
 _NUMBERS = re.compile(r"(?<=\[)\n\s*(?:(?:[-+.\deE]+|null),?\s+)+(?=\])")

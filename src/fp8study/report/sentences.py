@@ -162,7 +162,8 @@ def rule() -> str:
         "all-gather is worth a try. Otherwise measure more.\n\n"
         "**The lead** is the median of a session's paired ratios, and the geometric mean over "
         "sessions. Its CI has the spread of all settings of the machine that several sessions "
-        "timed; without any, that of one session's pairs, which says too little of another day. A "
+        "timed; without any, that of one session's pairs, which says too little of another day; "
+        "and its own alone where step times had not settled. A "
         f"session ends where the host rests for {SESSION_GAP.seconds // 60} minutes."
     )
 

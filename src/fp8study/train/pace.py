@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.records import UNSTEADY
 from fp8study.measure.clock import FinishedStep, from_all_ranks
 
 #: Median step times of so many rounds in a row, each a quarter of ``timed_seconds``, are compared.
@@ -89,4 +90,4 @@ class Pace:
         if self.first_timed is None or not self._seconds or self.change <= _STEADY:
             return []
         changed = "" if math.isinf(self.change) else f": it still changed by {self.change:.1%}"
-        return [f"timed before the step time was steady, after {self._warm_seconds:.0f} s{changed}"]
+        return [f"{UNSTEADY}, after {self._warm_seconds:.0f} s{changed}"]

@@ -46,16 +46,17 @@ def find_baseline(study: str, machine: Machine) -> Path | None:
 def in_blocks(study: Study, num_gpus: int) -> Study:
     """Give the runs of each block the same GPUs, blocks by turns to all, and order them in it."""
 
-    def cell(run: PlannedRun) -> tuple[int, str, int, int]:
+    def block_of(run: PlannedRun) -> tuple[int, str, int, int]:
         config = run.config
-        return -config.num_gpus, config.model, config.micro_batch_size, config.repeat
+        return config.num_gpus, config.model, config.micro_batch_size, config.repeat
 
     runs: list[PlannedRun] = []
-    blocks = itertools.groupby(sorted(study.runs, key=cell), key=cell)
-    for number, ((width, *_), block) in enumerate(blocks):
-        there = max(num_gpus // -width, 1)
-        first = -width * (number % there)
-        gpus = tuple(range(first, first - width)) if -width <= num_gpus else ()
+    # Wide ones first, as the pipeline does them.
+    ordered = sorted(study.runs, key=block_of, reverse=True)
+    for number, ((width, *_), block) in enumerate(itertools.groupby(ordered, key=block_of)):
+        num_groups = num_gpus // width  # none: such a run cannot be done here
+        first = width * (number % num_groups) if num_groups else 0
+        gpus = tuple(range(first, first + width)) if num_groups else ()
         arms = [dataclasses.replace(run, gpus=gpus) for run in block]
         runs += random.Random(number).sample(arms, len(arms))
     return dataclasses.replace(study, runs=tuple(runs))

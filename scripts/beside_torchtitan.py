@@ -5,11 +5,11 @@ r"""Time torchtitan, plain Accelerate and our tuned path by turns on the same GP
 CHECKOUT is torchtitan v0.2.2, its packages (tyro, torchdata) installed beside ours. A *cell* is a
 model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study: our runs and theirs
 in each precision, one after the other on the same GPUs, in an order drawn at random. Groups of GPUs
-do blocks side by side. Another session does other repeats; the report compares within blocks and
-pools the sessions.
+do blocks side by side. A block is done in one go: repeats that were begun are refused, and another
+session does others. The report compares within blocks and pools the sessions.
 
-Our records lie where `make reproduce` puts them, theirs in ``peer/SESSION`` beside them. What is
-completed is not done again. The exit status is 1 if something did not complete.
+Our records lie where `make reproduce` puts them, theirs in ``peer/SESSION`` beside them. The exit
+status is 1 if something did not complete.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from typing import Any
 import peer_torchtitan as peer
 from peer_accelerate import ACCELERATE
 
+from fp8study.analysis.peers import read_peers
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
-from fp8study.core.records import RESULTS, read_record
+from fp8study.core.records import read_record
 from fp8study.core.studies import PlannedRun, load_study
 from fp8study.run.chosen.estimates import step_seconds
 from fp8study.run.machine import Machine, this_machine
@@ -107,7 +108,7 @@ def time_peer(plan: peer.Plan, record: dict[str, Any], repeat: int, gpus: Sequen
 def blocks_of(
     options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
 ) -> tuple[list[list[Arm]], list[dict[str, Any]]]:
-    """Return the blocks of one cell, each in an order of its own, and torchtitan's records."""
+    """Return the blocks of one cell, each in an order of its own, and the others' records."""
     plans = plans_of(options, runs, machine)
     theirs = [
         (plan, record | {"blocks": []}) for plan in plans for record in peer.new_records(plan)
@@ -115,9 +116,7 @@ def blocks_of(
     blocks = []
     for repeat in options.repeats:
         ours = [run for run in runs if run.config.repeat == repeat]
-        arms: list[Arm] = [
-            partial(train, r, options.study) for r in ours if ended(r) not in RESULTS
-        ]
+        arms: list[Arm] = [partial(train, run, options.study) for run in ours]
         arms += [partial(time_peer, plan, record, repeat) for plan, record in theirs]
         random.Random(f"{cell_of(runs[0].config)} {repeat}").shuffle(arms)
         blocks.append(arms)
@@ -132,9 +131,11 @@ def in_groups(blocks: Sequence[Sequence[Arm]], width: int, gpus: Sequence[int]) 
 
     def do(block: Sequence[Arm]) -> None:
         group = free.get()
-        for arm in block:
-            arm(group)
-        free.put(group)
+        try:
+            for arm in block:
+                arm(group)
+        finally:  # or the others would wait for it for ever
+            free.put(group)
 
     with ThreadPoolExecutor(free.qsize()) as pool:
         list(pool.map(do, blocks))
@@ -163,7 +164,13 @@ def main(words: Sequence[str]) -> int:
     if too_wide := [run for run in runs if run.config.num_gpus > len(machine.gpus)]:
         wide = too_wide[0].config.num_gpus
         raise UserError(f"num_gpus: {wide} is more than the {len(machine.gpus)} visible GPUs")
-    study.make_room()
+    begun = {run.config.repeat for run in runs if ended(run)}
+    begun |= {
+        n for record in read_peers(results_dir() / "local" / study.name) for n in record.blocks
+    }
+    if again := begun & {*options.repeats}:
+        free = [repeat for repeat in there if repeat not in begun]
+        raise UserError(f"--repeats: {min(again)} was begun before; not begun are {free or 'none'}")
     study.write_configs()
     gpus, records = [gpu.index for gpu in machine.gpus], []
     ordered = sorted(runs, key=lambda run: cell_of(run.config))

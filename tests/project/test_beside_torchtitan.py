@@ -95,6 +95,10 @@ def test_a_block_holds_both_trainers_in_each_precision_on_the_same_gpu(
     assert [sorted(record["blocks"]) for record in records] == 8 * [[0, 1, 2, 3]]
     assert {record["name"] for record in records} == {"torchtitan", "accelerate"}
     assert {record["status"] for record in records} == {"completed"}
+    with pytest.raises(
+        UserError, match=r"--repeats: 3 was begun before; not begun are \[4, 5, 6, 7\]"
+    ):
+        beside.main([*words[:3], "3", "4"])
     assert str(tmp_path) not in json.dumps(records)
 
 
@@ -138,5 +142,5 @@ def test_plain_accelerate_trains_all_weights_in_either_precision() -> None:
     with pytest.raises(RepeatFailed, match="no last line"):
         ACCELERATE.read("", plan, "bf16")
     broken = done.stdout.replace('"untrained_pct": 0.0', '"untrained_pct": 61.5')
-    with pytest.raises(RepeatFailed, match="% of the weights got no gradient"):
+    with pytest.raises(RepeatFailed, match="% of the weights are not trained"):
         ACCELERATE.read(broken, plan, "bf16")

@@ -163,7 +163,8 @@ class _Rates:
 
     @classmethod
     def of_peer(cls, sessions: Sessions) -> Self:
-        known = [peer for peer in sessions if peer.status == "completed"]
+        # What came after a block takes nothing from it.
+        known = [peer for peer in sessions if peer.status == "completed" or peer.blocks]
         every = [rate for peer in known for rate in peer.rates]
         blocks = [block for peer in known for block in peer.blocks]
         return cls(every, dict(zip(blocks, every, strict=True)) if blocks else {})

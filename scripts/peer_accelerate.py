@@ -30,7 +30,7 @@ def read(text: str, plan: Any, precision: str) -> Repeat:
     """Read its last line.
 
     Raises:
-        RepeatFailed: It is not there, weights got no gradient, or the loss is no number.
+        RepeatFailed: It is not there, weights are not trained, or the loss is no number.
     """
     lines = [line for line in text.splitlines() if line.startswith('{"windows"')]
     if not lines:
@@ -38,7 +38,7 @@ def read(text: str, plan: Any, precision: str) -> Repeat:
     found = json.loads(lines[-1])
     if found["untrained_pct"] > 0:
         raise RepeatFailed(
-            "failed", f"{found['untrained_pct']:.1f} % of the weights got no gradient"
+            "failed", f"{found['untrained_pct']:.1f} % of the weights are not trained"
         )
     if not found["loss"] < float("inf"):
         raise RepeatFailed("diverged", f"the loss is {found['loss']}")

@@ -8,7 +8,7 @@ What users have without a path of their own: transformers' model with its own lo
 layers compiled, FSDP2 on several GPUs, FP8 by `AORecipeKwargs`; on random tokens that a worker
 draws, gradients clipped at 1. The last line of the first rank is JSON: ``windows``, tokens per
 second and GPU of every ``--log-every`` timed steps; ``memory_peak_gib`` that the allocator had
-reserved; ``num_parameters``; ``untrained_pct``, the share of weights without a gradient.
+reserved; ``num_parameters``; ``untrained_pct``, the share of weights that are not the optimizer's.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torchao.float8 import Float8LinearConfig
 from transformers import AutoModelForCausalLM
 
 from fp8study.core.presets import hf_config
+from fp8study.model.sharding import parameters_outside_optimizer_pct
 
 
 class RandomTokens(IterableDataset):  # type: ignore[type-arg]
@@ -82,14 +83,13 @@ def main() -> None:
     tokens = RandomTokens(config.vocab_size, options.sequence_length)
     loader = DataLoader(tokens, batch_size=options.batch, num_workers=1, pin_memory=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    windows, untrained, began = [], 0.0, 0.0
+    # As document A's script does it, the optimizer is made before FP8: it may be stale.
+    untrained = parameters_outside_optimizer_pct(model, optimizer)
+    windows, began = [], time.perf_counter()
     for step, batch in zip(range(1, options.steps + 1), loader, strict=False):
         loss = model(**batch).loss
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        if step == 1:
-            lacks = sum(p.numel() for p in model.parameters() if p.grad is None)
-            untrained = 100 * lacks / sum(p.numel() for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
         if step % options.log_every == 0:

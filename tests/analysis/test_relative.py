@@ -140,3 +140,20 @@ def test_within_blocks_neither_the_gpu_nor_the_hour_counts(tmp_path: Path) -> No
     change = compare_relative(tmp_path / "blocks", tmp_path / "blocks", BF16).rows[0]["change"]
     assert change.estimate == pytest.approx(1)
     assert change.interval.high - change.interval.low < 0.02
+
+
+def test_each_seed_is_a_block_of_its_own(tmp_path: Path) -> None:
+    """Three seeds of one repeat on one GPU: none of them stands for the others."""
+    for seed, speed in enumerate((1.0, 1.5, 2.0)):
+        for arm, rate in ((BF16, 1000), (FP8, 1200)):
+            record = make_record(
+                run_id=f"{arm['precision']}-{seed}",
+                machine={"gpus": [{"index": 0, "uuid": "GPU-0"}]},
+                results={"tokens_per_second_per_gpu": rate * speed},
+            )
+            record.config.update(RunConfig(**arm, seed=seed).to_dict())
+            (tmp_path / record.run_id).mkdir()
+            write_record(record, tmp_path / record.run_id)
+    speed = compare_relative(None, tmp_path, BF16).rows[0]["speed"]
+    assert speed.counts == (3,)
+    assert speed.estimate == pytest.approx(1.2)

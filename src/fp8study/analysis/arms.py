@@ -75,16 +75,16 @@ class Arm:
         return dict(zip(counted["repeat"], counted["tokens_per_second_per_gpu"], strict=True))
 
     @property
-    def blocks_on_gpus(self) -> dict[tuple[int, tuple[str, ...]], float]:
-        """The same by ``repeat`` and the GPUs' UUIDs; without the runs on GPUs that are unknown."""
+    def blocks_on_gpus(self) -> dict[tuple[int, int, tuple[str, ...]], float]:
+        """The same by seed, ``repeat`` and the GPUs' UUIDs; without runs on unknown GPUs."""
         there = {record.run_id: record.machine for record in self.records}
         counted = self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
-        columns = ["run_id", "repeat", "tokens_per_second_per_gpu"]
+        columns = ["run_id", "seed", "repeat", "tokens_per_second_per_gpu"]
         found = {}
-        for run_id, repeat, rate in counted[columns].itertuples(index=False):
+        for run_id, seed, repeat, rate in counted[columns].itertuples(index=False):
             gpus = tuple(gpu["uuid"] for gpu in there[run_id].get("gpus", ()))
             if gpus or there[run_id].get("device") != "cuda":
-                found[repeat, gpus] = rate
+                found[seed, repeat, gpus] = rate
         return found
 
     @property

@@ -20,6 +20,7 @@ import yaml
 
 from tests.checkout import copy_checkout, environment
 from tests.cluster.loopback import Cluster, what_is_missing
+from tests.disks import small_disk_at
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,13 +184,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own for a checkout's results."""
     place = tmp_path / "results"
     place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a small disk needs root on Linux")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
+    with small_disk_at(place, "16m"):
+        yield place
 
 
 def test_a_full_disk_loses_nothing_finished_and_what_it_stopped_is_done_again(

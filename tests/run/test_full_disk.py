@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.checkout import ROOT, run_python
+from tests.disks import small_disk_at
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("mounting a small disk needs root on Linux")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+    with small_disk_at(tmp_path, "64k"):
+        yield tmp_path
 
 
 def test_a_full_disk_is_one_clear_line(small_disk: Path) -> None:

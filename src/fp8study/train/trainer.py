@@ -43,6 +43,7 @@ from fp8study.model.sharding import (
     prepare,
 )
 from fp8study.model.updates import Look, make_updates
+from fp8study.run.children import answering
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.facts import binding_facts, warnings
 from fp8study.train.nodes import rank_layout
@@ -306,10 +307,13 @@ def settle_garbage() -> None:
     One that looks at all objects of a process takes about 0.3 s, and all ranks wait for it. An
     interrupt waits, too: one that meets an object's finaliser would be lost.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    gc.collect()
-    gc.freeze()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    told: list[int] = []
+    # Not by a mask: it holds for one thread, and torch has others that would take the signal.
+    with answering((signal.SIGINT,), lambda number, frame: told.append(number)):
+        gc.collect()
+        gc.freeze()
+    if told:
+        raise KeyboardInterrupt
 
 
 def _torch_versions() -> dict[str, str | None]:

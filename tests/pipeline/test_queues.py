@@ -78,3 +78,15 @@ def test_a_run_may_be_told_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     for told, numbers in (("2,0", [0, 2]), ("", [0, 1, 2])):
         monkeypatch.setenv("FP8STUDY_GPUS", told)
         assert [gpu.index for gpu in launch._allowed(there)] == numbers
+
+
+def test_precisions_whose_speed_is_compared_share_a_gpu_also_after_a_break() -> None:
+    study, there = load_study("shapes"), machine(H200, H200)
+    runs = list(study.runs)
+    gpus = pipeline._gpus_to_have(there, study, runs)
+    settings = [{tuple(gpus[r.run_id]) for r in runs[n : n + 3]} for n in range(0, len(runs), 3)]
+    assert settings == [{(n % 2,)} for n in range(len(runs) // 3)]
+    assert [*pipeline._gpus_to_have(there, study, runs[7:]).items()] == [*gpus.items()][7:]
+    assert not any(pipeline._gpus_to_have(machine(H200), study, runs).values())
+    losses = load_study("loss-parity", {"num_gpus": 1, "strategy": "none"})
+    assert not any(pipeline._gpus_to_have(there, losses, list(losses.runs)).values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import math
 import shutil
 import signal
@@ -123,7 +124,7 @@ def _snakemake(
         plan_path = log_path.with_name("slurm") / f"plan-{time.time_ns() // 10**6}.json"
         plan_path.parent.mkdir(exist_ok=True)
     else:
-        told, options = _on_this_machine(machine, todo, one_at_a_time)
+        told, options = _on_this_machine(machine, study, todo, one_at_a_time)
     write_json(plan_path, plan | told)
     command = [
         sys.executable, "-m", "fp8study.run.children", *(["--outright"] if cluster else []),
@@ -163,26 +164,44 @@ def _snakemake(
 
 
 def _on_this_machine(
-    machine: Machine, todo: list[PlannedRun], one_at_a_time: bool
+    machine: Machine, study: Study, todo: list[PlannedRun], one_at_a_time: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what the Snakefile has to know of GPUs, and Snakemake's options."""
     shares_per_gpu = max((r.config.runs_per_gpu for r in todo), default=1) if machine.gpus else 1
     num_shares = machine.num_slots * shares_per_gpu
     if machine.gpus:
         num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
+    gpus = {} if one_at_a_time else _gpus_to_have(machine, study, todo)
     shares = {  # Snakemake counts in whole numbers only
         run.run_id: num_shares
         if one_at_a_time
         else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
         for run in todo
-        if not run.gpus
+        if not gpus.get(run.run_id)
     }
-    gpus = {run.run_id: [machine.gpus[place].index for place in run.gpus] for run in todo}
     # Of runs that have to have a GPU one trains on it, in the study's order, and one gets ready.
     queues = [f"gpu_{gpu.index}=2" for gpu in machine.gpus]
     cores = str(max(machine.num_slots, machine.num_cpus))
     options = ["--cores", cores, "--resources", f"gpu_shares={num_shares}", *queues]
     return {"gpu_shares": shares, "gpus": gpus}, options
+
+
+def _gpus_to_have(
+    machine: Machine, study: Study, todo: list[PlannedRun]
+) -> dict[str, list[int]]:
+    """Return the GPUs that runs have to have, by run: those that their study names.
+
+    Where speed is compared, runs on one GPU that differ by precision alone go to the same one:
+    GPUs of one box differ by 3 to 5 % (docs/log.md).
+    """
+    turns: dict[str, int] = {}
+    places = {run.run_id: run.gpus for run in study.runs}
+    for run in study.runs if study.speed_only else ():
+        if not run.gpus and run.config.num_gpus == 1 < len(machine.gpus):
+            setting = json.dumps(run.config.to_dict() | {"precision": None})
+            turn = turns.setdefault(setting, len(turns))
+            places[run.run_id] = (turn % len(machine.gpus),)
+    return {r.run_id: [machine.gpus[place].index for place in places[r.run_id]] for r in todo}
 
 
 def _as_jobs(

@@ -88,5 +88,5 @@ def test_precisions_whose_speed_is_compared_share_a_gpu_also_after_a_break() -> 
     assert settings == [{(n % 2,)} for n in range(len(runs) // 3)]
     assert [*pipeline._gpus_to_have(there, study, runs[7:]).items()] == [*gpus.items()][7:]
     assert not any(pipeline._gpus_to_have(machine(H200), study, runs).values())
-    losses = load_study("loss-parity", {"num_gpus": 1, "strategy": "none"})
+    losses = load_study("tuned-loss")
     assert not any(pipeline._gpus_to_have(there, losses, list(losses.runs)).values())

@@ -186,9 +186,7 @@ def _on_this_machine(
     return {"gpu_shares": shares, "gpus": gpus}, options
 
 
-def _gpus_to_have(
-    machine: Machine, study: Study, todo: list[PlannedRun]
-) -> dict[str, list[int]]:
+def _gpus_to_have(machine: Machine, study: Study, todo: list[PlannedRun]) -> dict[str, list[int]]:
     """Return the GPUs that runs have to have, by run: those that their study names.
 
     Where speed is compared, runs on one GPU that differ by precision alone go to the same one:

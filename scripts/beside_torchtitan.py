@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import peer_torchtitan as peer
 from peer_accelerate import ACCELERATE
+from peer_runs import Cell, Configuration, utc_now
+from peer_torchtitan import check_checkout, torchtitan
 
 from fp8study.analysis.peers import read_peers
 from fp8study.core.config import ResolvedConfig
@@ -75,52 +75,36 @@ def ended(run: PlannedRun) -> str | None:
     return read_record(path).status if path.exists() else None
 
 
-def plans_of(
+def configurations(
     options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
-) -> list[peer.Plan]:
-    """Return what torchtitan and Accelerate are to do in one cell."""
+) -> list[Configuration]:
+    """Return what torchtitan and Accelerate are to do in one cell, in each precision of ours."""
     config = runs[0].config
     steps = LOG_EVERY * math.ceil(SECONDS / step_seconds(config, machine) / LOG_EVERY)
-    models = {shape.name: key for key, shape in peer.SHAPES.items()}
-    if config.model not in models:
-        raise UserError(
-            f"model: '{config.model}' is none of torchtitan's here: {', '.join(models)}"
-        )
-    flags = {
-        "checkout": options.checkout, "model": models[config.model],
-        "output": results_dir() / "local" / options.study / "peer" / options.session,
-        "gpus": config.num_gpus, "batch": config.micro_batch_size,
-        "sequence-length": config.sequence_length, "warmup-steps": steps, "steps": 2 * steps,
-        "log-every": LOG_EVERY, "repeats": len(options.repeats),
-    }  # fmt: skip
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    plan = peer.prepare([*words, "--precision", *sorted({run.config.precision for run in runs})])
-    other = vars(plan) | {"trainer": ACCELERATE, "label": ACCELERATE.name}
-    return [plan, argparse.Namespace(**other)]
-
-
-def time_peer(plan: peer.Plan, record: dict[str, Any], repeat: int, gpus: Sequence[int]) -> None:
-    there = argparse.Namespace(**vars(plan) | {"gpu_indices": list(gpus)})
-    if record["status"] == "interrupted":  # one that failed would fail again
-        peer.measure(there, record, repeat)
+    cell = Cell(
+        config.model, config.num_gpus, config.micro_batch_size, config.sequence_length,
+        num_steps=2 * steps, num_warmup_steps=steps, log_every=LOG_EVERY,
+    )  # fmt: skip
+    output = (results_dir() / "local" / options.study / "peer" / options.session).resolve()
+    return [
+        Configuration(trainer, cell, precision, output, len(options.repeats), machine)
+        for trainer in (torchtitan(options.checkout, cell, output), ACCELERATE)
+        for precision in sorted({run.config.precision for run in runs})
+    ]
 
 
 def blocks_of(
-    options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
-) -> tuple[list[list[Arm]], list[dict[str, Any]]]:
-    """Return the blocks of one cell, each in an order of its own, and the others' records."""
-    plans = plans_of(options, runs, machine)
-    theirs = [
-        (plan, record | {"blocks": []}) for plan in plans for record in peer.new_records(plan)
-    ]
+    options: argparse.Namespace, runs: Sequence[PlannedRun], theirs: Sequence[Configuration]
+) -> list[list[Arm]]:
+    """Return the blocks of one cell, each in an order of its own."""
     blocks = []
     for repeat in options.repeats:
         ours = [run for run in runs if run.config.repeat == repeat]
         arms: list[Arm] = [partial(train, run, options.study) for run in ours]
-        arms += [partial(time_peer, plan, record, repeat) for plan, record in theirs]
+        arms += [partial(each.measure, repeat) for each in theirs]
         random.Random(f"{cell_of(runs[0].config)} {repeat}").shuffle(arms)
         blocks.append(arms)
-    return blocks, [record for _, record in theirs]
+    return blocks
 
 
 def in_groups(blocks: Sequence[Sequence[Arm]], width: int, gpus: Sequence[int]) -> None:
@@ -148,13 +132,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("study")
     parser.add_argument("--repeats", type=int, nargs="+", help="by default all of the study")
     options = parser.parse_args(words)
-    options.session = peer.utc_now()[:16].replace(":", "")
+    options.session = utc_now()[:16].replace(":", "")
     return options
 
 
 def main(words: Sequence[str]) -> int:
     options, machine = parse(words), this_machine()
-    peer.check_checkout(options.checkout)
+    check_checkout(options.checkout)
     study = load_study(options.study)
     there = sorted({run.config.repeat for run in study.runs})
     options.repeats = options.repeats or there
@@ -172,14 +156,15 @@ def main(words: Sequence[str]) -> int:
         free = [repeat for repeat in there if repeat not in begun]
         raise UserError(f"--repeats: {min(again)} was begun before; not begun are {free or 'none'}")
     study.write_configs()
-    gpus, records = [gpu.index for gpu in machine.gpus], []
+    gpus, peers = [gpu.index for gpu in machine.gpus], []
     ordered = sorted(runs, key=lambda run: cell_of(run.config))
-    for (width, *_), cell in itertools.groupby(ordered, key=lambda run: cell_of(run.config)):
-        blocks, own = blocks_of(options, list(cell), machine)
-        records += own
-        in_groups(blocks, width, gpus)
+    for (width, *_), group in itertools.groupby(ordered, key=lambda run: cell_of(run.config)):
+        cell = list(group)
+        theirs = configurations(options, cell, machine)
+        in_groups(blocks_of(options, cell, theirs), width, gpus)
+        peers += theirs
     done = all(ended(run) == "completed" for run in runs)
-    return int(not done or any(record["status"] != "completed" for record in records))
+    return int(not done or any(each.record["status"] != "completed" for each in peers))
 
 
 if __name__ == "__main__":

@@ -6,27 +6,27 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from peer_log import PeerTrainer, Repeat, RepeatFailed
+from peer_runs import Cell, PeerTrainer, Repeat, RepeatFailed
 
 _SCRIPT = Path(__file__).with_name("train_with_accelerate.py")
 
 
-def command_of(plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
+def command_of(cell: Cell, precision: str, dump: Path, seed: int) -> list[str]:
     options = {
-        "model": plan.shape.name, "precision": precision, "gpus": plan.gpus, "batch": batch,
-        "sequence-length": plan.sequence_length, "steps": plan.steps,
-        "warmup-steps": plan.warmup_steps, "log-every": plan.log_every,
+        "model": cell.model, "precision": precision, "gpus": cell.num_gpus,
+        "batch": cell.micro_batch_size, "sequence-length": cell.sequence_length,
+        "steps": cell.num_steps, "warmup-steps": cell.num_warmup_steps,
+        "log-every": cell.log_every,
     }  # fmt: skip
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={plan.gpus}", str(_SCRIPT),
+        f"--nproc-per-node={cell.num_gpus}", str(_SCRIPT),
         *(f"--{name}={value}" for name, value in options.items()),
     ]  # fmt: skip
 
 
-def read(text: str, plan: Any, precision: str) -> Repeat:
+def read(text: str, cell: Cell, precision: str) -> Repeat:
     """Read its last line.
 
     Raises:
@@ -45,4 +45,4 @@ def read(text: str, plan: Any, precision: str) -> Repeat:
     return Repeat(found["windows"], None, found["memory_peak_gib"], found["num_parameters"])
 
 
-ACCELERATE = PeerTrainer("accelerate", metadata.version("accelerate"), None, command_of, read)
+ACCELERATE = PeerTrainer("accelerate", metadata.version("accelerate"), None, command_of, read, {})

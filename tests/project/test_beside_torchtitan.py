@@ -1,15 +1,15 @@
 """The script that times others and us by turns keeps a block on the same GPUs."""
 
-import argparse
 import json
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import peer_runs
+import peer_torchtitan
 import pytest
-from peer_log import RepeatFailed
+from peer_runs import Cell, RepeatFailed
 
 from fp8study.core.errors import UserError
 from fp8study.core.studies import PlannedRun
@@ -24,6 +24,8 @@ TWO_H200 = Machine(
     tuple(Gpu(i, f"GPU-{i}", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201) for i in (0, 1)), 16
 )
 
+RUN_REPEAT = peer_runs.run_repeat
+
 
 class Box:
     """Two GPUs on which our runs and torchtitan's take no time, and what was done there."""
@@ -37,20 +39,28 @@ class Box:
         with self._lock:
             self.done.append((who, precision, repeat, tuple(gpus)))
 
+    def run_repeat(
+        self, trainer: peer_runs.PeerTrainer, command: list[str], log: Path, cell: Cell,
+        precision: str, gpus: Sequence[int],
+    ) -> peer_runs.Repeat:  # fmt: skip
+        who = {"torchtitan": "torchtitan", "accelerate": "Accelerate"}[trainer.name]
+        self.note(cell.model, f"{precision} of {who}", int(log.stem.removeprefix("repeat-")), gpus)
+        return RUN_REPEAT(trainer, command, log, cell, precision, gpus)
+
     def train(self, run: PlannedRun, study: str, gpus: Sequence[int]) -> None:
         self.note(run.config.model, run.config.precision, run.config.repeat, gpus)
 
-    def accelerate(self, plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
-        self.note(plan.shape.name, f"{precision} of Accelerate", seed, plan.gpu_indices)
+    def accelerate(self, cell: Cell, precision: str, dump: Path, seed: int) -> list[str]:
         found = {"windows": [5e3], "memory_peak_gib": 9.0, "num_parameters": 7,
                  "untrained_pct": 0.0, "loss": 7.0}  # fmt: skip
         return [sys.executable, "-c", f"print({json.dumps(found)!r})"]
 
-    def command_of(self, plan: Any, precision: str, batch: int, dump: Path, seed: int) -> list[str]:
-        self.note(plan.shape.name, f"{precision} of torchtitan", seed, plan.gpu_indices)
-        every = range(plan.log_every, plan.steps + 1, plan.log_every)
+    def command_of(
+        self, data: Path, cell: Cell, precision: str, dump: Path, seed: int
+    ) -> list[str]:
+        every = range(cell.log_every, cell.num_steps + 1, cell.log_every)
         swapped = (
-            f"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather={plan.gpus > 1}"
+            f"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather={cell.num_gpus > 1}"
         )
         text = "\n".join([swapped * ("fp8" in precision), *(line(step, "9,000") for step in every)])
         if precision == self.failing:
@@ -64,10 +74,10 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.chdir(copy_checkout(tmp_path / "copy"))
     monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
     monkeypatch.setattr(beside, "this_machine", lambda: TWO_H200)
-    monkeypatch.setattr(beside.peer, "this_machine", lambda: TWO_H200)
-    monkeypatch.setattr(beside.peer, "machine_facts", lambda machine: {})
-    monkeypatch.setattr(beside.peer, "write_data", lambda *_: beside.peer.data_folder)
-    monkeypatch.setattr(beside.peer, "command_of", box.command_of)
+    monkeypatch.setattr(peer_runs, "machine_facts", lambda machine: {})
+    monkeypatch.setattr(peer_runs, "run_repeat", box.run_repeat)
+    monkeypatch.setattr(peer_torchtitan, "write_data", lambda *_: None)
+    monkeypatch.setattr(peer_torchtitan, "command_of", box.command_of)
     other = beside.ACCELERATE._replace(command_of=box.accelerate)
     monkeypatch.setattr(beside, "ACCELERATE", other)
     monkeypatch.setattr(beside, "train", box.train)
@@ -129,27 +139,24 @@ def test_wrong_words_give_one_line(
         beside.main([str(checkout), "beside-torchtitan-fsdp"])
 
 
-def small_plan(gpus: int) -> argparse.Namespace:
-    return argparse.Namespace(
-        shape=argparse.Namespace(name="tiny-llama"), gpus=gpus, sequence_length=32, steps=4,
-        warmup_steps=2, log_every=1,
-    )  # fmt: skip
+def small_cell(num_gpus: int) -> Cell:
+    return Cell("tiny-llama", num_gpus, 2, 32, num_steps=4, num_warmup_steps=2, log_every=1)
 
 
 def test_a_rate_of_weights_that_are_not_trained_is_none() -> None:
     """With FP8 all-gather its optimizer keeps the weights that FP8 replaced."""
-    plan = small_plan(gpus=2)
-    done = run_python(ROOT, *ACCELERATE.command_of(plan, "fp8_tensorwise", 2, Path(), 0)[1:])
+    cell = small_cell(2)
+    done = run_python(ROOT, *ACCELERATE.command_of(cell, "fp8_tensorwise", Path(), 0)[1:])
     with pytest.raises(RepeatFailed, match="% of the weights are not trained"):
-        ACCELERATE.read(done.stdout, plan, "fp8_tensorwise")
+        ACCELERATE.read(done.stdout, cell, "fp8_tensorwise")
 
 
 def test_plain_accelerate_trains_all_weights_on_one_process() -> None:
-    plan = small_plan(gpus=1)
-    command = ACCELERATE.command_of(plan, "fp8_tensorwise", 2, Path(), 0)
+    cell = small_cell(1)
+    command = ACCELERATE.command_of(cell, "fp8_tensorwise", Path(), 0)
     done = run_python(ROOT, *command[1:])
-    found = ACCELERATE.read(done.stdout, plan, "fp8_tensorwise")
+    found = ACCELERATE.read(done.stdout, cell, "fp8_tensorwise")
     assert len(found.windows) == 2
     assert found.num_parameters == 1_311_872
     with pytest.raises(RepeatFailed, match="no last line"):
-        ACCELERATE.read("", plan, "bf16")
+        ACCELERATE.read("", cell, "bf16")

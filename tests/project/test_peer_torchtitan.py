@@ -1,17 +1,25 @@
-"""The script that times torchtitan reads its log right, and outlives a configuration that fails."""
+"""torchtitan's log is read right, and what fails stops nothing else."""
 
+import dataclasses
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
+import peer_runs
+import peer_torchtitan as peer
 import pytest
+from peer_runs import Cell, Configuration, PeerTrainer, RepeatFailed
 
+from fp8study.core.errors import UserError
 from fp8study.core.studies import load_study
 from fp8study.run.gpu_lease import lease
-from scripts import peer_torchtitan as peer
+from fp8study.run.machine import Machine
+from tests.run.test_selection import H200, machine
 
 RATES = {1: "95", 5: "9,001", 10: "9,100", 15: "9,300", 20: "9,200"}
+CELL = Cell("llama-3.1-8b", 1, 1, 8, num_steps=20, num_warmup_steps=10, log_every=5)
+read = partial(peer.read, cell=CELL, precision="bf16")
 
 
 def line(step: int, rate: str, rank: int = 0, loss: str = "11.76543", memory: str = "98.70") -> str:
@@ -28,15 +36,15 @@ def log(**changes: str) -> str:
 
 
 def test_only_windows_after_warm_up_count() -> None:
-    assert peer.read_log(log(), 20, 10).windows == [9300.0, 9200.0]
+    assert read(log()).windows == [9300.0, 9200.0]
     # The window that ends at 10 began at 5, within the warm-up.
-    assert peer.read_log(log(), 20, 7).windows == [9300.0, 9200.0]
-    assert peer.read_log(log(), 20, 5).windows == [9100.0, 9300.0, 9200.0]
+    for num_warmup_steps, windows in ((7, [9300.0, 9200.0]), (5, [9100.0, 9300.0, 9200.0])):
+        cell = dataclasses.replace(CELL, num_warmup_steps=num_warmup_steps)
+        assert read(log(), cell=cell).windows == windows
 
 
 def test_memory_is_the_most_of_all_windows_and_parameters_are_read() -> None:
-    text = log().replace("98.70GiB", "101.25GiB", 1)
-    found = peer.read_log(text, 20, 10)
+    found = read(log().replace("98.70GiB", "101.25GiB", 1))
     assert (found.memory_peak_gib, found.num_parameters) == (101.25, 8030261248)
     assert found.mfu_pct == 47.6
 
@@ -45,15 +53,14 @@ def test_other_ranks_validation_and_colours_change_nothing() -> None:
     others = "\n".join(line(step, "1", rank=rank) for step in (15, 20) for rank in (1, 10))
     validation = "[rank0]:[titan] x - validate step: 15  loss: 1.0  memory: 1.00GiB(1%)  tps: 7"
     coloured = log().replace("tps:", "\x1b[34mtps:").replace("47.60%", "47.60%\x1b[39m")
-    found = peer.read_log(f"{others}\n{validation}\n{coloured}", 20, 10)
-    assert found.windows == [9300.0, 9200.0]
+    assert read(f"{others}\n{validation}\n{coloured}").windows == [9300.0, 9200.0]
 
 
 def test_a_log_without_its_end_or_a_number_gives_no_rate() -> None:
-    with pytest.raises(peer.RepeatFailed, match="ends at step 20 of 25"):
-        peer.read_log(log(), 25, 10)
-    with pytest.raises(peer.RepeatFailed, match="the loss is nan at step 1") as failure:
-        peer.read_log(log(loss="     nan"), 20, 10)
+    with pytest.raises(RepeatFailed, match="ends at step 20 of 25"):
+        read(log(), cell=dataclasses.replace(CELL, num_steps=25))
+    with pytest.raises(RepeatFailed, match="the loss is nan at step 1") as failure:
+        read(log(loss="     nan"))
     assert failure.value.status == "diverged"
 
 
@@ -73,26 +80,25 @@ def test_a_log_without_its_end_or_a_number_gives_no_rate() -> None:
     ],
 )
 def test_the_first_error_of_a_rank_is_the_reason(text: str, status: str, reason: str) -> None:
-    found = peer.why_failed(text, 1)
+    found = peer_runs.why_failed(text, 1)
     assert (found.status, str(found)) == (status, f"exit status 1: {reason}")
 
 
 def swapped(all_gather: bool) -> str:
     words = "Swapped to Float8Linear layers with enable_fsdp_float8_all_gather"
-    return f"[rank0]:[titan] x - root - INFO - {words}={all_gather}"
+    return f"{log()}\n[rank0]:[titan] x - root - INFO - {words}={all_gather}"
 
 
-def test_a_log_of_another_precision_is_refused() -> None:
-    peer.check_precision("", "bf16", 4)
-    peer.check_precision(swapped(True), "fp8_tensorwise", 4)
-    peer.check_precision(swapped(False), "fp8_tensorwise", 1)
-    for text, precision, gpus in [
-        ("", "fp8_tensorwise", 1),
-        (swapped(False), "fp8_tensorwise", 4),
-        (swapped(True), "bf16", 4),
-    ]:
-        with pytest.raises(peer.RepeatFailed):
-            peer.check_precision(text, precision, gpus)
+@pytest.mark.parametrize("num_gpus", [1, 4])
+def test_a_log_of_another_precision_is_refused(num_gpus: int) -> None:
+    cell = dataclasses.replace(CELL, num_gpus=num_gpus)
+    peer.read(swapped(num_gpus > 1), cell, "fp8_tensorwise")
+    for text, precision in [
+        (log(), "fp8_tensorwise"), (swapped(num_gpus == 1), "fp8_tensorwise"),
+        (swapped(num_gpus > 1), "bf16"),
+    ]:  # fmt: skip
+        with pytest.raises(RepeatFailed, match="FP8 all-gather was"):
+            peer.read(text, cell, precision)
 
 
 @pytest.fixture
@@ -105,61 +111,57 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
-    monkeypatch.setattr(sys, "argv", ["peer_torchtitan.py", *words])
-    with pytest.raises(SystemExit) as ending:
-        peer.main()
-    return ending.value.code
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
+    monkeypatch.setattr(peer_runs, "machine_facts", lambda machine: {})
+    return machine(H200, H200)
 
 
-def test_one_failing_configuration_does_not_stop_the_other(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def saying(python: str) -> PeerTrainer:
+    return PeerTrainer(
+        "talker", "1", "c0ffee", lambda *_: [sys.executable, "-c", python], peer.read, {}
+    )
+
+
+def test_a_record_holds_each_repeat_and_nothing_of_this_machines_folders(
+    two_gpus: Machine, tmp_path: Path
 ) -> None:
-    def command_of(plan: peer.Plan, precision: str, *rest: object) -> list[str]:
-        failing = "raise SystemExit('[rank0]:torch.OutOfMemoryError: too much')"
-        return [sys.executable, "-c", failing if "fp8" in precision else f"print({log()!r})"]
-
-    monkeypatch.setattr(peer, "command_of", command_of)
-    monkeypatch.setattr(peer, "machine_facts", lambda machine: {})
-    output = tmp_path / "out"
-    words = ["--checkout", str(checkout), "--output", str(output), "--model", "debug"]
-    words += ["--sequence-length", "8", "--steps", "20", "--repeats", "2"]
-    assert run(monkeypatch, *words, "--precision", "fp8_tensorwise", "bf16") == 1
-
-    names = [f"torchtitan-debug-{precision}-1gpu-b1" for precision in ("bf16", "fp8_tensorwise")]
-    bf16, fp8 = (json.loads((output / name / "peer.json").read_text()) for name in names)
-    assert (bf16["status"], bf16["commit"], bf16["model"]) == ("completed", "c0ffee", names[0][:16])
-    rate = 2 / sum(1 / window for window in bf16["windows_tokens_per_second"][0])
-    assert bf16["tokens_per_second_per_gpu"] == pytest.approx([rate, rate])
+    done = Configuration(saying(f"print({log()!r})"), CELL, "bf16", tmp_path, 2, two_gpus)
+    path = tmp_path / "llama-3.1-8b-bf16-1gpu-b1-talker" / "peer.json"
+    done.measure(3, [0])
+    assert json.loads(path.read_text())["status"] == "interrupted"
+    done.measure(5, [1])
+    record = json.loads(path.read_text())
+    assert (record["status"], record["commit"]) == ("completed", "c0ffee")
+    rate = 2 / sum(1 / window for window in record["windows_tokens_per_second"][0])
+    assert record["tokens_per_second_per_gpu"] == pytest.approx([rate, rate])
     assert 9200 < rate < 9250  # the slower window takes more of the time
-    assert bf16["memory_peak_gib"] == [98.7, 98.7]
-    assert bf16["log_files"] == ["repeat-1.log", "repeat-2.log"]
-    assert str(tmp_path) not in json.dumps(bf16)
-    assert (fp8["status"], fp8["tokens_per_second_per_gpu"]) == ("out_of_memory", [])
-    assert "repeat 1: exit status 1: torch.OutOfMemoryError" in fp8["status_detail"]
-    assert fp8["log_files"] == ["repeat-1.log"]  # it would fail again
-
-    # What is complete is not measured again.
-    assert run(monkeypatch, *words, "--precision", "bf16") == 0
+    assert (record["memory_peak_gib"], record["blocks"]) == ([98.7, 98.7], [3, 5])
+    assert record["log_files"] == ["repeat-3.log", "repeat-5.log"]
+    assert str(tmp_path) not in json.dumps(record)
 
 
-def test_a_repeat_waits_its_turn_for_a_gpu(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of two GPUs the first is ours, and the peer sees the second alone."""
+def test_a_configuration_that_failed_is_not_tried_again(two_gpus: Machine, tmp_path: Path) -> None:
+    trainer = saying("raise SystemExit('[rank0]:torch.OutOfMemoryError: too much')")
+    failing = Configuration(trainer, CELL, "bf16", tmp_path, 2, two_gpus)
+    failing.measure(0, [0])
+    failing.measure(1, [0])
+    record = json.loads(next(tmp_path.rglob("peer.json")).read_text())
+    assert (record["status"], record["tokens_per_second_per_gpu"]) == ("out_of_memory", [])
+    assert "repeat 0: exit status 1: torch.OutOfMemoryError" in record["status_detail"]
+    assert record["log_files"] == ["repeat-0.log"]
+
+
+def test_a_repeat_has_its_gpus_to_itself(two_gpus: Machine, tmp_path: Path) -> None:
+    """It sees the GPUs that it was told, holds them while it runs, and gives them back."""
     seen = tmp_path / "seen"
     tells = "import os, pathlib; "
     tells += f"pathlib.Path({str(seen)!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
-    monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(peer, "command_of", lambda *_: [sys.executable, "-c", tells])
-    monkeypatch.setattr(peer, "machine_facts", lambda machine: {})
-    two = SimpleNamespace(gpus=[SimpleNamespace(index=4), SimpleNamespace(index=5)])
-    monkeypatch.setattr(peer, "this_machine", lambda: two)
-    words = ["--checkout", str(checkout), "--output", str(tmp_path / "out"), "--model", "debug"]
-    with lease(1, [4]):
-        run(monkeypatch, *words, "--sequence-length", "8", "--repeats", "1")
-    assert seen.read_text() == "5"
-    with lease(2, [4, 5]):  # it gave its own back
+    with lease(1, [0]):
+        Configuration(saying(tells), CELL, "bf16", tmp_path, 1, two_gpus).measure(0, [1])
+    assert seen.read_text() == "1"
+    with lease(2, [0, 1]):
         pass
 
 
@@ -175,41 +177,27 @@ def test_random_documents_use_the_whole_vocabulary_and_one_sequence_each(tmp_pat
     assert (min(map(min, tokens)), max(map(max, tokens))) == (0, 299)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--gpus", "0"], "--gpus: '0' is not a whole number above 0"),
-        (["--steps", "42"], "multiples of --log-every"),
-        (["--steps", "10"], "--steps 10: must be above --warmup-steps 10"),
-        (["--precision", "fp4"], "--precision: invalid choice: 'fp4'"),
-        (["--", "--training.seq_len=1"], "--label"),
-        (["--label", "a/b"], "--label 'a/b'"),
-    ],
-)
-def test_bad_input_gives_one_line(
-    words: list[str], named: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_version_no_checkout_or_another_model_is_refused(
+    checkout: Path, tmp_path: Path
 ) -> None:
-    known = ["--checkout", str(checkout), "--output", str(tmp_path / "out")]
-    message = run(monkeypatch, *known, *words)
-    assert isinstance(message, str)
-    assert named in message
-    assert "\n" not in message
-
-
-def test_another_version_or_no_checkout_is_refused(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--output", str(tmp_path / "out"), "--checkout"]
-    assert "no checkout of torchtitan" in str(run(monkeypatch, *words, str(tmp_path)))
+    with pytest.raises(UserError, match="no checkout of torchtitan"):
+        peer.check_checkout(tmp_path)
+    with pytest.raises(UserError, match="is none of torchtitan's here"):
+        peer.torchtitan(checkout, dataclasses.replace(CELL, model="qwen3-4b"), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        peer.torchtitan(checkout, CELL, tmp_path / "file")
+    peer.check_checkout(checkout)
     (checkout / "assets" / "version.txt").write_text("0.3.0")
-    assert "is torchtitan 0.3.0; check out v0.2.2" in str(run(monkeypatch, *words, str(checkout)))
+    with pytest.raises(UserError, match=r"is torchtitan 0.3.0; check out v0.2.2"):
+        peer.check_checkout(checkout)
 
 
 def test_the_studies_beside_it_do_the_same_work() -> None:
     for name, ours in (("beside-torchtitan", 1), ("beside-torchtitan-fsdp", 2)):
         configs = [run.config for run in load_study(name).runs]
         assert {c.num_gpus for c in configs} == {ours}
-        assert {c.model for c in configs} <= {shape.name for shape in peer.SHAPES.values()}
+        assert {c.model for c in configs} <= {*peer.SHAPES}
         assert {(c.path, c.sequence_length, c.master_dtype) for c in configs} == {
             ("tuned", 4096, "fp32")
         }

@@ -107,3 +107,16 @@ def test_a_misspelt_pattern_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"untrained: 'model\.layer\.' matches no linear layer"):
         train(tmp_path / "run", untrained=["model.layer."])
     assert not (tmp_path / "run").exists()
+
+
+def test_loading_by_rank_0_fails_with_fp8_all_gather_and_changes_nothing_without(
+    run: Run, tmp_path: Path
+) -> None:
+    shared = {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "profile": False}
+    with pytest.raises(RunFailed, match="left 28 of 39 weights FP8's on rank 0 and plain on other"):
+        train(tmp_path / "run", **shared, cpu_ram_efficient_loading=True)
+    runs = (
+        run(**shared, fp8_all_gather=False, cpu_ram_efficient_loading=loads)[0]
+        for loads in (True, False)
+    )
+    assert len({record.results["loss_last20_mean"] for record in runs}) == 1

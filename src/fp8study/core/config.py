@@ -31,8 +31,6 @@ REFUSED = {
     "tensor_parallel_size": "FP8 with tensor parallelism is not supported: FP8 layers are "
     "sharded by FSDP2 alone; use strategy=fsdp2 with more num_gpus",
     "pipeline_parallel_size": "pipeline parallelism is not supported; use strategy=fsdp2",
-    "cpu_ram_efficient_loading": "RAM-efficient loading broadcasts plain tensors, which torchao's "
-    "FP8 weights are not; weights are random here, so leave it out",
 } | {name: f"it was taken out: {field.meaning}; leave it out" for name, field in RETIRED.items()}
 
 

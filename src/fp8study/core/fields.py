@@ -81,6 +81,12 @@ class _Described:
                                                    or c.num_gpus == c.num_nodes),
              "needs strategy=fsdp2 on several nodes of several GPUs, not strategy={strategy}, "
              "num_nodes={num_nodes} and num_gpus={num_gpus}; use full"),))
+    cpu_ram_efficient_loading: bool = declare(
+        False, "execution", "Let Accelerate hand rank 0's weights to all ranks once they are "
+        "sharded, as it loads large models. With FP8 all-gather it fails.",
+        differs="pair effect resume", refused=(
+            (lambda c: c.cpu_ram_efficient_loading and c.strategy != "fsdp2",
+             "is for strategy=fsdp2, not {strategy}; leave it out"),))
     sequence_length: int = declare(
         4096, "task", "Tokens per packed sequence.", low=1, high=MANY)
     micro_batch_size: int = declare(

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import AORecipeKwargs, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.changing import let_change
@@ -57,7 +59,7 @@ def make_accelerator(config: ResolvedConfig, model: torch.nn.Module) -> Accelera
         reshard_after_forward=bool(config.reshard_after_forward),
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=[type(decoder_layers(model)[0]).__name__],
-        cpu_ram_efficient_loading=False,  # torchao's weights cannot be broadcast that way
+        cpu_ram_efficient_loading=config.cpu_ram_efficient_loading,
         mixed_precision_policy=MixedPrecisionPolicy(
             param_dtype=compute_dtype(config), reduce_dtype=torch.float32
         ),
@@ -105,6 +107,7 @@ def prepare(
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)
         model, optimizer = accelerator.prepare(model, optimizer)
+        _check_loading(config, model)
         tune_communication(config, model)
         return model, optimizer
 
@@ -116,6 +119,7 @@ def prepare(
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 
         model = fsdp2_prepare_model(accelerator, model)
+        _check_loading(config, model)
     else:
         if RECIPES[config.precision].scales_loss:
             autocast = torch.autocast(accelerator.device.type, compute_dtype(config))
@@ -127,6 +131,28 @@ def prepare(
         optimizer = accelerator.prepare_optimizer(optimizer)
     # Else its wrapper would look for packages on disk at each of a step's many updates.
     return model, optimizer
+
+
+def _check_loading(config: ResolvedConfig, model: torch.nn.Module) -> None:
+    """See that Accelerate's loading left all ranks weights of one kind.
+
+    Gathering asks FP8 weights for their largest value over all ranks: with plain ones on other
+    ranks each would wait for ever.
+
+    Raises:
+        UserError: It did not.
+    """
+    if not config.cpu_ram_efficient_loading or config.num_gpus == 1:
+        return
+    kinds = [type(getattr(p, "_local_tensor", p)).__name__ for p in model.parameters()]
+    found: list[list[str]] = [[]] * config.num_gpus
+    dist.all_gather_object(found, kinds)
+    if any(theirs != found[0] for theirs in found):
+        number, there = sum(a != b for a, b in zip(found[0], found[1], strict=True)), len(kinds)
+        raise UserError(
+            f"cpu_ram_efficient_loading: true left {number} of {there} weights FP8's on rank 0 and "
+            "plain on others, or the reverse; set fp8_all_gather=false or leave it out"
+        )
 
 
 def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[], None]:

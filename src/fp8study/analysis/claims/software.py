@@ -58,8 +58,9 @@ def _by_runs(claim: Claim, runs: pd.DataFrame, holds: pd.Series, **words: object
 def efficient_loading(tables: Tables, claim: Claim) -> Finding:
     field = claim.published["field"]
     runs = _fp8_runs(tables, lambda record: record.config.get(field))
-    does = "refuses" if is_refused({"precision": "fp8_tensorwise", field: True}) else "takes"
-    return _by_runs(claim, runs, ~runs["sound"].astype(bool), does=does)
+    failed = ~runs["sound"].astype(bool)
+    plain = _fp8_runs(tables, lambda r: r.config.get(field) and not r.config.get("fp8_all_gather"))
+    return _by_runs(claim, runs, failed, plain=out_of(plain["sound"].astype(bool)))
 
 
 @judges("A28")

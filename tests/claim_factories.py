@@ -131,6 +131,14 @@ def gathered(dtype: str, gib: float, reduced: str = "float32") -> dict[str, Any]
     ]}  # fmt: skip
 
 
+def operators(*low: str, num_fast: int = 0) -> dict[str, Any]:
+    """A run that was not compiled, profiled: operators that took FP8, and GEMMs that sum fast."""
+    gemm = {"dtypes": "float8_e4m3fn × float8_e4m3fn", "num": 7, "num_fast": num_fast, "tflop": 1.0}
+    by_dtype = {"bfloat16": ["silu"], "float8_e4m3fn": [*low]}
+    step = {"gemm": [gemm], "operations": {k: v for k, v in by_dtype.items() if v}}
+    return {"config": {"compile": False, "fp8_emulate": False}, "instruments": {"step": step}}
+
+
 def noisy(errors: Sequence[float] = (0.1,), alike: int = 1) -> RunRecord:
     """A run that measured noise: a relative error for each recipe, and `alike` equal neighbours."""
     section = make_noise_section()

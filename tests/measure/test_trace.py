@@ -103,6 +103,22 @@ def test_grouped_gemms_of_experts_count_once() -> None:
     assert made["tflop"] == pytest.approx(2 * 16 * 32 * 16 / 1e12)
 
 
+def test_operators_that_compute_are_told_by_their_dtypes_and_gemms_that_sum_fast() -> None:
+    fast, exact = (op(n, "aten::_scaled_mm", [[8, 4], [4, 2]], [E4M3, E4M3]) for n in (1, 2))
+    fast["args"]["Concrete Inputs"] = ["", "", "", "", "", "", "15", "True"]
+    exact["args"]["Concrete Inputs"] = ["", "", "True", "", "", "", "15", "False"]
+    moved = op(3, "aten::t", [[8, 4]], [E4M3])
+    found = summarise_events([*EVENTS, fast, exact, moved, op(4, "aten::silu", [[4]], [E5M2])])
+    assert found["operations"] == {
+        "bfloat16": ["_flash_attention_forward"], "float32": ["_log_softmax"],
+        "float8_e5m2": ["silu"],
+    }  # fmt: skip
+    assert {row["dtypes"]: row["num_fast"] for row in found["gemm"]} == {
+        "float8_e4m3fn × float8_e4m3fn": 1, "float8_e5m2 × float8_e4m3fn": 0,
+        "bfloat16 × bfloat16": 0,
+    }  # fmt: skip
+
+
 def test_a_trace_without_products_has_no_share() -> None:
     found = summarise_events([])
     assert (found["gemm"], found["fp8_gemm_flops_pct"], found["num_kernels"]) == ([], None, 0)

@@ -44,6 +44,13 @@ _COLLECTIVES = {
     "c10d::broadcast_": ("broadcast", 0),
 }
 
+#: Operators that move or cast numbers and compute nothing.
+_MOVES = frozenset(
+    "_reshape_alias _to_copy _unsafe_view alias as_strided cat chunk clone contiguous copy_ detach "
+    "empty_like empty_strided expand fill_ flatten narrow new_empty permute reshape resize_ select "
+    "slice split split_with_sizes squeeze t to transpose unsqueeze view view_as".split()
+)
+
 _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 
 Event = Mapping[str, Any]
@@ -80,9 +87,11 @@ def read_trace(path: Path, config: ResolvedConfig | None = None) -> dict[str, An
         config: Of the run; without one, or on one node, nothing is said of nodes.
 
     Returns:
-        ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``, ``tflop`` and (on a
-        GPU) ``time_ms`` and the ``kernels`` that did most of it; ``fp8_gemm_flops_pct`` and
-        ``fp8_gemm_time_pct``; ``communication``: a list by collective, dtype and, on several
+        ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``, ``num_fast`` (that
+        sum with fewer bits than FP32 on the way), ``tflop`` and (on a GPU) ``time_ms`` and the
+        ``kernels`` that did most of it; ``fp8_gemm_flops_pct`` and ``fp8_gemm_time_pct``;
+        ``operations``: by dtype the operators that took tensors of it, but for GEMMs and what only
+        moves or casts; ``communication``: a list by collective, dtype and, on several
         nodes, ``reach`` (see `Nodes`), with ``num`` and ``gib``, the size of the whole tensor
         (gathered, or not yet scattered) on one rank. On a GPU also ``step_ms`` from the first to
         the last kernel, ``by_kind_ms`` (see `kind_of`), ``exposed_communication_ms`` (while nothing
@@ -110,6 +119,7 @@ def summarise_events(events: Iterable[Event], nodes: Nodes | None = None) -> dic
     launches = [(k, by_id.get(k.get("args", {}).get("External id"))) for k in kernels]
     summary: dict[str, Any] = {"num_kernels": len(kernels)}
     summary |= _gemms(ops, launches)
+    summary["operations"] = _operations(ops)
     summary["communication"] = _communication(ops, kernels, nodes)
     return summary | (_times(launches) if kernels else {})
 
@@ -134,6 +144,25 @@ def _factors(op: Event) -> tuple[str, int] | None:
     return names, 2 * math.prod(left) * right[-1]
 
 
+def _sums_fast(op: Event) -> bool:
+    """Whether an FP8 GEMM may sum in the tensor cores' own registers: its last switch is on."""
+    values = op["args"].get("Concrete Inputs", [])
+    switches = [value for value in values if value in ("True", "False")]
+    return "scaled" in op["name"] and switches[-1:] == ["True"]
+
+
+def _operations(ops: list[Event]) -> dict[str, list[str]]:
+    """Return the operators that compute, GEMMs aside, by the dtypes that they were given."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for op in ops:
+        name = op.get("name", "")
+        if name.startswith("aten::") and name not in _GEMM_FACTORS and name[6:] not in _MOVES:
+            for dtype in op.get("args", {}).get("Input type", []):
+                found[_dtype_name(dtype)].add(name[6:])
+    floats = (dtype for dtype in sorted(found) if "float" in dtype)
+    return {dtype: sorted(found[dtype]) for dtype in floats}
+
+
 def _gemms(ops: list[Event], launches: list[tuple[Event, Event | None]]) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
     gemms = [(op, found) for op in ops if (found := _factors(op)) is not None]
@@ -141,8 +170,9 @@ def _gemms(ops: list[Event], launches: list[tuple[Event, Event | None]]) -> dict
         # Where there is no kernel for grouped GEMMs, each is made of plain ones inside of it.
         inside = (op["ts"] < other["ts"] <= op["ts"] + op["dur"] for other, _ in gemms)
         if not ("grouped" in op["name"] and any(inside)):
-            row = rows.setdefault(dtypes, {"dtypes": dtypes, "num": 0, "tflop": 0.0})
+            row = rows.setdefault(dtypes, {"dtypes": dtypes, "num": 0, "num_fast": 0, "tflop": 0.0})
             row["num"] += 1
+            row["num_fast"] += _sums_fast(op)
             row["tflop"] += flops / 1e12
     times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, launcher in launches:

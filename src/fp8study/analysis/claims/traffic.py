@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
@@ -9,6 +11,8 @@ from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, sprea
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.frames import PLACE
 from fp8study.analysis.pairing import in_fp8
+from fp8study.core.recipes import SIXTEEN_BIT
+from fp8study.core.records import StoredRun
 
 #: What a profile and the tables call the bytes of FP8 tensors.
 _FP8 = r"uint8|float8|E4M3|E5M2"
@@ -96,7 +100,7 @@ def _only_fp8_ran_out(pair: pd.DataFrame) -> bool:
 
 @judges("A29")
 def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
-    """Look where the audits look: gradients, optimizer states, master weights."""
+    """Look where the audits look, and at the operators of profiled steps that were not compiled."""
     names = [f"audit.{kind}_dtypes" for kind in ("gradient", "optimizer_state", "master")]
     frame = tables.instruments
     frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, *names])])
@@ -109,6 +113,28 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
         return claim.open()
     found = [{*audited[name].explode()} for name in names]
     kinds = sum("float8" in " ".join(dtypes) for dtypes in found)
-    verdict = Verdict.CONTRADICTED if kinds else Verdict.PARTLY
     formats = " or ".join(sorted(set().union(*found)))
-    return claim.found(verdict, Figure(kinds), audited, runs=len(audited), formats=formats)
+    steps = tables.of_records(_low_operations, "names", "fast")
+    low = sorted(set().union(*steps["names"]))
+    looked = f"{len(steps)} steps with every operator named"
+    if len(steps):
+        looked += f": in FP8 beside GEMMs {', '.join(low) or 'none'}; {steps['fast'].sum()} "
+        looked += "GEMMs may sum with fewer bits than FP32"
+    holds = len(steps) and not steps["fast"].any()
+    verdict = Verdict.REPRODUCED if holds else Verdict.PARTLY
+    return claim.found(
+        Verdict.CONTRADICTED if kinds or low else verdict, Figure(kinds + len(low)), audited, steps,
+        runs=len(audited), formats=formats, looked=looked,
+    )  # fmt: skip
+
+
+def _low_operations(run: StoredRun) -> dict[str, Any] | None:
+    """Return an FP8 step's operators that took FP8 tensors, and how many GEMMs sum fast."""
+    step, config = run.record.instruments.get("step", {}), run.record.config
+    is_open = config.get("precision") in SIXTEEN_BIT or config.get("compile")
+    # Emulated GEMMs are FP32's.
+    if is_open or "operations" not in step or config.get("fp8_emulate"):
+        return None
+    low = {name for dtype, names in step["operations"].items() if "float8" in dtype
+           for name in names}  # fmt: skip
+    return {"names": low, "fast": sum(row["num_fast"] for row in step["gemm"])}

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fp8study.analysis.decision import decision_table
 from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import sessions_of
@@ -163,6 +164,17 @@ def test_of_recipes_the_fastest_is_kept_and_scaling_starts_at_one_hundred(tmp_pa
     scaling = scaling_table(leads).set_index(["precision", "num_gpus"])["kept_pct"]
     assert scaling["bf16", 4] == scaling["bf16", 1] == 100
     assert scaling["fp8_tensorwise", 4] == pytest.approx(100 * 1.1 / 1.2)
+
+
+def test_a_shape_that_nobody_trains_has_a_lead_and_no_decision(tmp_path: Path) -> None:
+    for model in ("llama-3.2-1b", "llama-1b-width-512"):
+        store_leads(tmp_path, 1, 1.2, model=model)
+    runs = frame(tmp_path)
+    leads = leads_table(runs)
+    assert len(leads) == 2
+    assert set(best_recipes(leads)["model"]) == {"llama-3.2-1b"}
+    decisions = decision_table(leads, loss_gap_table(runs), runs)
+    assert set(decisions["model"]) == {"llama-3.2-1b"}
 
 
 def test_fp16_is_a_baseline_and_no_lead_or_gap_of_fp8(tmp_path: Path) -> None:

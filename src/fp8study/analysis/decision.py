@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.leads import LEAD_COLUMNS
+from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
@@ -68,6 +68,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         `LOSS_COLUMNS` are of the judged arm of the model and recipe whose setting differs in the
         fewest fields.
     """
+    leads = to_decide(leads)
     if leads.empty:
         return pd.DataFrame(columns=DECISION_COLUMNS)
     length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()

@@ -19,6 +19,7 @@ from scipy import stats as distributions
 
 from fp8study.analysis.frames import MIXED
 from fp8study.analysis.pairing import in_fp8, sessions_of, timing_is_void, together
+from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
 
 LEVEL = 0.95
@@ -169,8 +170,14 @@ def _percent(log_ratio: float) -> float:
     return 100 * math.expm1(log_ratio)
 
 
+def to_decide(leads: pd.DataFrame) -> pd.DataFrame:
+    """Leave out shapes that were made to show a trend alone."""
+    return leads[~leads["model"].isin(SWEPT)]
+
+
 def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:
-    """Keep of each setting the FP8 recipe with the largest lead."""
+    """Keep of each setting to decide on the FP8 recipe with the largest lead."""
+    leads = to_decide(leads)
     ranked = leads.sort_values("lead_pct", ascending=False, kind="stable")
     return leads.loc[leads.index.isin(ranked.drop_duplicates(SETTING).index)]
 

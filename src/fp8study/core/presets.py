@@ -61,6 +61,9 @@ _WIDTHS: dict[str, dict[str, Any]] = {
     for width in (512, 1024, 3072, 4096)
 }  # fmt: skip
 
+#: Presets that nobody trains: they show a trend, and are left out where a decision is taken.
+SWEPT = frozenset(_WIDTHS)
+
 PRESETS: dict[str, dict[str, Any]] = _WIDTHS | {
     "llama-3.2-1b": _LLAMA_1B | {"tie_word_embeddings": True},
     # For comparisons with trainers whose loss head cannot share the embedding's weight.

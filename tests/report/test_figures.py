@@ -1,6 +1,7 @@
 """A figure as a page carries it: small, the same each time, and true."""
 
 import re
+from urllib.parse import unquote
 
 import pandas as pd
 import pytest
@@ -63,3 +64,13 @@ def test_a_per_cent_is_as_high_on_every_machine() -> None:
     assert (high - low) / first == pytest.approx((most - least) / second, rel=0.05)
     assert low < -51 and high > 31 and least < 0 and most > 20
     assert [text.get_text() for axis in figure.axes for text in axis.texts] == ["one", "two"]
+
+
+def test_text_is_legible_on_a_phone(site: dict[str, str]) -> None:
+    """Nine pixels at least on a screen of 390, of which a page's margins take 32."""
+    for name, page in site.items():
+        for picture in re.findall(r'<img src="data:image/svg\+xml,([^"]*)"', page):
+            text = unquote(picture)
+            (width,) = re.findall(r"viewBox='0 0 ([\d.]+) ", text)
+            sizes = [100 * float(scale) for scale in re.findall(r"scale\(([\d.]+) -", text)]
+            assert sizes and min(sizes) * (390 - 32) / float(width) >= 9, name

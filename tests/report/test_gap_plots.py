@@ -47,7 +47,7 @@ def test_only_studies_whose_losses_are_judged_have_curves(tmp_path: Path) -> Non
     ((rows, figure, losses),) = gap_plots.study_curves(load_report(tmp_path / "own"))
     assert rows["study"].tolist() == ["parity"]
     assert [axis.get_ylabel() for axis in figure.axes] == [
-        "training loss, nats/token", "gap to BF16, %",
+        "training loss, nats", "gap to BF16, %",
     ]  # fmt: skip
     assert pd.Series([len(axis.lines) for axis in figure.axes]).ge(2).all()
     assert losses["arm"].tolist() == ["BF16", "FP8 rowwise"]

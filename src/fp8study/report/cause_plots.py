@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-import textwrap
+from collections.abc import Iterator
+from textwrap import fill
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
+from matplotlib.transforms import blended_transform_factory
 
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.report.plotstyle import (
@@ -20,6 +22,7 @@ from fp8study.report.plotstyle import (
     panels,
     signed_ticks,
 )
+from fp8study.report.words import machine_name
 
 _MARKS = {"one sequence": "o", "GPUs": "s", "accumulation": "^", "micro-batch": "D"}
 _GAP = "loss gap to BF16, %"
@@ -32,37 +35,50 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
     """
     if table.empty:
         return message_figure(empty)
-    keys = ["model", "study", "machine"]
-    height = 0.5 + 0.22 * table.groupby(keys)["rung"].nunique().max()
-    figure, axes = panels(table, keys, "{}: {} on {}".format, ("", ""), height, columns=1)
-    axes[-1][0].set_xlabel("difference in final loss, %")
+    lines = list(_rungs(table))
+    label = ("difference in final loss, %", "")
+    height = 0.24 * len(lines)
+    figure, [(axis, _, _)] = panels(table[:1], ["model"], lambda _: "", label, height)
+    across = blended_transform_factory(figure.transFigure, axis.transData)
     equal = table["difference_pct"] == 0
     floor = 1e-4 if equal.all() else table.loc[~equal, "difference_pct"].min() / 3
-    first = {AGAIN: 0, SEED: 1, FAULT: 3}
-    for axis, _, group in axes:
-        rungs = sorted(group["rung"].unique(), key=lambda rung: (first.get(rung, 2), rung))
-        for place, rung in enumerate(rungs):
-            rows = group[group["rung"] == rung]
-            shade = GREY if rung in (AGAIN, SEED) else colour(rows["precision"].iloc[0])
-            shown = rows["difference_pct"].clip(lower=floor)
-            for exact, dots in shown.groupby(equal[rows.index]):
-                axis.plot(
-                    dots, [place] * len(dots), "o", color=shade,
-                    markerfacecolor="white" if exact else shade, alpha=0.55, markersize=6,
-                    clip_on=False,
-                )  # fmt: skip
-            axis.plot([shown.median()] * 2, [place - 0.28, place + 0.28], color=shade, lw=2.2)
-            median = f"{rows['difference_pct'].median():.2g} %"
-            axis.text(1.01, place, median, transform=axis.get_yaxis_transform(), va="center")
-        axis.set_xscale("log")
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlim(floor, 2 * max(table["difference_pct"].max(), 3 * floor))
-        axis.set_yticks(range(len(rungs)), [textwrap.fill(rung, 18) for rung in rungs], fontsize=8)
-        axis.set_ylim(-0.6, len(rungs) - 0.4)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for place, (name, rows) in enumerate(lines):
+        if rows is None:
+            title = axis.text(0.01, place, name, transform=across, va="center", fontweight="bold")
+            title.set(fontsize=9, in_layout=False)
+            continue
+        shade = GREY if name in (AGAIN, SEED) else colour(rows["precision"].iloc[0])
+        shown = rows["difference_pct"].clip(lower=floor)
+        for exact, dots in shown.groupby(equal[rows.index]):
+            axis.plot(
+                dots, [place] * len(dots), "o", color=shade,
+                markerfacecolor="white" if exact else shade, alpha=0.55, markersize=6,
+                clip_on=False,
+            )  # fmt: skip
+        axis.plot([shown.median()] * 2, [place - 0.3, place + 0.3], color=shade, lw=2.2)
+        median = f"{rows['difference_pct'].median():.2g} %"
+        axis.text(1.01, place, median, transform=axis.get_yaxis_transform(), va="center")
+    axis.set_xscale("log")
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(floor, 2 * max(table["difference_pct"].max(), 3 * floor))
+    named = {place: name for place, (name, rows) in enumerate(lines) if rows is not None}
+    axis.set_yticks([*named], [fill(name, 20) for name in named.values()], fontsize=9)
+    axis.set_ylim(len(lines) - 0.4, -0.6)
+    axis.grid(False, axis="y")
+    axis.spines["left"].set_visible(False)
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if equal.any():
         add_legend(figure, [_mark("equal to the last digit", "o", "white")])
     return figure
+
+
+def _rungs(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | None]]:
+    """Yield the figure's lines from above: a setting's name without rows, then its rungs."""
+    last = {FAULT: 0, SEED: 2, AGAIN: 3}
+    for (model, study, machine), group in table.groupby(["model", "study", "machine"], sort=False):
+        yield f"{model}: {study} on {machine_name(machine)}", None
+        for rung in sorted(group["rung"].unique(), key=lambda rung: (last.get(rung, 1), rung)):
+            yield str(rung), group[group["rung"] == rung]
 
 
 def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -> Figure:
@@ -72,7 +88,7 @@ def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -
         return message_figure(empty)
     figure, drawn = panels(
         table, ["model", "machine", "margin_pct"], "{} on {}; dashed: margin of ±{:g} %".format,
-        ("effective batch, sequences per optimizer step", _GAP), 3.2, columns=1,
+        ("effective batch, sequences per optimizer step", _GAP), 3.2,
     )  # fmt: skip
     ways = sorted(table["way"].unique(), key=[*_MARKS, *table["way"]].index)
     recipes = list(table["precision"].unique())

@@ -17,10 +17,10 @@ from fp8study.report.table import raw_html
 
 #: Need no escape inside a quoted link.
 _SAFE = " ,;:/()+=*"
-#: A figure this wide is legible on a screen of 390 pixels.
-PHONE_INCHES = 5.2
-#: Wider than this a picture made for a phone would shout.
-_MOST_REM = 38
+#: As wide as every figure is: on a screen of 390 pixels, a point of its text is then a pixel.
+WIDTH_INCHES = 4.9
+#: Drawn wider than this its text would shout.
+_MOST_REM = 36
 
 
 def svg(figure: Figure) -> bytes:
@@ -59,15 +59,13 @@ def _rounded(found: re.Match[str]) -> str:
 def shown(figure: Figure, alt: str) -> Markdown:
     """Show a figure with a text that stands in for it.
 
-    One made for a phone scales with the page; a wider one scrolls where the screen is narrow. The
-    label of a figure that says why there is none stands in for it.
+    It scales with the page. The label of a figure that says why there is none stands in for it.
     """
     picture = " ".join(svg(figure).decode().split()).replace('"', "'")
     data = quote(picture, safe=_SAFE + "'")
-    scales = figure.get_figwidth() <= PHONE_INCHES
-    style = f' style="width: 100%; max-width: {_MOST_REM}rem;"' if scales else ""
+    style = f"width: 100%; max-width: {_MOST_REM}rem;"
     text = html.escape(" ".join(re.sub(r"\*\*|\\\n", " ", str(figure.get_label() or alt)).split()))
-    return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}"{style}>')
+    return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}" style="{style}">')
 
 
 def download(table: pd.DataFrame, name: str, words: str = "CSV") -> str:

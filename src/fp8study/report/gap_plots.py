@@ -33,8 +33,8 @@ from fp8study.report.words import number
 #: Their losses are on the page Why it fails.
 ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
 #: Characters of a row's label, and of the line over a study's rows.
-_LABEL_WIDTH, _TITLE_WIDTH = 25, 68
-_ROW_INCHES = 0.165
+_LABEL_WIDTH, _TITLE_WIDTH = 22, 58
+_ROW_INCHES = 0.175
 
 
 def judged(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -60,19 +60,19 @@ def forest_figure(
     lines = [max(text.count("\n") + 1, 1 if row is None else 2) for text, row in rows]
     height = _ROW_INCHES * (sum(lines) + 3)
     labels = ("FP8 − BF16, % of the BF16 loss", "")
-    figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height, 1)
+    figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height)
     across = blended_transform_factory(figure.transFigure, axis.transData)
     labelled, place = {}, 0.0
     for (text, row), num in zip(rows, lines, strict=True):
         place -= num / 2
         if row is None:
             title = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
-            title.set(fontsize=8, in_layout=False)
+            title.set(fontsize=9, in_layout=False)
         else:
             labelled[place] = text
             _draw_row(axis, place, row, unseen)
         place -= num / 2
-    axis.set_yticks([*labelled], [*labelled.values()], fontsize=8)
+    axis.set_yticks([*labelled], [*labelled.values()], fontsize=9)
     axis.grid(False)
     axis.spines["left"].set_visible(False)
     axis.locator_params(axis="x", nbins=6)
@@ -101,7 +101,7 @@ def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) ->
     said = (
         f"{number(row['gap_pct'], '+.2f')} %, {row['verdict']}\n{number(row['gap'], '+.4f')} nats"
     )
-    axis.text(1.01, place, said, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+    axis.text(1.01, place, said, transform=axis.get_yaxis_transform(), va="center", fontsize=9)
 
 
 def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
@@ -115,7 +115,7 @@ def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
 def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure, pd.DataFrame]]:
     """Yield the judged gaps of every study whose losses are asked about, its curves, their data.
 
-    A figure has a row a setting: the training loss, and the gap with the spread of BF16's seeds.
+    Of each setting: the training loss, and below it the gap with the spread of BF16's seeds.
     """
     table = judged(report.loss_gaps)
     table = table[~table["study"].str.startswith(ELSEWHERE)]
@@ -132,7 +132,7 @@ def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
     figure, drawn = panels(
         both.sort_values(SETTING, kind="stable"), [*SETTING, "of"],
         lambda *key: key[-2] if key[-1] == "loss" else "", ("step", ""),
-        2.4 + 0.1 * runs["arm"].nunique(),
+        1.7,
     )  # fmt: skip
     styles = line_styles(runs)
     for axis, key, rows in drawn:
@@ -140,7 +140,7 @@ def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
             mean = own.groupby("step")["loss" if key[-1] == "loss" else "gap_pct"].mean()
             axis.plot(thin(smooth(mean) if key[-1] == "loss" else mean), **styles[str(arm)])
         if key[-1] == "loss":
-            axis.set_ylabel("training loss, nats/token")
+            axis.set_ylabel("training loss, nats")
             continue
         seeds = spread.merge(rows[SETTING].drop_duplicates(), on=SETTING)
         band = thin(seeds.groupby("step")["spread_pct"].mean())

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
 from fp8study.report.words import count
 
-#: Column → label and colour, from the bottom of the bar up.
+#: Column → label and colour, from the left of the bar.
 TIME = {
     "gemm_fp8": ("FP8 GEMMs", colour("fp8_tensorwise")),
     "gemm_bf16": ("BF16 GEMMs", colour("bf16")),
@@ -21,6 +21,7 @@ TIME = {
     "other": ("other", "#BBBBBB"),
     "not_computing_ms": ("not computing", "#EEEEEE"),
 }
+_PANEL = ["machine", "study", "model", "num_gpus"]
 _MEMORY = {
     "parameters_gib": ("parameters", "#0072B2"),
     "optimizer_gib": ("optimizer states", "#009E73"),
@@ -46,21 +47,22 @@ def _stacked(
         return message_figure(empty)
     figure, drawn = panels(
         table,
-        ["machine", "study", "model", "num_gpus"],
+        _PANEL,
         lambda machine, study, model, n: f"{model}, {count(n, 'GPU')}: {study} on {machine}",
-        ("", label),
+        (label, ""),
+        0.7 + 0.25 * table.groupby(_PANEL).size().max(),
     )
     for axis, _, group in drawn:
-        names = [str(arm).replace(" ", "\n", 1) for arm in group["arm"]]
-        bottom = pd.Series(0.0, index=group.index)
+        left = pd.Series(0.0, index=group.index)
         for column, (_, shade) in parts.items():
-            height = group[column].astype(float).fillna(0)
-            axis.bar(range(len(group)), height, 0.7, bottom, fc=shade, ec="white", lw=0.5)
-            bottom += height
+            width = group[column].astype(float).fillna(0)
+            axis.barh(range(len(group)), width, 0.7, left, fc=shade, ec="white", lw=0.5)
+            left += width
         for place, mark in enumerate(group[line]):
-            axis.plot([place - 0.42, place + 0.42], [mark] * 2, color="black", lw=1.4)
-        axis.set_xticks(range(len(group)), names)
-        axis.set_ylim(bottom=0)
-        axis.grid(False, axis="x")
+            axis.plot([mark] * 2, [place - 0.42, place + 0.42], color="black", lw=1.4)
+        axis.set_yticks(range(len(group)), [str(arm) for arm in group["arm"]])
+        axis.invert_yaxis()
+        axis.set_xlim(left=0)
+        axis.grid(False, axis="y")
     add_legend(figure, [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in parts.values()])
     return figure

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from fp8study.analysis.pairing import in_fp8
 from fp8study.report.plotstyle import (
     BAND,
     GREY,
@@ -22,7 +23,6 @@ from fp8study.report.plotstyle import (
 from fp8study.report.words import recipe
 
 _EQUAL = "#F6E3A1"
-_SCOPES = {"all": "all parameters", "fp8_layers": "weights of FP8 layers"}
 
 
 def budget_figure(
@@ -30,28 +30,28 @@ def budget_figure(
     empty: str = "No noise was measured",
     crossings: pd.DataFrame | None = None,
 ) -> Figure:
-    """Draw sampling and precision error against the effective batch, a panel a step and scope.
+    """Draw sampling and precision error of all parameters by effective batch, a panel a step.
 
     Solid where measured, dotted where extrapolated; the mean over the runs, with their range.
     """
     if table.empty:
         return message_figure(empty)
-    figure, drawn = panels(
-        table.sort_values(["step", "scope"], kind="stable"), ["step", "scope"],
-        lambda step, scope: f"after {step} steps, {_SCOPES[str(scope)]}",
-        ("effective batch, sequences", "error / true gradient"),
-    )  # fmt: skip
+    whole = table[table["scope"] == "all"].sort_values("step", kind="stable")
+    labels = ("effective batch, sequences", "error / true gradient")
+    figure, drawn = panels(whole, ["step"], "after {} steps".format, labels, 2.3)
     names = table[["precision", "reference"]].drop_duplicates().to_numpy().tolist()
-    for axis, (step, scope), group in drawn:
+    for axis, (step,), group in drawn:
         one = (group[["precision", "reference"]] == names[0]).all(axis=1)
         _line(axis, group[one], "sampling_error", "black")  # the same beside every comparison
         for precision, rows in group.groupby("precision", sort=False):
             _line(axis, rows, "precision_error", colour(str(precision)))
         axis.set(xscale="log", yscale="log")
         axis.minorticks_off()
+        for each in (axis.xaxis, axis.yaxis):
+            each.set_major_formatter(lambda tick, _: f"{tick:,g}")
         if crossings is not None:
-            here = (crossings["step"] == step) & (crossings["scope"] == scope)
-            found = crossings.loc[here & (crossings["precision"] != "bf16"), "crossing_batch"]
+            here = (crossings["step"] == step) & (crossings["scope"] == "all")
+            found = crossings.loc[here & in_fp8(crossings), "crossing_batch"]
             _mark_crossings(axis, found, float(table["batch"].max()))
     handles: list[Artist] = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
     handles += [
@@ -94,7 +94,7 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
         return message_figure(empty)
     table = table[table["is_fp8"] & (table["reference"] == "bf16") & (table["layer"] >= 0)]
     labels = ("decoder layer", "gradient SQNR, dB")
-    figure, drawn = panels(table, ["step"], "after {} steps".format, labels)
+    figure, drawn = panels(table, ["step"], "after {} steps".format, labels, 1.8)
     precisions = [str(p) for p in table["precision"].unique()]
     for axis, _, group in drawn:
         for place, precision in enumerate(precisions):

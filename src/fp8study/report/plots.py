@@ -1,4 +1,4 @@
-"""Figures of loss curves, for a page about 800 pixels wide.
+"""Figures of loss curves.
 
 Colour names the precision, and the style of a line repeats what matters, above all a stale
 optimizer.
@@ -82,7 +82,7 @@ def document_a_figure(
     curves = list(_curves(metrics, runs[runs["status"].isin(["completed", "diverged"])]))
     if not curves:
         return message_figure(empty)
-    figure, [(axis, _, _)] = panels(runs[:1], ["model"], lambda _: "", _LOSS_AXES, 4.3, 1)
+    figure, [(axis, _, _)] = panels(runs[:1], ["model"], lambda _: "", _LOSS_AXES, 4.0)
     arms: dict[tuple[str, str], list[tuple[pd.Series, pd.Series]]] = {}
     for run, loss in curves:
         arms.setdefault((str(run["arm"]), str(run["master_dtype"])), []).append((run, loss))

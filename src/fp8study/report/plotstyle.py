@@ -17,7 +17,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fp8study.report.figures import PHONE_INCHES
+from fp8study.report.figures import WIDTH_INCHES
 from fp8study.report.words import in_words, number
 
 PALETTE = {
@@ -32,7 +32,7 @@ BAND = "#dddddd"
 DASHED = (0, (5, 3))
 #: What a panel of arms is about.
 SETTING = ["machine", "study", "model", "num_gpus", "setting"]
-_WIDTH_INCHES = 8.0
+_LINE_INCHES = 0.18
 _DOTS = ((3.5, 2), (1, 1), (5, 1.5, 1, 1.5), (7, 2), (5, 1.5, 1, 1.5, 1, 1.5), (9, 1.5))
 STYLE: dict[str, Any] = {
     "axes.grid": True,
@@ -76,7 +76,7 @@ def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 def message_figure(message: str) -> Figure:
     """Say in place of a figure why there is none."""
-    figure = Figure(figsize=(_WIDTH_INCHES, 1.2), layout="constrained", label=message)
+    figure = Figure(figsize=(WIDTH_INCHES, 1.2), layout="constrained", label=message)
     # Notebooks do not show a figure without axes.
     figure.add_subplot().set_axis_off()
     figure.text(0.5, 0.5, message, ha="center", va="center", fontsize=11, color=GREY, wrap=True)
@@ -89,41 +89,36 @@ def panels(
     title: Callable[..., str],
     labels: tuple[str, str],
     height: float = 2.6,
-    columns: int = 2,
 ) -> Panels:
     """Make one panel for each group of a table that has rows: the figure, then axes, key, rows.
 
     The `title` is made from the values of `keys`; `labels` are of the horizontal and the vertical
-    axis; the `height` of a panel is in inches; at most `columns` stand beside each other. A figure
-    of one column fits a phone.
+    axis; the `height` of a panel is in inches. One below the other they fit a phone.
     """
     groups = list(table.groupby(list(keys), sort=False))
-    columns = min(columns, len(groups))
-    rows = math.ceil(len(groups) / columns)
     with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        width = _WIDTH_INCHES if columns > 1 else PHONE_INCHES
-        figure = Figure(figsize=(width, height * rows + 0.7), layout="constrained")
-        grid = figure.subplots(rows, columns, squeeze=False)
-    axes = list(grid.flat)
-    for spare in axes[len(groups) :]:
-        spare.set_axis_off()
-    for axis, (key, _) in zip(axes, groups, strict=False):
+        size = (WIDTH_INCHES, height * len(groups) + 0.4)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = list(figure.subplots(len(groups), squeeze=False).flat)
+    for axis, (key, _) in zip(axes, groups, strict=True):
         sns.despine(ax=axis)
         axis.tick_params(length=0, labelsize=10)
-        letters = round(12 * width / columns)
-        lines = [textwrap.fill(line, letters) for line in in_words(title(*key)).split("\n")]
-        axis.set_title("\n".join(lines), loc="left", fontsize=9.5)
-        axis.set(xlabel=labels[0], ylabel=labels[1])
-    return figure, [(axis, *group) for axis, group in zip(axes, groups, strict=False)]
+        text = textwrap.fill(in_words(title(*key)), round(12 * WIDTH_INCHES))
+        axis.set_title(text, loc="left", fontsize=9.5)
+        axis.set_ylabel(labels[1])
+    axes[-1].set_xlabel(labels[0])
+    return figure, [(axis, *group) for axis, group in zip(axes, groups, strict=True)]
 
 
 def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """Put one legend above all panels; long names get a row each."""
+    """Put one legend above all panels, on a figure as much higher; long names get a row each."""
     letters = round(12 * figure.get_figwidth())
     for handle in handles:
         handle.set_label(textwrap.fill(str(handle.get_label()), letters - 8))
     longest = max((len(handle.get_label()) for handle in handles), default=0)
     columns = 1 if longest > letters / 2 else min(len(handles), max(1, letters // (longest + 8)))
+    lines = sum(handle.get_label().count("\n") + 1 for handle in handles) / columns
+    figure.set_figheight(figure.get_figheight() + _LINE_INCHES * math.ceil(lines))
     figure.legend(
         handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=10
     )

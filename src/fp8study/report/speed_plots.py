@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator
 
-from fp8study.report.figures import PHONE_INCHES
+from fp8study.report.figures import WIDTH_INCHES
 from fp8study.report.instrument_plots import TIME
 from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
 from fp8study.report.speed_rows import setting_name
@@ -39,7 +39,7 @@ _TICK_PCT = 20
 
 def _canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
     with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        figure = Figure(figsize=(PHONE_INCHES, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
         axes = list(figure.subplots(rows, 1, squeeze=False, **shared).flat)
     for axis in axes:
         sns.despine(ax=axis)
@@ -235,7 +235,7 @@ def others_figure(table: pd.DataFrame, empty: str) -> Figure:
     """
     if table.empty:
         return message_figure(empty)
-    figure, axis = _rows(len(table), list(table["name"]), "FP8's lead over BF16, %")
+    figure, axis = _rows(len(table), list(table["name"]), "FP8's lead, %")
     for place, (_, row) in enumerate(table.iterrows()):
         shade, (mark, fill) = colour(row["precision"]), _KINDS[row["kind"]]
         axis.plot([row["low_pct"], row["high_pct"]], [place] * 2, color=shade, lw=5, alpha=0.35)

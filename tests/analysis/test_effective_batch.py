@@ -38,7 +38,7 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     text = effective_batch(batches, ways_apart)
     assert "**h200x8.** With a healthy optimizer FP8 learns at an effective" in text
     assert "**local" not in text  # one seed at one batch says nothing of batches
-    assert "Of 6 pairs of ways to one effective batch 6 are equivalent." in text
+    assert "Two ways to the same effective batch are equivalent in 6 of 6 cases." in text
     failing = batches.assign(gap_pct=40.0)
     assert "FP8 fails to learn in 7 settings" in effective_batch(failing, ways_apart)
 

@@ -159,9 +159,10 @@ def test_gemms_inside_a_step_are_held_against_their_peak(tmp_path: Path) -> None
 def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> None:
     make_instruments(tmp_path)
     text = sentences.proof(frame(tmp_path))
-    assert "In 4 of 4 profiled FP8 runs, FP8 did its share of the GEMM FLOPs" in text
-    assert "FP8 GEMMs in none of 2 profiled BF16 runs." in text
-    assert sentences.audits(frame(tmp_path)) == "6 runs carried an audit: no problem was found."
+    assert "4 of 4 profiled FP8 runs did the expected share of their GEMMs in FP8." in text
+    assert "Of 2 other profiled runs, none did any." in text
+    found = sentences.audits(frame(tmp_path))
+    assert found == "6 runs were audited: no problem was found."
     step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
     store_measured(
         tmp_path, "fp8_rowwise", 2, run_id="silent", audit=audit_of("fp8_rowwise", silent=True),
@@ -182,7 +183,7 @@ def test_emulated_fp8_on_a_gpu_is_no_silent_failure(tmp_path: Path) -> None:
     assert "1 profiled FP8 run cannot be judged: FP8 was emulated" in text
     assert "did no GEMM" not in text
     store_measured(tmp_path, "fp8_rowwise")
-    assert "In 1 of 1 profiled FP8 run, FP8 did" in sentences.proof(frame(tmp_path))
+    assert "1 of 1 profiled FP8 run did the expected share" in sentences.proof(frame(tmp_path))
 
 
 def test_the_split_at_the_peak_does_not_suppose_that_gradients_are_there(
@@ -227,7 +228,7 @@ def test_a_wild_block_does_not_move_the_cost_of_measuring(measured: pd.DataFrame
     (row,) = rows.overhead(measured).to_dict("records")
     assert row["num_pairs"] == 48  # one of the eight in each run was half as long again
     assert row["median_pct"] == pytest.approx(0.1)
-    assert "took +0.10 % of a step more" in sentences.overhead(rows.overhead(measured))
+    assert "change the time of a step by +0.10 %" in sentences.overhead(rows.overhead(measured))
 
 
 def test_nothing_measured_says_what_to_run(tmp_path: Path) -> None:

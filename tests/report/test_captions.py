@@ -16,7 +16,7 @@ def test_ends_are_given_by_master_weights() -> None:
         "loss_last20_mean": [7.749, 11.782, 4.575],
     })  # fmt: skip
     assert captions.ends(table) == (
-        "Runs end, in nats, with BF16 master weights BF16 7.75, FP8 11.78; "
+        "Final losses, nats: with BF16 master weights BF16 7.75, FP8 11.78; "
         "with FP32 master weights BF16 4.58."
     )
 

@@ -35,9 +35,9 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
             store(tmp_path, "local", record)
     report = pages.load_report(tmp_path)
     said = loss_sentences.validation(report)
-    assert ("FP8 is behind on text seen before" in said) == is_said
+    assert ("FP8 is behind only on text that it has seen" in said) == is_said
     assert ("1 equivalent" in said) == (unseen_gap == 0.0)
     assert ("1 different" in said) == (unseen_gap != 0.0)
     assert ("(FP8 is better in 1)" in said) == (unseen_gap < 0)
     on_training = loss_sentences.training(report)
-    assert ("trained on its text 5.0 times over" in on_training) == (epochs > 1)
+    assert ("read its text 5.0 times over" in on_training) == (epochs > 1)

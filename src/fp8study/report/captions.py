@@ -25,7 +25,7 @@ def ends(table: pd.DataFrame) -> str:
             for _, row in rows.iterrows()
         }
         parts.append(f"with {masters} master weights {_listed(losses)}")
-    return f"Runs end, in nats, {'; '.join(parts)}." if parts else ""
+    return f"Final losses, nats: {'; '.join(parts)}." if parts else ""
 
 
 @one_line
@@ -34,8 +34,9 @@ def verdict_counts(gaps: pd.DataFrame) -> str:
     judged = gaps[gaps["gap_pct_low_90"].notna() & ~gaps["stale"].astype(bool)]
     if judged.empty:
         return ""
+    noun = "gap" if len(judged) == 1 else "gaps"
     counts = _counted(judged["verdict"])
-    return f"Mean gaps of {span(judged['gap_pct'], '+.2f', ' %')}: {counts}."
+    return f"Mean {noun} of {span(judged['gap_pct'], '+.2f', ' %')}: {counts}."
 
 
 def _counted(verdicts: pd.Series) -> str:
@@ -60,7 +61,7 @@ def rungs(table: pd.DataFrame) -> str:
     """Give the medians of `fp8study.report.rows.rungs`, % of the loss."""
     kinds = table["rung"].astype(str).str.replace(r"^FP8\b.*", "FP8", regex=True)
     by_rung = {kind: span(rows["median_pct"], ".2f") for kind, rows in table.groupby(kinds)}
-    return f"Medians, % of the loss: {_listed(by_rung)}." if by_rung else ""
+    return f"Medians: {_listed(by_rung)} %." if by_rung else ""
 
 
 @one_line
@@ -101,8 +102,8 @@ def layers(table: pd.DataFrame) -> str:
         return ""
     medians = table[table["is_fp8"]].groupby("precision")["sqnr_db"].median()
     order = medians[medians.index.isin(FP8_RECIPES)].sort_values(ascending=False)
-    found = {recipe(name): f"{value:.0f} dB" for name, value in order.items()}
-    return f"Medians over converted weights and all points: {_listed(found)}."
+    found = "; ".join(f"{recipe(name)} {value:.0f} dB" for name, value in order.items())
+    return f"Medians over all weights in FP8 and all points of training: {found}."
 
 
 def predictions(leads: pd.DataFrame, memory: pd.DataFrame) -> str:
@@ -110,6 +111,6 @@ def predictions(leads: pd.DataFrame, memory: pd.DataFrame) -> str:
     if leads.empty or memory.empty:
         return ""
     return (
-        f"Off on average by {span(leads['mean_points'], '.1f')} points of lead and by "
-        f"{span(memory['mean_pct'], '.1f', ' %')} of memory, test by test."
+        f"By test, predictions are off by {span(leads['mean_points'], '.1f')} points of lead and "
+        f"by {span(memory['mean_pct'], '.1f', ' %')} of memory, on average."
     )

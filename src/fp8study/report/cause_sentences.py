@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
-from fp8study.analysis.pairing import DIVERGED
+from fp8study.analysis.pairing import DIVERGED, in_fp8
 from fp8study.analysis.speed import document_a_table
 from fp8study.report.loss_sentences import diverged
 from fp8study.report.page import Report
@@ -36,7 +36,7 @@ def document_a(report: Report) -> str:
     parts = ["All arms ran on a CPU, with FP8 emulated."] if on_cpu else []
     for master, arms in table.groupby("master_dtype", sort=True):
         is_stale, is_bf16 = arms["stale"].astype(bool), arms["precision"] == "bf16"
-        bf16, fp8 = _loss(arms[is_bf16 & ~is_stale]), _loss(arms[~is_bf16 & ~is_stale])
+        bf16, fp8 = _loss(arms[is_bf16 & ~is_stale]), _loss(arms[in_fp8(arms) & ~is_stale])
         if bf16 is not None and fp8 is not None:
             parts.append(
                 f"With {str(master).upper()} master weights and every parameter in the optimizer, "
@@ -88,7 +88,7 @@ def main_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 def corners(table: pd.DataFrame) -> str:
     """Say what the fault alone does to speed and memory: the stale arm against the healthy one."""
-    fp8 = table[(table["precision"] != "bf16") & (table["device"] == "cuda")]
+    fp8 = table[in_fp8(table) & (table["device"] == "cuda")]
     keys = ["machine", "study", "model", "masters"]
     healthy, stale = (fp8[fp8["stale"] == ill].set_index(keys) for ill in (False, True))
     both = stale.join(healthy.add_suffix("_healthy"), how="inner")
@@ -152,12 +152,12 @@ def _planted(rows: pd.DataFrame) -> str:
             continue
         who = "a BF16 run that leaves the same weights out of its optimizer" if not parts else "it"
         text = (
-            f"With {masters} master weights, {who} ends "
-            f"{number(float(fault['mean_pct']), '+.2f')} % from BF16."
+            f"With {masters} master weights, {who} ends {abs(fault['mean_pct']):.2f} % "
+            f"{'above' if fault['mean_pct'] > 0 else 'below'} BF16."
         )
         if twin is not None:
             text += (
-                f" The stale FP8 run differs from it by "
+                f" From this, the stale FP8 run differs by "
                 f"{number(float(twin['mean_pct']), '+.2f')} %: {twin['verdict']}."
             )
             if twin["verdict"] == "equivalent" and fault["verdict"] == "different":
@@ -205,7 +205,7 @@ def _batches(rows: pd.DataFrame, ways: pd.DataFrame) -> str:
     known = ways.loc[ways["machine"] == rows["machine"].iloc[0], "verdict"]
     if len(known):
         parts.append(
-            f"Of {count(len(known), 'pair')} of ways to one effective batch "
-            f"{(known == 'equivalent').sum()} are equivalent."
+            f"Two ways to the same effective batch are equivalent in "
+            f"{(known == 'equivalent').sum()} of {len(known)} cases."
         )
     return " ".join(filter(None, parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis import instruments as tables
+from fp8study.analysis.pairing import in_fp8
 from fp8study.report.words import count, how_to_get, number, per_machine, span
 
 #: A change of the energy per token by less is taken for none, %.
@@ -18,16 +19,15 @@ def _missing(what: str) -> str:
 
 
 def proof(frame: pd.DataFrame) -> str:
-    """Say whether every run computed what it claims to compute."""
+    """Say of all machines' runs whether each computed what it claims to compute."""
     seen = tables.numbers(frame, "step.fp8_gemm_flops_pct").notna()
     seen &= frame["device"] == "cuda"
-    return per_machine(frame[seen], _proof) if seen.any() else _missing("Proof that FP8 ran")
-
-
-def _proof(rows: pd.DataFrame) -> str:
+    if not seen.any():
+        return _missing("Proof that FP8 ran")
+    rows = frame[seen]
     share = tables.numbers(rows, "step.fp8_gemm_flops_pct")
     expected = tables.numbers(rows, "audit.fp8_gemm_flops_pct_expected")
-    fp8, judged = rows["precision"] != "bf16", expected.notna()
+    fp8, judged = in_fp8(rows), expected.notna()
     parts = []
     if unknown := int((fp8 & ~judged).sum()):
         parts.append(
@@ -39,12 +39,12 @@ def _proof(rows: pd.DataFrame) -> str:
     if known := int((fp8 & judged).sum()):
         right = int((fp8 & judged & ((share - expected).abs() <= TOLERANCE)).sum())
         parts.append(
-            f"In {right} of {count(known, 'profiled FP8 run')}, FP8 did its share of the GEMM "
-            "FLOPs."
+            f"{right} of {count(known, 'profiled FP8 run')} did the expected share of their GEMMs "
+            "in FP8."
         )
-    if bf16 := int((~fp8).sum()):
+    if others := int((~fp8).sum()):
         wrong = int((~fp8 & (share > 0)).sum())
-        parts.append(f"FP8 GEMMs in {wrong or 'none'} of {count(bf16, 'profiled BF16 run')}.")
+        parts.append(f"Of {count(others, 'other profiled run')}, {wrong or 'none'} did any.")
     return " ".join(parts)
 
 
@@ -55,11 +55,12 @@ def audits(frame: pd.DataFrame) -> str:
     audited = frame[frame["audit.num_trainable"].notna()]
     bad = audited[audited["audit.problems"].fillna("") != ""]
     asked = bad["stale"].fillna(False).astype(bool)
-    text = f"{count(len(audited), 'run')} carried an audit: "
+    text = f"{count(len(audited), 'run')} were audited: "
     if bad.empty:
         return text + "no problem was found."
     if asked.all():
-        return text + f"only the {count(len(bad), 'deliberately stale run')} failed."
+        runs = count(len(bad), "run")
+        return f"{text}only the {runs} with a deliberately stale optimizer failed."
     names = ", ".join(f"`{name}`" for name in bad.loc[~asked, "run_id"])
     return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
 
@@ -74,9 +75,9 @@ def overhead(table: pd.DataFrame) -> str:
 def _overhead(rows: pd.DataFrame) -> str:
     row = rows.iloc[0]
     return (
-        f"Blocks of steps with the instruments took {number(row['median_pct'], '+.2f')} % of a "
-        f"step more than blocks without, in turns (median; 95 % CI {row['interval']}; "
-        f"n = {row['num_pairs']} pairs)."
+        f"Instruments change the time of a step by {number(row['median_pct'], '+.2f')} % (blocks "
+        f"of steps with and without, in turns; median of {row['num_pairs']} pairs; 95 % CI "
+        f"{row['interval']})."
     )
 
 

@@ -41,6 +41,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "ratio": ("ours ÷ peer", ".3f"),
     "num_blocks": ("blocks", ",d"),
     "ratio_interval": ("95 % CI", ""),
+    "tokens_per_gpu": ("tokens a step", ",.0f"),
     "reserved_gib": ("GiB", ".1f"),
     "peer_reserved_gib": ("peer", ".1f"),
     # Decisions and leads.
@@ -79,7 +80,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "share_pct": ("share of the gap, %", ".1f"),
     "corpus_sha": ("SHA-256", ""),
     "vocab_size": ("vocabulary", ",d"),
-    "num_train_tokens": ("tokens", ",d"),
+    "num_train_tokens": ("tokens, held-out ones too", ",d"),
     "tokens_seen_max": ("most seen in a run", ",d"),
     "epochs_max": ("passes", ".2f"),
     "num_seeds": ("seeds", "d"),
@@ -93,8 +94,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     # Instruments.
     "mfu_mixed_peak_pct": ("% of mixed peak", ".1f"),
     "mfu_achievable_pct": ("% of GEMM peak", ".1f"),
-    "achievable_tflops": ("that peak", ".0f"),
-    "gemm_pct": ("GEMMs alone, % of it", ".0f"),
+    "achievable_tflops": ("GEMM peak, TFLOP/s", ",.0f"),
+    "gemm_pct": ("GEMMs in the step, % of it", ".0f"),
     "bf16_tflops": ("BF16", ",.4g"),
     "fp8_tflops": ("FP8", ",.4g"),
     "cache": ("compile cache", ""),
@@ -102,7 +103,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "change_pct": ("v BF16, %", "+.1f"),
     "watts_mean": ("W per GPU", ".0f"),
     "clock_sm_mhz_median": ("SM clock, MHz", ",.0f"),
-    "clock_sm_mhz_min": ("lowest", ",.0f"),
     "power_cap_pct": ("at the power cap, % of samples", ".0f"),
     # Methods.
     "name_part": ("GPU", ""),
@@ -167,15 +167,17 @@ PEERS = _layout(
 )
 #: As `PEERS`, where the ranges are in a download.
 PEER_LEADS = _layout(
-    "num_gpus arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio ratio_interval "
-    "num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
+    "num_gpus tokens_per_gpu arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio "
+    "ratio_interval num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
     "{model}, {study} on {machine}; peer: {peer}",
+    peer_tokens_per_second_per_gpu="peer's",
+    peer_reserved_gib="peer's",
 )
 RESTATED = _layout(
     "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct", "{document}"
 )
 LOSS_GAP = _layout(
-    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct num_warned",
+    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",
     "{title}" + _MARGIN,
 )
 PASSES = _layout("label num_pairs passes", "{title}")
@@ -191,7 +193,6 @@ DOCUMENT_A = _layout(
 EFFECTS = _layout(
     "part mean_pct verdict interval share_pct p_holm",
     "{model}, {study} on {machine}: {setting}; {masters} master weights" + _MARGIN,
-    verdict="at the margin",
     interval="95 % CI, %",
 )
 CROSSING = _layout(
@@ -204,8 +205,7 @@ UTILISATION = _layout(
     mfu_bf16_peak_pct="% of dense BF16 peak",
 )
 ENERGY = _layout(
-    "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median clock_sm_mhz_min "
-    "power_cap_pct",
+    "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median power_cap_pct",
     _GROUP,
 )
 PEAKS = _layout("name_part bf16_tflops fp8_tflops memory_tb_per_s source")

@@ -50,7 +50,7 @@ def verdicts(gaps: pd.DataFrame) -> str:
     if tested.any():
         parts.append(_tested(gaps[tested]))
     if untested := int((~gone & ~tested).sum()):
-        parts.append(f"{count(untested, 'gap')} with fewer than three seeds: no verdict.")
+        parts.append(f"{count(untested, 'gap')} with fewer seeds: no verdict.")
     return " ".join(parts)
 
 
@@ -67,22 +67,23 @@ def diverged(gaps: pd.DataFrame) -> str:
 
 
 def _tested(gaps: pd.DataFrame) -> str:
-    counts = gaps["verdict"].value_counts()
     better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
     margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
-    said = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    found = [
+        f"{n} {verdict}" + f" (FP8 is better in {better})" * (verdict == "different" and better > 0)
+        for verdict, n in gaps["verdict"].value_counts().items()
+    ]
     text = (
-        f"Of {count(len(gaps), 'gap')} with three seeds or more, {said}"
-        f"{f' (FP8 is better in {better})' if better else ''} at {margins} "
-        f"({span(gaps['gap_pct'], '+.2f', ' %')}). Detectable: "
-        f"{span(gaps['detectable_pct'], '.2f', ' %')}."
+        f"{count(len(gaps), 'gap')} with three seeds or more ("
+        f"{span(gaps['gap_pct'], '+.2f', ' %')}), at {margins}: {', '.join(found)}. "
+        f"Detectable: {span(gaps['detectable_pct'], '.2f', ' %')}."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += " All are from studies of document A's failure, at its very small learning rate."
     within = gaps[gaps["verdict"] == "equivalent"]
     sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
     if sure:
-        text += f" {sure} of the equivalent ones differ from zero, by less than the margin."
+        text += f" {sure} of the equivalent ones are surely not zero, though within the margin."
     return text
 
 
@@ -92,7 +93,7 @@ def _repeated(gaps: pd.DataFrame) -> str:
     if passed.empty or not (passed >= 2).all():
         return ""
     return (
-        f" Every different one trained on its text {span(passed, '.1f')} times over: "
+        f" Every different one read its text {span(passed, '.1f')} times over: "
         "[see below](quality.qmd#sec-passes)."
     )
 
@@ -109,6 +110,6 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
         f" In {count(int(apart.sum()), 'comparison')} the training loss is different "
         f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
         f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
-        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind on "
-        "text seen before."
+        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind only "
+        "on text that it has seen."
     )

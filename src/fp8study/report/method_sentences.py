@@ -25,13 +25,14 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
         own = costs[(costs["machine"] == rows["machine"].iloc[0]) & (costs["study"] == ALL_STUDIES)]
         held = "".join(f", {hours:.2f} GPU-hours" for hours in own["gpu_hours"])
         done = int((rows["status"] == "completed").sum())
+        state = f"{'all' if done == len(rows) else done} completed"
         versions = [
             f"{name} {' and '.join(map(escape, sorted(known)))}"
             for name in ("torch", "torchao", "CUDA")
             if len(known := rows[f"version_{name.lower()}"].dropna().unique())
         ]
         lines.append(
-            f"- **{machine}**: {count(len(rows), 'run')}, {done} completed, {days}{held}; "
+            f"- **{machine}**: {count(len(rows), 'run')}, {state}, {days}{held}; "
             f"{', '.join(versions)}."
         )
     if not (runs["device"] == "cuda").any():

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy.stats import binom
 
 from fp8study.analysis.noise import tables
+from fp8study.analysis.pairing import in_fp8
 from fp8study.core.records import RESULTS, StoredRun
 from fp8study.report.words import count, escape, how_to_get, recipe, span
 
@@ -48,7 +49,7 @@ def fp8_rows(stored: Sequence[StoredRun]) -> pd.DataFrame:
     table = tables.over_runs(tables.crossing_table, stored)
     if table.empty:
         return table
-    return table[(table["precision"] != "bf16") & (table["scope"] == "all")]
+    return table[in_fp8(table) & (table["scope"] == "all")]
 
 
 def answer(stored: Sequence[StoredRun]) -> str:
@@ -124,11 +125,12 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
     ratio = whole["ratio_to_inverse_law"]
     above = int((ratio > whole["ratio_to_inverse_law_high"]).sum())
     below = int((ratio < whole["ratio_to_inverse_law_low"]).sum())
+    law = "The variance of a mean over N sequences falls"
     # Of sound runs, one in twenty lies outside of its band.
     if binom.sf(above + below - 1, len(whole), 0.05) >= 0.05:
-        return f"Variance falls as 1/N, within chance ({count(len(whole), 'run')})."
+        return f"{law} as 1/N, within chance ({count(len(whole), 'run')})."
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
-    return f"Variance falls {side} 1/N in {above + below} of {count(len(whole), 'run')}."
+    return f"{law} {side} 1/N in {above + below} of {count(len(whole), 'run')}."
 
 
 def limits(stored: Sequence[StoredRun]) -> str:
@@ -148,8 +150,8 @@ def limits(stored: Sequence[StoredRun]) -> str:
         f"- One shape ({escape(first.config.get('model'))}), one corpus ({corpora}), {samples} "
         f"sequences of {noise['tokens_per_sample']:,} tokens a point, at most {last:,} steps. "
         f"Beyond a batch of {samples // 2} the errors are computed from their measured parts.",
-        f"- The weights are those of runs that trained in {names}; the gradients are of eager "
-        "stand-ins, a sequence at a time.",
+        f"- The weights are of runs that trained in {names}; the gradients were computed without "
+        "compilation, one sequence at a time.",
     ]
     others = len(_all_measured(stored)) - len(runs)
     if others:

@@ -30,7 +30,7 @@ from fp8study.report.words import count, how_to_get, number, recipe
 #: By what each test predicts.
 TESTS = {
     LEFT_OUT: "the other models' cells",
-    KEPT_OUT: "constants frozen before",
+    KEPT_OUT: "constants frozen before the runs",
     OTHER_GPU: "another GPU's cells",
 }
 _MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}
@@ -107,18 +107,17 @@ def session_words(sessions: pd.DataFrame) -> str:
         return "**Why:** no setting was run in several studies yet."
     busy = sessions["host_pct"] > HOST_PCT
     parts = [
-        f"{number(group.mean(), '.1f')} points on average {where} (up to "
+        f"by {number(group.mean(), '.1f')} points on average {where} (up to "
         f"{number(group.max(), '.1f')}; {count(len(group), 'setting')})"
         for where, group in (
-            (f"where the host is busy for more than {HOST_PCT:g} % of the GPU's time",
+            (f"where launching kernels takes more than {HOST_PCT:g} % of the GPU's time",
              sessions.loc[busy, "spread_points"]),
             ("elsewhere", sessions.loc[~busy, "spread_points"]),
         ) if len(group)
     ]  # fmt: skip
     return (
-        f"**Why.** From study to study, on one kind of GPU and at one setting, FP8's measured lead "
-        f"moved by {', and by '.join(parts)}. There the "
-        "host's launches decide, and how fast a host launches is in no record: "
+        "**Why.** At one setting and on one kind of GPU, FP8's measured lead itself moved from "
+        f"study to study {', '.join(parts)}. How fast a host launches kernels is in no record; "
         "`fp8study advise --measure` times it."
     )
 
@@ -130,12 +129,13 @@ def freeze_words(freezes: pd.DataFrame) -> str:
         return f"No GPU records to hold the freezes to yet: {how_to_get()}."
     rule = ""
     if used["num_known"]:
-        is_best = freezes["known_points"].min() == used["known_points"]
-        state = "it is the best of them" if is_best else "**an earlier one has to come back**"
-        rule = f" A freeze that makes the first cells worse is withdrawn; by that, {state}."
+        best = freezes["known_points"].min()
+        earlier = "**an earlier one was better: bring it back**"
+        state = "none was better" if used["known_points"] == best else earlier
+        rule = f": at the cells that the first set knew, {state}"
     return (
-        f"Freeze {used['freeze']} is in use.{rule} The law's form was chosen with the records of "
-        "all these freezes at hand, so that only later runs test that choice."
+        f"The constants' set {used['freeze']} is in use{rule}. The form of the laws was chosen "
+        "with the records of all sets at hand: only later runs test it."
     )
 
 
@@ -152,7 +152,7 @@ def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:
         return message_figure(empty)
     points = pd.concat(parts)
     drawing, drawn = panels(
-        points, ["what"], lambda what: names[what], ("measured", "predicted"), height=3.6
+        points, ["what"], lambda what: names[what], ("measured", "predicted"), height=3.2
     )
     for axis, _, group in drawn:
         ends = [min(group["x"].min(), group["y"].min()), max(group["x"].max(), group["y"].max())]
@@ -169,7 +169,7 @@ def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:
         for name in points["precision"].unique()
     ]
     shown += [
-        Line2D([], [], marker=_MARKERS[test], ls="", color=GREY, label=test)
+        Line2D([], [], marker=_MARKERS[test], ls="", color=GREY, label=f"by {TESTS[test]}")
         for test in points["test"].unique()
     ]
     add_legend(drawing, shown)

@@ -16,9 +16,9 @@ SCALE = Layout(
         "micro_batch_size": ("batch", ".0f"), "memory_gib": ("GiB", ".0f"),
         "tokens_per_second_per_gpu": ("tokens/s a GPU", ",.0f"),
         "lead_pct": ("over BF16, %", "+.0f"), "within_points": ("± points", ".0f"),
-        "received_gib": ("receives a step, GiB", ",.0f"),
-        "between_gib": ("of it from the network, GiB", ",.0f"),
-        "exposed_pct": ("waits for it, %", ".1f"),
+        "received_gib": ("received a step, GiB", ",.0f"),
+        "between_gib": ("of it by network, GiB", ",.0f"),
+        "exposed_pct": ("step waits for it, %", ".1f"),
         "efficiency_pct": ("of one node's tokens/s, %", ".0f"),
     },
     group="{model}, {num_gpus} × NVIDIA H200 on {num_nodes} nodes: modelled",
@@ -37,7 +37,7 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     """Say what `scale_table` rests on, and what `check_table` and `published_table` show of it."""
     assumed = (
         f"Assumed: {GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
-        f"GPU (400 Gb/s, four fifths used) and {NETWORK.hop_us:g} µs from one to the next."
+        f"GPU (400 Gb/s, four fifths used) and a latency of {NETWORK.hop_us:g} µs."
     )
     if check.empty:
         return f"{assumed} No records of several GPUs hold it to account here."
@@ -47,9 +47,10 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     hopeful = published["predicted_pct"] - published["published_pct"]
     measured, law = (number(wide[f"exposed_{side}_pct"], ".1f") for side in ("measured", "law"))
     return (
-        f"{assumed} Calibrated on GPUs of one node, where a step is off by {', '.join(off)}, and "
-        f"on the most waits for {measured} % of its time where the law says {law} % "
-        f"({figures.download(check, 'at-scale-check', 'by model')}). Beside what others kept of "
-        f"their speed up to 128 GPUs it is {span(hopeful, '.1f')} points too "
-        f"hopeful ({figures.download(published, 'at-scale-published', 'figures and sources')})."
+        f"{assumed} The laws are fitted within one node. There, the time of a step is off by "
+        f"{', '.join(off)} GPUs; on {means.index[-1]:.0f} GPUs a step waits for communication for "
+        f"{measured} % of its time, by the law for {law} % "
+        f"({figures.download(check, 'at-scale-check', 'by model')}). Of the speed that others kept "
+        f"on up to 128 GPUs the law promises {span(hopeful, '.1f')} points too much "
+        f"({figures.download(published, 'at-scale-published', 'figures and sources')})."
     )

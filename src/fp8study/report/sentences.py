@@ -89,7 +89,7 @@ def _condition(table: pd.DataFrame) -> str:
         so_far = (
             f" ({_leads(open_)} so far)" if not parts and open_["lead_pct"].notna().any() else ""
         )
-        parts.append(f"{len(open_)} of {len(table)} open{so_far}")
+        parts.append(f"{len(open_)} of {len(table)} settings open{so_far}")
     return f"{'; '.join(parts)}."
 
 
@@ -146,8 +146,8 @@ def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
 
 def lead_caption(report: Report, peers: pd.DataFrame) -> str:
     """Say what the picture of the leads shows, and so what to do on which machine, line by line."""
-    theirs = " (×: of geometric means)" if peers["peer_lead_pct"].notna().any() else ""
-    read = f"Medians of paired ratios{theirs}; bars: all pairs."
+    theirs = " ×: ratio of geometric means." if peers["peer_lead_pct"].notna().any() else ""
+    read = f"Marks: medians of paired ratios; bars: all pairs.{theirs}"
     return "\\\n".join([*conditions(report), read])
 
 
@@ -155,16 +155,17 @@ def rule() -> str:
     """Write down the rule behind the column that says what to do, and what a lead is."""
     worth = f"{decision.WORTH_PCT:g} %"
     return (
-        "Unless *path* says otherwise: tensorwise, 4,096 tokens, FP32 master weights, compiled.\n\n"
-        f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Above {worth}: FP8 if the "
-        "loss in this very setting is equivalent, BF16 if it is worse, to be checked if nobody "
-        f"judged it. Below {worth}: BF16; if below zero with weights gathered in FP8, a BF16 "
-        "all-gather is worth a try. Otherwise measure more.\n\n"
-        "**The lead** is the median of a session's paired ratios, and the geometric mean over "
-        "sessions. Its CI has the spread of all settings of the machine that several sessions "
-        "timed; without any, that of one session's pairs, which says too little of another day; "
-        "and its own alone where step times had not settled. A "
-        f"session ends where the host rests for {SESSION_GAP.seconds // 60} minutes."
+        "Unless [*path*](glossary.qmd) says otherwise: tensorwise, 4,096 tokens, FP32 master "
+        "weights, compiled.\n\n"
+        f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}: FP8 if "
+        "its loss in this very setting is equivalent, BF16 if it is worse; check it first if no "
+        f"study judged it. Wholly below {worth}: BF16; if even below zero with weights gathered "
+        "in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
+        "**The lead** is the median of a session's paired ratios; of several sessions, the "
+        "geometric mean. Its CI counts how far sessions differ, over all settings of the machine "
+        "that were timed in several. Where none was, it counts how far pairs of one session "
+        "differ, which is too narrow for another day. A setting whose step times had not settled "
+        f"counts by itself. A pause of {SESSION_GAP.seconds // 60} minutes starts a new session."
     )
 
 
@@ -180,24 +181,24 @@ def _changes(table: pd.DataFrame) -> str:
     check = table[table["action"] == decision.CHECK]
     if len(check):
         lines.append(
-            f"a study of the loss in {count(len(check), 'setting')} faster by {_leads(check)}: it "
-            "would end in *FP8* or *BF16*"
+            f"the loss in {count(len(check), 'setting')} faster by {_leads(check)}: a study of it "
+            "decides between FP8 and BF16"
         )
     if (table["action"] == decision.TRY).any():
         lines.append(
-            "weights gathered in BF16 (`fp8_all_gather=false`), as the casts before an FP8 "
-            "all-gather may be what keeps the GPU waiting"
+            "weights gathered in BF16 (`fp8_all_gather=false`): the GPU may be waiting for the "
+            "casts before an FP8 all-gather"
         )
     open_ = table[table["action"] == decision.MORE]
     needed = [n for _, row in open_.iterrows() if (n := _sessions_needed(row))]
     if needed:
         lines.append(
-            f"{span(needed, '.0f')} sessions in all would decide "
-            f"{count(len(needed), 'open setting')}, leads and spread as they are"
+            f"more sessions: {count(len(needed), 'open setting')} would be decided after "
+            f"{span(needed, '.0f')} in all, if lead and spread stay as they are"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(
-            f"repeats in {count(thin, 'setting')} without an interval, for want of pairs or memory"
+            f"repeats in {count(thin, 'setting')} without a CI: too few pairs, or memory full"
         )
     return "; ".join(lines) + "." if lines else ""
 
@@ -218,36 +219,39 @@ def unknown(report: Report) -> str:
     lines = [
         f"- **{at_start(name)}:** {_unknown(report, rows)}"
         for name, rows in by_machine(report.runs)
+        if name == "your machine" or (rows["device"] == "cuda").any()
     ]
     steps = report.runs["steps_completed"].max()
     if pd.notna(steps):
         lines.append(
-            f"- No run is longer than {int(steps):,} steps: nothing here speaks of late "
-            "instabilities or of evaluation scores."
+            f"- No run is longer than {int(steps):,} steps: late instabilities and evaluation "
+            "scores are unknown."
         )
     return "\n".join(lines)
 
 
 def _unknown(report: Report, runs: pd.DataFrame) -> str:
     machine = runs["machine"].iloc[0]
-    leads, gaps = (t[t["machine"] == machine] for t in (report.leads, report.loss_gaps))
+    settings, leads, gaps = (
+        t[t["machine"] == machine] for t in (report.decisions, report.leads, report.loss_gaps)
+    )
     gaps = gaps[~gaps["stale"].astype(bool)]
     parts = []
-    faster = leads[leads["ci_low_pct"] > 0]
+    faster = settings[settings["ci_low_pct"] > 0]
     if len(faster):
-        known = gaps.loc[gaps["verdict"].isin(_CONCLUSIVE), ["model", "num_gpus", "setting", "arm"]]
-        judged = len(faster.merge(known.drop_duplicates()))
+        known = faster["loss_is_same"].eq(True) & faster["loss_verdict"].isin(_CONCLUSIVE)
+        judged = int(known.sum())
         parts.append(
             f"of {count(len(faster), 'setting')} surely faster in FP8, {judged or 'none'} "
             f"{'have' if judged > 1 else 'has'} a conclusive loss verdict"
         )
-    once, full = ((leads[name] == n).sum() for name, n in (("num_sessions", 1), ("num_pairs", 0)))
+    once, full = (settings["num_sessions"] == 1).sum(), (leads["num_pairs"] == 0).sum()
     few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()
     warned, lost = (runs["num_warnings"] > 0).sum(), (runs["status"] != "completed").sum()
     numbers = {
-        f"{once} of {count(len(leads), 'lead')} from one session": once,
+        f"{once} of {count(len(settings), 'setting')} timed in one session only": once,
         f"{few} of {count(len(gaps), 'loss comparison')} on fewer than three seeds": few,
-        f"{count(full, 'lead')} left out, memory nearly full": full,
+        f"{count(full, 'lead')} left out, as memory was nearly full": full,
         f"{count(warned, 'run')} with [a warning](runs.qmd#sec-warnings)": warned,
         f"{count(lost, 'run')} [not completed](runs.qmd#sec-failures)": lost,
     }
@@ -263,6 +267,6 @@ def beside(report: Report) -> str:
     if (named == "local").any():
         return "No setting was timed both on your machine and on the reference."
     return (
-        "Your machine is not here yet: `make reproduce` runs what fits it, and its answers then "
-        "come first on this page, beside the reference and apart from it."
+        "Your machine is not here yet. `make reproduce` runs what fits it; its answers then come "
+        "first on this page, beside the reference, never averaged with it."
     )

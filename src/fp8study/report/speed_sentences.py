@@ -27,20 +27,23 @@ def _rates(rows: pd.DataFrame) -> str:
 
 def memory(table: pd.DataFrame) -> str:
     """Say what FP8 does to peak memory."""
-    return f"{_memory(table)} Peak of the allocator, medians of paired ratios."
+    return (
+        f"FP8's peak over BF16's. {_memory(table)} Peaks are the allocator's; changes are medians "
+        "of paired ratios."
+    )
 
 
 @one_line
 def _memory(rows: pd.DataFrame) -> str:
     change = rows["memory_change_pct"].dropna()
-    return f"{span(change, '+.1f', ' %')} against BF16." if len(change) else ""
+    return f"{span(change, '+.1f', ' %')}." if len(change) else ""
 
 
 def steps(table: pd.DataFrame) -> str:
     """Say what of a step FP8 shortens, and what it adds."""
     return (
         f"What FP8 changes, % of the BF16 step. {_steps(table)} Kernel times of one profiled step; "
-        "a bar may pass the step where kernels overlap."
+        "kernels that overlap make a bar longer than the step."
     )
 
 
@@ -56,13 +59,13 @@ def _steps(rows: pd.DataFrame) -> str:
         ours, theirs = (part[columns].fillna(0).sum(axis=1).to_numpy() for part in (fp8, bf16))
         change = 100 * (ours - theirs) / bf16["bf16_step_ms"].to_numpy()
         changes.append(f"{words} {span(change, '+.0f', ' %')}")
-    return f"{', '.join(changes)}."
+    return f"{'; '.join(changes)}."
 
 
 def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
-    kept = _scaling(table) or "nothing measured."
-    return f"Kept of the rate per GPU on the fewest GPUs: {kept} 100 % is linear scaling."
+    kept = _scaling(table) or "Nothing was measured."
+    return f"What each GPU keeps of its tokens/s on the fewest GPUs. {kept}"
 
 
 @one_line
@@ -73,7 +76,7 @@ def _scaling(rows: pd.DataFrame) -> str:
         f"{recipe(precision)} {span(kept['kept_pct'], '.0f', ' %')} on {num_gpus} GPUs"
         for (num_gpus, precision), kept in last.groupby(["num_gpus", "precision"], sort=False)
     ]
-    return f"{', '.join(parts)}."
+    return f"{'; '.join(parts)}."
 
 
 def others(table: pd.DataFrame) -> str:
@@ -97,11 +100,11 @@ def peers(table: pd.DataFrame) -> str:
     ratios = [f"{span(own['ratio'], '.2f')} times the tokens of {escape(peer)}"
               for peer, own in clipped.groupby("peer")]  # fmt: skip
     caution = (
-        " It tokenises inside its steps, and arms ran on different GPUs of the box: either may be "
-        "part of the difference."
+        " The other trainer tokenises inside its steps, and arms ran on different GPUs of the "
+        "machine: either may be part of the difference."
     )
     return (
-        f"Both clipping gradients, ours makes {' and '.join(ratios)}"
+        f"With gradients clipped in both, ours makes {' and '.join(ratios)}"
         f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, "
         f"{'in one session' if alone.all() else 'by turns on the same GPUs where blocks are named'}"
         f", on one machine, with the same shapes.{caution * bool(alone.any())}"

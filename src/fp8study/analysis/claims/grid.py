@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, judges
-from fp8study.analysis.claims.rules import by_model, by_parts, by_rows, ends, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.analysis.pairing import pairs_of, together
 from fp8study.core.hardware import find_peak
@@ -125,9 +125,9 @@ def amdahl(tables: Tables, claim: Claim) -> Finding:
     largest, bound = counted["share"][is_largest].median(), 1 / (1 - said["share_pct"] / 200)
     near = abs(largest - said["share_pct"]) <= said["within"]
     verdict = by_parts(abs(bound - said["speedup"]) < 0.05, near)
-    most, medians = tables.cells["speedup_pct"].max(), by_model(counted, counted["share"], ".0f")
+    most = tables.cells["speedup_pct"].max()
     return claim.found(verdict, spread(counted["share"]), counted, bound=bound, most=most,
-                       largest=largest, medians=medians)  # fmt: skip
+                       largest=largest)  # fmt: skip
 
 
 @judges("A26")
@@ -140,7 +140,7 @@ def scales_over_pcie(tables: Tables, claim: Claim) -> Finding:
     return by_rows(claim, pairs, efficiency, inside, **_forecast(tables, claim))
 
 
-def _forecast(tables: Tables, claim: Claim) -> dict[str, object]:
+def _forecast(tables: Tables, claim: Claim) -> dict[str, str]:
     """Say what slower links would make of the profiled steps on several GPUs.
 
     A model with one constant: communication takes as many times longer as the links are slower, and
@@ -154,5 +154,11 @@ def _forecast(tables: Tables, claim: Claim) -> dict[str, object]:
         return 100 * computing / both.max(axis=1)
 
     off = (speed(1) - 100 * computing / busy["step_time_ms_median"]).abs().max()
-    forecast = ends(speed(claim.published["times_slower"]), ".0f") if len(busy) else "an unknown"
-    return {"arms": len(busy), "forecast": forecast, "off": off if len(busy) else 0.0}
+    if busy.empty:
+        return {"forecast": ""}
+    slower = claim.published["times_slower"]
+    return {"forecast": (
+        f"; over links {slower} times slower, {count(len(busy), 'profiled arm')} would keep "
+        f"{ends(speed(slower), '.0f')} % of their computing speed by a simple model, up to "
+        f"{off:.0f} points off on NVLink"
+    )}  # fmt: skip

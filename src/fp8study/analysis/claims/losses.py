@@ -130,7 +130,7 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
     verdict = by_parts(True, settled.all()) if shown.any() else Verdict.CONTRADICTED
     return claim.found(
         verdict, spread(found["times"]), tables.gaps.merge(found[keys], on=keys),
-        shown=out_of(shown), settled=settled.sum(), gap=found["gap"].max(),
+        shown=out_of(shown), settled=out_of(settled), gap=found["gap"].max(),
     )  # fmt: skip
 
 

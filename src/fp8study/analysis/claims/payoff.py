@@ -91,7 +91,8 @@ def narrow_gains_little(tables: Tables, claim: Claim) -> Finding:
     width = tables.cells["hidden_size"].astype(float)
     cells = tables.cells[width < claim.published["width"]]
     little = cells["speedup_pct"] < claim.published["little_pct"]
-    least = f"{width.min():.0f}" if width.notna().any() else "unknown"
+    known = width.notna().any()
+    least = f"; the narrowest has a width of {width.min():.0f}" if known else ""
     return by_rows(claim, cells, cells["speedup_pct"], little, least=least)
 
 

@@ -91,9 +91,10 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     verdict = by_parts(same.any(), not apart.any()) if same.any() else Verdict.CONTRADICTED
     if not (same | apart).any():
         verdict = Verdict.UNDECIDED
-    counts = {"same": same.sum(), "apart": apart.sum(), "open": (~same & ~apart).sum()}
+    kinds = {"equivalent": same, "different": apart, "undecided": ~same & ~apart}
+    counts = ", ".join(f"{rows.sum()} {kind}" for kind, rows in kinds.items() if rows.any())
     judged = paired[same | apart] if (same | apart).any() else paired
-    words |= counts | {"margin": paired["margin_pct"].max()}
+    words |= {"counts": counts, "margin": paired["margin_pct"].max()}
     return claim.found(verdict, mean_gap(judged), paired, **words)
 
 

@@ -80,21 +80,22 @@ def saves_no_memory(tables: Tables, claim: Claim) -> Finding:
     if table.empty:
         return claim.open()
     gathers = _gathering(tables)["all_gather_change_pct"].astype(float)
-    fewer = -gathers.median() if len(gathers) else 0.0
+    fewer = -gathers.median()
+    moves = f"moves {fewer:.0f} % fewer bytes" if len(gathers) else "was not profiled"
     change = table["memory_change_pct"].astype(float)
     first = table["first_step_allocated_gib"] - table["first_step_allocated_gib_bf16"]
     more = (first >= claim.published["first_gib"]).sum()
     lost = sum(_only_fp8_ran_out(pair) for _, pair in tables.runs.groupby("pair_key"))
-    verdict = by_parts(fewer > 0, change.median() > -claim.published["slack_pct"], more or lost)
+    parts = [change.median() > -claim.published["slack_pct"], more or lost]
+    parts += [fewer > 0] if len(gathers) else []
     return claim.found(
-        verdict, spread(change), table, fewer=fewer, change=change.median(), more=more,
+        by_parts(*parts), spread(change), table, gathers=moves, change=change.median(), more=more,
         arms=count(len(table), "arm"), lost=count(lost, "pair"),
     )  # fmt: skip
 
 
 def _only_fp8_ran_out(pair: pd.DataFrame) -> bool:
-    is_bf16 = pair["precision"] == "bf16"
-    bf16, fp8 = pair[is_bf16]["status"], pair[~is_bf16]["status"]
+    bf16, fp8 = (pair[in_fp8(pair) == of]["status"] for of in (False, True))
     return bool((bf16 == "completed").any() and (fp8 == "out_of_memory").any())
 
 

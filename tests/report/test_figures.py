@@ -4,6 +4,7 @@ import re
 from urllib.parse import unquote
 
 import pandas as pd
+import pypandoc
 import pytest
 from matplotlib.figure import Figure
 
@@ -74,3 +75,12 @@ def test_text_is_legible_on_a_phone(site: dict[str, str]) -> None:
             (width,) = re.findall(r"viewBox='0 0 ([\d.]+) ", text)
             sizes = [100 * float(scale) for scale in re.findall(r"scale\(([\d.]+) -", text)]
             assert sizes and min(sizes) * (390 - 32) / float(width) >= 9, name
+
+
+def test_a_page_and_a_pdf_each_get_their_own_picture() -> None:
+    shown = figures.shown(draw(), 'A line, "x", of **+3 %**').data
+    page = pypandoc.convert_text(shown, "html", format="markdown")
+    assert page.count("<img ") == 1 and "#image" not in page
+    pdf = pypandoc.convert_text(shown, "typst", format="markdown")
+    assert pdf.startswith('#image(bytes("<?xml') and "<img" not in pdf
+    assert r'alt: "A line, \"x\", of +3 %")' in pdf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import json
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -13,7 +14,7 @@ import pandas as pd
 from IPython.display import Markdown
 from matplotlib.figure import Figure
 
-from fp8study.report.table import raw_html
+from fp8study.report.table import raw
 
 #: Need no escape inside a quoted link.
 _SAFE = " ,;:/()+=*"
@@ -21,6 +22,8 @@ _SAFE = " ,;:/()+=*"
 WIDTH_INCHES = 4.9
 #: Drawn wider than this its text would shout.
 _MOST_REM = 36
+#: The room for a figure on a printed page.
+_MOST_INCHES = 8.5
 
 
 def svg(figure: Figure) -> bytes:
@@ -57,15 +60,22 @@ def _rounded(found: re.Match[str]) -> str:
 
 
 def shown(figure: Figure, alt: str) -> Markdown:
-    """Show a figure with a text that stands in for it.
+    """Show a figure with a text that stands in for it, on a page and in a PDF made by typst.
 
-    It scales with the page. The label of a figure that says why there is none stands in for it.
+    On a page it scales with the screen. The label of a figure that says why there is none stands
+    in for it.
     """
     picture = " ".join(svg(figure).decode().split()).replace('"', "'")
-    data = quote(picture, safe=_SAFE + "'")
+    said = " ".join(re.sub(r"\*\*|\\\n", " ", str(figure.get_label() or alt)).split())
+    data, text = quote(picture, safe=_SAFE + "'"), html.escape(said)
     style = f"width: 100%; max-width: {_MOST_REM}rem;"
-    text = html.escape(" ".join(re.sub(r"\*\*|\\\n", " ", str(figure.get_label() or alt)).split()))
-    return raw_html(f'<img src="data:image/svg+xml,{data}" alt="{text}" style="{style}">')
+    wide, high = figure.get_size_inches()
+    inches = wide * min(1, _MOST_INCHES / high)
+    quoted, told = (json.dumps(part, ensure_ascii=False) for part in (picture, said))
+    return raw(
+        html=f'<img src="data:image/svg+xml,{data}" alt="{text}" style="{style}">',
+        typst=f'#image(bytes({quoted}), format: "svg", width: {inches:.2f}in, alt: {told})',
+    )
 
 
 def download(table: pd.DataFrame, name: str, words: str = "CSV") -> str:

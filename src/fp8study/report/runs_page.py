@@ -19,7 +19,7 @@ from fp8study.core.audit_rules import cautions, problems, without_hidden_product
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
-from fp8study.report.table import raw_html, run_key
+from fp8study.report.table import raw, run_key
 from fp8study.report.words import count, escape, in_words, no_gpu_records, number
 
 #: What a run's line says first: result → its format and unit.
@@ -75,7 +75,7 @@ def _study(rows: pd.DataFrame, stored: Mapping[str, StoredRun]) -> str:
         f"## {escape(study)} on {escape(machine)}",
         " ".join(escape(q) for q in list(filter(None, questions))[-1:]),
         f"{count(len(runs), 'run')} that differ in {names}.{by}",
-        raw_html("\n".join(arms)).data,
+        raw(html="\n".join(arms)).data,
     ])  # fmt: skip
 
 

@@ -160,15 +160,17 @@ def _cell(value: object, spec: str) -> str:
 def _html(*parts: str, classes: str = "dataframe") -> Markdown:
     # The first class is pandas' own: renderers know how to treat it.
     body = "\n".join(parts)
-    return raw_html(f'<table class="{classes}">\n{body}\n</table>')
+    return raw(html=f'<table class="{classes}">\n{body}\n</table>')
 
 
-def raw_html(text: str) -> Markdown:
-    """Show HTML as a raw block of Markdown: for an HTML output Quarto loads require.js and jQuery.
+def raw(**texts: str) -> Markdown:
+    """Show a text for each format of a page, as ``html="<b>…"``, as raw blocks of Markdown.
 
-    Source: `haveOutputType` in ``src/core/jupyter/widgets.ts`` of quarto-cli.
+    For an output of type HTML Quarto loads require.js and jQuery: `haveOutputType` in
+    ``src/core/jupyter/widgets.ts`` of quarto-cli. In a raw block it reads HTML tables for other
+    formats, too: ``src/resources/filters/normalize/astpipeline.lua``.
     """
-    return Markdown(f"```{{=html}}\n{text}\n```")
+    return Markdown("\n\n".join(f"```{{={name}}}\n{text}\n```" for name, text in texts.items()))
 
 
 def run_key(path: str) -> str:

@@ -33,7 +33,7 @@ def test_what_is_open_is_not_decided(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.0, 1.1)
     decision, condition = told(tmp_path)
     assert decision == "**Not decided: measure more.**"
-    assert condition.endswith("1 of 1 settings open (+4.9 % so far).")
+    assert condition.endswith("1 of 1 open (+4.9 % so far).")
 
 
 def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
     assert decision == "**In some settings, once its loss is checked; in others BF16.**"
     assert condition.endswith(
         "FP8 for llama-3.2-1b (4 GPUs, batch 1) (+21.0 %); BF16 for llama-3.2-1b (1 GPU, batch 1) "
-        "(\u22129.0 %); 1 of 3 settings open."
+        "(\u22129.0 %); 1 of 3 open."
     )
     report = pages.load_report(tmp_path)
     unknown = sentences.unknown(report)

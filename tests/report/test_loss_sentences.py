@@ -4,14 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.report import (
-    loss_sentences,
-)
+from fp8study.analysis.matched import equal_time_table
+from fp8study.report import loss_sentences
 from fp8study.report import page as pages
-from tests.factories import (
-    make_record,
-    store,
-)
+from tests.analysis.test_matched import races
+from tests.factories import make_record, store
 
 
 @pytest.mark.parametrize(
@@ -41,3 +38,18 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
     assert ("(FP8 is better in 1)" in said) == (unseen_gap < 0)
     on_training = loss_sentences.training(report)
     assert ("read its text 5.0 times over" in on_training) == (epochs > 1)
+
+
+def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:
+    def told(*ends: list[float], step_ms: float) -> str:
+        frames = races(*ends, step_ms=step_ms)
+        table = equal_time_table(frames.stored, frames.runs, frames.metrics)
+        return loss_sentences.equal_time(table)
+
+    faster = told([6, 5, 4, 3], [6, 5, 4, 3.1], [6, 5, 4, 3.2], step_ms=80.0)
+    assert "FP8 tensorwise saves +17" in faster and "95 % CI +" in faster and "n = 3" in faster
+    slower = told([6, 5, 4, 3], step_ms=110.0)
+    assert "saves \u221210.0 % of BF16's time, so it takes longer" in slower
+    assert "CI" not in slower
+    none = equal_time_table([], races([6, 5, 4, 3]).runs[:0], races([6, 5, 4, 3]).metrics[:0])
+    assert "make reproduce STUDY=equal-time" in loss_sentences.equal_time(none)

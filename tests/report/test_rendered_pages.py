@@ -54,7 +54,7 @@ def test_answer_is_computed(site: dict[str, str]) -> None:
     assert "+20.0 %" in text
     assert "measure more" in text
     # One sits near the memory limit of one GPU.
-    assert "1 lead left out, memory nearly full" in text
+    assert "1 lead left out, as memory was nearly full" in text
     assert "What would a synthetic run decide?" in text
     assert "the stale optimizer made the failure" in plain(site["attribution"])
 

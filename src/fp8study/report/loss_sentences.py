@@ -6,7 +6,15 @@ import pandas as pd
 
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report.page import Report
-from fp8study.report.words import by_machine, count, escape, how_to_get, span
+from fp8study.report.words import (
+    by_machine,
+    count,
+    escape,
+    how_to_get,
+    number,
+    per_machine,
+    span,
+)
 
 
 def training(report: Report) -> str:
@@ -112,4 +120,29 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
         f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
         f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind only "
         "on text that it has seen."
+    )
+
+
+def equal_time(table: pd.DataFrame) -> str:
+    """Say what share of BF16's time to one loss FP8 saves, from `matched.equal_time_table`."""
+    if table.empty:
+        return f"**Time to the same loss: no records yet:** {how_to_get('equal-time')}."
+    return per_machine(table, _equal_time)
+
+
+def _equal_time(rows: pd.DataFrame) -> str:
+    arms = "; ".join(_saved(row) for _, row in rows.iterrows())
+    return (
+        f"To the same loss on text kept out of training, {arms}. Only steps count: no start-up, "
+        "compilation or scoring."
+    )
+
+
+def _saved(row: pd.Series) -> str:
+    share, low, high = (number(row[name], "+.1f") for name in ("saved_pct", "low_95", "high_95"))
+    ci = f"95 % CI {low} to {high}, " if pd.notna(row["low_95"]) else ""
+    longer = ", so it takes longer" if row["saved_pct"] < 0 else ""
+    return (
+        f"{escape(row['arm'])} saves {share} % of BF16's time{longer} ({escape(row['model'])}, "
+        f"{count(row['num_gpus'], 'GPU')}, {row['loss']:.2f} nats; {ci}n = {row['num_pairs']})"
     )

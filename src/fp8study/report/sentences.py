@@ -89,7 +89,7 @@ def _condition(table: pd.DataFrame) -> str:
         so_far = (
             f" ({_leads(open_)} so far)" if not parts and open_["lead_pct"].notna().any() else ""
         )
-        parts.append(f"{len(open_)} of {len(table)} settings open{so_far}")
+        parts.append(f"{len(open_)} of {len(table)} open{so_far}")
     return f"{'; '.join(parts)}."
 
 

@@ -63,7 +63,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     heights = [high - low for low, high in ends]
     # Low, so that the table below it begins on the first screen, also of a phone.
     figure, axes = _canvas(
-        1.1 + 1.3 * sum(heights) / max(heights), len(machines), sharex=True,
+        1.0 + 1.1 * sum(heights) / max(heights), len(machines), sharex=True,
         gridspec_kw={"height_ratios": heights},
     )  # fmt: skip
     for axis, machine, percents in zip(axes, machines, ends, strict=True):

@@ -62,3 +62,13 @@ def test_quarto_is_given_no_html_output() -> None:
 def test_what_runs_differ_in_is_found_in_their_configurations() -> None:
     assert varied_fields([{"a": 1, "b": 2, "c": [0]}, {"a": 1, "c": [1]}]) == ["b", "c"]
     assert varied_fields([{"a": 1}, {"a": 1}]) == []
+
+
+def test_a_field_that_came_later_is_no_difference(tmp_path: Path) -> None:
+    older = make_record(seed=1)
+    older.config.pop("optimizer_state", None)
+    newer = make_record(seed=2)
+    newer.config["optimizer_state"] = "fp32"
+    for record in (older, newer):
+        store(tmp_path, "reference/box", record)
+    assert "2 runs that differ in `seed`." in runs_text(load_report(tmp_path)).data

@@ -69,7 +69,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "gap_pct": ("gap, %", "+.2f"),
     "gap": ("gap, nats", "+.4f"),
     "interval": ("90 % CI, %", ""),
-    "p_holm": ("p, Holm", ".1g"),
     "judged": ("verdict", ""),
     "unseen_judged": ("unseen: verdict", ""),
     "unseen_gap_pct": ("gap, %", "+.2f"),
@@ -177,7 +176,7 @@ RESTATED = _layout(
     "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct", "{document}"
 )
 LOSS_GAP = _layout(
-    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",
+    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct num_warned",
     "{title}" + _MARGIN,
 )
 PASSES = _layout("label num_pairs passes", "{title}")
@@ -186,12 +185,11 @@ DATA = _layout(
     "{machine}",
 )
 DOCUMENT_A = _layout(
-    "arm num_runs parameters_outside_optimizer_pct loss_start loss_last20_mean "
-    "tokens_per_second_per_gpu speedup_pct memory_peak_gib memory_change_pct",
+    "arm num_runs parameters_outside_optimizer_pct loss_start loss_last20_mean",
     "{model} on {machine}, {masters} master weights",
 )
 EFFECTS = _layout(
-    "part mean_pct verdict interval share_pct p_holm",
+    "part mean_pct verdict interval share_pct",
     "{model}, {study} on {machine}: {setting}; {masters} master weights" + _MARGIN,
     interval="95 % CI, %",
 )

@@ -75,7 +75,8 @@ def citation() -> str:
     authors = ", ".join(str(author.get("name") or author) for author in cited.get("authors", []))
     parts = [authors, str(cited["title"]), f"version {cited['version']}"]
     parts += [str(cited["date-released"]), repository_url()]
-    return f"To cite it: {escape('. '.join(filter(None, parts)))}. (`CITATION.cff`)"
+    text = ". ".join(filter(None, parts)).replace("?.", "?")
+    return f"To cite it: {escape(text)}. (`CITATION.cff`)"
 
 
 def unreadable(report: Report) -> str:

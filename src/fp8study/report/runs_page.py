@@ -16,6 +16,7 @@ from IPython.display import Markdown
 from fp8study.analysis.frames import run_path
 from fp8study.analysis.pairing import ordered
 from fp8study.core.audit_rules import cautions, problems, without_hidden_products
+from fp8study.core.config import completed
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
@@ -64,7 +65,7 @@ class Shown:
 def _study(rows: pd.DataFrame, stored: Mapping[str, StoredRun]) -> str:
     machine, study = rows[["machine", "study"]].iloc[0]
     runs = [stored[name] for name in rows["run_ids"]]
-    varied = varied_fields([run.record.config for run in runs])
+    varied = varied_fields([_config(run.record) for run in runs])
     questions = [run.record.judgement.get("question") for run in runs]
     made = {_software(run.record) for run in runs}
     shown = Shown(stored, varied, made_by=len(made) > 1)
@@ -97,7 +98,7 @@ def _arm(rows: pd.DataFrame, shown: Shown) -> str:
 
 def _run(run: StoredRun, path: str, shown: Shown) -> str:
     record = run.record
-    results = record.results
+    config, results = _config(record), record.results
     if record.machine.get("device") == "cpu":  # where FP8 is emulated, speeds say nothing of it
         results = {name: results.get(name) for name in ("loss_last20_mean", "validation_loss")}
     again = f", repeat {record.config['repeat']}" if record.config.get("repeat") else ""
@@ -105,9 +106,7 @@ def _run(run: StoredRun, path: str, shown: Shown) -> str:
     seen += [record.status] if record.status != "completed" else []
     seen += [count(len(record.warnings), "warning")] if record.warnings else []
     lines = {
-        "Differs in": ", ".join(
-            f"{name} {_value(record.config.get(name))}" for name in shown.varied
-        ),
+        "Differs in": ", ".join(f"{name} {_value(config.get(name))}" for name in shown.varied),
         "Results": ", ".join(_numbers(results, _RESULTS)),
         "Ended": f"{record.status} {record.ended_at}"
         + (f": {record.status_detail}" if record.status_detail else ""),
@@ -130,6 +129,11 @@ def _numbers(values: Mapping[str, Any], known: Mapping[str, tuple[str, str]]) ->
         for name, (spec, unit) in known.items()
         if values.get(name) is not None
     ]
+
+
+def _config(record: RunRecord) -> dict[str, Any]:
+    """Return a configuration with the fields that came after it: they are no difference."""
+    return completed(record.config, record.machine.get("device"))
 
 
 def _value(value: object) -> str:

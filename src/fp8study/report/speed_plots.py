@@ -25,8 +25,9 @@ from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_f
 from fp8study.report.speed_rows import setting_name
 from fp8study.report.words import count, machine_name, recipe
 
-#: One colour per model, in the order of the table; Okabe and Ito's, but for yellow.
-_MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#000000", "#E69F00")
+#: One colour per model, the most timed first, and one for all others; Okabe and Ito's, no yellow.
+_MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_OTHERS = "#000000"
 _MARKS = {1: "o", 2: "s", 4: "^", 8: "D"}
 #: Kind of a lead → its mark, and whether it is filled.
 _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
@@ -57,7 +58,8 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     if leads.empty:
         return message_figure(empty)
     machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
-    shades = {name: _MODELS[n % len(_MODELS)] for n, name in enumerate(models)}
+    timed = list(leads["model"].value_counts().index[: len(_MODELS)])
+    shades = dict(zip([name for name in models if name in timed], _MODELS, strict=False))
     shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
     ends = [_percents(leads[leads["machine"] == machine]) for machine in machines]
     heights = [high - low for low, high in ends]
@@ -71,12 +73,16 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
             aside = shifts[row["model"]] + 0.02 * (int(row["num_gpus"]) - 2)
             away = [[row["lead_pct"] - row["lead_low_pct"]],
                     [row["lead_high_pct"] - row["lead_pct"]]]  # fmt: skip
-            axis.errorbar(row["tokens_per_gpu"] * 2.0**aside, row["lead_pct"], np.abs(away), ms=6,
-                          fmt=_MARKS.get(int(row["num_gpus"]), "X"), color=shades[row["model"]],
-                          lw=1.5, mec="white", mew=0.6)  # fmt: skip
+            axis.errorbar(
+                row["tokens_per_gpu"] * 2.0**aside, row["lead_pct"], np.abs(away), ms=6, lw=1.5,
+                fmt=_MARKS.get(int(row["num_gpus"]), "X"), mec="white", mew=0.6,
+                color=shades.get(row["model"], _OTHERS),
+            )  # fmt: skip
         for _, row in peers[peers["machine"] == machine].iterrows():
             place = row["tokens_per_gpu"] * 2.0 ** (shifts.get(row["model"], 0) + 0.09)
-            axis.plot(place, row["peer_lead_pct"], "x", color=shades.get(row["model"], GREY), mew=2)
+            axis.plot(
+                place, row["peer_lead_pct"], "x", color=shades.get(row["model"], _OTHERS), mew=2
+            )
         axis.axhline(0, color=GREY, lw=1)
         axis.set_ylim(*percents)
         axis.yaxis.set_major_locator(MultipleLocator(_TICK_PCT))
@@ -94,7 +100,8 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     axes[-1].set_xlabel("tokens per GPU and step")
     figure.supylabel("FP8's lead, %", fontsize=STYLE["axes.labelsize"])
     counts = sorted({int(n) for n in leads["num_gpus"]})
-    handles = [Line2D([], [], marker="o", lw=0, color=shades[name], label=name) for name in models]
+    named = shades | ({"other models": _OTHERS} if len(models) > len(shades) else {})
+    handles = [Line2D([], [], marker="o", lw=0, color=c, label=name) for name, c in named.items()]
     handles += [Line2D([], [], marker=_MARKS.get(n, "X"), lw=0, color=GREY, label=count(n, "GPU"))
                 for n in counts]  # fmt: skip
     if len(peers):

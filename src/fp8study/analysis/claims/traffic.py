@@ -117,9 +117,10 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     formats = " or ".join(sorted(set().union(*found)))
     steps = tables.of_records(_low_operations, "names", "fast")
     low = sorted(set().union(*steps["names"]))
-    looked = f"{len(steps)} steps with every operator named"
+    looked = "no profile names every operator"
     if len(steps):
-        looked += f": in FP8 beside GEMMs {', '.join(low) or 'none'}; {steps['fast'].sum()} "
+        named = f"{count(len(steps), 'profile')} with every operator named"
+        looked = f"{named}: in FP8 beside GEMMs {', '.join(low) or 'none'}; {steps['fast'].sum()} "
         looked += "GEMMs may sum with fewer bits than FP32"
     holds = len(steps) and not steps["fast"].any()
     verdict = Verdict.REPRODUCED if holds else Verdict.PARTLY

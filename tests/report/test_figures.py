@@ -84,3 +84,24 @@ def test_a_page_and_a_pdf_each_get_their_own_picture() -> None:
     pdf = pypandoc.convert_text(shown, "typst", format="markdown")
     assert pdf.startswith('#image(bytes("<?xml') and "<img" not in pdf
     assert r'alt: "A line, \"x\", of +3 %")' in pdf
+
+
+def test_no_two_models_share_a_colour_by_name() -> None:
+    names = [*"aabbcdefgh"]
+    leads = pd.DataFrame({
+        "machine": "one", "model": names, "num_gpus": 1, "tokens_per_gpu": 4096,
+        "lead_pct": 5.0, "lead_low_pct": 4.0, "lead_high_pct": 6.0,
+    })  # fmt: skip
+    none = pd.DataFrame(columns=["machine", "model", "tokens_per_gpu", "peer_lead_pct", "peer"])
+
+    def colours(table: pd.DataFrame) -> dict[str, str]:
+        legend = speed_plots.lead_figure(table, none, "").legends[0]
+        return {
+            text.get_text(): mark.get_color()
+            for text, mark in zip(legend.get_texts(), legend.get_lines(), strict=True)
+        }
+
+    assert [*colours(leads)] == ["a", "b", "other models", "1 GPU"]
+    few = colours(leads[:7])
+    assert [*few] == [*"abcde", "1 GPU"] and len(set(few.values())) == 6
+    assert [*colours(leads[3:])][:6] == [*"bcdefg"]

@@ -58,7 +58,7 @@ def verdicts(gaps: pd.DataFrame) -> str:
     if tested.any():
         parts.append(_tested(gaps[tested]))
     if untested := int((~gone & ~tested).sum()):
-        parts.append(f"{count(untested, 'gap')} with fewer seeds: no verdict.")
+        parts.append(f"{count(untested, 'gap')} with too few seeds.")
     return " ".join(parts)
 
 
@@ -82,8 +82,8 @@ def _tested(gaps: pd.DataFrame) -> str:
         for verdict, n in gaps["verdict"].value_counts().items()
     ]
     text = (
-        f"{count(len(gaps), 'gap')} with three seeds or more ("
-        f"{span(gaps['gap_pct'], '+.2f', ' %')}), at {margins}: {', '.join(found)}. "
+        f"{count(len(gaps), 'judged gap')} ({span(gaps['gap_pct'], '+.2f', ' %')}) at {margins}: "
+        f"{', '.join(found)}. "
         f"Detectable: {span(gaps['detectable_pct'], '.2f', ' %')}."
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():

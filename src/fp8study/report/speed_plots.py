@@ -58,8 +58,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     if leads.empty:
         return message_figure(empty)
     machines, models = list(dict.fromkeys(leads["machine"])), list(dict.fromkeys(leads["model"]))
-    timed = list(leads["model"].value_counts().index[: len(_MODELS)])
-    shades = dict(zip([name for name in models if name in timed], _MODELS, strict=False))
+    shades = _shades(leads["model"])
     shifts = dict(zip(models, np.linspace(-0.22, 0.22, len(models)), strict=True))
     ends = [_percents(leads[leads["machine"] == machine]) for machine in machines]
     heights = [high - low for low, high in ends]
@@ -111,6 +110,14 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9,
                   handletextpad=0.1, columnspacing=0.6, labelspacing=0.2, borderpad=0)  # fmt: skip
     return figure
+
+
+def _shades(names: pd.Series) -> dict[str, str]:
+    """Give a colour to each model, or, of too many, to those with more leads than the rest."""
+    counts = names.value_counts()
+    rest = counts.iloc[len(_MODELS)] if len(counts) > len(_MODELS) else 0
+    chosen = set(counts.index[counts > rest]) or set(counts.index[: len(_MODELS)])
+    return dict(zip([name for name in names.unique() if name in chosen], _MODELS, strict=False))
 
 
 def _percents(rows: pd.DataFrame) -> tuple[float, float]:

@@ -62,7 +62,7 @@ def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
     batch = meet["crossing_batch"]
     return claim.found(
         by_parts(turns, batch.between(low, high).any()), spread(batch), gaps, meet,
-        alone=ends(alone["gap_pct"]), more=ends(more["gap_pct"]), meet=batch.median(),
+        alone=ends(alone["gap_pct"]), more=ends(more["gap_pct"]),
     )  # fmt: skip
 
 
@@ -102,6 +102,6 @@ def variance_falls(tables: Tables, claim: Claim) -> Finding:
     chance = float(binom.sf((~inside).sum() - 1, len(laws), 0.05))
     verdict = by_parts(abs(ratio.median() - 1) <= claim.published["within"], chance > 0.05)
     return claim.found(
-        verdict, spread(ratio), laws, largest=laws["largest_batch"].max(), ratio=ratio.median(),
+        verdict, spread(ratio), laws, largest=laws["largest_batch"].max(),
         inside=inside.sum(), runs=len(laws), chance=chance,
     )  # fmt: skip

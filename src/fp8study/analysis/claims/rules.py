@@ -28,13 +28,16 @@ def by_rows(
 ) -> Finding:
     """Judge a claim by the share of rows in which it holds.
 
-    Its reason has ``{holds}`` for "7 of 17", and medians of the `values` by model follow.
+    Its reason has ``{holds}`` for "7 of 17"; where that is neither none nor all, medians of the
+    `values` by model follow.
     """
     if rows.empty:
         return claim.open(**words)
     holds = holds.astype(bool)
     verdict, figure = by_share(float(holds.mean())), spread(values)
     found = claim.found(verdict, figure, rows, holds=out_of(holds), **words)
+    if holds.nunique() == 1 and "model" in rows and rows["model"].nunique() > 1:
+        return found  # of every model the same
     return dataclasses.replace(found, why=found.why + by_model(rows, values, claim.spec))
 
 

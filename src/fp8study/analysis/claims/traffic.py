@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, count, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.frames import PLACE
 from fp8study.analysis.pairing import in_fp8
@@ -38,7 +38,7 @@ def gathers_half(tables: Tables, claim: Claim) -> Finding:
     )
     verdict = by_parts((saved >= some).all(), (saved >= half).all())
     return claim.found(
-        verdict, spread(saved), table, saved=ends(saved, ".1f"),
+        verdict, spread(saved), table,
         arms=count(len(table), "profiled arm"), model=table["model"].iloc[0],
         dtypes=table["all_gather_dtypes"].iloc[0],
     )  # fmt: skip
@@ -70,7 +70,7 @@ def halves_memory(tables: Tables, claim: Claim) -> Finding:
     peak = table["memory_change_pct"].astype(float)
     return claim.found(
         by_parts(*(part >= claim.published["saved_pct"] for part in saved)), spread(peak), table,
-        arms=count(len(table), "arm"), weights=saved[0], working=saved[1], peak=ends(peak, "+.1f"),
+        arms=count(len(table), "arm"), weights=saved[0], working=saved[1],
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def saves_no_memory(tables: Tables, claim: Claim) -> Finding:
     parts = [change.median() > -claim.published["slack_pct"], more or lost]
     parts += [fewer > 0] if len(gathers) else []
     return claim.found(
-        by_parts(*parts), spread(change), table, gathers=moves, change=change.median(), more=more,
+        by_parts(*parts), spread(change), table, gathers=moves, more=more,
         arms=count(len(table), "arm"), lost=count(lost, "pair"),
     )  # fmt: skip
 

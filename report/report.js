@@ -1,6 +1,6 @@
-// A link to a run opens it. Tables of class `searchable` get a text filter, headings that sort, and
-// a CSV download; headings with `data-choose` a list of their values, or of as many first letters.
-// Without this script they read as they are.
+// Every figure leads to its full size, and a link to a run opens it. Tables of class `searchable`
+// get a text filter, headings that sort, and a CSV download; headings with `data-choose` a list of
+// their values, or of as many first letters. Without this script they read as they are.
 "use strict";
 
 function numeric(text) {
@@ -126,6 +126,12 @@ function openTarget() {
   document.getElementById(location.hash.slice(1))?.setAttribute("open", "");
 }
 
+document.querySelectorAll("main img").forEach((image) => {
+  const link = element("a", { href: image.src, className: "full-size", title: "Full size" });
+  if (image.src.startsWith("data:")) link.download = "figure.svg";  // no page may open one
+  image.replaceWith(link);
+  link.append(image);
+});
 // What scrolls by itself must be reached by keyboard.
 document.querySelectorAll("math[display=block], .cell-output-display").forEach((part) => {
   if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;

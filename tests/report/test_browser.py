@@ -50,6 +50,9 @@ addEventListener("load", async () => {
   const widest = document.documentElement.scrollWidth - innerWidth;
   const cut = [...document.querySelectorAll("main img")].filter(
     (image) => image.getBoundingClientRect().right > innerWidth);
+  document.querySelectorAll("main img").forEach((image) => {
+    if (!image.closest("a[href]")) wrong.push("a figure that leads to no full size");
+  });
   const run = document.querySelector("details.run");
   if (run) {
     location.hash = run.id;

@@ -29,8 +29,8 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
-from fp8study.model.changing import let_change
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
+from fp8study.model.float8_layers import let_change
 from fp8study.model.fsdp_patches import tune_communication
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 

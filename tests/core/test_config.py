@@ -43,7 +43,7 @@ OTHER: dict[str, Any] = {
     "compile_mode": "reduce-overhead", "gather_cast": "compiled", "allocator": "expandable",
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
-    "attention_mask": "causal",
+    "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
 }  # fmt: skip
 
 
@@ -72,6 +72,7 @@ def test_every_field_has_another_value_to_test_with() -> None:
 def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_path: Path) -> None:
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
+    usual |= {"strategy": "none"} if name in ("weight_cast", "update_kernel") else {}
     usual |= {"num_gpus": 2} if name in ("num_nodes", "gradient_pool", "gradient_copy") else {}
     usual |= {"num_gpus": 4, "num_nodes": 2} if name == "sharding" else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}

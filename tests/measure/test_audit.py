@@ -13,6 +13,7 @@ from fp8study.measure.audit import SAMPLES, FirstStepAudit, audited_products, co
 from fp8study.measure.flops import Work
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
+from fp8study.model.float8_layers import keep_casts, refresh
 
 FP8 = make_config({"model": "tiny-llama", "precision": "fp8", "fp8_all_gather": True,
                    "strategy": "none", "fp8_emulate": True})  # fmt: skip
@@ -79,6 +80,25 @@ def test_a_frozen_weight_is_named_although_the_optimizer_holds_it() -> None:
     assert audit["num_outside_optimizer"] == 0
     assert audit["frozen"] == [name]
     assert name in problems(audit)[0]
+
+
+@pytest.mark.parametrize("stale", ["before", "after", None])
+def test_fp8_weights_that_have_not_followed_their_weights_are_found(stale: str | None) -> None:
+    model = converted(make_config({"precision": "fp8", "strategy": "none", "fp8_emulate": True}))
+    keep_casts(model)
+    optimizer = adamw(model)
+    if stale == "before":  # as if they were not made anew from weights that were read
+        with torch.no_grad():
+            model.get_parameter("model.layers.1.mlp.up_proj.weight").mul_(1.1)
+    if stale != "after":
+        optimizer.register_step_post_hook(lambda *_: refresh(model))
+    audit = conversion(model, FP8) | first_step(model, optimizer)
+    assert audit["num_stale_casts"] == {"before": 1, "after": 28, None: 0}[stale]
+    if stale is None:
+        assert problems(audit) == []
+    else:
+        (problem,) = problems(audit)
+        assert "multiply with an FP8 weight that is not their weight's: model.layers" in problem
 
 
 def test_a_weight_that_is_held_twice_is_found() -> None:

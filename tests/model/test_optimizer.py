@@ -1,21 +1,24 @@
-"""AdamW with narrow states: the textbook's arithmetic, but for how the averages are kept."""
+"""AdamW with narrow states, or in one pass: the textbook's arithmetic, but for what is rounded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from fp8study.core.config import make_config
 from fp8study.measure.memory import local_bytes
-from fp8study.model.optimizer import make_optimizer
+from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
 ON_GPU = (
     pytest.mark.requires_gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 )
+AVERAGES = ("exp_avg", "exp_avg_sq")
 SETTINGS = {"strategy": "none", "adam_beta2": 0.95, "weight_decay": 0.1, "learning_rate": 0.01}
 
 
@@ -61,6 +64,43 @@ def test_only_what_is_kept_is_rounded(state: str, keep: Keep, rows: int, device:
         mean, square = keep(mean), keep(square)
         # A number may fall to the other side of a rounding boundary, and few do.
         assert (model.weight.cpu() - weight).abs().quantile(0.99) < 1e-5
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("divisor", [None, 3.7])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_one_pass_is_as_near_to_exact_arithmetic_as_torchs_own(
+    decay: float, divisor: float | None, device: str
+) -> None:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": decay}
+    start, found = torch.randn(300, 33, device=device) / 50, []
+    for make in (torch.optim.AdamW, partial(torch.optim.AdamW, fused=True), OnePassAdamW):
+        generator, is_exact = torch.Generator().manual_seed(1), make is torch.optim.AdamW
+        weight = torch.nn.Parameter(start.double() if is_exact else start.clone())
+        optimizer = make([weight], **settings)
+        if divisor and not is_exact:
+            optimizer.grad_scale = torch.tensor(divisor, device=device)
+        for _ in range(10):
+            small, gradient = torch.randn(2, 300, 33, generator=generator)
+            weight.grad = (gradient * 10 ** (2 * small)).to(device, weight.dtype)
+            weight.grad /= divisor if divisor and is_exact else 1
+            optimizer.step()
+        found.append([weight.detach(), *(optimizer.state[weight][n] for n in AVERAGES)])
+    for exact, theirs, ours in zip(*found, strict=True):
+        off, own_off = ((x.double() - exact).abs().max() for x in (theirs, ours))
+        assert own_off <= 2 * off + 1e-8
+    assert weight.largest[0] == weight.abs().max()  # type: ignore[attr-defined]
+
+
+def test_a_state_dict_of_torchs_own_goes_on_in_one_pass_and_back() -> None:
+    model, theirs = made(16, "fp32")
+    ours = OnePassAdamW(model.parameters(), lr=0.01)
+    for first, second in ((theirs, ours), (ours, theirs)):
+        model.weight.grad = torch.ones_like(model.weight)
+        first.step()
+        second.load_state_dict(first.state_dict())
+    assert float(theirs.state[model.weight]["step"]) == 2
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ def facts(run_dir: Path) -> list[list[Any]]:
 #: The first two in every run of the tests.
 ARMS: list[dict[str, Any]] = [
     {"strategy": "none", "precision": "fp8", "path": "tuned", "gradient_accumulation_steps": 2,
-     "lr_schedule": "cosine", "lr_warmup_steps": 3},
+     "lr_schedule": "cosine", "lr_warmup_steps": 3, "weight_cast": "each_update",
+     "update_kernel": "one_pass"},
     {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",

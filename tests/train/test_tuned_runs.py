@@ -17,7 +17,7 @@ from fp8study.core.audit_rules import cautions, problems
 from fp8study.core.config import make_config
 from fp8study.core.records import read_metrics
 from fp8study.run.launch import RunFailed, launch
-from tests.train.tiny_runs import CPU, TINY, Run
+from tests.train.tiny_runs import CPU, TINY, Run, Train
 
 WORKER = Path(__file__).with_name("updates_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -150,6 +150,47 @@ def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str
     assert memory["optimizer_gib"] == plain_memory["optimizer_gib"]
     saves = values["strategy"] != "ddp" and "gradient_accumulation_steps" not in values
     assert (memory["gradients_gib"] < 0.3 * plain_memory["gradients_gib"]) == saves
+
+
+CASTS: list[dict[str, Any]] = [
+    {"path": "tuned"},
+    {
+        "path": "tuned",
+        "max_grad_norm": 0.1,
+        "skip": "",
+        "gradient_accumulation_steps": 2,
+        "validation_sequences": 4,
+    },
+]
+
+
+@pytest.mark.parametrize("values", CASTS, ids=lambda v: "-".join(map(str, v)))
+def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
+    run: Run, values: dict[str, Any]
+) -> None:
+    values = {"strategy": "none", "precision": "fp8"} | values
+    (each, each_dir), (record, run_dir) = run(**values), run(**values, weight_cast="each_update")
+    rows, own_rows = (
+        [(row["loss"], row["gradient_norm"]) for row in read_metrics(d)]
+        for d in (each_dir, run_dir)
+    )
+    assert own_rows == rows
+    assert problems(record.audit) == []
+    assert record.audit["num_stale_casts"] == 0
+    assert "num_stale_casts" not in each.audit
+    assert record.results.get("validation_loss") == each.results.get("validation_loss")
+    one_pass, one_dir = run(**values, weight_cast="each_update", update_kernel="one_pass")
+    losses = [row["loss"] for row in read_metrics(one_dir)]
+    assert losses == pytest.approx([loss for loss, _ in rows], abs=0.02)
+    assert problems(one_pass.audit) == []
+
+
+def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Path) -> None:
+    values = {"strategy": "none", "precision": "fp8", "weight_cast": "each_update"}
+    record = train(tmp_path, "stale:4", **values)
+    assert record.status == "completed", record.status_detail
+    (problem,) = problems(record.audit)
+    assert problem.startswith("28 layers multiply with an FP8 weight that is not their weight's")
 
 
 def model_folder(parent: Path, **settings: Any) -> str:

@@ -90,11 +90,12 @@ SHAPE: dict[str, Any] = COLUMNS | {
         ),
         **{name: ["text!"] for name in (
             "unexplained", "outside_optimizer", "frozen", "master_dtypes", "gradient_dtypes",
-            "optimizer_state_dtypes", "matmul_dtypes",
+            "optimizer_state_dtypes", "matmul_dtypes", "stale_casts",
         )},
         "skipped": {"*": "count!"},
         "communication_dtypes": {"*": ["text!"]},
-        **kinds(number="stalled_pct fp8_gemm_flops_pct fp8_gemm_flops_pct_expected"),
+        **kinds(number="stalled_pct fp8_gemm_flops_pct fp8_gemm_flops_pct_expected",
+                count="num_stale_casts"),
     },
     "instruments": {
         "startup": {f"{part}_seconds": NUMBER for part in PARTS},

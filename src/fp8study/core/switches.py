@@ -136,6 +136,27 @@ class Switches:
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
+    weight_cast: Literal["each_pass", "each_update"] | None = switch(
+        "each_pass", "each_pass", "weights cast {}", "FP8 layers cast their weights in each "
+        "forward and backward pass, or once after each update, for 2 bytes a weight.",
+        differs="pair effect", refused=(
+            (lambda c: c.weight_cast == "each_update" and not (
+                RECIPES[c.precision].scaling == "tensorwise" and c.strategy == "none"),
+             "keeps whole weights with one scale each; use precision=fp8_tensorwise and "
+             "strategy=none, or each_pass"),
+            (lambda c: c.weight_cast == "each_update" and c.precision_schedule,
+             "saves no time that is measured: such a run has no timings; use each_pass"),
+            (lambda c: c.weight_cast == "each_update"
+             and c.optimizer_binding == "before_conversion", BOUND_EARLY + "each_pass")))
+    update_kernel: Literal["torch", "one_pass"] | None = switch(
+        "torch", "torch", "AdamW's kernel {}", "torch's fused AdamW, or one in FP32 that reads and "
+        "writes each number once and finds the largest weight for its FP8 scale.", refused=(
+            (lambda c: c.update_kernel == "one_pass"
+             and (c.strategy != "none" or c.optimizer_state != "fp32"),
+             "updates whole weights with FP32 states; use strategy=none and optimizer_state=fp32, "
+             "or torch"),
+            (lambda c: c.update_kernel == "one_pass"
+             and c.optimizer_binding == "before_conversion", BOUND_EARLY + "torch")))
 # fmt: on
 
 

@@ -20,6 +20,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
+from fp8study.model.float8_layers import is_current, keeping_layers
 from fp8study.model.local import held, local_tensor
 
 #: Elements looked at in each parameter's local shard.
@@ -39,6 +40,7 @@ class FirstStepAudit:
         optimizer: torch.optim.Optimizer,
         planted: Iterable[torch.nn.Parameter] = (),
     ) -> None:
+        self._model = model
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         planted_ids = {id(weight) for weight in planted}
         self._planted = {n for n, p in self._parameters.items() if id(p) in planted_ids}
@@ -48,7 +50,8 @@ class FirstStepAudit:
         self._gradient_dtypes: set[str] = set()
 
     def before(self) -> None:
-        """Remember a sample of every parameter."""
+        """Remember a sample of every parameter, and FP8 weights that are not theirs already."""
+        self._stale = stale_casts(self._model)
         self._before = {n: self._sample(p).clone() for n, p in self._parameters.items()}
 
     def gradients_ready(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -74,7 +77,8 @@ class FirstStepAudit:
             (names, at most ten) and ``num_outside_optimizer`` (planted ones not counted),
             ``frozen`` and ``num_frozen`` (a gradient, but not one number changed and no optimizer
             state), ``stalled_pct`` (share of the sampled numbers with a gradient that the step
-            left as they were) and the dtypes of master weights, gradients and optimizer state.
+            left as they were) and the dtypes of master weights, gradients and optimizer state;
+            as `stale_casts`, what was stale before the step, else what is after it.
         """
         times_held = Counter(id(p) for g in self._optimizer.param_groups for p in g["params"])
         all_outside = {n for n, p in self._parameters.items() if times_held[id(p)] == 0}
@@ -91,7 +95,8 @@ class FirstStepAudit:
             if same == before.numel() and not self._optimizer.state.get(parameter):
                 frozen.append(name)
         states = [v for s in self._optimizer.state.values() for k, v in s.items() if k != "step"]
-        return {
+        stale = self._stale if self._stale.get("num_stale_casts") else stale_casts(self._model)
+        return stale | {
             "num_trainable": len(self._parameters),
             "num_planted": len(cannot_move),
             "num_in_optimizer_twice": sum(times > 1 for times in times_held.values()),
@@ -112,6 +117,17 @@ class FirstStepAudit:
         while math.gcd(stride, parameter.shape[-1] if parameter.ndim else 1) > 1:
             stride += 1
         return numbers[::stride]
+
+
+def stale_casts(model: torch.nn.Module) -> dict[str, Any]:
+    """Return which layers multiply with an FP8 weight that is not their weight's.
+
+    ``num_stale_casts`` and ``stale_casts`` (names, at most ten), by a sample of each kept weight;
+    nothing where no layer keeps its weight in FP8.
+    """
+    layers = keeping_layers(model)
+    stale = [name for name, layer in layers.items() if not is_current(layer, SAMPLES)]
+    return {"num_stale_casts": len(stale), "stale_casts": stale[:10]} if layers else {}
 
 
 def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:

@@ -1,14 +1,19 @@
-"""AdamW, with its two averages in the format of the weights or in a narrower one.
+"""AdamW: torch's own, one with narrower averages, and one that reads and writes all once.
 
 torch's own keeps them as the weights are: eight bytes a weight beside FP32 ones. torchao's keeps
 them in FP8 (E4M3, one scale for each 256 numbers), computes in FP32 and rounds what it keeps; with
 BF16 in place of FP8 it is the same arithmetic. What is rounded in each step can stand still: a
 change of less than half a unit in the last place is lost, in BF16 below about 0.4 %, in E4M3
 below 6 %.
+
+torch's fused kernel computes in FP64 in part, reaches 71 % of an H200's memory speed and, where it
+clips, writes every gradient back. `OnePassAdamW` does the same in FP32 and also finds the largest
+size in each weight, of which its FP8 scale is made.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -16,6 +21,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.model.float8_layers import note_largest
 from fp8study.model.local import plain, unwrapped
 from fp8study.model.updates import parameter_groups
 
@@ -28,11 +34,70 @@ def make_optimizer(config: ResolvedConfig, model: torch.nn.Module) -> torch.opti
         "weight_decay": config.weight_decay,
     }
     groups = parameter_groups(config, model)
+    if config.update_kernel == "one_pass":
+        return OnePassAdamW(groups, **settings)
     if config.optimizer_state == "fp32":
         return torch.optim.AdamW(groups, **settings, fused=True)
     block_size = 256 if config.optimizer_state == "fp8" else 1
     optimizer: torch.optim.Optimizer = _narrow_adamw()(groups, **settings, block_size=block_size)
     return optimizer
+
+
+class OnePassAdamW(torch.optim.AdamW):
+    """AdamW of whole weights, one kernel each; its states have the names of torch's.
+
+    Like torch's fused one it divides gradients by ``grad_scale`` if it has that attribute.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Update each parameter that has a gradient."""
+        for group in self.param_groups:
+            chosen = [p for p in group["params"] if p.grad is not None]
+            largest = torch.zeros(len(chosen), device=chosen[0].device if chosen else None)
+            for parameter, one in zip(chosen, largest.unbind(), strict=True):
+                update = _update_adamw
+                if parameter.is_cuda:
+                    from fp8study.model.kernels import adamw as update
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.tensor(0.0)  # on the host, which needs it
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                update(
+                    parameter.detach(), parameter.grad, (state["exp_avg"], state["exp_avg_sq"]),
+                    one, getattr(self, "grad_scale", None), numbers_of(group, float(state["step"])),
+                )  # fmt: skip
+                note_largest(parameter, one)
+
+
+def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
+    """Return what a step multiplies by, rounded to FP32 no earlier than it must be."""
+    rate, (beta1, beta2) = group["lr"], group["betas"]
+    return (
+        rate * group["weight_decay"], beta1, 1 - beta1, beta2, 1 - beta2,
+        rate / (1 - beta1**step), math.sqrt(1 - beta2**step), group["eps"],
+    )  # fmt: skip
+
+
+def _update_adamw(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    averages: tuple[torch.Tensor, torch.Tensor],
+    largest: torch.Tensor,
+    divisor: torch.Tensor | None,
+    numbers: tuple[float, ...],
+) -> None:
+    """Do what `fp8study.model.kernels.adamw` does, where there is no GPU."""
+    decay, beta1, rest1, beta2, rest2, step_size, root, eps = numbers
+    g = gradient.float() if divisor is None else gradient.float() / divisor
+    w, m, v = (tensor.float() for tensor in (weight, *averages))
+    m, v, w = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g, w - decay * w
+    weight.copy_(w - step_size * m / (v.sqrt() / root + eps))
+    averages[0].copy_(m)
+    averages[1].copy_(v)
+    largest.copy_(weight.abs().max())
 
 
 @cache

@@ -48,7 +48,10 @@ class Shadows:
         self.names = [name for name in masters if name not in frozen]
         self.models: dict[str, torch.nn.Module] = {}
         # The strategy under which all recipes are allowed; nothing is sharded here.
-        unsharded = dataclasses.replace(config, strategy="fsdp2", fp8_all_gather=False)
+        unsharded = dataclasses.replace(
+            config, strategy="fsdp2", fp8_all_gather=False, weight_cast="each_pass",
+            update_kernel="torch",
+        )  # fmt: skip
         for precision in ("fp32", "bf16", *FP8_RECIPES):
             model = rebuilt(config.model, trained, self._weights[_weights_of(precision)])
             if precision in FP8_RECIPES:

@@ -30,7 +30,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
-from fp8study.model.float8_layers import let_change
+from fp8study.model.float8_layers import keep_casts, let_change, refresh
 from fp8study.model.fsdp_patches import tune_communication
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 
@@ -114,6 +114,8 @@ def prepare(
     convert_to_float8(model, config)
     if config.precision_schedule:
         let_change(model)
+    if config.weight_cast == "each_update":
+        keep_casts(model)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -156,12 +158,15 @@ def _check_loading(config: ResolvedConfig, model: torch.nn.Module) -> None:
 
 
 def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[], None]:
-    """Return what is to be done after each update: compute all FP8 weight scales together.
+    """Return what is to be done after each update, and after weights were read from a file.
 
-    Otherwise every weight asks all GPUs for its largest value before each gathering, forward and
-    backward: hundreds of tiny all-reduces that made FP8 slower than BF16 (docs/log.md).
-    Accelerate does the same when it converts the model itself.
+    Layers that keep their weights in FP8 are given the new ones. Else, where weights are gathered
+    in FP8, all scales are computed together: otherwise every weight asks all GPUs for its largest
+    value before each gathering, forward and backward, hundreds of tiny all-reduces that made FP8
+    slower than BF16 (docs/log.md). Accelerate does the same when it converts the model itself.
     """
+    if config.weight_cast == "each_update":
+        return lambda: refresh(model)
     gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
     if not gathers_fp8 or config.optimizer_binding == "before_conversion":
         return lambda: None

@@ -232,7 +232,7 @@ class Checkpoints:
                 f"{field}: '{place}' does not fit the model '{self._trainer.config.model}' "
                 f"({_reason(error)}); give a checkpoint of the same model"
             ) from error
-        self._trainer.updates.after()  # FP8 scales follow from the weights
+        self._trainer.updates.after()  # FP8 weights and scales follow from them
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:

@@ -20,7 +20,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.presets import text_config
 from fp8study.core.recipes import precision_at
 from fp8study.data.tokens import BlockOrder, batch
-from fp8study.measure.audit import FirstStepAudit, conversion
+from fp8study.measure.audit import FirstStepAudit, conversion, stale_casts
 from fp8study.measure.clock import FinishedStep, compile_cache
 from fp8study.measure.flops import (
     beyond_fp8_pct,
@@ -286,6 +286,8 @@ class Trainer:
             results["validation_losses"] = [{"step": n, "loss": x} for n, x in scored.items()]
             if self.config.num_steps in scored:
                 results["validation_loss"] = scored[self.config.num_steps]
+        if status == "completed":  # else weights may be no numbers
+            self.audit |= stale_casts(self.bare_model)
         notes = [*warnings(self), *self.pace.warnings(), *notes_on_timing(results), *self.notes]
         return Outcome(
             status,

@@ -77,7 +77,7 @@ class MemoryParts(Parts):
     gathered: float
     """Weights of decoder layers that FSDP2 has gathered and not yet freed."""
     copies: float
-    """Weights of decoder layers in BF16 or FP8 that are kept for the backward pass."""
+    """Weights of decoder layers in BF16 or FP8, kept for the backward pass or between updates."""
     workspace: float
     moment: str
     """``loss`` or ``update``: when the step is fullest."""
@@ -118,10 +118,11 @@ def predicted_memory(
         "activations": _activations(config, shape),
         "loss_head": _loss_head(config, shape, constants),
         "gathered": _gathered(config, shape),
-        "copies": _copies(config, shape),
+        "copies": _copies(config, shape) + _kept_casts(config, shape),
     }
     at_update = {"gradients": _gradients_at_update(config, shape, weight_bytes) / sharded,
-                 "loss_head": _head_gradients(config, shape)}  # fmt: skip
+                 "loss_head": _head_gradients(config, shape),
+                 "copies": _kept_casts(config, shape)}  # fmt: skip
     moments = {"loss": at_loss, "update": at_update}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     gib = dict.fromkeys(("activations", "gathered", "copies"), 0.0)
@@ -296,6 +297,12 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
         return 0.0
     every = shape.num_layers * shape.layer_parameters
     return 2.0 * (shape.matched(config.skip) if config.is_fp8 else every)
+
+
+def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return FP8 weights in both layouts, where they are kept between updates."""
+    weights = shape.num_layers * shape.convertible_parameters - shape.matched(config.skip)
+    return 2.0 * weights if config.weight_cast == "each_update" else 0.0
 
 
 def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:

@@ -60,10 +60,8 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
 def remedies(config: RunConfig, usable_gib: float) -> str:
     """Name what would make a run fit that does not; empty if none of our few remedies does."""
     counts = (n for n in (2, 4, 8, 16, 32, 64) if n > config.num_gpus)
-    sharded = (
-        (n, dataclasses.replace(config, num_gpus=n, strategy="fsdp2", fp8_all_gather=None))
-        for n in counts
-    )
+    anew = dataclasses.replace(config, fp8_all_gather=None, weight_cast=None, update_kernel=None)
+    sharded = ((n, dataclasses.replace(anew, num_gpus=n, strategy="fsdp2")) for n in counts)
     enough = next((n for n, wider in sharded if needed_gib(wider) <= usable_gib), None)
     found = [f"{enough} GPUs"] if enough else []
     for change in ({"master_dtype": "bf16"}, {"activation_checkpointing": True}):

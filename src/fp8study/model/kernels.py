@@ -1,0 +1,83 @@
+"""Triton kernels that read FP32 weights once; `float8_layers` and `optimizer` say what for.
+
+Imported where there is a GPU alone: torch for CPUs comes without Triton.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_TILE, _NUMBERS = 128, 2048
+
+
+def cast_both(
+    weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor
+) -> None:
+    """Write a scaled weight in FP8 as it is and transposed; each contiguous, of any size."""
+    num_rows, num_columns = weight_MK.shape
+    grid = (triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE))
+    with torch.cuda.device_of(weight_MK):
+        _cast_both[grid](
+            weight_MK, scale, rows_MK, columns_KM, num_rows, num_columns,
+            MOST=torch.finfo(rows_MK.dtype).max, TILE=_TILE, num_warps=8,
+        )  # fmt: skip
+
+
+def adamw(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    averages: tuple[torch.Tensor, torch.Tensor],
+    largest: torch.Tensor,
+    divisor: torch.Tensor | None,
+    numbers: tuple[float, ...],
+) -> None:
+    """Update a weight and its averages, and raise `largest` to the weight's largest size.
+
+    Tensors are contiguous; a gradient is divided by `divisor` as it is read. `numbers`: those of
+    `fp8study.model.optimizer.numbers_of`.
+    """
+    grid = (triton.cdiv(weight.numel(), _NUMBERS),)
+    with torch.cuda.device_of(weight):
+        _adamw[grid](
+            weight, gradient, *averages, largest, divisor, weight.numel(), *numbers, SIZE=_NUMBERS
+        )
+
+
+@triton.jit
+def _cast_both(  # type: ignore[no-untyped-def]
+    weight, scale, rows, columns, num_rows, num_columns, MOST: tl.constexpr, TILE: tl.constexpr
+):
+    i = (tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE))[:, None]
+    j = (tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE))[None, :]
+    inside = (i < num_rows) & (j < num_columns)
+    scaled = tl.load(weight + i * num_columns + j, mask=inside, other=0.0).to(tl.float32)
+    scaled *= tl.load(scale)
+    fp8 = tl.clamp(scaled, -MOST, MOST).to(rows.dtype.element_ty)
+    tl.store(rows + i * num_columns + j, fp8, mask=inside)
+    tl.store(columns + j * num_rows + i, fp8, mask=inside)
+
+
+@triton.jit
+def _adamw(  # type: ignore[no-untyped-def]
+    weight, gradient, first, second, largest, divisor, num,
+    decay, beta1, rest1, beta2, rest2, step_size, root, eps, SIZE: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < num
+    w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    m = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+    if divisor is not None:
+        g = g / tl.load(divisor)
+    w -= decay * w
+    m = beta1 * m + rest1 * g
+    v = beta2 * v + rest2 * g * g
+    w -= step_size * m / (tl.sqrt_rn(v) / root + eps)
+    updated = w.to(weight.dtype.element_ty)
+    tl.store(weight + at, updated, mask=inside)
+    tl.store(first + at, m.to(first.dtype.element_ty), mask=inside)
+    tl.store(second + at, v.to(second.dtype.element_ty), mask=inside)
+    tl.atomic_max(largest, tl.max(tl.abs(updated.to(tl.float32))))

@@ -1,0 +1,135 @@
+"""Layers that keep their weights in FP8 against torchao's, which cast them in every pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from fp8study.core.config import make_config
+from fp8study.model.float8 import convert_to_float8
+from fp8study.model.float8_layers import (
+    is_current,
+    keep_casts,
+    keeping_layers,
+    note_largest,
+    refresh,
+)
+
+
+class Net(torch.nn.Module):
+    """Two layers; the second's input is made anew in a compiled backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up = torch.nn.RMSNorm(32), torch.nn.Linear(32, 48)
+        self.down = torch.nn.Linear(48, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(torch.nn.functional.silu(self.up(self.norm(x))))
+        return out
+
+
+def nets(dtype: torch.dtype = torch.float32) -> tuple[Net, Net]:
+    """Return torchao's layers and ours, with the same weights."""
+    torch.manual_seed(0)
+    theirs = Net().to(dtype)
+    values = {"precision": "fp8", "fp8_emulate": True, "strategy": "none", "skip": ""}
+    convert_to_float8(theirs, make_config(values).resolved())
+    ours = copy.deepcopy(theirs)
+    keep_casts(ours)
+    return theirs, ours
+
+
+def trained(net: Net, after: Callable[[], None]) -> list[torch.Tensor]:
+    """Return outputs, gradients and weights of three steps of two passes each."""
+    generator, found = torch.Generator().manual_seed(1), []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+    for _ in range(3):
+        for _ in range(2):
+            x_BTD = torch.randn(2, 8, 32, generator=generator).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                output_BTD = net(x_BTD)
+            output_BTD.square().mean().backward()
+            assert x_BTD.grad is not None
+            found += [output_BTD.detach(), x_BTD.grad]
+        found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        after()
+    return found + [p.detach() for p in net.parameters()]
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_they_compute_and_train_to_the_bit_as_torchaos_do(
+    compiles: bool, dtype: torch.dtype
+) -> None:
+    theirs, ours = nets(dtype)
+    torch._dynamo.reset()
+    for net in (theirs, ours):
+        if compiles:
+            net.compile(backend="aot_eager", fullgraph=True)
+    expected, found = trained(theirs, lambda: None), trained(ours, lambda: refresh(ours))
+    assert len(found) == 3 * (4 + 4) + 4
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    stale = nets(dtype)[1]
+    assert not torch.equal(trained(stale, lambda: None)[-1], expected[-1])
+
+
+def _graphs(net: Net) -> list[torch.fx.Graph]:
+    """Return the graphs of the forward and the backward pass as a compiler would be given them."""
+    seen: list[torch.fx.Graph] = []
+
+    def look(graph: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(graph.graph)
+        return graph
+
+    torch._dynamo.reset()
+    backend = aot_autograd(
+        fw_compiler=look, bw_compiler=look, partition_fn=min_cut_rematerialization_partition
+    )
+    net.compile(backend=backend, fullgraph=True)
+    net(torch.randn(2, 8, 32).requires_grad_()).sum().backward()
+    return seen
+
+
+def test_no_pass_reads_a_weight_or_looks_twice_for_an_inputs_scale() -> None:
+    found = []
+    for net in nets():
+        forward, backward = _graphs(net)
+        inputs = [n.meta["val"] for n in backward.find_nodes(op="placeholder")]
+        weights = [x for x in inputs if x.dtype == torch.float32 and x.numel() == 32 * 48]
+        scales = [sum(n.target is torch.ops.aten.max.default for n in graph.nodes)
+                  for graph in (forward, backward)]  # fmt: skip
+        found.append((len(weights), scales))
+    # Forward, torchao's look for the largest of two inputs and two weights; backward, of two
+    # gradients and again of both inputs.
+    assert found == [(2, [4, 4]), (0, [2, 2])]
+
+
+def test_a_largest_weight_that_was_noted_holds_until_the_weight_changes() -> None:
+    _, net = nets()
+    for layer in keeping_layers(net).values():
+        note_largest(layer.weight, torch.tensor(448.0))
+    refresh(net)
+    assert [float(layer.fp8_scale) for layer in keeping_layers(net).values()] == [1.0, 1.0]
+    with torch.no_grad():
+        net.up.weight.detach().mul_(2)  # as a checkpoint is read
+    refresh(net)
+    assert all(is_current(layer, 100) for layer in keeping_layers(net).values())
+
+
+@pytest.mark.parametrize("part", ["fp8_scale", "fp8_rows_MK", "fp8_columns_KM", "weight"])
+def test_any_part_that_is_not_the_weights_is_seen(part: str) -> None:
+    _, net = nets()
+    layer = keeping_layers(net)["up"]
+    assert is_current(layer, 2048)
+    with torch.no_grad():
+        getattr(layer, part).copy_(getattr(layer, part).float() * 1.1)
+    assert not is_current(layer, 2048)

@@ -1,0 +1,113 @@
+"""The Triton kernels on a real GPU, and layers that keep what they made."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torchao.float8.float8_utils import tensor_to_scale
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from fp8study.core.config import make_config
+from fp8study.measure.audit import stale_casts
+from fp8study.model.build import build_model
+from fp8study.model.float8 import convert_to_float8
+from fp8study.model.float8_layers import FP8, keep_casts, refresh
+from fp8study.model.optimizer import make_optimizer
+from fp8study.model.sharding import after_update, make_accelerator, prepare
+from fp8study.model.updates import make_updates
+from tests.model.kernel_checks import DTYPES, SHAPES, check_both_layouts, check_update
+
+pytestmark = pytest.mark.requires_gpu
+DEVICE = torch.device("cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (1024, 14336), (14336, 1024), (1000, 1001)])
+def test_both_layouts_are_to_the_bit_those_of_plain_torch(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    weight_MK = torch.randn(shape, device=DEVICE)
+    for spread in (0.0, 2.0):  # the second reaches FP8's smallest numbers, and zero
+        spread_MK = (weight_MK * 10 ** (spread * torch.randn_like(weight_MK))).to(dtype)
+        check_both_layouts(spread_MK, tensor_to_scale(spread_MK, FP8))
+        check_both_layouts(spread_MK, 3 * tensor_to_scale(spread_MK, FP8))  # beyond the largest
+    check_both_layouts(torch.zeros_like(weight_MK), torch.tensor(1e12, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("divisor", [None, 3.0])
+@pytest.mark.parametrize("num", [1, 2047, 2048, 1_000_001])
+def test_one_pass_updates_as_plain_torch(
+    num: int, divisor: float | None, dtype: torch.dtype
+) -> None:
+    check_update(num, divisor, dtype, "cuda")
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("shape", [(4, 64, 256, 512), (1, 48, 4096, 1040)])
+def test_a_layer_multiplies_to_the_bit_as_torchaos(shape: tuple[int, ...], compiles: bool) -> None:
+    sequences, tokens, wide, high = shape
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    theirs = torch.nn.Sequential(torch.nn.Linear(wide, high, device=DEVICE))
+    values = {"precision": "fp8", "strategy": "none", "skip": "", "fp8_emulate": False}
+    convert_to_float8(theirs, make_config(values).resolved())
+    ours = copy.deepcopy(theirs)
+    keep_casts(ours)
+    batches = [torch.randn(sequences, tokens, wide, device=DEVICE).bfloat16() for _ in range(3)]
+    found: list[list[torch.Tensor]] = []
+    for net in (theirs, ours):
+        run = torch.compile(net, fullgraph=True) if compiles else net
+        optimizer, seen = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True), []
+        for batch in batches:
+            x = batch.clone().requires_grad_()
+            with torch.autocast("cuda", torch.bfloat16):
+                output = run(x)
+            output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
+            assert x.grad is not None and net[0].weight.grad is not None
+            seen += [output.detach(), x.grad, net[0].weight.grad.clone()]
+            optimizer.step()
+            optimizer.zero_grad()
+            if net is ours:
+                refresh(net)
+        found.append([*seen, net[0].weight.detach()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_step_with_both_follows_its_weights_and_does_not_wait(
+    max_grad_norm: float | None,
+) -> None:
+    values: dict[str, Any] = {
+        "model": "tiny-llama", "precision": "fp8", "strategy": "none", "path": "tuned",
+        "compile": False, "weight_cast": "each_update", "update_kernel": "one_pass",
+        "max_grad_norm": max_grad_norm, "fp8_emulate": False,
+    }  # fmt: skip
+    config = make_config(values).resolved()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    model: Any = build_model(config.model, torch.float32, DEVICE, seed=0)
+    model, optimizer = prepare(
+        config, make_accelerator(config, model), model, partial(make_optimizer, config)
+    )
+    updates = make_updates(config, model, optimizer, after_update(config, model))
+    ids_BT = torch.randint(0, 2048, (2, 64), device=DEVICE)
+    before = [p.detach().clone() for p in model.parameters()]
+    for step in range(3):
+        torch.cuda.set_sync_debug_mode("error" if step else "default")
+        try:
+            updates.expect(wants_norm=False)
+            model(input_ids=ids_BT, labels=ids_BT).loss.backward()
+            updates.finish()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert stale_casts(model) == {"num_stale_casts": 0, "stale_casts": []}
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -45,6 +45,8 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
 }  # fmt: skip
+KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
+ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
 
 
 def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
@@ -283,6 +285,13 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
             "clipping",
             "optimizer_state=fp32",
         ),
+        (KEPT | {"strategy": "fsdp2"}, "weight_cast", "strategy=none"),
+        (KEPT | {"precision": "fp8_rowwise"}, "weight_cast", "precision=fp8_tensorwise"),
+        (KEPT | {"precision_schedule": "bf16:5,fp8"}, "weight_cast", "use each_pass"),
+        (KEPT | {"optimizer_binding": "before_conversion"}, "weight_cast", "use each_pass"),
+        ({"update_kernel": "one_pass"}, "update_kernel", "strategy=none"),
+        (ONE_PASS | {"optimizer_state": "bf16"}, "update_kernel", "optimizer_state=fp32"),
+        (ONE_PASS | {"optimizer_binding": "before_conversion"}, "update_kernel", "use torch"),
     ],
 )
 def test_values_that_exclude_each_other_are_refused(

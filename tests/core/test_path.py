@@ -12,7 +12,8 @@ AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
-    "gradient_copy": "chunk_cat", "attention_mask": "checked",
+    "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
+    "update_kernel": "torch",
 }  # fmt: skip
 
 

@@ -109,7 +109,8 @@ def test_gathering_can_be_tuned_without_changing_weights(
 ) -> None:
     found = compared("fsdp2", 2)["gathering"]
     # 14 weights; in both steps after the first two layers forward, and one of them again backward.
-    assert found["num_casts"] == 2 * (14 + 7)
+    # None where they are cast after each update.
+    assert found["num_casts"] == [2 * (14 + 7), 0]
     assert found["difference"] == 0
     assert found["kept"] == {"True": [False, False], "half": [False, True], "False": [True, True]}
 
@@ -154,14 +155,10 @@ def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str
 
 CASTS: list[dict[str, Any]] = [
     {"path": "tuned"},
-    {
-        "path": "tuned",
-        "max_grad_norm": 0.1,
-        "skip": "",
-        "gradient_accumulation_steps": 2,
-        "validation_sequences": 4,
-    },
-]
+    {"path": "tuned", "max_grad_norm": 0.1, "skip": "", "gradient_accumulation_steps": 2,
+     "validation_sequences": 4},
+    {"path": "tuned", "strategy": "fsdp2", "num_gpus": 2, "gather_cast": "compiled"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("values", CASTS, ids=lambda v: "-".join(map(str, v)))
@@ -179,6 +176,8 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
     assert record.audit["num_stale_casts"] == 0
     assert "num_stale_casts" not in each.audit
     assert record.results.get("validation_loss") == each.results.get("validation_loss")
+    if values["strategy"] == "fsdp2":
+        return
     one_pass, one_dir = run(**values, weight_cast="each_update", update_kernel="one_pass")
     losses = [row["loss"] for row in read_metrics(one_dir)]
     assert losses == pytest.approx([loss for loss, _ in rows], abs=0.02)

@@ -138,12 +138,13 @@ class Switches:
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
     weight_cast: Literal["each_pass", "each_update"] | None = switch(
         "each_pass", "each_pass", "weights cast {}", "FP8 layers cast their weights in each "
-        "forward and backward pass, or once after each update, for 2 bytes a weight.",
+        "forward and backward pass, or once after each update, for 2 bytes a weight (where weights "
+        "are gathered in FP8, one byte a weight of a shard).",
         differs="pair effect", refused=(
-            (lambda c: c.weight_cast == "each_update" and not (
+            (lambda c: c.weight_cast == "each_update" and c.gather_cast != "compiled" and not (
                 RECIPES[c.precision].scaling == "tensorwise" and c.strategy == "none"),
-             "keeps whole weights with one scale each; use precision=fp8_tensorwise and "
-             "strategy=none, or each_pass"),
+             "keeps weights with one scale each; use precision=fp8_tensorwise and strategy=none or "
+             "gather_cast=compiled, or each_pass"),
             (lambda c: c.weight_cast == "each_update" and c.precision_schedule,
              "saves no time that is measured: such a run has no timings; use each_pass"),
             (lambda c: c.weight_cast == "each_update"

@@ -21,6 +21,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
 from fp8study.model.float8_layers import is_current, keeping_layers
+from fp8study.model.fsdp_patches import is_cast, shards
 from fp8study.model.local import held, local_tensor
 
 #: Elements looked at in each parameter's local shard.
@@ -125,9 +126,11 @@ def stale_casts(model: torch.nn.Module) -> dict[str, Any]:
     ``num_stale_casts`` and ``stale_casts`` (names, at most ten), by a sample of each kept weight;
     nothing where no layer keeps its weight in FP8.
     """
-    layers = keeping_layers(model)
-    stale = [name for name, layer in layers.items() if not is_current(layer, SAMPLES)]
-    return {"num_stale_casts": len(stale), "stale_casts": stale[:10]} if layers else {}
+    same = {name: is_current(layer, SAMPLES) for name, layer in keeping_layers(model).items()}
+    kept = {name: shard for name, shard in shards(model).items() if hasattr(shard, "fp8")}
+    same |= {name: is_cast(shard, SAMPLES) for name, shard in kept.items()}
+    stale = [name for name, is_same in same.items() if not is_same]
+    return {"num_stale_casts": len(stale), "stale_casts": stale[:10]} if same else {}
 
 
 def _dtypes(tensors: Iterable[torch.Tensor]) -> list[str]:

@@ -1,6 +1,6 @@
-"""What FSDP2 gathers and reduces: three private functions of torch and torchao, replaced.
+"""What FSDP2 gathers and reduces: private functions of torch and torchao, replaced.
 
-None of the three has a setting. `PATCHES` lists what is replaced, for which switch, and the
+None of them has a setting. `PATCHES` lists what is replaced, for which switch, and the
 versions for which tests hold the replacement to the original. Under any other version the original
 stays in place, and the run's record warns of it (`unchecked`).
 """
@@ -42,6 +42,10 @@ PATCHES = {
         "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather",
         "torchao", ">=0.17,<0.19",
     ),
+    "weight_cast": Patch(
+        "each_update", "each_pass", "torchao.float8.float8_linear.Float8Linear.forward",
+        "torchao", ">=0.18,<0.19",
+    ),
     "gradient_copy": Patch(
         "foreach", "chunk_cat", f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
     ),
@@ -58,11 +62,12 @@ def unchecked(config: ResolvedConfig) -> list[str]:
         f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: the run "
         f"has {switch}={patch.plain}"
         for switch, patch in PATCHES.items()
-        if getattr(config, switch) == patch.value and not _applies(config, switch)
+        if getattr(config, switch) == patch.value and not applies(config, switch)
     ]
 
 
-def _applies(config: ResolvedConfig, switch: str) -> bool:
+def applies(config: ResolvedConfig, switch: str) -> bool:
+    """Return whether a run asks for a switch's patch, and has a version that was checked for it."""
     patch = PATCHES[switch]
     checked, version = SpecifierSet(patch.checked), metadata.version(patch.package)
     return getattr(config, switch) == patch.value and checked.contains(version, prereleases=True)
@@ -77,13 +82,13 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
         for layer in layers[len(layers) // 2 :]:
             assert isinstance(layer, FSDPModule)
             layer.set_reshard_after_forward(False, recurse=False)
-    if _applies(config, "gather_cast"):
+    if applies(config, "gather_cast"):
         _compile_casts()
-    if _applies(config, "gradient_pool"):
+    if applies(config, "gradient_pool"):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_reduce_scatter(_shared_pool_reduce_scatter()())
-    if _applies(config, "gradient_copy"):
+    if applies(config, "gradient_copy"):
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
         chunk_cat()  # keeps torch's own
@@ -107,9 +112,47 @@ def _compile_casts() -> None:
         scale = self._precomputed_scale
         if scale is None:  # before the first update
             return original(self, mesh)
+        if hasattr(self, "fp8"):
+            return (self.fp8,), (scale,)
         return (_cast(self._tensor.view(-1), scale, self._dtype).view_as(self),), (scale,)
 
     Shard.fsdp_pre_all_gather = pre_all_gather
+
+
+def shards(model: torch.nn.Module) -> dict[str, Any]:
+    """Return this rank's shards of weights that FSDP2 gathers in FP8, by their layers' names."""
+    local = {n: getattr(getattr(m, "weight", None), "_local_tensor", None)
+             for n, m in model.named_modules()}  # fmt: skip
+    return {name: shard for name, shard in local.items() if hasattr(shard, "_precomputed_scale")}
+
+
+@torch.no_grad()
+def cast_shards(model: torch.nn.Module) -> None:
+    """Cast the shards of all decoder layers for all gatherings until the next update.
+
+    A layer's by one call: for a small model the calls before each gathering are what its steps
+    wait for (docs/log.md). One byte a weight of a shard. The scales must be those of the weights.
+    """
+    for layer in decoder_layers(model):
+        if own := [*shards(layer).values()]:
+            flat = [(shard._tensor.view(-1), shard._precomputed_scale) for shard in own]
+            made = compiled(_all_scaled, dynamic=True)(flat, own[0]._dtype)
+            for shard, fp8_N in zip(own, made, strict=True):
+                shard.fp8 = fp8_N.view(shard.shape)
+
+
+def is_cast(shard: Any, num_samples: int) -> bool:
+    """Return whether what `cast_shards` kept is what a shard gives by its scale, by a sample."""
+    every = max(1, shard.numel() // num_samples)
+    now_N, kept_N = (t.view(-1)[::every] for t in (shard._tensor.detach(), shard.fp8))
+    made_N = _scaled(now_N, shard._precomputed_scale, shard._dtype)
+    return torch.equal(made_N.view(torch.uint8), kept_N.view(torch.uint8))
+
+
+def _all_scaled(
+    flat: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
+) -> list[torch.Tensor]:
+    return [_scaled(weight_N, scale, dtype) for weight_N, scale in flat]
 
 
 def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -31,7 +31,7 @@ from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
 from fp8study.model.float8_layers import keep_casts, let_change, refresh
-from fp8study.model.fsdp_patches import tune_communication
+from fp8study.model.fsdp_patches import applies, cast_shards, tune_communication
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -114,7 +114,7 @@ def prepare(
     convert_to_float8(model, config)
     if config.precision_schedule:
         let_change(model)
-    if config.weight_cast == "each_update":
+    if applies(config, "weight_cast") and config.strategy == "none":
         keep_casts(model)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
@@ -165,14 +165,20 @@ def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[],
     value before each gathering, forward and backward, hundreds of tiny all-reduces that made FP8
     slower than BF16 (docs/log.md). Accelerate does the same when it converts the model itself.
     """
-    if config.weight_cast == "each_update":
+    keeps = applies(config, "weight_cast")
+    if keeps and config.strategy == "none":
         return lambda: refresh(model)
     gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
     if not gathers_fp8 or config.optimizer_binding == "before_conversion":
         return lambda: None
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
-    return lambda: precompute_float8_dynamic_scale_for_fsdp(model)
+    def after() -> None:
+        precompute_float8_dynamic_scale_for_fsdp(model)
+        if keeps:
+            cast_shards(model)
+
+    return after
 
 
 @contextmanager

@@ -300,9 +300,10 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
 
 
 def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return FP8 weights in both layouts, where they are kept between updates."""
+    """Return FP8 weights kept between updates: whole ones in both layouts, or shards."""
     weights = shape.num_layers * shape.convertible_parameters - shape.matched(config.skip)
-    return 2.0 * weights if config.weight_cast == "each_update" else 0.0
+    width = 2.0 if config.strategy == "none" else 1 / config.num_shards
+    return width * weights if config.weight_cast == "each_update" else 0.0
 
 
 def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:

@@ -46,12 +46,12 @@ def nets(dtype: torch.dtype = torch.float32) -> tuple[Net, Net]:
     return theirs, ours
 
 
-def trained(net: Net, after: Callable[[], None]) -> list[torch.Tensor]:
-    """Return outputs, gradients and weights of three steps of two passes each."""
+def trained(net: Net, after: Callable[[], None], passes: int = 2) -> list[torch.Tensor]:
+    """Return outputs, gradients and weights of three steps of some passes each."""
     generator, found = torch.Generator().manual_seed(1), []
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
     for _ in range(3):
-        for _ in range(2):
+        for _ in range(passes):
             x_BTD = torch.randn(2, 8, 32, generator=generator).requires_grad_()
             with torch.autocast("cpu", torch.bfloat16):
                 output_BTD = net(x_BTD)
@@ -123,6 +123,20 @@ def test_a_largest_weight_that_was_noted_holds_until_the_weight_changes() -> Non
         net.up.weight.detach().mul_(2)  # as a checkpoint is read
     refresh(net)
     assert all(is_current(layer, 100) for layer in keeping_layers(net).values())
+
+
+def test_kept_weights_make_room_for_gradients_and_come_back() -> None:
+    theirs, _ = nets()
+    ours = copy.deepcopy(theirs)
+    keep_casts(ours, frees=True)
+    layers = keeping_layers(ours).values()
+    found = [trained(ours, lambda: refresh(ours), 1), trained(theirs, lambda: None, 1)]
+    assert torch.equal(found[0][-1], found[1][-1])
+    ours(torch.randn(2, 8, 32)).sum().backward()
+    kept = [t for layer in layers for t in (layer.fp8_rows_MK, layer.fp8_columns_KM)]
+    assert [t.untyped_storage().nbytes() for t in kept] == [0, 0, 0, 0]
+    refresh(ours)
+    assert all(is_current(layer, 100) for layer in layers)
 
 
 @pytest.mark.parametrize("part", ["fp8_scale", "fp8_rows_MK", "fp8_columns_KM", "weight"])

@@ -7,10 +7,13 @@ import pkgutil
 import pytest
 import torch
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
+from torchao.float8.float8_training_tensor import LinearMMConfig
+from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
 from fp8study.model import fsdp_patches
-from fp8study.model.fsdp_patches import copy_together
+from fp8study.model.float8_layers import FP8
+from fp8study.model.fsdp_patches import copy_together, is_cast
 
 SHAPES = [(8, 3), (4,), (12, 2, 5), (4, 7)]
 
@@ -68,3 +71,13 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
 def test_what_is_listed_is_there(patch: fsdp_patches.Patch) -> None:
     owner, _, name = patch.replaces.rpartition(".")
     assert callable(getattr(pkgutil.resolve_name(owner), name))
+
+
+def test_a_shard_whose_fp8_numbers_are_not_its_own_is_seen() -> None:
+    weight = torch.randn(64, 32)
+    scale = 448 / weight.abs().max()
+    shard = WeightWithDynamicFloat8CastTensor(weight, LinearMMConfig(), FP8, scale)
+    shard.fp8 = (weight * scale).to(FP8)
+    assert is_cast(shard, 2048)
+    weight.mul_(1.1)
+    assert not is_cast(shard, 2048)

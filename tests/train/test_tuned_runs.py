@@ -157,6 +157,7 @@ CASTS: list[dict[str, Any]] = [
     {"path": "tuned"},
     {"path": "tuned", "max_grad_norm": 0.1, "skip": "", "gradient_accumulation_steps": 2,
      "validation_sequences": 4},
+    {"path": "tuned", "max_grad_norm": 0.1, "skip": "", "activation_checkpointing": True},
     {"path": "tuned", "strategy": "fsdp2", "num_gpus": 2, "gather_cast": "compiled"},
 ]  # fmt: skip
 
@@ -186,7 +187,7 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
 
 def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Path) -> None:
     values = {"strategy": "none", "precision": "fp8", "weight_cast": "each_update"}
-    record = train(tmp_path, "stale:4", **values)
+    record = train(tmp_path, "stale:4", path="tuned", **values)
     assert record.status == "completed", record.status_detail
     (problem,) = problems(record.audit)
     assert problem.startswith("28 layers multiply with an FP8 weight that is not their weight's")

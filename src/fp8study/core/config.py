@@ -91,6 +91,18 @@ class RunConfig(Fields):
         return tuple(round(self.num_steps * i / self.validation_points) for i in points)
 
     @property
+    def frees_casts(self) -> bool:
+        """Whether kept FP8 weights give their memory to the gradients of one backward pass.
+
+        A replayed CUDA graph would not find them where they were.
+        """
+        return (
+            self.optimizer_step == "after_backward"
+            and self.gradient_accumulation_steps == 1
+            and self.compile_mode != "reduce-overhead"
+        )
+
+    @property
     def gpus_per_node(self) -> int:
         return self.num_gpus // self.num_nodes
 

@@ -13,7 +13,7 @@ afterwards; the audit asks `is_current` whether it did.
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,8 +127,12 @@ def _keeping_linear() -> type[Float8Linear]:
     return KeepingFloat8Linear
 
 
-def keep_casts(model: torch.nn.Module) -> None:
-    """Let a model's converted layers keep their weights in FP8, in place; they are whole."""
+def keep_casts(model: torch.nn.Module, frees: bool = False) -> None:
+    """Let a model's converted layers keep their weights in FP8, in place; they are whole.
+
+    If it `frees`, a layer gives their memory back once it has its weight's gradient, until they are
+    made anew: where all gradients are kept, a step is fullest at its end.
+    """
     for module in model.modules():
         if is_converted(module):
             module.__class__ = _keeping_linear()
@@ -140,6 +144,9 @@ def keep_casts(model: torch.nn.Module) -> None:
                 ("fp8_scale", weight_MK.new_zeros((), dtype=torch.float32)),
             ):
                 module.register_buffer(name, made, persistent=False)
+            if frees:
+                weight = module.get_parameter("weight")
+                weight.register_post_accumulate_grad_hook(partial(_resize, module, 0))
     refresh(model)
 
 
@@ -158,10 +165,16 @@ def refresh(model: torch.nn.Module) -> None:
     scales = amax_to_scale(largest, FP8).unbind()
     torch._foreach_copy_([layer.fp8_scale for layer in layers], [*scales])
     for layer in layers:
+        _resize(layer, layer.weight.numel())
         cast = _cast_both
         if layer.weight.is_cuda:
             from fp8study.model.kernels import cast_both as cast
         cast(layer.weight.detach(), layer.fp8_scale, layer.fp8_rows_MK, layer.fp8_columns_KM)
+
+
+def _resize(layer: Any, num_bytes: int, *_: Any) -> None:
+    for kept in (layer.fp8_rows_MK, layer.fp8_columns_KM):
+        kept.untyped_storage().resize_(num_bytes)
 
 
 def note_largest(weight: torch.Tensor, largest: torch.Tensor) -> None:

@@ -115,7 +115,7 @@ def prepare(
     if config.precision_schedule:
         let_change(model)
     if applies(config, "weight_cast") and config.strategy == "none":
-        keep_casts(model)
+        keep_casts(model, config.frees_casts)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model

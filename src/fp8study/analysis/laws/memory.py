@@ -122,7 +122,7 @@ def predicted_memory(
     }
     at_update = {"gradients": _gradients_at_update(config, shape, weight_bytes) / sharded,
                  "loss_head": _head_gradients(config, shape),
-                 "copies": _kept_casts(config, shape)}  # fmt: skip
+                 "copies": _kept_casts(config, shape) * (not config.frees_casts)}  # fmt: skip
     moments = {"loss": at_loss, "update": at_update}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     gib = dict.fromkeys(("activations", "gathered", "copies"), 0.0)

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 
 from fp8study.core.config import make_config
 from fp8study.measure.audit import stale_casts
+from fp8study.model import kernels
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
 from fp8study.model.float8_layers import FP8, keep_casts, refresh
@@ -40,6 +41,17 @@ def test_both_layouts_are_to_the_bit_those_of_plain_torch(
         check_both_layouts(spread_MK, tensor_to_scale(spread_MK, FP8))
         check_both_layouts(spread_MK, 3 * tensor_to_scale(spread_MK, FP8))  # beyond the largest
     check_both_layouts(torch.zeros_like(weight_MK), torch.tensor(1e12, device=DEVICE))
+
+
+def test_what_is_no_number_stays_none() -> None:
+    weight_MK = torch.ones(48, 32, device=DEVICE)
+    weight_MK[7, 5] = float("nan")
+    kept = torch.zeros(2, 48 * 32, device=DEVICE).to(FP8)
+    scale = torch.tensor(1.0, device=DEVICE)
+    kernels.cast_both(weight_MK, scale, kept[0].view(48, 32), kept[1].view(32, 48))
+    rows_MK, columns_KM = kept[0].view(48, 32).float(), kept[1].view(32, 48).float()
+    assert torch.equal(rows_MK.isnan(), weight_MK.isnan())
+    assert torch.equal(columns_KM.isnan(), weight_MK.isnan().t())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

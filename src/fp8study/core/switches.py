@@ -150,7 +150,7 @@ class Switches:
             (lambda c: c.weight_cast == "each_update"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "each_pass")))
     update_kernel: Literal["torch", "one_pass"] | None = switch(
-        "torch", "torch", "AdamW's kernel {}", "torch's fused AdamW, or one in FP32 that reads and "
+        "torch", "torch", "{} AdamW", "torch's fused AdamW, or one in FP32 that reads and "
         "writes each number once and finds the largest weight for its FP8 scale.", refused=(
             (lambda c: c.update_kernel == "one_pass"
              and (c.strategy != "none" or c.optimizer_state != "fp32"),

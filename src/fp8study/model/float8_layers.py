@@ -174,7 +174,9 @@ def refresh(model: torch.nn.Module) -> None:
 
 def _resize(layer: Any, num_bytes: int, *_: Any) -> None:
     for kept in (layer.fp8_rows_MK, layer.fp8_columns_KM):
-        kept.untyped_storage().resize_(num_bytes)
+        storage = kept.untyped_storage()
+        if storage.nbytes() != num_bytes:  # else torch would copy it
+            storage.resize_(num_bytes)
 
 
 def note_largest(weight: torch.Tensor, largest: torch.Tensor) -> None:

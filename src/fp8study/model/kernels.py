@@ -15,14 +15,17 @@ _TILE, _NUMBERS = 128, 2048
 def cast_both(
     weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor
 ) -> None:
-    """Write a scaled weight in FP8 as it is and transposed; each contiguous, of any size."""
+    """Write a scaled weight in FP8 as it is and transposed; each contiguous, of any size.
+
+    Without a clamp: the GPU's cast saturates, and leaves what is no number one that all will see.
+    """
+    assert weight_MK.is_contiguous()
     num_rows, num_columns = weight_MK.shape
     grid = (triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE))
     with torch.cuda.device_of(weight_MK):
         _cast_both[grid](
-            weight_MK, scale, rows_MK, columns_KM, num_rows, num_columns,
-            MOST=torch.finfo(rows_MK.dtype).max, TILE=_TILE, num_warps=8,
-        )  # fmt: skip
+            weight_MK, scale, rows_MK, columns_KM, num_rows, num_columns, TILE=_TILE, num_warps=8
+        )
 
 
 def adamw(
@@ -35,9 +38,10 @@ def adamw(
 ) -> None:
     """Update a weight and its averages, and raise `largest` to the weight's largest size.
 
-    Tensors are contiguous; a gradient is divided by `divisor` as it is read. `numbers`: those of
+    A gradient is divided by `divisor` as it is read. `numbers`: those of
     `fp8study.model.optimizer.numbers_of`.
     """
+    assert all(tensor.is_contiguous() for tensor in (weight, gradient, *averages))
     grid = (triton.cdiv(weight.numel(), _NUMBERS),)
     with torch.cuda.device_of(weight):
         _adamw[grid](
@@ -47,14 +51,13 @@ def adamw(
 
 @triton.jit
 def _cast_both(  # type: ignore[no-untyped-def]
-    weight, scale, rows, columns, num_rows, num_columns, MOST: tl.constexpr, TILE: tl.constexpr
+    weight, scale, rows, columns, num_rows, num_columns, TILE: tl.constexpr
 ):
     i = (tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE))[:, None]
     j = (tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE))[None, :]
     inside = (i < num_rows) & (j < num_columns)
     scaled = tl.load(weight + i * num_columns + j, mask=inside, other=0.0).to(tl.float32)
-    scaled *= tl.load(scale)
-    fp8 = tl.clamp(scaled, -MOST, MOST).to(rows.dtype.element_ty)
+    fp8 = (scaled * tl.load(scale)).to(rows.dtype.element_ty)
     tl.store(rows + i * num_columns + j, fp8, mask=inside)
     tl.store(columns + j * num_rows + i, fp8, mask=inside)
 

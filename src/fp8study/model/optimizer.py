@@ -66,8 +66,9 @@ class OnePassAdamW(torch.optim.AdamW):
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1
                 update(
-                    parameter.detach(), parameter.grad, (state["exp_avg"], state["exp_avg_sq"]),
-                    one, getattr(self, "grad_scale", None), numbers_of(group, float(state["step"])),
+                    parameter.detach(), parameter.grad.contiguous(),
+                    (state["exp_avg"], state["exp_avg_sq"]), one,
+                    getattr(self, "grad_scale", None), numbers_of(group, float(state["step"])),
                 )  # fmt: skip
                 note_largest(parameter, one)
 

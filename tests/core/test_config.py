@@ -44,6 +44,7 @@ OTHER: dict[str, Any] = {
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
+    "cpu_ram_efficient_loading": True,
 }  # fmt: skip
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}

@@ -13,6 +13,7 @@ from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
 from fp8study.run.chosen.estimates import check_memory, needed_gib
+from fp8study.run.defaults import gathers_faster_in_bf16
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
 from fp8study.run.terminal import fit, using_model
@@ -80,7 +81,9 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     ]
     with_losses = [r.config for r in study.runs if not (study.speed_only or r.config.timed_seconds)]
     if any(config.corpus == "synthetic" for config in with_losses):
-        lines += ["Synthetic text is easier than real text: name a corpus to judge losses for it."]
+        lines += [
+            "Synthetic text is easier than real text: judge losses on SET='corpus=text:my.txt'."
+        ]
     rows = [[_cell(name, values) for name in varied] for values in chosen]
     if machine.gpus:
         rows = [[*row, *_costs(run)] for run, row in zip(study.runs, rows, strict=True)]
@@ -89,13 +92,35 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         state = "to do" if run in pending else "cannot" if run in impossible else "done"
         cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append(f"  {state:<7} {run.config.digest()}  {cells}".rstrip())
-    notes = (None if cluster else unsupported_gpu(), *study.notes)
+    notes = (
+        None if cluster else unsupported_gpu(),
+        *study.notes,
+        _slower_gathers(pending, machine),
+    )
     lines += [f"  {note}" for note in notes if note]
     for reason in dict.fromkeys(impossible.values()):
         lines.append(f"  cannot be run here: {reason}")
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
+
+
+def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:
+    """Name the runs that would be faster with another all-gather, if their study asks for one only.
+
+    A study says what its runs are, on any machine: unlike `fp8study run`, it does not choose.
+    """
+    configs = [run.config for run in pending]
+    slower = [config for config in configs if gathers_faster_in_bf16(config, machine)]
+    precisions = {config.precision for config in slower}
+    asks_both = any(c.precision in precisions and c.fp8_all_gather is False for c in configs)
+    if not slower or asks_both:
+        return None
+    cells = {f"{c.model} at batch {c.micro_batch_size} on {c.num_gpus} GPUs": 1 for c in slower}
+    return (
+        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for "
+        f"{', '.join(cells)}: SET='fp8_all_gather=false'"
+    )
 
 
 def _costs(run: PlannedRun) -> list[str]:
@@ -131,4 +156,4 @@ def _cell(name: str, chosen: dict[str, Any]) -> str:
         value = ", ".join(map(str, value)) or "none"
     if value is None or isinstance(value, bool):
         value = str(value).lower()
-    return str(value) if name in _PLAIN_VALUES else f"{name}={value}"
+    return str(value) if name in _PLAIN_VALUES and value != "none" else f"{name}={value}"

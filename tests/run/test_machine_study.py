@@ -14,9 +14,10 @@ from fp8study.run.chosen.study import machine_study
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.factories import H200, make_record
-from tests.run.test_selection import MACHINES
+from tests.run.test_selection import MACHINES, machine
 
 ONE, TWO = MACHINES["H200"], MACHINES["2 H200"]
+SMALL = machine(("NVIDIA GeForce RTX 4080", 15.99, (8, 9)))
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +110,58 @@ def test_the_plan_gives_each_run_its_memory_minutes_and_reason() -> None:
     assert "No part about loss: no text can be had" in text
 
 
+def test_what_is_said_to_make_a_small_gpus_run_fit_does() -> None:
+    with pytest.raises(UserError, match=r"master_dtype=bf16 \(14 GiB\). What a run needs is given"):
+        machine_study(SMALL, {})
+    study = machine_study(SMALL, {"master_dtype": "bf16"})
+    assert not impossible_runs(study, SMALL)
+    assert len(study.pending()) > 4
+
+
+def test_gpus_without_fp8_judge_losses_on_synthetic_text_where_there_is_no_other() -> None:
+    study = begun(MACHINES["A100"])
+    assert {(run.config.corpus, run.config.fp8_emulate) for run in study.runs} == {
+        ("synthetic", True)
+    }
+    text = " ".join(plan_text(study, MACHINES["A100"]).split())
+    assert "judge losses on SET='corpus=text:my.txt'" in text
+    assert "No part about speed: FP8 needs compute capability 8.9" in text
+    assert ids(begun(MACHINES["A100"])) == ids(study)
+    more = begun(MACHINES["A100"], 60, corpus="text:my.txt")
+    assert {run.config.corpus for run in more.runs} == {"synthetic", "text:my.txt"}
+
+
+def test_the_plan_of_a_study_of_ones_own_says_where_another_all_gather_is_faster(
+    checkout: Path,
+) -> None:
+    path = checkout / "pipelines/studies/mine.yaml"
+    path.write_text(
+        "question: Is it faster?\nbase: {path: tuned, num_gpus: 2, strategy: fsdp2, "
+        "precision: fp8_tensorwise, sequence_length: 4096}\n"
+        "arms: [{model: llama-3.1-8b, micro_batch_size: 4}, {model: llama-3.2-1b}]\n"
+    )
+    hint = (
+        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for llama-3.2-1b at "
+        "batch 1 on 2 GPUs: SET='fp8_all_gather=false'"
+    )
+
+    def plan(there: Machine = TWO, **overrides: Any) -> str:
+        return " ".join(plan_text(load_study("mine", overrides), there).split())
+
+    assert hint in plan()
+    assert "is faster here" not in plan(fp8_all_gather=False)
+    assert "is faster here" not in plan(path="plain")
+    assert "is faster here" not in plan(there=MACHINES["A100"])
+    assert "is faster here" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
+
+
 def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path) -> None:
     path = checkout / "pipelines/studies/large.yaml"
     path.write_text("question: Does it fit?\nfactors: {model: [llama-3.1-8b, llama-3.2-1b]}\n")
     study, there = load_study("large"), MACHINES["H100"]
     ((run, reason),) = impossible_runs(study, there).items()
     assert run.config.model == "llama-3.1-8b"
-    assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 122 GiB of 80: 2 GPUs, or ")
+    assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 122 GiB of 80; would fit: on ")
     assert "cannot" in plan_text(study, there)
     assert impossible_runs(study, ONE) == {}
     finish(study)
@@ -129,7 +175,14 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
         (ONE, {"precision": "bf16"}, None, "--set precision: the study 'machine' chooses it"),
         (ONE, {"num_gpus": 1}, None, "--set num_gpus: the study 'machine' chooses it"),
         (ONE, {}, 0, "--budget: 0 is no time"),
-        (ONE, {}, 1.5, "--budget: 1.5 min hold no run here"),
+        (ONE, {}, 1.5, "--budget: 1.5 min hold no run here, not even the shortest; BUDGET=5 does"),
+        (
+            SMALL,
+            {},
+            20,
+            "STUDY: no run of 'machine' is possible here. llama-3.2-1b on 1 GPU needs ",
+        ),
+        (ONE, {"model": "llama-3.1-70b"}, None, "STUDY: no run of 'machine' is possible here. "),
         (ONE, {"corpus": "text:none.txt"}, None, "corpus: there is no file 'none.txt'"),
     ],
 )

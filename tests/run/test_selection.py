@@ -2,12 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 
 import pytest
 
 from fp8study.analysis.laws.memory import predicted_memory
+from fp8study.analysis.laws.nearby import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.run.chosen.selection import HEADROOM, Chosen, Selection, select
+from fp8study.run.chosen.estimates import compile_minutes, held_minutes
+from fp8study.run.chosen.selection import Selection, select
+from fp8study.run.chosen.timetable import Chosen, cell_of
 from fp8study.run.machine import Gpu, Machine
 
 TEXT = ("text:my.txt", 50_000_000)
@@ -16,6 +20,8 @@ RTX_4090 = ("NVIDIA GeForce RTX 4090", 23.99, (8, 9))
 A100 = ("NVIDIA A100-SXM4-80GB", 79.6, (8, 0))
 B200 = ("NVIDIA B200", 179.0, (10, 0))
 UNKNOWN = ("NVIDIA Something New", 47.5, (12, 0))
+#: `select`, of which several tests ask the same.
+selected = cache(select)
 #: Of 4,096 tokens, in the synthetic corpus.
 NUM_SEQUENCES = 213
 
@@ -61,7 +67,7 @@ def cells(runs: Iterable[Chosen]) -> set[tuple[str, int, int]]:
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_run_fits_the_memory_the_budget_and_its_gpus(name: str, budget: float) -> None:
     there = MACHINES[name]
-    chosen = select(there, budget, TEXT)
+    chosen = selected(there, budget, TEXT)
     smallest = min(gpu.memory_gib or 0 for gpu in there.gpus)
     assert chosen.runs
     assert minutes(chosen, there) <= budget - 1
@@ -79,7 +85,7 @@ def test_every_run_fits_the_memory_the_budget_and_its_gpus(name: str, budget: fl
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_block_is_one_cell_in_both_precisions_side_by_side_on_the_same_gpus(name: str) -> None:
     there = MACHINES[name]
-    runs = timed(select(there, 60, TEXT))
+    runs = timed(selected(there, 60, TEXT))
     blocks: dict[tuple[object, ...], list[Chosen]] = {}
     for run in runs:
         c = run.config
@@ -99,11 +105,11 @@ def test_a_block_is_one_cell_in_both_precisions_side_by_side_on_the_same_gpus(na
 def test_the_best_case_comes_first_with_rowwise_and_then_the_worst() -> None:
     for name in ("H100", "2 H200", "8 H200"):
         there = MACHINES[name]
-        told = [run.why for run in timed(select(there, 20, TEXT))]
+        told = [run.why for run in timed(selected(there, 20, TEXT))]
         assert [why.split(", block")[0] for why in told[:5]] == [
             *["largest model, largest batch"] * 3, *["smallest model, batch 1"] * 2,
         ]  # fmt: skip
-        first = timed(select(there, 20, TEXT))[:3]
+        first = timed(selected(there, 20, TEXT))[:3]
         assert {run.config.precision for run in first} == {
             "bf16", "fp8_tensorwise", "fp8_rowwise",
         }  # fmt: skip
@@ -111,27 +117,28 @@ def test_the_best_case_comes_first_with_rowwise_and_then_the_worst() -> None:
 
 
 def test_a_short_budget_of_two_gpus_asks_about_both() -> None:
-    chosen = timed(select(MACHINES["2 H200"], 10, TEXT))
+    chosen = timed(selected(MACHINES["2 H200"], 10, TEXT))
     assert {len(run.gpus) for run in chosen[:3]} == {2}
     assert chosen[0].config.model == "llama-3.1-8b"
 
 
 def test_the_order_within_blocks_is_drawn_and_is_the_same_each_time() -> None:
-    first = [run.config.precision for run in timed(select(MACHINES["8 H200"], 60, TEXT))][1::2]
+    first = [run.config.precision for run in timed(selected(MACHINES["8 H200"], 60, TEXT))][1::2]
     assert len(set(first)) == 2
     assert select(MACHINES["8 H200"], 60, TEXT) == select(MACHINES["8 H200"], 60, TEXT)
 
 
 def test_one_h100_answers_from_1b_to_the_largest_that_fits_at_both_ends_of_the_batch() -> None:
-    chosen = select(MACHINES["H100"], 20, TEXT)
+    chosen = selected(MACHINES["H100"], 20, TEXT)
     assert {(model, batch) for model, _, batch in cells(timed(chosen))} == {
         ("llama-3.2-1b", 1), ("llama-3.2-1b", 10), ("qwen3-4b", 1),
     }  # fmt: skip
     (eight_b,) = (note for note in chosen.notes if note.startswith("llama-3.1-8b"))
-    assert eight_b == (
-        "llama-3.1-8b on 1 GPU needs 125 GiB, and 72 are to be had: 4 GPUs, or master_dtype=bf16 "
-        "with 65 GiB"
+    assert eight_b.startswith(
+        "llama-3.1-8b on 1 GPU needs 125 GiB, and 72 are to be had; would fit"
     )
+    assert "on 4 GPUs (51 GiB)" in eight_b
+    assert "master_dtype=bf16 (65 GiB)" in eight_b
     losses = [run.config for run in chosen.runs if not run.config.timed_seconds]
     assert Counter((c.precision, c.seed) for c in losses) == Counter(
         (precision, seed) for precision in ("bf16", "fp8_tensorwise") for seed in range(3)
@@ -141,32 +148,100 @@ def test_one_h100_answers_from_1b_to_the_largest_that_fits_at_both_ends_of_the_b
 
 
 def test_more_gpus_take_wide_cells_and_share_out_the_narrow_ones() -> None:
-    chosen = select(MACHINES["8 H200"], 20, TEXT)
+    chosen = selected(MACHINES["8 H200"], 20, TEXT)
     assert {"llama-3.2-1b", "qwen3-14b"} <= {m for m, n, _ in cells(timed(chosen)) if n == 8}
-    assert {n for _, n, _ in cells(timed(select(MACHINES["8 H200"], 200, TEXT)))} == {1, 2, 8}
+    assert {n for _, n, _ in cells(timed(selected(MACHINES["8 H200"], 200, TEXT)))} == {1, 2, 8}
     alone = [run.gpus for run in timed(chosen) if len(run.gpus) == 1]
     assert len(set(alone)) > 4
     widths = [len(run.gpus) for run in chosen.runs]
     assert widths == sorted(widths, reverse=True)
 
 
-def test_what_there_was_no_time_for_is_said_with_the_budget_that_holds_it() -> None:
-    short = select(MACHINES["H200"], 20, TEXT)
-    (note,) = (note for note in short.notes if note.startswith("No time for"))
-    assert "block 3 of" in note
-    assert note.endswith(" holds all")
-    budget = int(note.split("BUDGET=")[1].split()[0])
-    whole = select(MACHINES["H200"], budget, TEXT)
-    assert not any(note.startswith("No time for") for note in whole.notes)
+@pytest.mark.parametrize("budget", [5, 20])
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_block_of_a_cell_is_without_those_before_it(name: str, budget: float) -> None:
+    for text in (None, TEXT):
+        found: dict[object, set[int]] = {}
+        for run in timed(selected(MACHINES[name], budget, text)):
+            found.setdefault(cell_of(run.config), set()).add(run.config.repeat)
+        assert all(numbers == set(range(len(numbers))) for numbers in found.values())
+
+
+@pytest.mark.parametrize("name", ["RTX 4090", "H100", "2 H200", "8 H200"])
+def test_a_budget_without_time_for_rowwise_holds_the_pair_and_a_larger_one_adds_it(
+    name: str,
+) -> None:
+    short = timed(selected(MACHINES[name], 5, TEXT))
+    assert {run.config.precision for run in short} == {"bf16", "fp8_tensorwise"}
+    assert {run.config.repeat for run in short} == {0}
+    more = timed(select(MACHINES[name], 60, TEXT, kept=short))
+    (rowwise,) = (run.config for run in more if run.config.precision == "fp8_rowwise")
+    assert cell_of(rowwise) == cell_of(short[0].config)
+
+
+def test_each_cell_has_three_blocks_where_there_is_time_and_the_plan_says_how_many() -> None:
+    short, whole = (selected(MACHINES["H100"], budget) for budget in (20, 60))
+    numbers = Counter(cell_of(r.config) for r in timed(whole) if r.config.precision == "bf16")
+    assert set(numbers.values()) == {3}
+    assert blocks_said(whole).endswith(
+        ": 3 of qwen3-4b at batch 1 on 1 GPU, llama-3.2-1b at batch 1 and 10 on 1 GPU"
+    )
+    assert blocks_said(short).endswith(
+        ": 3 of qwen3-4b at batch 1 on 1 GPU; 2 of llama-3.2-1b at batch 1 and 10 on 1 GPU"
+    )
+    none = blocks_said(selected(MACHINES["H100"], 5))
+    assert none.endswith(
+        "1 of qwen3-4b at batch 1 on 1 GPU; no time for llama-3.2-1b at batch 1 and 10 on 1 GPU"
+    )
+
+
+def blocks_said(chosen: Selection) -> str:
+    return next(note for note in chosen.notes if note.startswith("Blocks"))
+
+
+@pytest.mark.parametrize("name", ["RTX 4090", "H100", "2 H200"])
+@pytest.mark.parametrize("text", [None, TEXT])
+def test_the_budget_that_is_named_is_the_least_with_which_a_later_call_adds_the_rest(
+    name: str, text: tuple[str, int] | None
+) -> None:
+    there = MACHINES[name]
+    short = selected(there, 9, text)
+    budget = later(short)
+    assert budget
+    whole = select(there, budget, text, kept=short.runs)
+    assert later(whole) is None
     assert {run.config.repeat for run in timed(whole)} == {0, 1, 2}
-    assert {run.config.precision for run in whole.runs} == {
-        "bf16", "fp8_tensorwise", "fp8_rowwise",
-    }  # fmt: skip
+    assert later(select(there, budget - 1, text, kept=short.runs))
+
+
+def later(chosen: Selection) -> int | None:
+    """Return the budget that a later call is told to give."""
+    said = [note for note in chosen.notes if "BUDGET=" in note]
+    return int(said[0].split("BUDGET=")[1].split()[0]) if said else None
+
+
+def test_runs_that_start_at_once_do_not_count_on_code_that_another_compiles() -> None:
+    first, *others = (
+        run for run in timed(selected(MACHINES["8 H200"], 40))
+        if cell_of(run.config) == ("llama-3.2-1b", 1, 1) and run.config.precision == "bf16"
+    )  # fmt: skip
+    assert len(others) == 2
+    compiling = compile_minutes(first.config)
+    assert compiling > 0.1
+    assert first.minutes == pytest.approx(
+        held_minutes(first.config, MACHINES["8 H200"]) + compiling
+    )
+    assert others[0].minutes == first.minutes  # on the next GPU, at the same time
+    one_gpu = [
+        run.minutes for run in timed(selected(MACHINES["H200"], 90))
+        if cell_of(run.config) == ("llama-3.2-1b", 1, 1) and run.config.precision == "bf16"
+    ]  # fmt: skip
+    assert one_gpu == pytest.approx([one_gpu[1] + compiling, one_gpu[1], one_gpu[1]])
 
 
 def test_a_larger_budget_keeps_what_was_chosen_and_adds_to_it() -> None:
     there = MACHINES["2 H200"]
-    first = select(there, 20, TEXT)
+    first = selected(there, 20, TEXT)
     again = select(there, 20, TEXT, kept=first.runs)
     more = select(there, 60, TEXT, kept=first.runs)
     assert set(map(id, again.runs)) == set(map(id, first.runs))
@@ -176,21 +251,35 @@ def test_a_larger_budget_keeps_what_was_chosen_and_adds_to_it() -> None:
 
 
 def test_a_card_of_24_gib_takes_shorter_sequences_and_says_so() -> None:
-    chosen = select(MACHINES["RTX 4090"], 20, TEXT)
+    chosen = selected(MACHINES["RTX 4090"], 20, TEXT)
     assert {run.config.sequence_length for run in chosen.runs} == {2048}
     assert chosen.notes[0].startswith("Sequences of 2048 tokens: llama-3.2-1b on 1 GPU needs 23 ")
+    eight_b = next(note for note in chosen.notes if note.startswith("llama-3.1-8b"))
+    assert "would fit: master_dtype=bf16 on " in eight_b  # in FP32 no card can build it
+
+
+def test_sequences_are_shortened_only_where_that_helps() -> None:
+    chosen = select(MACHINES["4 H100"], 20, TEXT, {"model": "llama-3.1-8b"})
+    assert {run.config.sequence_length for run in chosen.runs} == {4096}
+    assert not any(note.startswith("Sequences") for note in chosen.notes)
 
 
 def test_different_gpus_are_named_and_the_smallest_decides() -> None:
-    chosen = select(MACHINES["mixed"], 20, TEXT)
+    chosen = selected(MACHINES["mixed"], 20, TEXT)
     assert chosen.notes[0].startswith(
         "The GPUs differ: 1 × NVIDIA H200 and 2 × NVIDIA H100 80GB HBM3."
     )
     assert "llama-3.1-8b" not in {model for model, n, _ in cells(chosen.runs) if n == 1}
 
 
+def test_among_gpus_without_fp8_those_that_have_it_are_named() -> None:
+    chosen = selected(machine(A100, H100, H200), 20, TEXT)
+    assert timed(chosen) == []
+    assert any(n.endswith("CUDA_VISIBLE_DEVICES=1,2 keeps those with FP8") for n in chosen.notes)
+
+
 def test_a_gpu_without_fp8_gets_the_part_about_loss_emulated_and_one_line() -> None:
-    chosen = select(MACHINES["A100"], 20, TEXT)
+    chosen = selected(MACHINES["A100"], 20, TEXT)
     assert timed(chosen) == []
     assert {run.config.precision for run in chosen.runs} == {"bf16", "fp8_tensorwise"}
     assert all(run.config.fp8_emulate for run in chosen.runs)
@@ -199,13 +288,13 @@ def test_a_gpu_without_fp8_gets_the_part_about_loss_emulated_and_one_line() -> N
 
 
 def test_the_part_about_loss_needs_a_text_and_passes_over_it_once() -> None:
-    without = select(MACHINES["H100"], 20)
+    without = selected(MACHINES["H100"], 20)
     assert len(timed(without)) == len(without.runs)
     assert any(note.startswith("No part about loss: no text") for note in without.notes)
-    short = select(MACHINES["H100"], 60, ("text:short.txt", 2_000_000))
+    short = selected(MACHINES["H100"], 60, ("text:short.txt", 2_000_000))
     (steps,) = {run.config.num_steps for run in short.runs if not run.config.timed_seconds}
     assert 200_000 < steps * 4 * 4096 <= 2_000_000
-    tiny = select(MACHINES["H100"], 60, ("text:tiny.txt", 200_000))
+    tiny = selected(MACHINES["H100"], 60, ("text:tiny.txt", 200_000))
     assert (
         "No part about loss: one pass over 'text:tiny.txt' holds less than 50 steps" in tiny.notes
     )
@@ -218,12 +307,34 @@ def test_overrides_reach_every_run_and_what_fits() -> None:
     assert all(run.config.validation_sequences == 0 for run in timed(chosen))
 
 
-def test_nothing_is_chosen_where_nothing_fits() -> None:
-    assert select(MACHINES["H100"], 2, TEXT).runs == ()
+@pytest.mark.parametrize("name", ["RTX 4090", "A100", "8 H200"])
+def test_too_short_a_budget_holds_nothing_and_the_least_that_does_is_known(name: str) -> None:
+    there = MACHINES[name]
+    chosen = selected(there, 2, TEXT)
+    assert chosen.runs == ()
+    assert chosen.least_budget
+    assert selected(there, chosen.least_budget, TEXT).runs
+    assert not selected(there, chosen.least_budget - 1, TEXT).runs
+
+
+def test_no_budget_helps_where_no_model_fits() -> None:
+    small = machine(("NVIDIA GeForce RTX 4060", 7.99, (8, 9)))
+    chosen = selected(small, 20, TEXT)
+    assert chosen.runs == ()
+    assert chosen.least_budget is None
+    (note,) = chosen.notes
+    assert note.startswith("llama-3.2-1b on 1 GPU needs 23 GiB, and 7 are to be had; would fit: ")
+
+
+def test_another_text_gets_a_part_about_loss_of_its_own() -> None:
+    first = selected(MACHINES["H100"], 20, TEXT)
+    again = select(MACHINES["H100"], 60, ("text:other.txt", 50_000_000), kept=first.runs)
+    corpora = Counter(r.config.corpus for r in again.runs if not r.config.timed_seconds)
+    assert corpora == {"text:my.txt": 6, "text:other.txt": 6}
 
 
 def test_weights_are_gathered_in_the_way_that_the_law_finds_faster() -> None:
-    runs = [run for run in timed(select(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
+    runs = [run for run in timed(selected(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
     gathers = {
         (run.config.model, run.config.micro_batch_size): run.config.resolved().fp8_all_gather
         for run in runs if run.config.precision == "fp8_tensorwise"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from fp8study.analysis.laws.memory import predicted_memory
+from fp8study.analysis.laws.nearby import HEADROOM, remedies
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
 from fp8study.run.machine import Machine, memory_gib
 
+#: Weights and optimizer in BF16, as `remedies` writes it.
+_IN_BF16 = "master_dtype=bf16 "
 #: How far a measured peak may be above the law's.
 LAW_ERROR = 0.05
 #: Share of the BF16 peak that a step reaches, whatever its precision; measured: 0.37 to 0.75.
@@ -19,9 +23,11 @@ _PEAK_SHARE = 0.45
 _UNKNOWN_PEAK, _EMULATION = 150.0, 16.0
 #: GiB of host memory: a notebook with its launcher, a process that drives a GPU, one that does not.
 _NOTEBOOK, _DRIVES_GPU, _PROCESS = 3.0, 12.0, 1.5
-#: Seconds that a run holds its GPUs besides its steps: set up, profiled, ended; on an H100, as its
-#: last run ends and the next has got ready, 18 to 30. The first of an arm compiles, too: 28 to 54.
-_HELD_SECONDS, _COMPILE_SECONDS, _MORE_ON_SEVERAL = 22.0, 19.0, 8.0
+#: Seconds that a run holds its GPUs besides its steps: set up, profiled, ended, as the next one has
+#: got ready; more in FP8 and on several GPUs. On the slowest host of the records.
+_HELD_SECONDS, _MORE_IN_FP8, _MORE_ON_SEVERAL = 20.0, 6.0, 8.0
+#: Seconds to compile, where nothing was kept: other recipes take the longest.
+_COMPILE_SECONDS, _COMPILE_OTHERS = {"bf16": 10.0, "fp8_tensorwise": 14.0}, 24.0
 
 
 def capacity_gib(machine: Machine) -> float:
@@ -50,26 +56,30 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
         return  # of such a model nothing is known
     there = capacity_gib(machine)
     if needed * (1 + LAW_ERROR) > there:
-        cures = remedies(config, there / (1 + LAW_ERROR))
         raise UserError(
             f"memory: {config.model} at batch {config.micro_batch_size} needs {needed:.0f} GiB of "
-            f"{there:.0f}{': ' * bool(cures)}{cures}"
+            f"{there:.0f}{what_would_fit(config, there / config.runs_per_gpu)}"
         )
 
 
-def remedies(config: RunConfig, usable_gib: float) -> str:
-    """Name what would make a run fit that does not; empty if none of our few remedies does."""
-    counts = (n for n in (2, 4, 8, 16, 32, 64) if n > config.num_gpus)
-    anew = dataclasses.replace(config, fp8_all_gather=None, weight_cast=None, update_kernel=None)
-    sharded = ((n, dataclasses.replace(anew, num_gpus=n, strategy="fsdp2")) for n in counts)
-    enough = next((n for n, wider in sharded if needed_gib(wider) <= usable_gib), None)
-    found = [f"{enough} GPUs"] if enough else []
-    for change in ({"master_dtype": "bf16"}, {"activation_checkpointing": True}):
-        gib = needed_gib(dataclasses.replace(config, **change))
-        if gib <= usable_gib:
-            ((name, value),) = change.items()
-            found.append(f"{name}={str(value).lower()} with {gib:.0f} GiB")
-    return ", or ".join(found)
+def what_would_fit(config: RunConfig, there_gib: float) -> str:
+    """Name what would make a run fit that does not, as the end of a sentence."""
+    shape, usable = shape_of(config.model), (1 - HEADROOM) * there_gib
+    # Several GPUs refuse the other values of these two.
+    config = dataclasses.replace(config.resolved(), weight_cast="each_pass", update_kernel="torch")
+    first = ""
+    if predicted_memory(config, shape).building > usable:  # which no number of GPUs makes smaller
+        config, first = dataclasses.replace(config, master_dtype="bf16"), _IN_BF16
+    law = predicted_memory(config, shape)
+    if law.building > usable:
+        return f"; each GPU must first hold the whole model, {law.building:.0f} GiB in BF16"
+    fits = first and law.total <= usable
+    found = [f"({law.total:.0f} GiB)"] if fits else remedies(config, shape, there_gib)
+    # They are options of `fp8study advise`; here, the fields of a run.
+    words = "; ".join(first + (r.replace(_IN_BF16, "") if first else r) for r in found)
+    words = re.sub(r"--num-gpus (\d+)", r"on \1 GPUs", words)
+    words = words.replace("--micro-batch-size 1", "micro_batch_size=1")
+    return f"; would fit: {words}" if found else ""
 
 
 def host_gib(config: RunConfig, on_gpu: bool) -> float:
@@ -99,12 +109,17 @@ def step_seconds(config: RunConfig, machine: Machine) -> float:
 
 
 def held_minutes(config: RunConfig, machine: Machine) -> float:
-    """Return roughly how long a run holds its GPUs."""
+    """Return roughly how long a run holds its GPUs if its code was compiled before."""
     step = step_seconds(config, machine)
-    seconds = config.num_steps * step
+    validated = config.validation_points * config.validation_sequences / config.sequences_per_step
+    seconds = (config.num_steps + validated / 3) * step  # a forward pass is a third of a step
     if config.timed_seconds:  # see `fp8study.train.pace`
         warm_up = max(config.timed_seconds, 3 * step) + (1 + config.num_warmup_steps) * step
         seconds = warm_up + max(config.timed_seconds, 5 * step)
-    is_first = not config.repeat and not config.seed  # later ones find its compiled code
-    held = _HELD_SECONDS + _COMPILE_SECONDS * is_first + _MORE_ON_SEVERAL * (config.num_gpus > 1)
+    held = _HELD_SECONDS + _MORE_IN_FP8 * config.is_fp8 + _MORE_ON_SEVERAL * (config.num_gpus > 1)
     return (held + seconds) / 60
+
+
+def compile_minutes(config: RunConfig) -> float:
+    """Return roughly what the first of equal runs takes longer, which compiles for the others."""
+    return config.compile * _COMPILE_SECONDS.get(config.precision, _COMPILE_OTHERS) / 60

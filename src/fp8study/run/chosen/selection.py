@@ -9,32 +9,30 @@ once, after the wide ones.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from fp8study.analysis.laws.memory import largest_batch
-from fp8study.analysis.laws.nearby import gathers_faster_in_fp8
+from fp8study.analysis.laws.nearby import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.run.chosen.estimates import (
     capacity_gib,
-    held_minutes,
     needed_gib,
-    remedies,
-    step_seconds,
+    what_would_fit,
 )
+from fp8study.run.chosen.notes import blocks_in_words, gpus_in_words, what_is_special
+from fp8study.run.chosen.timetable import BASE, Block, Chosen, Timetable, cell_of
+from fp8study.run.defaults import gathers_faster_in_bf16
 from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.
 LADDER = (("llama-3.2-1b",), ("qwen3-4b", "llama-3.2-3b"), ("llama-3.1-8b",), ("qwen3-14b",))
-BASE: dict[str, Any] = {
-    "path": "tuned", "sequence_length": 4096, "num_steps": 20_000, "num_warmup_steps": 5,
-    "timed_seconds": 20.0, "learning_rate": 3e-4, "lr_warmup_steps": 20, "log_every": 5,
-}  # fmt: skip
 #: The part about loss. Validation at two points: its runs have no timings to be mixed up.
 _LOSS: dict[str, Any] = {
     "timed_seconds": None, "num_gpus": 1, "micro_batch_size": 4, "validation_sequences": 32,
@@ -46,8 +44,6 @@ _ROWWISE = "fp8_rowwise"
 _NUM_BOUNDS = 4
 _NUM_BLOCKS = 3
 _SEEDS = (0, 1, 2)
-#: Share of a GPU's memory that no planned run may take.
-HEADROOM = 0.1
 #: Of all GPUs in a step: the synthetic corpus has 213.
 _MOST_SEQUENCES = 192
 #: Where the smallest model does not fit with `BASE`'s.
@@ -56,21 +52,8 @@ _SHORTER = 2048
 _LOSS_SHARE, _FEWEST_STEPS = 0.3, 50
 #: Minutes before the first run has a GPU, and of the report.
 _ALL_ROUND = 1.5
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """One run: what differs from `BASE`, where and how long it runs, and why."""
-
-    values: Mapping[str, Any]
-    gpus: tuple[int, ...]
-    """Places in the machine's list of GPUs."""
-    minutes: float
-    why: str
-
-    @property
-    def config(self) -> RunConfig:
-        return make_config(BASE | dict(self.values))
+#: Minutes, a week.
+_LONGEST_BUDGET = 7 * 24 * 60
 
 
 @dataclass(frozen=True)
@@ -79,38 +62,9 @@ class Selection:
     """In the order in which each GPU does its own."""
     notes: tuple[str, ...]
     """What was left out and why, and what is special about the machine."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    arms: tuple[dict[str, Any], ...]
-    minutes: tuple[float, ...]
-    why: str
-
-
-@dataclass
-class _Timetable:
-    """Who does what on which GPU, in minutes since the first run began."""
-
-    num_gpus: int
-    runs: list[Chosen] = field(default_factory=list)
-
-    def ends(self) -> list[float]:
-        return [sum(r.minutes for r in self.runs if gpu in r.gpus) for gpu in range(self.num_gpus)]
-
-    def add(self, block: _Block, until: float, rng: random.Random) -> bool:
-        """Put a block where there is time first, or return False if it would end after `until`."""
-        ends, width = self.ends(), block.arms[0]["num_gpus"]
-        # Neighbours: where widths divide each other, nobody waits in between.
-        places = (range(first, first + width) for first in range(0, self.num_gpus, width))
-        whole = [place for place in places if place.stop <= self.num_gpus]
-        place = min(whole, key=lambda gpus: max(ends[gpu] for gpu in gpus))
-        if max(ends[gpu] for gpu in place) + sum(block.minutes) > until:
-            return False
-        arms = zip(block.arms, block.minutes, strict=True)
-        runs = [Chosen(values, tuple(place), minutes, block.why) for values, minutes in arms]
-        self.runs += rng.sample(runs, len(runs))
-        return True
+    least_budget: int | None = None
+    """If no run was chosen, the fewest minutes that hold one; None: nothing fits, whatever the
+    budget."""
 
 
 def select(
@@ -130,25 +84,32 @@ def select(
         kept: An earlier selection's runs, which stay.
     """
     selector = _Selector(machine, dict(overrides or {}))
-    rng = random.Random(" ".join(gpu.uuid for gpu in machine.gpus))
-    table = _Timetable(len(machine.gpus), list(kept))
-    until = budget_minutes - _ALL_ROUND
-    known = {run.config for run in kept}
-    blocks = selector.speed_blocks() if machine.has_fp8 else []
-    blocks = [block for block in blocks if make_config(BASE | block.arms[0]) not in known]
-    wants_loss = corpus is not None and not any(config.validation_points > 1 for config in known)
-    share = _LOSS_SHARE if wants_loss else 0.0
-    left = [block for block in blocks if not table.add(block, until * (1 - share), rng)]
-    if corpus is None:
-        selector.notes.append("No part about loss: no text can be had; SET='corpus=text:my.txt'")
-    elif wants_loss:
-        for block in selector.loss_blocks([until - end for end in table.ends()], *corpus):
-            table.add(block, until, rng)
-    left = [block for block in left if not table.add(block, until, rng)]
-    if left:
-        selector.notes.append(_what_is_left(left, table, share))
-    runs = sorted(table.runs, key=lambda run: -len(run.gpus))
-    return Selection(tuple(runs), tuple(selector.notes))
+    found = selector.fill(budget_minutes, corpus, kept)
+    runs, notes = found.table.runs, [*selector.notes, *found.notes]
+    if not runs:
+        budgets = itertools.chain(
+            [_LONGEST_BUDGET], itertools.count(math.floor(budget_minutes) + 1)
+        )
+        if not selector.fill(next(budgets), corpus).table.runs:
+            return Selection((), tuple(selector.reasons() if machine.has_fp8 else notes))
+        least = next(minutes for minutes in budgets if selector.fill(minutes, corpus).table.runs)
+        return Selection((), tuple(notes), least)
+    if selector.cells:
+        baselines = (c for c in (run.config for run in runs) if c.timed_seconds and not c.is_fp8)
+        notes.append(blocks_in_words(map(cell_of, map(selector.config, selector.cells)), baselines))
+    if found.left:
+        notes.append(
+            f"A later call with BUDGET={selector.whole_budget(found, corpus)} adds the missing ones"
+        )
+    return Selection(tuple(sorted(runs, key=lambda run: -len(run.gpus))), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Filled:
+    table: Timetable
+    left: list[Block]
+    """Of the part about speed, for lack of time."""
+    notes: list[str]
 
 
 class _Selector:
@@ -157,12 +118,49 @@ class _Selector:
     def __init__(self, machine: Machine, overrides: dict[str, Any]) -> None:
         self.machine, self.overrides = machine, overrides
         self.capacity_gib = capacity_gib(machine)
-        self.notes = _what_is_special(machine)
+        self.notes = what_is_special(machine)
         self.ladder = ((overrides["model"],),) if "model" in overrides else LADDER
         one = {"model": self.ladder[0][0], "num_gpus": 1}
         if "sequence_length" not in overrides and not self._batch(one):
-            self.notes.append(f"Sequences of {_SHORTER} tokens: {self._misfit(one)}")
-            self.overrides = {"sequence_length": _SHORTER} | overrides
+            misfit, self.overrides = self._misfit(one), {"sequence_length": _SHORTER} | overrides
+            if self._batch(one):
+                self.notes.append(f"Sequences of {_SHORTER} tokens: {misfit}")
+            else:
+                self.overrides = overrides
+        self.cells = self._cells() if machine.has_fp8 else []
+        rowwise = self._batch(self.cells[0], [_ROWWISE]) if self.cells else 0
+        self.asks_rowwise = rowwise and rowwise >= self.cells[0]["micro_batch_size"]
+
+    def fill(
+        self, budget: float, corpus: tuple[str, int] | None, kept: Sequence[Chosen] = ()
+    ) -> _Filled:
+        """Return who does what within a budget, with what was `kept`."""
+        known = {run.config for run in kept}
+        table, until = Timetable(self.machine, kept), budget - _ALL_ROUND
+        left, notes = [b for b in self._speed_blocks if known.isdisjoint(b.configs)], []
+        if corpus is None:
+            notes = ["No part about loss: no text can be had; SET='corpus=text:my.txt'"]
+        elif not any(c.validation_points > 1 and c.corpus == corpus[0] for c in known):
+            left = table.fill(left, until * (1 - _LOSS_SHARE), _ROWWISE)
+            if not table.runs:  # one block tells more than a few steps of losses
+                left = table.fill(left, until, _ROWWISE)
+            losses, why_none = self._loss_blocks(*corpus, table, until)
+            table.fill(losses, until)
+            notes = [f"No part about loss: {why_none}"] if why_none else []
+        left = table.fill(left, until, _ROWWISE)
+        return _Filled(table, left, notes)
+
+    def whole_budget(self, found: _Filled, corpus: tuple[str, int] | None) -> int:
+        """Return the minutes with which a later call adds all that is left."""
+        runs = found.table.runs
+        whole = Timetable(self.machine, runs)
+        whole.fill(found.left, math.inf, _ROWWISE)
+        # A part about loss that is still to come takes its share.
+        budgets = itertools.count(math.ceil(max(whole.ends()) + _ALL_ROUND))
+        return next(minutes for minutes in budgets if not self.fill(minutes, corpus, runs).left)
+
+    def config(self, chosen: Mapping[str, Any]) -> RunConfig:
+        return make_config(BASE | self._values(chosen))
 
     def _values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run's fields: a cell's without its reason, under the overrides."""
@@ -171,20 +169,24 @@ class _Selector:
 
     def _batch(self, chosen: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> int:
         """Return the largest batch with which every arm fits; 0: none does."""
-        configs = [make_config(BASE | self._values({**chosen, "precision": arm})) for arm in arms]
+        configs = [self.config({**chosen, "precision": arm}) for arm in arms]
         shape = shape_of(configs[0].model)
         most = min(largest_batch(c, shape, self.capacity_gib, HEADROOM) for c in configs)
         return min(most, _MOST_SEQUENCES // configs[0].num_gpus)
 
     def _misfit(self, chosen: Mapping[str, Any]) -> str:
         """Say what a model that does not fit would need, and what would make it fit."""
-        config = make_config(BASE | self._values(chosen))
-        usable = (1 - HEADROOM) * self.capacity_gib
-        cures = remedies(config, usable)
+        config = self.config(chosen)
         return (
-            f"{config.model} on {_gpus(config.num_gpus)} needs {needed_gib(config):.0f} GiB, and "
-            f"{usable:.0f} are to be had{': ' * bool(cures)}{cures}"
+            f"{config.model} on {gpus_in_words(config.num_gpus)} needs {needed_gib(config):.0f} "
+            f"GiB, and {(1 - HEADROOM) * self.capacity_gib:.0f} are to be had"
+            f"{what_would_fit(config, self.capacity_gib)}"
         )
+
+    def reasons(self) -> list[str]:
+        """Say why nothing fits: what the smallest model would need on all GPUs."""
+        widest = {"model": self.ladder[0][0], "num_gpus": len(self.machine.gpus)}
+        return [*what_is_special(self.machine), self._misfit(widest)]
 
     def _cells(self) -> list[dict[str, Any]]:
         """Return the cells that fit, the most telling first; ``why`` is one of their keys.
@@ -194,13 +196,15 @@ class _Selector:
         """
         there = len(self.machine.gpus)
         found = []
+        misfits: dict[int, str] = {}
         for count in sorted({1, min(2, there), there}):
             rungs = [[{"model": m, "num_gpus": count} for m in rung] for rung in self.ladder]
             fitting = [next(filter(self._batch, rung), None) for rung in rungs]
-            self.notes += [
-                self._misfit(rung[-1])
-                for rung, model in zip(rungs, fitting, strict=True) if model is None
-            ]  # fmt: skip
+            misfits |= {
+                number: self._misfit(rung[-1])  # which holds for fewer GPUs all the more
+                for number, (rung, model) in enumerate(zip(rungs, fitting, strict=True))
+                if model is None
+            }
             models = [model for model in fitting if model]
             for model in models:
                 is_edge = model in (models[0], models[-1])
@@ -214,45 +218,41 @@ class _Selector:
                     order = (is_between, not is_bound, -count, not is_best)
                     cell = model | {"micro_batch_size": batch, "why": f"{who} model, {size}"}
                     found.append((order, cell))
+        self.notes += misfits.values()
         return [cell for _, cell in sorted(found, key=lambda item: item[0])]
 
     def _arm(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run's fields, its weights gathered in the way that is faster by the law."""
         values = self._values(chosen)
-        config = make_config(BASE | values).resolved()
-        if config.fp8_all_gather and not gathers_faster_in_fp8(config, self.machine.gpus[0].name):
+        is_shared = values["num_gpus"] > 1
+        if is_shared and gathers_faster_in_bf16(self.config(chosen), self.machine):
             values = {"fp8_all_gather": False} | values
         return values
 
-    def _block(self, cell: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> _Block:
-        runs = [self._arm({**cell, "precision": arm}) for arm in arms]
-        minutes = [held_minutes(make_config(BASE | run), self.machine) for run in runs]
-        return _Block(tuple(runs), tuple(minutes), cell["why"])
+    def _block(self, cell: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> Block:
+        return Block(tuple(self._arm({**cell, "precision": arm}) for arm in arms), cell["why"])
 
-    def speed_blocks(self) -> list[_Block]:
-        """Return all blocks of the part about speed, the most telling first.
+    @cached_property
+    def _speed_blocks(self) -> list[Block]:
+        """The blocks of the part about speed, the most telling first.
 
-        The first cell has a rowwise arm in its first block. A cell's next block comes after the
-        first blocks of as many other cells as there are bounds: an interval needs repeats.
+        A cell's next block comes after the first blocks of as many other cells as there are bounds:
+        an interval needs repeats. Of the first cell one block is to have a rowwise arm.
         """
-        cells = self._cells()
-        arms: list[tuple[str, ...]] = [_ARMS] * len(cells)
-        if cells and self._batch(cells[0], (*_ARMS, _ROWWISE)) >= cells[0]["micro_batch_size"]:
-            arms[0] = (*_ARMS, _ROWWISE)
-        order = sorted(
-            ((n, rank) for n in range(_NUM_BLOCKS) for rank in range(len(cells))),
-            key=lambda block: (block[1] + _NUM_BOUNDS * block[0], block),
-        )
-        return [
-            self._block(
-                cells[rank] | {"repeat": n, "why": f"{cells[rank]['why']}, block {n + 1}"},
-                _ARMS if n else arms[rank],
-            )
-            for n, rank in order
-        ]
+        there = itertools.product(range(len(self.cells)), range(_NUM_BLOCKS))
+        order = sorted(there, key=lambda block: (block[0] + _NUM_BOUNDS * block[1], block[::-1]))
+        blocks = []
+        for rank, number in order:
+            cell = self.cells[rank]
+            arms = (*_ARMS, _ROWWISE) if self.asks_rowwise and not rank else _ARMS
+            why = f"{cell['why']}, block {number + 1}"
+            blocks.append(self._block(cell | {"repeat": number, "why": why}, arms))
+        return blocks
 
-    def loss_blocks(self, rest: Sequence[float], corpus: str, num_tokens: int) -> list[_Block]:
-        """Return the runs of the part about loss, as long as fits into the minutes that GPUs have.
+    def _loss_blocks(
+        self, corpus: str, num_tokens: int, table: Timetable, until: float
+    ) -> tuple[list[Block], str]:
+        """Return the runs of the part about loss, as long as there is time; without any, say why.
 
         Each is a block of its own: which GPU a run is on does not change its loss.
         """
@@ -261,72 +261,19 @@ class _Selector:
             cell |= {"fp8_emulate": True, "sequence_length": _SHORTER, "micro_batch_size": 1}
         cell["micro_batch_size"] = min(cell["micro_batch_size"], self._batch(cell))
         if not cell["micro_batch_size"]:
-            self.notes.append(f"No part about loss: {self._misfit(cell)}")
-            return []
-        config = make_config(BASE | self._values(cell | {"precision": _ARMS[-1]}))
-        step_minutes = step_seconds(config, self.machine) / 60
-        held = held_minutes(config, self.machine) - config.num_steps * step_minutes
-        for_steps = 0.9 * (_longest(rest, len(_SEEDS) * len(_ARMS)) - held)  # the rest validates
+            return [], self._misfit(cell | {"micro_batch_size": 1})
+
+        def blocks(steps: int) -> list[Block]:
+            told = {"num_steps": steps, "why": f"loss, {steps} steps, seed "}
+            seeded = (cell | told | {"seed": n, "why": f"{told['why']}{n}"} for n in _SEEDS)
+            return [self._block(one, [arm]) for one in seeded for arm in _ARMS]
+
+        config = self.config(cell)
         one_pass = num_tokens // config.sequence_length - config.validation_sequences
-        most = one_pass // config.sequences_per_step
-        steps = min(int(for_steps / step_minutes), most) // 10 * 10
-        if steps < _FEWEST_STEPS:
-            what = "the time" if most >= _FEWEST_STEPS else f"one pass over '{corpus}'"
-            self.notes.append(f"No part about loss: {what} holds less than {_FEWEST_STEPS} steps")
-            return []
-        return [
-            self._block(
-                cell
-                | {"num_steps": steps, "seed": seed, "why": f"loss, {steps} steps, seed {seed}"},
-                [arm],
-            )
-            for seed in _SEEDS
-            for arm in _ARMS
-        ]
-
-
-def _longest(rest: Sequence[float], num_runs: int) -> float:
-    """Return how long each of some runs may be, if each GPU has the `rest` of its minutes left."""
-    lengths = (left / number for left in rest for number in range(1, num_runs + 1))
-    enough = (x for x in lengths if x > 0 and sum(int(r / x + 1e-9) for r in rest) >= num_runs)
-    return max(enough, default=0.0)
-
-
-def _what_is_special(machine: Machine) -> list[str]:
-    """Say what about the GPUs decides what can be asked of them."""
-    notes = []
-    if len({gpu.name for gpu in machine.gpus}) > 1:
-        notes.append(
-            f"The GPUs differ: {machine.gpus_in_words}. Runs must fit the smallest, and a "
-            "comparison stays on its GPUs; CUDA_VISIBLE_DEVICES chooses"
-        )
-    if not machine.has_fp8:
-        weakest = min(machine.gpus, key=lambda gpu: gpu.compute_capability)
-        notes.append(
-            "No part about speed: FP8 needs compute capability 8.9 (Ada, Hopper) or newer, and "
-            f"{weakest.name} has {weakest.capability}; for losses FP8 is emulated"
-        )
-    return notes
-
-
-def _what_is_left(left: Sequence[_Block], table: _Timetable, share: float) -> str:
-    """Name the blocks that there was no time for, and the budget that would hold them."""
-    first = [block for block in left if not block.arms[0]["repeat"]]
-    said = [
-        f"{run['model']} at batch {run['micro_batch_size']} on {_gpus(run['num_gpus'])}"
-        for run in (block.arms[0] for block in first)
-    ]
-    again = Counter(b.arms[0]["repeat"] + 1 for b in left if b.arms[0]["repeat"])
-    said += [
-        f"block {number} of {count} cell{'s' * (count > 1)}"
-        for number, count in sorted(again.items())
-    ]
-    whole = _Timetable(table.num_gpus, list(table.runs))
-    for block in left:
-        whole.add(block, math.inf, random.Random(0))
-    budget = math.ceil(max(whole.ends()) / (1 - share) + _ALL_ROUND)
-    return f"No time for {', '.join(said)}; BUDGET={budget} holds all"
-
-
-def _gpus(number: int) -> str:
-    return f"{number} GPU{'s' * (number > 1)}"
+        lengths = range(_FEWEST_STEPS, one_pass // config.sequences_per_step + 1, 10)
+        if not lengths:
+            return [], f"one pass over '{corpus}' holds less than {_FEWEST_STEPS} steps"
+        too_long = bisect.bisect(lengths, 0, key=lambda n: not table.holds(blocks(n), until))
+        if not too_long:
+            return [], f"the time holds less than {_FEWEST_STEPS} steps"
+        return blocks(lengths[too_long - 1]), ""

@@ -24,7 +24,8 @@ from fp8study.core.studies import (
     read_study,
 )
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.chosen.selection import BASE, Chosen, select
+from fp8study.run.chosen.selection import select
+from fp8study.run.chosen.timetable import BASE, Chosen
 from fp8study.run.defaults import MACHINE_STUDY, study_for
 from fp8study.run.machine import Machine
 
@@ -100,11 +101,19 @@ def machine_study(
         kept = [_read_arm(before["base"], arm) for arm in before["arms"]]
         asked["budget_minutes"] = max(asked["budget_minutes"], session["budget_minutes"])
     corpus = asked["corpus"]
+    if corpus is None and not machine.has_fp8:
+        corpus = "synthetic"  # losses are all that can be asked for
     text = (corpus, _num_tokens(corpus)) if corpus else None
     chosen = select(machine, asked["budget_minutes"], text, asked["set"], kept)
+    if chosen.least_budget:
+        raise UserError(
+            f"--budget: {asked['budget_minutes']:g} min hold no run here, not even the shortest; "
+            f"BUDGET={chosen.least_budget} does"
+        )
     if not chosen.runs:
         raise UserError(
-            f"--budget: {asked['budget_minutes']:g} min hold no run here; {'; '.join(chosen.notes)}"
+            f"STUDY: no run of 'machine' is possible here. {'. '.join(chosen.notes)}. What a run "
+            "needs is given as SET='field=value'"
         )
     content = {
         "question": _QUESTION,

@@ -1,0 +1,60 @@
+"""What a plan says besides its runs: how often each cell is measured, and what the GPUs decide."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from fp8study.core.config import RunConfig
+from fp8study.core.hardware import FP8_CAPABILITY
+from fp8study.run.chosen.timetable import Cell, cell_of
+from fp8study.run.machine import Machine
+
+
+def what_is_special(machine: Machine) -> list[str]:
+    """Say what about the GPUs decides what can be asked of them."""
+    notes = []
+    if len({gpu.name for gpu in machine.gpus}) > 1:
+        notes.append(
+            f"The GPUs differ: {machine.gpus_in_words}. Runs must fit the smallest, and a "
+            "comparison stays on its GPUs; CUDA_VISIBLE_DEVICES chooses"
+        )
+    if not machine.has_fp8:
+        weakest = min(machine.gpus, key=lambda gpu: gpu.compute_capability)
+        notes.append(
+            "No part about speed: FP8 needs compute capability 8.9 (Ada, Hopper) or newer, and "
+            f"{weakest.name} has {weakest.capability}; for losses FP8 is emulated"
+        )
+        newer = [g.index for g in machine.gpus if g.compute_capability >= FP8_CAPABILITY]
+        if newer:
+            notes[-1] += f". CUDA_VISIBLE_DEVICES={','.join(map(str, newer))} keeps those with FP8"
+    return notes
+
+
+def blocks_in_words(cells: Iterable[Cell], baselines: Iterable[RunConfig]) -> str:
+    """Say how many blocks each cell has: one for each of its runs in BF16, the `baselines`."""
+    numbers = Counter(map(cell_of, baselines))
+    by_number: dict[int, dict[tuple[str, int], list[int]]] = {}
+    for cell in cells:
+        model, width, batch = cell
+        by_number.setdefault(numbers[cell], {}).setdefault((model, width), []).append(batch)
+    said = []
+    for number, alike in sorted(by_number.items(), reverse=True):
+        names = ", ".join(
+            f"{model} at batch {_and(batches)} on {gpus_in_words(width)}"
+            for (model, width), batches in alike.items()
+        )
+        said.append(f"{number} of {names}" if number else f"no time for {names}")
+    return (
+        "Blocks (BF16 and FP8 by turns on the same GPUs; 3 of each setting where there is time): "
+        f"{'; '.join(said)}"
+    )
+
+
+def gpus_in_words(number: int) -> str:
+    return f"{number} GPU{'s' * (number > 1)}"
+
+
+def _and(numbers: Sequence[int]) -> str:
+    *first, last = map(str, sorted(numbers))
+    return f"{', '.join(first)} and {last}" if first else last

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import math
+import re
 import statistics
 import subprocess
 import sys
@@ -11,16 +13,22 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fp8study.analysis.laws.advise import MEASURED, MODELLED, PREDICTED
+from fp8study.analysis import decision
+from fp8study.analysis.laws.advise import Advisor
+from fp8study.analysis.laws.cells import read_runs, recorded_config
+from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import constants_here, keep, path_of
 from fp8study.analysis.laws.question import answer, question_for
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.cli import app
 from fp8study.core.errors import UserError
+from fp8study.core.hardware import find_peak
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import read_record
+from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
+from fp8study.report.page import load_report
 from tests.checkout import ROOT
 
 RESULTS = ROOT / "results" / "reference"
@@ -51,7 +59,85 @@ def test_figures_of_a_cell_that_was_run_are_its_records():
         assert {r.config["precision"] for r in records} == {side.precision}
     assert fp8.lead_pct.kind == MEASURED
     assert fp8.lead_pct.low < fp8.lead_pct.value < fp8.lead_pct.high
-    assert found.choice == fp8.label and found.is_clear and found.fits
+    assert found.verdict.label == fp8.label and found.fits
+
+
+@pytest.fixture(scope="module")
+def advisor():
+    return Advisor(read_runs(ROOT / "results"), read_loss_gaps(RESULTS), Decisions([]))
+
+
+@pytest.fixture(scope="module", params=["h100x1", "h200x2", "h200x4"])
+def of_machine(request):
+    """The first page's decisions of one machine, and all its runs by name."""
+    decisions = load_report(ROOT / "results").decisions
+    rows = decisions[decisions["machine"] == request.param].to_dict("records")
+    assert rows
+    return rows, dict(read_runs(ROOT / "results", f"reference/{request.param}"))
+
+
+def test_advice_says_what_the_first_page_says_row_by_row(of_machine, advisor):
+    rows, runs = of_machine
+    advisor.decisions = Decisions([*runs.items()])
+    for row in rows:
+        records = [runs[name] for name in row["run_ids"].split()]
+        record = next(r for r in records if r.config["precision"] == "bf16")
+        gpu = find_peak(row["gpu_name"])
+        found = advisor.advise(
+            recorded_config(record), gpu, row["gpu_name"], record.machine["gpu_memory_gib"], None
+        )
+        verdict, lead = found.verdict, found.verdict.lead_pct
+        best = next(o for o in found.options if o.label == verdict.label)
+        assert (verdict.action, verdict.machine) == (row["action"], row["machine"])
+        assert best.precision == row["precision"] and best.lead_pct == lead
+        ends = [math.nan if end is None else end for end in (lead.low, lead.high)]
+        figures = [lead.value, *ends, best.memory_gib.value, best.tokens_per_second_per_gpu.value]
+        names = ("lead_pct", "ci_low_pct", "ci_high_pct", "memory_peak_gib",
+                 "tokens_per_second_per_gpu")  # fmt: skip
+        assert figures == pytest.approx([row[name] for name in names], nan_ok=True)
+        assert lead.kind == MEASURED and set(lead.run_ids) == set(row["run_ids"].split())
+        answer = f"{row['action'][0].upper()}{row['action'][1:]}. {verdict.label}: tokens/s "
+        assert f"\n{answer}" in advice_text(found)
+
+
+def test_records_of_ones_own_come_first(of_machine):
+    rows, runs = of_machine
+    row = rows[0]
+    own = [("local/" + name.partition("/")[2], record) for name, record in runs.items()]
+    both = Decisions([*runs.items(), *own])
+    record = next(r for n, r in runs.items()
+                  if n in row["run_ids"].split() and r.config["precision"] == "bf16")  # fmt: skip
+    found = both.of(recorded_config(record), row["gpu_name"])
+    assert [each.machine for each in found] == ["local", row["machine"]]
+
+
+def test_without_an_interval_more_is_to_be_measured():
+    verdict = advice("llama-3.2-3b", 2).verdict
+    assert verdict.lead_pct.kind == MEASURED and verdict.lead_pct.low is None
+    assert verdict.action == decision.MORE
+
+
+def test_what_was_timed_comes_before_what_is_predicted():
+    options = advice("llama-3.2-1b", 2).options
+    kinds = [o.lead_pct.kind == MEASURED for o in options[1:]]
+    assert kinds == sorted(kinds, reverse=True) and True in kinds and False in kinds
+    predicted = max(o.lead_pct.value for o in options[1:] if o.lead_pct.kind != MEASURED)
+    assert predicted > options[1].lead_pct.value
+
+
+def test_a_prediction_is_judged_by_the_same_rule():
+    verdict = advice("llama-3.1-8b", 2, batch=2).verdict
+    assert verdict.lead_pct.kind == PREDICTED and not verdict.machine
+    assert verdict.action == decision.advise(verdict.lead_pct.low, verdict.lead_pct.high, None)
+
+
+def test_every_number_says_where_it_is_from():
+    found = json.loads(json.dumps(dataclasses.asdict(advice("llama-3.1-8b", 1, gpu="h100-80gb"))))
+    ways = found["step_parts_ms"].values()
+    parts = [part for way in (*ways, found["memory_parts_gib"]) for part in way.values()]
+    parts += [change["then"] for change in (*found["changes"], *found["remedies"])]
+    assert found["remedies"] and found["changes"]
+    assert {part["kind"] for part in parts} == {MODELLED}  # another GPU than the laws' own
 
 
 def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
@@ -98,13 +184,16 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     ways = [option(found, "fp8_tensorwise", gathers=gathers) for gathers in (True, False)]
     assert {way.lead_pct.kind for way in ways} == {MEASURED}
     assert all(way.lead_pct.value < -15 for way in ways)
-    assert "Use BF16" in advice_text(found)
+    text = advice_text(found)
+    assert "Measure more. FP8 tensorwise, BF16 all-gather" in text
+    assert "steps of 4 runs had not settled" in text
+    assert "also BF16, or try BF16 all-gather" in text and "on h200x4" in text
 
 
 def test_what_does_not_fit_is_told_with_what_would():
     found = advice("llama-3.1-8b", 1, gpu="h100-80gb")
     assert not found.fits
-    assert any(remedy.startswith("--num-gpus 4") for remedy in found.remedies)
+    assert any(remedy.what == "--num-gpus 4" for remedy in found.remedies)
     assert "It does not fit" in advice_text(found)
 
 
@@ -129,20 +218,50 @@ def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
     assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
     asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
     assert not asked.fits and not asked.settings
-    both = "reshard_after_forward=true activation_checkpointing=true ("
-    assert any(remedy.startswith(both) for remedy in asked.remedies)
-    alone = advice(of_70b, 1, gpu="rtx-4090").remedies
-    assert len(alone) == 1 and alone[0].startswith(both[:-2]) and "--num-gpus" in alone[0]
+    both = "reshard_after_forward=true activation_checkpointing=true"
+    assert both in [remedy.what for remedy in asked.remedies]
+    (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies
+    assert alone.what.startswith(both) and "--num-gpus" in alone.what
+    assert alone.then.kind == MODELLED
 
 
 def test_of_fp8_only_what_fits_is_recommended():
-    found = advice("llama-3.1-8b", 2, batch=4)
+    found = advice("llama-3.1-8b", 2, batch=3)
     capacity = next(o.memory_gib.value for o in found.options if o.gathers_fp8) / 0.9 - 0.1
     tight = answer(dataclasses.replace(
-        question_for([], "llama-3.1-8b", 2, 4096, 4, "h200"), capacity_gib=capacity))  # fmt: skip
-    assert found.best_fp8 == "FP8 tensorwise, FP8 all-gather"
-    assert tight.best_fp8 == "FP8 tensorwise, BF16 all-gather" and tight.fp8_fits
+        question_for([], "llama-3.1-8b", 2, 4096, 3, "h200"), capacity_gib=capacity))  # fmt: skip
+    assert found.verdict.label == "FP8 tensorwise, FP8 all-gather"
+    assert tight.verdict.label == "FP8 tensorwise, BF16 all-gather" and tight.fp8_fits
     assert "! does not fit" in advice_text(tight) and "!" not in advice_text(found)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 16])
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_only_what_fits_is_to_be_checked(num_gpus, batch):
+    found = advice("llama-3.1-8b", num_gpus, 8192, batch, "h100-80gb")
+    best = next(o for o in found.options if o.label == found.verdict.label)
+    fitting = [o.precision for o in (found.options[0], best) if o.fits(found.capacity_gib)]
+    if num_gpus < 16:
+        assert re.findall(r"precision=(\w+)", " ".join(found.commands)) == fitting
+    assert bool(found.commands) == bool(fitting) and ("To check it" in advice_text(found)) == bool(
+        fitting
+    )
+
+
+def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch):
+    found = advice("llama-3.1-8b", 16, gpu="h200")
+    assert found.commands == ("make reproduce STUDY=advised PROFILE=slurm",)
+    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
+    (tmp_path / "pipelines" / "studies" / "advised.yaml").write_text(found.study)
+    monkeypatch.chdir(tmp_path)
+    study = load_study("advised")
+    names = ("model", "num_gpus", "num_nodes", "path", "sequence_length", "micro_batch_size")
+    asked = {name: found.config[name] for name in names}
+    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
+    for run in study.runs:
+        assert {name: getattr(run.config, name) for name in asked} == asked
+    text = advice_text(found)
+    assert "with this as pipelines/studies/advised.yaml" in text and "fp8study run" not in text
 
 
 def test_fp8_weights_are_gathered_from_even_shards_alone():
@@ -161,7 +280,7 @@ def test_without_a_batch_the_largest_that_fits_is_taken():
 def test_answers_for_every_preset_within_eighty_columns(model):
     text = advice_text(advice(model, 1))
     assert model in text
-    table = [line for line in text.splitlines() if line[:2] in ("m ", "p ", "x ")]
+    table = [line for line in text.splitlines() if re.search(r" \d+ [mpx]!?$", line)]
     assert len(table) >= 3 and all(len(line) <= 80 for line in table)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from fp8study.analysis.laws.account import HOST_PCT
-from fp8study.analysis.laws.advise import Advice, Option, Quantity
+from fp8study.analysis.laws.advise import Advice, Option
+from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity, Verdict
 from fp8study.analysis.laws.here import Measured
-from fp8study.analysis.laws.nearby import HEADROOM
-from fp8study.report.words import number, recipe
+from fp8study.analysis.laws.nearby import STUDY
+from fp8study.report.words import count, machine_name, number, recipe
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -16,6 +17,8 @@ _PARTS = {
     "optimizer": "optimizer states", "loss_head": "loss head", "gathered": "gathered layers",
     "copies": "copies of weights",
 }  # fmt: skip
+#: In the table, where a figure is from.
+_LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 
 
 def advice_text(advice: Advice) -> str:
@@ -28,7 +31,7 @@ def advice_text(advice: Advice) -> str:
     if advice.settings:
         task += f"\nSo that it fits: {', '.join(advice.settings)}"
     sections = [
-        ["", f"{_answer(advice)}"],
+        ["", *_answer(advice)],
         _memory(advice),
         _options(advice),
         _limits(advice),
@@ -38,78 +41,85 @@ def advice_text(advice: Advice) -> str:
         _listed("Beyond what was measured:", advice.beyond),
         _listed("Left out of these figures:", advice.left_out),
         _listed("FP8 tensorwise would lead in tokens/s, by the law, with:",
-                [f"{what}: {number(lead, '+.0f')} %" for what, lead in advice.changes]),
-        _listed("To check it:", advice.commands),
+                [f"{c.what}: {number(c.then.value, '+.0f')} %, {c.then.kind}"
+                 for c in advice.changes]),
+        _listed("To check it:", advice.commands) if not advice.study else
+        _listed(f"To check it, with this as pipelines/studies/{STUDY}.yaml:",
+                [*advice.study.splitlines(), "", *advice.commands]),
     ]  # fmt: skip
     return "\n".join([task, *(line for section in sections for line in section)])
 
 
-def _answer(advice: Advice) -> str:
-    leads = {o.label: o.lead_pct for o in advice.options if o.lead_pct}
-    best = advice.best_fp8
+def _answer(advice: Advice) -> list[str]:
+    said = _verdict(advice.verdict)
     if not advice.fits:
-        also = f"It does not fit in BF16; {best} does; tokens/s {_lead(leads[best])}."
+        alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
-        return also if advice.fp8_fits else neither
-    if not advice.is_clear:
-        return f"BF16 or {best}: neither is clearly faster."
-    if advice.choice in leads:
-        return f"Use {advice.choice}: tokens/s {_lead(leads[advice.choice])}."
-    return f"Use BF16: with FP8 at its best, {best}, tokens/s {_lead(leads[best])}."
+        return [alone if advice.fp8_fits else neither]
+    return [said, *(f"  also {_verdict(other)}" for other in advice.elsewhere)]
 
 
-def _lead(figure: Quantity) -> str:
+def _verdict(verdict: Verdict) -> str:
+    """Write what to do, as the report's first page does, and why."""
+    lead, where = verdict.lead_pct, verdict.machine and f" on {machine_name(verdict.machine)}"
+    says = "no timing that holds" if lead is None else f"tokens/s {_lead(lead, ' %')}, {lead.kind}"
+    unsteady = ""
+    if verdict.num_unsteady:
+        unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
+    action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
+    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
+
+
+def _lead(figure: Quantity, unit: str = "") -> str:
     ends = ""
     if figure.low is not None and figure.high is not None:
-        ends = f" ({number(figure.low, '+.0f')} to {number(figure.high, '+.0f')})"
-    return f"{number(figure.value, '+.1f')} %{ends}, {figure.kind}"
+        ends = f" ({number(figure.low, '+.1f')} to {number(figure.high, '+.1f')})"
+    return f"{number(figure.value, '+.1f')}{unit}{ends}"
 
 
 def _memory(advice: Advice) -> list[str]:
     filled = advice.options[0].memory_gib
     share = 100 * filled.value / advice.capacity_gib
+    spare = "" if filled.kind == MEASURED or advice.fits else "; 10 % should stay free"
     lines = [
         "",
         f"Memory in BF16: {filled.value:,.1f} of {advice.capacity_gib:.0f} GiB a GPU "
-        f"({share:,.0f} %), {filled.kind}" + ("" if advice.fits else "; 10 % should stay free"),
+        f"({share:,.0f} %), {filled.kind}{spare}",
     ]
-    parts = sorted(advice.memory_parts_gib.items(), key=lambda part: -part[1])
-    named = [f"{_PARTS.get(name, name)} {gib:,.1f}" for name, gib in parts if gib >= 0.1]
-    lines.append(f"  by the law  {', '.join(named)}")
+    parts = sorted(advice.memory_parts_gib.items(), key=lambda part: -part[1].value)
+    named = [f"{_PARTS.get(n, n)} {gib.value:,.1f}" for n, gib in parts if gib.value >= 0.1]
+    lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")
     if advice.building_gib > advice.capacity_gib:
         lines.append(
-            f"  building  {advice.building_gib:.0f} GiB: a run of fp8study first holds the whole "
-            "model on each GPU, and would end there; other trainers need not"
+            f"  building  {advice.building_gib:.0f} GiB, counted: a run of fp8study first holds "
+            "the whole model on each GPU, and would end there; other trainers need not"
         )
     if not advice.fits:
-        lines.append(f"  would fit  {'; '.join(advice.remedies) or 'with nothing tried here'}")
+        found = [f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind})" for c in advice.remedies]
+        lines.append(f"  would fit  {'; '.join(found) or 'with nothing tried here'}")
     return lines
 
 
 def _options(advice: Advice) -> list[str]:
-    head = f"  {'':<34}{'tokens/s a GPU':>15}  {'FP8 over BF16, %':<18}{'GiB':>5}"
-    usable = (1 - HEADROOM) * advice.capacity_gib
-    rows = [_option(option, option.memory_gib.value > usable) for option in advice.options]
-    return ["", head, *rows, *_sources(advice, any(row.endswith("!") for row in rows))]
+    head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
+    rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
+    return ["", head, *rows, *_sources(advice)]
 
 
-def _option(option: Option, is_full: bool) -> str:
-    rate, lead = option.tokens_per_second_per_gpu, option.lead_pct
-    says = ""
-    if lead is not None:
-        says = number(lead.value, "+.1f")
-        if lead.low is not None and lead.high is not None:
-            says += f" ({number(lead.low, '+.0f')} to {number(lead.high, '+.0f')})"
-    kind = {"measured": "m", "predicted": "p", "modelled": "x"}[rate.kind]
-    row = f"{kind} {option.label:<34}{rate.value:>15,.0f}  {says:<18}"
-    return f"{row}{option.memory_gib.value:>5.0f}{'!' * is_full}"
+def _option(option: Option, fits: bool) -> str:
+    rate, lead, gib = option.tokens_per_second_per_gpu, option.lead_pct, option.memory_gib
+    says = "" if lead is None else f"{_lead(lead)} {_LETTERS[lead.kind]}"
+    row = f"{option.label:<33}{rate.value:>10,.0f} {_LETTERS[rate.kind]}  {says:<25}"
+    return f"{row}{gib.value:>4.0f} {_LETTERS[gib.kind]}{'!' * (not fits)}"
 
 
-def _sources(advice: Advice, has_full: bool) -> list[str]:
-    kinds = {option.tokens_per_second_per_gpu.kind for option in advice.options}
-    said = {"measured": "m measured", "predicted": "p predicted", "modelled": "x modelled"}
-    words = [text for kind, text in said.items() if kind in kinds]
-    lines = ["  " + ", ".join(words + ["! does not fit"] * has_full)]
+def _sources(advice: Advice) -> list[str]:
+    figures = [(o.tokens_per_second_per_gpu, o.lead_pct, o.memory_gib) for o in advice.options]
+    used = {figure.kind for row in figures for figure in row if figure}
+    words = [f"{letter} {kind}" for kind, letter in _LETTERS.items() if kind in used]
+    if not all(option.fits(advice.capacity_gib) for option in advice.options):
+        words.append("! does not fit")
+    lines = ["  " + ", ".join(words)]
     for option in advice.options:
         ids = option.tokens_per_second_per_gpu.run_ids
         if ids:
@@ -120,17 +130,19 @@ def _sources(advice: Advice, has_full: bool) -> list[str]:
 
 def _limits(advice: Advice) -> list[str]:
     by = "law with what was measured here" if advice.measured else "law"
-    lines = ["", f"What a step takes ({by}, ms):"]
+    lines = ["", f"What a step takes (by the {by}, ms):"]
     for precision, parts in advice.step_parts_ms.items():
-        host = parts["host"]
-        device = {name: ms for name, ms in parts.items() if name != "host"}
+        host, kind = parts["host"].value, parts["host"].kind
+        device = {name: part.value for name, part in parts.items() if name != "host"}
         total = sum(device.values())
         largest = sorted(device, key=lambda name: -device[name])[:4]
         named = ", ".join(f"{_PARTS[name]} {device[name]:,.0f}" for name in largest)
         word = "; the host limits it" if host > total else ""
         if host > HOST_PCT / 100 * total and not advice.measured:
             word = f"{word or '; the host may limit it'}, and --measure times it"
-        lines.append(f"  {recipe(precision)}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}")
+        lines.append(
+            f"  {recipe(precision)}, {kind}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}"
+        )
     return lines
 
 

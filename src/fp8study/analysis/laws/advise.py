@@ -1,24 +1,39 @@
 """Should this model be pre-trained in FP8 on these GPUs: what records say, else what the laws say.
 
 A number is *measured* (its runs are named), *predicted* (by a law, between what was measured) or
-*modelled* (beyond that; `Advice.beyond` says in what).
+*modelled* (beyond that; `Advice.beyond` says in what). What was measured is the report's: the same
+rows, the same rule. What was predicted is judged by that rule too, after all that was measured.
 """
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.arms import ratio_of
+from fp8study.analysis import decision
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import Pair, label_of, lead_table
-from fp8study.analysis.laws.cells import Cell, cell_key, cells_of
+from fp8study.analysis.laws.account import label_of, lead_table
+from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.communication import NETWORK
-from fp8study.analysis.laws.evidence import nearest_losses
+from fp8study.analysis.laws.evidence import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
+    Decided,
+    Decisions,
+    Quantity,
+    Row,
+    Verdict,
+    nearest_losses,
+    of_cell,
+    of_row,
+    verdict_of,
+    way_of,
+)
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, law_of
 from fp8study.analysis.laws.nearby import (
@@ -26,9 +41,9 @@ from fp8study.analysis.laws.nearby import (
     Law,
     as_fp8,
     changes,
-    command,
-    remedies,
+    cures,
     settings,
+    to_check,
     ways,
 )
 from fp8study.analysis.laws.shape import ModelShape, shape_of
@@ -36,32 +51,10 @@ from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
-MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 #: The most GPUs that are spoken of.
 MOST_GPUS = 1024
 #: How much wider an interval is beyond what was measured: the laws' errors there are not known.
 _WIDER = 2.0
-#: What makes two cells the same question, whatever form of the tuned path they were run on.
-_QUESTION = (
-    "model", "precision", "num_gpus", "num_nodes", "sharding", "strategy", "sequence_length",
-    "micro_batch_size", "gradient_accumulation_steps", "master_dtype", "path",
-    "activation_checkpointing", "compile", "fp8_all_gather", "skip", "untrained",
-    "optimizer_binding", "max_grad_norm",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number, where it is from, and how far it may be off."""
-
-    value: float
-    kind: str
-    """`MEASURED`, `PREDICTED` or `MODELLED`."""
-    low: float | None = None
-    high: float | None = None
-    """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
-    run_ids: tuple[str, ...] = ()
-    """``machine/study/run_id`` of what was measured."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,21 @@ class Option:
     """Over BF16; None for BF16 itself."""
     memory_gib: Quantity
     limit: str
-    """What limits the step, as `StepParts.limit`."""
+    """What limits the step by the law, as `StepParts.limit`."""
+
+    def fits(self, capacity: float) -> bool:
+        """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""
+        spare = 0.0 if self.memory_gib.kind == MEASURED else HEADROOM
+        return self.memory_gib.value <= (1 - spare) * capacity
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would change the answer, and what it would be then."""
+
+    what: str
+    then: Quantity
+    """GiB of a remedy; else FP8's lead, %."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +96,22 @@ class Advice:
     """What is set in it so that it fits."""
     gpu: str
     capacity_gib: float
+    verdict: Verdict
+    elsewhere: tuple[Verdict, ...]
+    """The same setting on other machines with this GPU, as the report has them."""
     fits: bool
-    """In BF16, with `HEADROOM` to spare."""
+    """Whether BF16 does, as `Option.fits`."""
     fp8_fits: bool
     """The same of any FP8 option."""
-    memory_parts_gib: dict[str, float]
+    memory_parts_gib: dict[str, Quantity]
     building_gib: float
-    remedies: tuple[str, ...]
+    """Weights of the whole model, counted."""
+    remedies: tuple[Change, ...]
     """Where it does not fit: what would."""
     options: tuple[Option, ...]
-    """BF16 first, then by speed."""
-    step_parts_ms: dict[str, dict[str, float]]
-    """Precision → part of the step → ms, by the law; of BF16 and of the fastest FP8 that fits."""
-    choice: str
-    """`Option.label` of what to use: of what fits, if anything does."""
-    best_fp8: str
-    """`Option.label` of the fastest FP8 that fits, or of the fastest if none does."""
-    is_clear: bool
-    """Whether the choice's lead is beyond its interval; else both are as good."""
+    """BF16 first, then what was timed, by lead, then what was not, by speed."""
+    step_parts_ms: dict[str, dict[str, Quantity]]
+    """Precision → part of the step → ms, by the law; of BF16 and of the FP8 of the verdict."""
     measured: Measured | None
     """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]
@@ -115,29 +120,36 @@ class Advice:
     """What the laws leave out."""
     loss_evidence: tuple[str, ...]
     loss_uncovered: tuple[str, ...]
-    changes: tuple[tuple[str, float], ...]
-    """What would change the answer: the change, and FP8's lead then, %."""
+    changes: tuple[Change, ...]
+    """Other tasks in which FP8's lead would be another."""
     commands: tuple[str, ...]
-    """What would check it; empty where a run could not even build the model."""
+    """What would check those that fit; empty where a run could not even build the model."""
+    study: str
+    """The study's file that the command needs, of several nodes."""
 
 
 class Advisor:
-    """Answers from committed runs and the frozen laws.
+    """Answers from runs and the frozen laws.
 
     Args:
-        runs: From `fp8study.analysis.laws.cells.read_runs`.
+        runs: Committed ones, from `fp8study.analysis.laws.cells.read_runs`.
         loss_gaps: Rows of the report's table of loss gaps.
+        decisions: What the report decides, of these runs and the reader's own.
     """
 
-    def __init__(self, runs: Runs, loss_gaps: pd.DataFrame) -> None:
-        self.runs, self.loss_gaps = runs, loss_gaps
-        self.cells = cells_of(runs)
-        self.timed = [cell for cell in self.cells if is_fitted(cell)]
-        tested = lead_table(self.cells)
+    def __init__(self, runs: Runs, loss_gaps: pd.DataFrame, decisions: Decisions) -> None:
+        self.runs, self.loss_gaps, self.decisions = runs, loss_gaps, decisions
+        cells = cells_of(runs)
+        self.timed = [cell for cell in cells if is_fitted(cell)]
+        self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
+        tested = lead_table(cells)
         errors = tested[["error_points", "step_error_pct"]].abs()
         #: By whether there are several GPUs: within what nine of ten predictions of leads, points,
         #: and of steps, %, are.
-        self.errors = errors.groupby(tested["num_gpus"] > 1).quantile(0.9)
+        self.errors = {
+            several: tuple(map(float, errors[(tested["num_gpus"] > 1) == several].quantile(0.9)))
+            for several in (False, True)
+        }
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -164,103 +176,110 @@ class Advisor:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
-        found = memory.predicted_memory(config, shape)
         law = law_of(shape, gpu, measured)
         beyond = partial(self._beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured))
-        options = [
-            self._option(config, way, shape, law, gpu_name, beyond(way))
-            for way in ways(config, shape)
-        ]
-        options[1:] = sorted(options[1:], key=lambda o: -o.tokens_per_second_per_gpu.value)
-        usable = (1 - HEADROOM) * capacity
-        fitting = [option for option in options[1:] if option.memory_gib.value <= usable]
-        best = (fitting or options[1:])[0]
-        lead = best.lead_pct
-        assert lead is not None
-        low, high = (lead.value if end is None else end for end in (lead.low, lead.high))
-        fits = found.total <= usable
+
+        def by_law(way: ResolvedConfig, value: float) -> Quantity:
+            return Quantity(value, MODELLED if beyond(way) else PREDICTED)
+
+        decided = self.decisions.of(config, gpu_name)
+        options = self._options(config, shape, law, gpu_name, decided, by_law)
+        fitting = [option for option in options[1:] if option.fits(capacity)]
+        if decided:
+            verdicts = [verdict_of(config, each) for each in decided]
+        else:
+            verdicts = [_predicted_verdict((fitting or options[1:])[0])]
+        best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         shown = {"bf16": config, best.precision: _fp8(config, best)}
+        filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
+        checked = [
+            way for way, option in zip(shown.values(), (options[0], best), strict=True)
+            if option.fits(capacity) and filled.building <= capacity
+        ]  # fmt: skip
+        commands, study = to_check(checked)
         return Advice(
             config=config.to_dict(),
             settings=tuple(settings(config)),
             gpu=gpu_name,
             capacity_gib=capacity,
+            verdict=verdicts[0],
+            elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),
-            memory_parts_gib=found.parts(),
-            building_gib=found.building,
-            remedies=() if fits else tuple(remedies(config, shape, capacity)),
+            memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
+            building_gib=filled.building,
+            remedies=() if fits else tuple(
+                Change(what, by_law(way, gib)) for what, way, gib in cures(config, shape, capacity)
+            ),
             options=tuple(options),
             step_parts_ms={
-                name: law(way).parts() | {"host": law(way).host} for name, way in shown.items()
+                name: {part: by_law(way, ms) for part, ms in
+                       (law(way).parts() | {"host": law(way).host}).items()}
+                for name, way in shown.items()
             },
-            choice=best.label if low > 0 else options[0].label,
-            best_fp8=best.label,
-            is_clear=low > 0 or high < 0,
-            beyond=tuple(beyond(config)),
             measured=measured,
+            beyond=tuple(beyond(config)),
             left_out=tuple(_left_out(shape)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
-            changes=tuple(changes(config, shape, law, capacity)),
-            commands=tuple(command(way) for way in shown.values() if found.building <= capacity),
-        )
-
-    def _option(
-        self,
-        bf16: ResolvedConfig,
-        config: ResolvedConfig,
-        shape: ModelShape,
-        law_of: Law,
-        gpu_name: str,
-        beyond: list[str],
-    ) -> Option:
-        laws = [law_of(way) for way in (bf16, config)]
-        cell, partner = self._pair(config, bf16, gpu_name)
-        kind = MODELLED if beyond else PREDICTED
-        wider = _WIDER if beyond else 1.0
-        lead_error, step_error = map(float, self.errors.loc[config.num_gpus > 1])
-        law, points = speed.lead_pct(laws[0].total, laws[1].total), wider * lead_error
-        lead = Quantity(law, kind, law - points, law + points) if config.is_fp8 else None
-        own, error = 1000 * config.tokens_per_step / config.num_gpus / laws[1].total, wider
-        error *= step_error / 100
-        if partner is not None and partner.rates:  # measured BF16, and the law's lead over it
-            base = statistics.median(value for _, value in partner.rates)
-            own, error = base * (1 + law / 100), points / (100 + law)
-        rate = Quantity(own, kind, own * (1 - error), own * (1 + error))
-        peak = memory.predicted_memory(config, shape).total
-        filled = Quantity(peak, kind)
-        if cell is not None and cell.rates:
-            rates = [value for _, value in cell.rates]
-            rate = Quantity(
-                statistics.median(rates), MEASURED, min(rates), max(rates), tuple(cell.ids)
-            )
-            if cell.peak_gib:
-                filled = Quantity(cell.peak_gib, MEASURED, run_ids=tuple(cell.ids))
-            if partner is not None and partner.rates and config.is_fp8:
-                lead = _measured_lead(cell, partner)
-        return Option(
-            config.precision, label_of(config), bool(config.fp8_all_gather), rate, lead, filled,
-            laws[1].limit,
+            changes=tuple(
+                Change(what, by_law(way, lead))
+                for what, way, lead in changes(config, shape, law, capacity)
+            ),
+            commands=commands,
+            study=study,
         )  # fmt: skip
 
-    def _pair(
-        self, config: ResolvedConfig, bf16: ResolvedConfig, gpu_name: str
-    ) -> tuple[Cell | None, Cell | None]:
-        """Return the cells of a configuration and of its BF16 partner: the same form, if any."""
-        ours, theirs = (self._matching(way, gpu_name) for way in (config, bf16))
-        for cell in ours:
-            for partner in theirs:
-                if Pair(cell, partner).lead_pct is not None:
-                    return cell, partner
-        return next(iter(ours), None), next(iter(theirs), None)
+    def _options(
+        self,
+        config: ResolvedConfig,
+        shape: ModelShape,
+        law: Law,
+        gpu_name: str,
+        decided: Sequence[Decided],
+        by_law: Callable[[ResolvedConfig, float], Quantity],
+    ) -> list[Option]:
+        """Return BF16, then what was timed in the report's order, then the others by speed."""
 
-    def _matching(self, config: ResolvedConfig, gpu_name: str) -> list[Cell]:
-        """Return cells of one question, the exact configuration first, then by number of runs."""
-        key, wanted = cell_key(config, gpu_name), _question(config)
-        found = [c for c in self.timed if c.gpu == gpu_name and _question(c.config) == wanted]
-        return sorted(found, key=lambda c: (cell_key(c.config, c.gpu) != key, -len(c.rates)))
+        def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
+            gib = by_law(way, memory.predicted_memory(way, shape).total)
+            rate, lead = self._speed(config, way, law, gib.kind, base)
+            cell = self.exactly.get(cell_key(way, gpu_name))
+            if row is not None:
+                rate, lead, gib = of_row(row, way.is_fp8)
+            elif cell is not None and cell.rates:
+                rate, gib = of_cell(cell, gib)
+            gathers = bool(way.fp8_all_gather)
+            return Option(way.precision, label, gathers, rate, lead, gib, law(way).limit)
+
+        base = None
+        bf16 = option(config, label_of(config), decided[0].decision if decided else None)
+        if bf16.tokens_per_second_per_gpu.kind == MEASURED:
+            base = bf16.tokens_per_second_per_gpu.value
+        timed: dict[str, Option] = {}
+        for row in decided[0].leads if decided else ():
+            way, label = way_of(config, row)
+            timed.setdefault(label, option(way, label, row))
+        every = {label_of(way): way for way in ways(config, shape)[1:]}
+        others = [option(way, label) for label, way in every.items() if label not in timed]
+        others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
+        return [bf16, *timed.values(), *others]
+
+    def _speed(
+        self, bf16: ResolvedConfig, way: ResolvedConfig, law: Law, kind: str, base: float | None
+    ) -> tuple[Quantity, Quantity | None]:
+        """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
+        wider = _WIDER if kind == MODELLED else 1.0
+        lead_error, step_error = (wider * e for e in self.errors[way.num_gpus > 1])
+        step_ms = law(way).total
+        lead = speed.lead_pct(law(bf16).total, step_ms)
+        rate, error = 1000 * way.tokens_per_step / way.num_gpus / step_ms, step_error / 100
+        if base is not None:
+            rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
+        rates = Quantity(rate, kind, rate * (1 - error), rate * (1 + error))
+        leads = Quantity(lead, kind, lead - lead_error, lead + lead_error)
+        return rates, leads if way.is_fp8 else None
 
     def _beyond(
         self, config: ResolvedConfig, shape: ModelShape, gpu_name: str, is_measured: bool
@@ -303,28 +322,15 @@ class Advisor:
         return found
 
 
-def _question(config: ResolvedConfig) -> list[Any]:
-    ignored = () if config.is_fp8 else ("fp8_all_gather", "skip")
-    values = [getattr(config, name) for name in _QUESTION if name not in ignored]
-    return [*values[:-1], values[-1] is not None]
-
-
 def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
     return as_fp8(config, option.precision, option.gathers_fp8)
 
 
-def _measured_lead(cell: Cell, partner: Cell) -> Quantity:
-    """Return the records' lead, with an interval where both have three runs or more."""
-    rates = [[value for _, value in side.rates] for side in (cell, partner)]
-    lead = Pair(cell, partner).lead_pct
-    ids = tuple(cell.ids + partner.ids)
-    ratio = ratio_of([rates[0]], [rates[1]])
-    if lead is None:
-        lead = 100 * (statistics.median(rates[0]) / statistics.median(rates[1]) - 1)
-    if ratio is None or ratio.interval is None:
-        return Quantity(lead, MEASURED, run_ids=ids)
-    low, high = (100 * (end - 1) for end in (ratio.interval.low, ratio.interval.high))
-    return Quantity(lead, MEASURED, low, high, ids)
+def _predicted_verdict(option: Option) -> Verdict:
+    """Apply the report's rule to what the law says, within what its errors are."""
+    lead = option.lead_pct
+    assert lead is not None and lead.low is not None and lead.high is not None
+    return Verdict(decision.advise(lead.low, lead.high, None), option.label, lead)
 
 
 def _left_out(shape: ModelShape) -> list[str]:

@@ -143,13 +143,13 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     return config if is_judged else None
 
 
-def read_runs(results: Path) -> list[tuple[str, RunRecord]]:
+def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:
     """Read the records below a folder of results, without their steps; damaged ones are left out.
 
-    Names are ``machine/study/run_id``.
+    Names are ``machine/study/run_id``; `place` says of which machines, by default all committed.
     """
     found = []
-    for path in sorted(results.glob("reference/*/*/*/run.json")):
+    for path in sorted(results.glob(f"{place}/*/*/run.json")):
         try:
             found.append(("/".join(path.parts[-4:-1]), read_record(path)))
         except UserError:  # `fp8study report` names them

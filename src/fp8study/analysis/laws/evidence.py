@@ -1,14 +1,165 @@
-"""What is known of FP8's loss, from the report's table of loss gaps."""
+"""What records say of a question: the report's own rows of speed, and the nearest losses."""
 
 from __future__ import annotations
 
+import math
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.decision import decision_table
+from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.laws.account import label_of
+from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.pairing import setting_label
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
+from fp8study.core.recipes import RECIPES
+from fp8study.core.records import StoredRun
+
+#: A row of the report's tables of leads or decisions, with the ids of its runs by precision.
+Row = Mapping[str, Any]
+MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number, where it is from, and how far it may be off."""
+
+    value: float
+    kind: str
+    """`MEASURED`, `PREDICTED` or `MODELLED`."""
+    low: float | None = None
+    high: float | None = None
+    """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
+    run_ids: tuple[str, ...] = ()
+    """``machine/study/run_id`` of what was measured."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do by FP8's lead: the report's decision, or its rule applied to a prediction."""
+
+    action: str
+    """One of `fp8study.analysis.decision.TO_TRAIN_IN`."""
+    label: str
+    """The FP8 that it is about."""
+    lead_pct: Quantity | None
+    """Without ends where there is no interval; None where no timing holds."""
+    machine: str = ""
+    """Whose records; empty for a prediction."""
+    num_unsteady: int = 0
+    """Of its runs, those whose step time had not settled."""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the report decides for one setting on one machine, and what it rests on."""
+
+    machine: str
+    decision: dict[str, Any]
+    """The row of `decision_table`; ``ids`` and ``ids_bf16`` are its runs by precision."""
+    leads: list[dict[str, Any]]
+    """Every arm that was timed there: rows of `leads_table`, the largest lead first, likewise."""
+    num_unsteady: int
+    """Of the runs that were decided on, those whose step time had not settled."""
+
+
+class Decisions:
+    """The report's decisions for any setting that was timed, so that advice says the same."""
+
+    def __init__(self, runs: Runs) -> None:
+        stored = [StoredRun(record, Path(name), name.partition("/")[0]) for name, record in runs]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the report tells them
+            self.runs = runs_frame(stored)
+        self.leads, self.gaps = leads_table(self.runs), loss_gap_table(self.runs)
+        self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
+
+    def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
+        """Return what was decided for a BF16 run's setting, by machine.
+
+        The reader's own machine first, then the one where most ways to compute were timed, then
+        the one with the most pairs.
+        """
+        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus,
+               "setting": setting_label(bf16.to_dict())}  # fmt: skip
+        here = (self.leads[list(key)] == list(key.values())).all(axis=1)
+        rows = self.leads[here].sort_values("lead_pct", ascending=False, kind="stable")
+        table = decision_table(rows, self.gaps, self.runs)
+        found = [self._decided(row, rows) for row in table.to_dict("records")]
+        return sorted(found, key=_rank)
+
+    def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:
+        arms = rows[rows["machine"] == row["machine"]].to_dict("records")
+        unsteady = self.runs.loc[self.runs["run_ids"].isin(row["run_ids"].split()), "unsteady"]
+        decision, *leads = (self._with_ids(each) for each in (row, *arms))
+        return Decided(row["machine"], decision, leads, int(unsteady.sum()))
+
+    def _with_ids(self, row: dict[Any, Any]) -> dict[str, Any]:
+        ids = row["run_ids"].split()
+        bf16 = [name for name in ids if name in self.in_bf16]
+        return row | {"ids": [name for name in ids if name not in bf16], "ids_bf16": bf16}
+
+
+def _rank(found: Decided) -> tuple[bool, int, int]:
+    return found.machine != "local", -len(found.leads), -found.decision["num_pairs"]
+
+
+def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
+    """Return the FP8 run that a row of leads is of, and its label."""
+    precision, gathers = row["precision"], row["fp8_all_gather"]
+    is_spread = RECIPES[precision].gathers_in_fp8 and bf16.num_gpus > 1
+    way = as_fp8(bf16, precision, bool(gathers) if is_spread and not pd.isna(gathers) else None)
+    said = row["arm"].removeprefix(RECIPES[precision].label).split(", ")[1:]
+    return way, ", ".join([label_of(way), *(part for part in said if "all-gather" not in part)])
+
+
+def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:
+    """Return tokens/s, FP8's lead and memory as a row of the report has them."""
+    side = "" if is_fp8 else "_bf16"
+    ids = tuple(row[f"ids{side}"])
+
+    def quantity(name: str) -> Quantity:
+        low, high = (row[f"{name}{side}_{end}"] for end in ("low", "high"))
+        return Quantity(row[f"{name}{side}"], MEASURED, low, high, ids)
+
+    lead = lead_of(row) if is_fp8 else None
+    return quantity("tokens_per_second_per_gpu"), lead, quantity("memory_peak_gib")
+
+
+def lead_of(row: Row) -> Quantity | None:
+    """Return FP8's lead as a row of the report has it; None where no timing holds."""
+    if math.isnan(row["lead_pct"]):
+        return None
+    low, high = (
+        None if math.isnan(row[end]) else row[end] for end in ("ci_low_pct", "ci_high_pct")
+    )
+    return Quantity(row["lead_pct"], MEASURED, low, high, (*row["ids"], *row["ids_bf16"]))
+
+
+def of_cell(cell: Cell, gib: Quantity) -> tuple[Quantity, Quantity]:
+    """Return tokens/s and memory of runs that have no partner in their session."""
+    rates, ids = [rate for _, rate in cell.rates], tuple(cell.ids)
+    rate = Quantity(statistics.median(rates), MEASURED, min(rates), max(rates), ids)
+    return rate, Quantity(cell.peak_gib, MEASURED, run_ids=ids) if cell.peak_gib else gib
+
+
+def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
+    """Return the report's decision."""
+    row = found.decision
+    label = way_of(bf16, row)[1]
+    return Verdict(row["action"], label, lead_of(row), found.machine, found.num_unsteady)
 
 
 def read_loss_gaps(results: Path) -> pd.DataFrame:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import yaml
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.communication import num_nodes_for
@@ -20,6 +22,11 @@ Law = Callable[[ResolvedConfig], speed.StepParts]
 HEADROOM = 0.1
 #: A lead must move by as many points for a change to be worth a line.
 _NOTABLE_POINTS = 3.0
+#: The study that checks an advice on several nodes, and what all of its runs share.
+STUDY = "advised"
+ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
+         "micro_batch_size", "reshard_after_forward", "activation_checkpointing",
+         "master_dtype")  # fmt: skip
 
 
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
@@ -74,26 +81,27 @@ _SAVERS: dict[str, dict[str, Any]] = {
 }
 
 
-def _needs(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> float:
-    """Return what a run would need after these changes, GiB, with what follows decided anew."""
+def _changed(
+    config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]
+) -> tuple[ResolvedConfig, float]:
+    """Return a run after these changes, with what follows decided anew, and its memory, GiB."""
     follows = ("reshard_after_forward", "gradient_copy", "gradient_pool")
     anew = dict.fromkeys(follows) if "num_gpus" in changes else {}
-    tried = RunConfig(**{**dataclasses.asdict(config), **anew, **changes})
-    return memory.predicted_memory(tried, shape).total
+    tried = RunConfig(**{**dataclasses.asdict(config), **anew, **changes}).resolved()
+    return tried, memory.predicted_memory(tried, shape).total
 
 
 def _savings(
     config: ResolvedConfig, shape: ModelShape, capacity: float, among: list[str]
-) -> list[tuple[str, dict[str, Any], float]]:
-    """Return the smallest combinations of `_SAVERS` that make a run fit: name, changes and GiB."""
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the smallest combinations of `_SAVERS` that make a run fit: name and changes."""
     names = [name for name in among if config.strategy == "fsdp2" or "reshard" not in name]
     for number in range(1, len(names) + 1):
         found = []
         for chosen in itertools.combinations(names, number):
             changes = {key: value for name in chosen for key, value in _SAVERS[name].items()}
-            needed = _needs(config, shape, changes)
-            if needed <= (1 - HEADROOM) * capacity:
-                found.append((" ".join(chosen), changes, needed))
+            if _changed(config, shape, changes)[1] <= (1 - HEADROOM) * capacity:
+                found.append((" ".join(chosen), changes))
         if found:
             return found
     return []
@@ -107,30 +115,38 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 
 
 def remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
-    """Say what would make a run fit: a smaller batch, more GPUs, what saves memory, or all that."""
-    usable = (1 - HEADROOM) * capacity
+    """Say what would make a run fit, as `cures`, with what it would need then."""
+    return [f"{what} ({gib:.0f} GiB)" for what, _, gib in cures(config, shape, capacity)]
+
+
+def cures(
+    config: ResolvedConfig, shape: ModelShape, capacity: float
+) -> list[tuple[str, ResolvedConfig, float]]:
+    """Return what would make a run fit, the run then, and what it would need, GiB.
+
+    A smaller batch, more GPUs, what saves memory, or all that.
+    """
     more = {f"--num-gpus {number}": {"num_gpus": number, "num_nodes": num_nodes_for(number),
                                      "strategy": "fsdp2"}
             for number in (2**n for n in range(1, 11)) if number > config.num_gpus}  # fmt: skip
     one = {"--micro-batch-size 1": {"micro_batch_size": 1}} if config.micro_batch_size > 1 else {}
-    found = []
-    for tries in (one, more):
-        fitting = ((name, _needs(config, shape, changes)) for name, changes in tries.items())
-        found += [f"{name} ({gib:.0f} GiB)" for name, gib in fitting if gib <= usable][:1]
-    found += [f"{n} ({gib:.0f} GiB)" for n, _, gib in _savings(config, shape, capacity, [*_SAVERS])]
-    if not found:
-        everything = {key: value for changes in _SAVERS.values() for key, value in changes.items()}
-        fitting = ((name, _needs(config, shape, {**everything, **changes}))
-                   for name, changes in more.items())  # fmt: skip
-        found = [f"{' '.join(_SAVERS)} {name} ({gib:.0f} GiB)"
-                 for name, gib in fitting if gib <= usable][:1]  # fmt: skip
-    return found
+
+    def first(tries: dict[str, dict[str, Any]]) -> list[tuple[str, ResolvedConfig, float]]:
+        found = ((what, *_changed(config, shape, made)) for what, made in tries.items())
+        return [each for each in found if each[2] <= (1 - HEADROOM) * capacity][:1]
+
+    saving = _savings(config, shape, capacity, [*_SAVERS])
+    found = [*first(one), *first(more)]
+    found += [(what, *_changed(config, shape, made)) for what, made in saving]
+    everything = {key: value for made in _SAVERS.values() for key, value in made.items()}
+    all_of = {f"{' '.join(_SAVERS)} {what}": everything | made for what, made in more.items()}
+    return found or first(all_of)
 
 
 def changes(
     config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
-) -> list[tuple[str, float]]:
-    """Return changes of the task that move FP8's lead notably, with the lead by the law."""
+) -> list[tuple[str, ResolvedConfig, float]]:
+    """Return changes of the task that move FP8's lead notably, with the run and its lead, %."""
 
     def lead(way: ResolvedConfig) -> float:
         best = min(law(fp8).total for fp8 in tensorwise(way, shape))
@@ -145,19 +161,42 @@ def changes(
         way = dataclasses.replace(config, **{name: value})
         fits = memory.predicted_memory(way, shape).total <= (1 - HEADROOM) * capacity
         if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
-            found.append((f"{name}={value}", lead(way)))
+            found.append((f"{name}={value}", way, lead(way)))
     return found
+
+
+def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
+    """Return the commands that measure these runs, and the study's file that they need.
+
+    On one node each run is a command; on several `STUDY` is one, of jobs on a cluster.
+    """
+    if not runs or runs[0].num_nodes == 1:
+        return tuple(command(run) for run in runs), ""
+    asked = [_said(run) for run in runs]
+    base = {name: value for name, value in asked[0].items() if name in ALIKE}
+    content = {
+        "question": f"Does FP8 pay for {runs[0].model} on {runs[0].num_gpus} GPUs?",
+        "base": base, "arms": [{n: v for n, v in each.items() if n not in base} for each in asked],
+        "seeds": [0, 1, 2], "minutes_per_run": 5, "speed_only": True,
+    }  # fmt: skip
+    text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=64)
+    return (f"make reproduce STUDY={STUDY} PROFILE=slurm",), text
 
 
 def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
+    words = [f"--set {name}={value}" for name, value in _said(config).items()]
+    return " ".join(["fp8study run", *words]).replace("=True", "=true").replace("=False", "=false")
+
+
+def _said(config: ResolvedConfig) -> dict[str, Any]:
+    """Return the fields that tell a run of an advice from others."""
     names = ["model", "precision", "path", "strategy", "num_gpus", "sequence_length",
              "micro_batch_size"]  # fmt: skip
     names += ["num_nodes"] * (config.num_nodes > 1)
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
-    words = [f"--set {name}={getattr(config, name)}" for name in names]
-    words += [f"--set {setting}" for setting in settings(config)]
-    return " ".join(["fp8study run", *words]).replace("=True", "=true").replace("=False", "=false")
+    names += [field for what in settings(config) for field in _SAVERS[what]]
+    return {name: getattr(config, name) for name in names}
 
 
 def settings(config: ResolvedConfig) -> list[str]:

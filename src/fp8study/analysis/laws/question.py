@@ -10,14 +10,14 @@ from pathlib import Path
 from fp8study.analysis.laws.advise import MOST_GPUS, Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
-from fp8study.analysis.laws.evidence import read_loss_gaps
+from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.memory import largest_batch
 from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, savers
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.files import results_dir
+from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
 from fp8study.core.presets import check_model
 from fp8study.core.recipes import ARITHMETICS
@@ -115,13 +115,20 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
 
 @cache  # a process reads the records once
 def _advisor(results: Path) -> Advisor:
-    runs = read_runs(results)
+    runs, own = read_runs(results), read_runs(results, "local")
     if not runs:
         raise UserError(
             f"results: '{results}' holds no committed records, which advice rests on; run it in a "
             "checkout of fp8study"
         )
-    return Advisor(runs, read_loss_gaps(results))
+    files = [results / "reference" / name for name, _ in runs]
+    files += [results / name for name, _ in own]
+    decisions = kept(
+        "decisions",
+        (folder / "run.json" for folder in files),
+        lambda: Decisions([*runs, *own]),
+    )
+    return Advisor(runs, read_loss_gaps(results), decisions)
 
 
 def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:

@@ -295,11 +295,15 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     found = advice(str(tmp_path), 2)
     assert all(abs(o.lead_pct.value) < 10 for o in found.options[1:])  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text(json.dumps(shape | {"num_experts_per_tok": 0}))
-    with pytest.raises(UserError, match="its configuration has no num_experts_per_tok; add it"):
-        advice(str(other), 1)
+
+
+def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))  # its 9B
+    short, long = (advice(str(tmp_path), 8, length).left_out for length in (4096, 8192))
+    assert any("soft caps" in line for line in short) and any("norms" in line for line in short)
+    assert [line for line in long if line not in short] == [
+        "attention's window of 4,096 tokens: it is counted over them all"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -310,6 +314,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
         ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
         ({"gpu": "gh200"}, "sold with several memories"),
         ({"num_gpus": 2048}, "outside 1 to 1024"),
+        ({"sequence_length": 7}, "no multiple of 16 tokens"),
         ({"num_gpus": 0}, "outside 1 to 1024"),
         ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8"),
         ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
@@ -343,6 +348,29 @@ def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch):
     assert done.exit_code == 0
     found = json.loads(done.stdout)
     assert found["options"][0]["tokens_per_second_per_gpu"]["kind"] == MEASURED
+
+
+def test_says_which_layers_are_converted_and_which_the_law_finds_not_worth_it():
+    small, large = advice("llama-3.2-1b"), advice("llama-3.1-8b", batch=2)
+    for found in (small, large):
+        assert len(found.layers_saved_ms) == 7
+    assert small.layers_saved_ms["self_attn.k_proj"].value < 0
+    assert large.layers_saved_ms["mlp.up_proj"].value > 0
+    text = advice_text(small)
+    assert "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj of every" in text
+    assert "in BF16 stays lm_head" in text
+    assert re.search(r"not worth it alone.*k_proj \(−\d+ µs\)", text)
+    assert "up_proj (" not in text
+
+
+def test_what_layers_save_is_what_the_law_says_of_the_whole():
+    """With every cast and GEMM in its layer, the sum is the law's own difference."""
+    found = advice("llama-3.1-8b", batch=2)
+    bf16, fp8 = ({n: part.value for n, part in found.step_parts_ms[name].items()}
+                 for name in ("bf16", "fp8_tensorwise"))  # fmt: skip
+    saved = sum(layer.value for layer in found.layers_saved_ms.values())
+    whole = bf16["gemm"] - fp8["gemm"] - fp8["casts"]
+    assert 32 * saved == pytest.approx(whole, rel=1e-6)
 
 
 def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():

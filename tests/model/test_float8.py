@@ -1,7 +1,9 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torchao.float8 import convert_to_float8_training
 from torchao.float8.config import ScalingGranularity, ScalingType
 from torchao.float8.float8_linear import Float8Linear
 
@@ -202,3 +204,26 @@ def test_uneven_shards_of_fp8_weights_are_refused_before_anything_is_converted()
 def test_torchao_says_nothing_before_an_answer() -> None:
     done = run_python(ROOT, "-c", "import fp8study.model.build, torchao, torchao.float8")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"])
+@pytest.mark.parametrize("tokens", [7, 16])
+def test_a_run_on_a_gpu_is_refused_where_torch_refuses_its_tokens(
+    precision: str, tokens: int
+) -> None:
+    """Shapes are checked on the meta device as on a GPU."""
+    config = fp8(precision=precision, fp8_emulate=None, strategy="fsdp2")
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 64, bias=False, dtype=torch.bfloat16))
+    convert_to_float8_training(layer.to("meta"), config=float8_config(config))
+    inputs = torch.empty(tokens, 32, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    asked = replace(config, sequence_length=tokens)
+    asked.resolved(on_gpu=False)  # emulated, any number can be
+    outputs = layer(inputs)
+    if tokens % 16 == 0 or precision == "fp8_rowwise_gw_hp":
+        outputs.backward(torch.empty_like(outputs))
+        asked.resolved(on_gpu=True)
+        return
+    with pytest.raises(RuntimeError, match="divisible by 16"):
+        outputs.backward(torch.empty_like(outputs))
+    with pytest.raises(UserError, match="passes that are no multiple of 16 tokens"):
+        asked.resolved(on_gpu=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8study.core.field_types import Comparison, Field, declare
-from fp8study.core.recipes import RECIPES, SCHEDULE_PATTERN, Precision, is_schedule
+from fp8study.core.recipes import ALIGNMENT, RECIPES, SCHEDULE_PATTERN, Precision, is_schedule
 from fp8study.core.switches import BOUND_EARLY, RETIRED, Switches, is_sharded
 
 MANY = 1_000_000_000
@@ -88,7 +88,12 @@ class _Described:
             (lambda c: c.cpu_ram_efficient_loading and c.strategy != "fsdp2",
              "is for strategy=fsdp2, not {strategy}; leave it out"),))
     sequence_length: int = declare(
-        4096, "task", "Tokens per packed sequence.", low=1, high=MANY)
+        4096, "task", "Tokens per packed sequence.", low=1, high=MANY, refused=(
+            (lambda c: c.fp8_emulate is False and c.micro_batch_size * c.sequence_length % ALIGNMENT
+             and "grad_weight" in RECIPES[c.precision].fp8_gemms,
+             f"makes, with micro_batch_size={{micro_batch_size}}, passes that are no multiple of "
+             f"{ALIGNMENT} tokens, as {{precision}} needs for the weight's gradient; use a "
+             f"multiple of {ALIGNMENT}"),))
     micro_batch_size: int = declare(
         1, "task", "Sequences per GPU and forward pass.", differs="resume", low=1, high=MANY)
     gradient_accumulation_steps: int = declare(

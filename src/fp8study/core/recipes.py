@@ -13,6 +13,9 @@ Precision = Literal["bf16", "fp16", "fp8_tensorwise", "fp8_rowwise", "fp8_rowwis
 
 #: The three GEMMs of a linear layer in training.
 GEMMS = ("output", "grad_input", "grad_weight")
+#: What torch's FP8 GEMMs need both dimensions of a weight to be multiples of, and, for the weight's
+#: gradient, the tokens of a pass.
+ALIGNMENT = 16
 
 
 @dataclass(frozen=True)

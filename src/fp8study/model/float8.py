@@ -13,7 +13,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import check_patterns
-from fp8study.core.recipes import RECIPES
+from fp8study.core.recipes import ALIGNMENT, RECIPES
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 #: out of FP8. These are the names that transformers' models give them.
 _ROUTER = r"\.(router|gate|shared_expert_gate)$"
 _EXPERT = r"\.(experts|shared_experts?)(\.|$)"
-
-#: torchao's FP8 matmuls need both dimensions of a weight to be multiples of this.
-ALIGNMENT = 16
 
 
 def float8_config(config: ResolvedConfig) -> Float8LinearConfig:

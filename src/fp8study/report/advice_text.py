@@ -35,6 +35,7 @@ def advice_text(advice: Advice) -> str:
         _memory(advice),
         _options(advice),
         _limits(advice),
+        _layers(advice),
         _measured(advice.measured),
         _listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
         _listed("About the loss nothing is known of:", advice.loss_uncovered),
@@ -144,6 +145,22 @@ def _limits(advice: Advice) -> list[str]:
             f"  {recipe(precision)}, {kind}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}"
         )
     return lines
+
+
+def _layers(advice: Advice) -> list[str]:
+    """Say which layers a run puts into FP8, and of which the law says that it does not pay."""
+    saved = {name.rpartition(".")[2]: ms for name, ms in advice.layers_saved_ms.items()}
+    kind = next(iter(saved.values())).kind
+    losing = [f"{name} ({number(1e3 * ms.value, '+.0f')} µs)" for name, ms in saved.items()
+              if 1e3 * ms.value <= -0.5]  # fmt: skip
+    rest = "none of them costs more in casts than its GEMMs save"
+    if losing:
+        rest = f"not worth it alone, as casts cost more than GEMMs save: {', '.join(losing)}"
+    kept = ", ".join(advice.config["skip"]) or "no other"
+    return _listed("Layers in FP8, unless `skip` says otherwise:", [
+        f"{', '.join(saved)} of every decoder layer; in BF16 stays {kept}",
+        f"by the law, {kind}: {rest}",
+    ])  # fmt: skip
 
 
 def _measured(found: Measured | None) -> list[str]:

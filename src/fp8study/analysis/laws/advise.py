@@ -35,7 +35,7 @@ from fp8study.analysis.laws.evidence import (
     way_of,
 )
 from fp8study.analysis.laws.frozen import Runs
-from fp8study.analysis.laws.here import Measured, law_of
+from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
     HEADROOM,
     Law,
@@ -112,6 +112,9 @@ class Advice:
     """BF16 first, then what was timed, by lead, then what was not, by speed."""
     step_parts_ms: dict[str, dict[str, Quantity]]
     """Precision → part of the step → ms, by the law; of BF16 and of the FP8 of the verdict."""
+    layers_saved_ms: dict[str, Quantity]
+    """Linear layer that the FP8 of the verdict converts → what that saves of the GPU's time, a
+    decoder layer and pass, by the law; below 0 it costs more than it saves."""
     measured: Measured | None
     """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]
@@ -191,7 +194,9 @@ class Advisor:
             verdicts = [_predicted_verdict((fitting or options[1:])[0])]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
-        shown = {"bf16": config, best.precision: _fp8(config, best)}
+        fp8 = as_fp8(config, best.precision, best.gathers_fp8)
+        shown = {"bf16": config, best.precision: fp8}
+        constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
         checked = [
             way for way, option in zip(shown.values(), (options[0], best), strict=True)
@@ -218,9 +223,13 @@ class Advisor:
                        (law(way).parts() | {"host": law(way).host}).items()}
                 for name, way in shown.items()
             },
+            layers_saved_ms={
+                name: by_law(fp8, speed.saved_ms(fp8, size, constants))
+                for name, size in shape.convertible.items()
+            },
             measured=measured,
             beyond=tuple(beyond(config)),
-            left_out=tuple(_left_out(shape)),
+            left_out=tuple(_left_out(config, shape)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(
@@ -322,10 +331,6 @@ class Advisor:
         return found
 
 
-def _fp8(config: ResolvedConfig, option: Option) -> ResolvedConfig:
-    return as_fp8(config, option.precision, option.gathers_fp8)
-
-
 def _predicted_verdict(option: Option) -> Verdict:
     """Apply the report's rule to what the law says, within what its errors are."""
     lead = option.lead_pct
@@ -333,10 +338,8 @@ def _predicted_verdict(option: Option) -> Verdict:
     return Verdict(decision.advise(lead.low, lead.high, None), option.label, lead)
 
 
-def _left_out(shape: ModelShape) -> list[str]:
-    if shape.num_experts == 1:
-        return []
-    return [
-        "routing, moving tokens between experts, experts with more tokens than others",
-        "experts stay in BF16, since torchao converts nn.Linear only: FP8 is attention's alone",
-    ]
+def _left_out(config: ResolvedConfig, shape: ModelShape) -> list[str]:
+    found = list(shape.left_out)
+    if shape.window and shape.window < config.sequence_length:
+        found.append(f"attention's window of {shape.window:,} tokens: it is counted over them all")
+    return found

@@ -84,9 +84,16 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def law_of(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
     """Return the speed law of a model on a GPU, with what was measured there, if anything."""
+    return lambda way: predicted_step(way, shape, None, constants_for(way, shape, gpu, measured))
+
+
+def constants_for(
+    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, measured: Measured | None
+) -> SpeedConstants:
+    """Return the law's constants on a GPU, by its datasheet or by what was measured there."""
     if measured is None:
-        return lambda way: predicted_step(way, shape, gpu)
-    return lambda way: predicted_step(way, shape, None, constants_here(measured, way, shape, gpu))
+        return on_gpu(constants_of(SpeedConstants, "speed"), gpu)
+    return constants_here(measured, config, shape, gpu)
 
 
 def constants_here(
@@ -122,7 +129,7 @@ def constants_here(
     tokens = alone.micro_batch_size * alone.sequence_length
     weights = sum(wide * high for wide, high in shape.linears.values())
     kernels = {"gemm": 3 * len(shape.linears), "other": OTHER_KERNELS,
-               "casts": CAST_KERNELS * len(shape.linears)}  # fmt: skip
+               "casts": CAST_KERNELS * len(shape.convertible)}  # fmt: skip
     fixed = {name: number * c.kernel_us * 1e-3 for name, number in kernels.items()}
     gflop = 6e-9 * tokens * weights
     gemm = {name: gflop / rates[name] for name in ("bf16", own_name)}
@@ -139,7 +146,8 @@ def constants_here(
         changed[name] = slower * getattr(c, name)
     if config.is_fp8:
         width = c.rowwise if recipe.scaling == "rowwise" else 1.0
-        elements = weights + tokens * sum(wide + high for wide, high in shape.linears.values())
+        moved = sum(wide + high for wide, high in shape.convertible.values())
+        elements = shape.convertible_parameters + tokens * moved
         changed["cast_ps"] = _beyond(casts / width, fixed["casts"]) / elements * 1e9
         changed["fp8_tflops"] = effective[own_name]
     if own.get("host_ms") and plain.get("host_ms"):

@@ -224,7 +224,7 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     model that is not compiled, every norm and activation keeps its own, FP8 or not.
     """
     h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
-    f *= shape.num_active_experts
+    f = f * shape.num_active_experts + shape.shared_size
     in_autocast = _computes_in_autocast(config)
     kept = (4 if in_autocast else 2) * h + 2 * h + 2 * (q + 2 * kv) + 2 * q + 4 * f
     kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)

@@ -91,6 +91,7 @@ def question_for(
     shape = shape_of(model)
     config = make_config(values, "advise")
     check_model(config)
+    as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
     if micro_batch_size is None:
         if not _batch(config, shape, capacity):  # what saves memory first
             values |= savers(config.resolved(), shape, capacity)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS, hf_config, text_config
+from fp8study.core.recipes import ALIGNMENT
 
-#: Kinds of transformers' models whose decoder layers are attention and a gated MLP.
-DENSE = ("llama", "mistral", "qwen2", "qwen3")
-#: The same with a mixture of experts in place of the MLP.
+#: The linear layers of attention and of a gated MLP, each apart or as one matrix.
+_ATTENTION = (("q_proj", "k_proj", "v_proj", "o_proj"), ("qkv_proj", "o_proj"))
+_MLP = (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"))
+_APART = tuple(f"self_attn.{name}" for name in _ATTENTION[0]) + tuple(f"mlp.{n}" for n in _MLP[0])
+#: Kinds of transformers' models with a mixture of experts in place of the MLP.
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-#: Those that normalise queries and keys.
-_QK_NORM = ("qwen3", "qwen3_moe", "olmoe")
+#: Kinds that are planned like a Llama and hold other weights.
+_UNLIKE = ("gemma4_unified_text", "helium", "hyperclovax", "muse_glimmer_text", "olmo",
+           "phi4_multimodal")  # fmt: skip
+#: Norms of a decoder layer, of a hidden size each, where they are not two.
+_NORMS = {"cohere": 1, "cohere2": 1, "gemma2": 4, "gemma3_text": 4, "glm4": 4}
+#: Kinds of attention that every key of the past, or of a window, takes part in.
+_ATTENDING = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True)
@@ -36,8 +45,19 @@ class ModelShape:
     is_tied: bool
     """Whether the loss head shares the embedding's weight."""
     has_qk_norm: bool = False
+    """Whether queries and keys are normalised."""
+    layer_vectors: int = 0
+    """Weights of one decoder layer's norms and biases."""
+    parts: tuple[str, ...] = _APART
+    """Names of a decoder layer's linear layers, one expert's MLP."""
     num_experts: int = 1
     num_active_experts: int = 1
+    shared_size: int = 0
+    """Intermediate size of an expert that every token goes to; 0: there is none."""
+    window: int | None = None
+    """Tokens that attention looks back at, in some layers or all; None: at all."""
+    left_out: tuple[str, ...] = ()
+    """What it has that is no part of this."""
 
     @property
     def query_size(self) -> int:
@@ -49,24 +69,44 @@ class ModelShape:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Input and output features of a decoder layer's linear layers, one expert's MLP."""
+        """Input and output features of `parts` and of a shared expert."""
         h, f, q, kv = self.hidden_size, self.intermediate_size, self.query_size, self.kv_size
-        return {
+        sizes = {
             "self_attn.q_proj": (h, q), "self_attn.k_proj": (h, kv), "self_attn.v_proj": (h, kv),
-            "self_attn.o_proj": (q, h),
-            "mlp.gate_proj": (h, f), "mlp.up_proj": (h, f), "mlp.down_proj": (f, h),
+            "self_attn.qkv_proj": (h, q + 2 * kv), "self_attn.o_proj": (q, h),
+            "mlp.gate_proj": (h, f), "mlp.up_proj": (h, f), "mlp.gate_up_proj": (h, 2 * f),
+            "mlp.down_proj": (f, h),
         }  # fmt: skip
+        found = {name: sizes[name] for name in self.parts}
+        if self.shared_size:
+            ends = {"gate_proj": (h, self.shared_size), "up_proj": (h, self.shared_size),
+                    "down_proj": (self.shared_size, h)}  # fmt: skip
+            found |= {f"mlp.shared_expert.{name}": size for name, size in ends.items()}
+        return found
 
     @property
     def convertible(self) -> dict[str, tuple[int, int]]:
         """Those that torchao can make compute in FP8: of a mixture, attention's alone."""
-        names = [name for name in self.linears if self.num_experts == 1 or name.startswith("self")]
-        return {name: self.linears[name] for name in names}
+        return {
+            name: size for name, size in self.linears.items()
+            if (self.num_experts == 1 or name.startswith("self")) and is_aligned(size)
+        }  # fmt: skip
 
     @property
     def convertible_parameters(self) -> int:
         """Weights of one decoder layer's `convertible`."""
         return sum(wide * high for wide, high in self.convertible.values())
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights of one decoder layer's linear layers that a token meets, but for the router."""
+        return self._with_experts(self.num_active_experts)
+
+    def _with_experts(self, number: int) -> int:
+        return sum(
+            wide * high * (number if name in self.parts and name.startswith("mlp") else 1)
+            for name, (wide, high) in self.linears.items()
+        )
 
     @property
     def head_parameters(self) -> int:
@@ -79,17 +119,19 @@ class ModelShape:
         return self.head_parameters * (1 if self.is_tied else 2)
 
     @property
+    def router_parameters(self) -> int:
+        """Weights that choose a token's experts, in one decoder layer."""
+        routers = (self.num_experts if self.num_experts > 1 else 0) + bool(self.shared_size)
+        return self.hidden_size * routers
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of one decoder layer's linear layers, all experts."""
-        sizes = {name: wide * high for name, (wide, high) in self.linears.items()}
-        mlp = sum(size for name, size in sizes.items() if name.startswith("mlp"))
-        router = self.hidden_size * self.num_experts if self.num_experts > 1 else 0
-        return sum(sizes.values()) + (self.num_experts - 1) * mlp + router
+        return self._with_experts(self.num_experts) + self.router_parameters
 
     @property
     def num_parameters(self) -> int:
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.has_qk_norm else 0)
-        layers = self.num_layers * (self.layer_parameters + norms)
+        layers = self.num_layers * (self.layer_parameters + self.layer_vectors)
         return layers + self.hidden_size + self.root_parameters
 
     def modules(self) -> Iterator[tuple[str, int]]:
@@ -108,43 +150,142 @@ class ModelShape:
         )  # fmt: skip
 
 
+def is_aligned(size: tuple[int, int]) -> bool:
+    """Whether FP8's GEMMs take a weight of this size."""
+    return not any(side % ALIGNMENT for side in size)
+
+
 def shape_of(model: str) -> ModelShape:
     """Return the shape of a preset, a folder with a ``config.json``, or a hub id.
 
     Raises:
-        UserError: As `hf_config`, or the model is of a kind that the laws do not know.
+        UserError: As `hf_config`, the model is of a kind that the laws do not know, or FP8 can take
+            none of its layers.
     """
-    values: dict[str, Any] = PRESETS.get(model) or text_config(hf_config(model)).to_dict()
-    kind = str(values.get("model_type"))
-    if kind not in (*DENSE, *MIXTURES):
+    if model in PRESETS:
+        found = _shape(model, PRESETS[model], _APART)
+    else:
+        config = hf_config(model)
+        if text_config(config) is not config:
+            raise UserError(
+                f"model: '{model}' takes more than text, of which no law is known here; give a "
+                "folder whose config.json holds its text_config alone"
+            )
+        values: dict[str, Any] = config.to_dict()
+        plan = getattr(config, "base_model_tp_plan", None) or {}
+        found = _shape(model, values, _parts(model, values, plan))
+    if not found.convertible:
         raise UserError(
-            f"model: '{model}' is a {kind}, of which no law is known here; give a model of the "
-            f"kinds {', '.join((*DENSE, *MIXTURES))}"
+            f"model: no linear layer of '{model}' has two dimensions that divide by {ALIGNMENT}, "
+            "as FP8 asks; train it in BF16"
         )
+    return found
+
+
+def _parts(model: str, values: Mapping[str, Any], plan: Collection[str]) -> tuple[str, ...]:
+    """Return the names of a layer's linear layers, by which transformers plans to split a model.
+
+    Raises:
+        UserError: They are no attention and gated MLP, or not all layers are alike.
+    """
+    kind = str(values.get("model_type"))
+    names = {name.removeprefix("layers.*.") for name in plan if not name.endswith("_norm")}
+    if kind in MIXTURES:
+        if (values.get("decoder_sparse_step") or 1) > 1 or values.get("mlp_only_layers"):
+            raise UserError(
+                f"model: '{model}' has experts in some of its layers only, of which no law is "
+                "known here; give a model whose layers are all alike"
+            )
+        return _APART
+    attends = {*(values.get("layer_types") or ())} <= {*_ATTENDING}
+    for attention, mlp in itertools.product(_ATTENTION, _MLP):
+        parts = (*(f"self_attn.{name}" for name in attention), *(f"mlp.{name}" for name in mlp))
+        if {*parts} == names and attends and kind not in _UNLIKE:
+            return parts
+    raise UserError(
+        f"model: '{model}' is a {kind}, of which no law is known here; give a decoder of attention "
+        f"and gated MLPs, as Llama, Qwen3 or Gemma, or a mixture ({', '.join(MIXTURES)})"
+    )
+
+
+def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> ModelShape:
+    """Read a configuration's numbers.
+
+    Raises:
+        UserError: One is missing or none.
+    """
+
+    def count(*names: str) -> int:
+        found = next((values[name] for name in names if values.get(name)), None)
+        if not isinstance(found, int) or found < 1:
+            raise UserError(
+                f"model: the configuration of '{model}' has no {' or '.join(names)} of 1 or more; "
+                "mend it"
+            )
+        return found
+
+    kind = str(values.get("model_type"))
     is_mixture = kind in MIXTURES
-    inner = (values.get("moe_intermediate_size") if is_mixture else None) or (
-        values["intermediate_size"]
-    )
-    heads = int(values["num_attention_heads"])
-    return ModelShape(
+    hidden, heads = count("hidden_size"), count("num_attention_heads")
+    head_dim = count("head_dim") if values.get("head_dim") else hidden // heads
+    shape = ModelShape(
         name=model,
-        hidden_size=int(values["hidden_size"]),
-        intermediate_size=int(inner),
-        num_layers=int(values["num_hidden_layers"]),
+        hidden_size=hidden,
+        intermediate_size=count(
+            *["moe_intermediate_size"] * (is_mixture and kind.startswith("qwen")),
+            "intermediate_size",
+        ),
+        num_layers=count("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=int(values.get("num_key_value_heads") or heads),
-        head_dim=int(values.get("head_dim") or values["hidden_size"] // heads),
-        vocab_size=int(values["vocab_size"]),
+        num_kv_heads=count("num_key_value_heads", "num_attention_heads"),
+        head_dim=head_dim,
+        vocab_size=count("vocab_size"),
         is_tied=bool(values.get("tie_word_embeddings")),
-        has_qk_norm=kind in _QK_NORM,
-        num_experts=_count(values, "num_local_experts", "num_experts") if is_mixture else 1,
-        num_active_experts=_count(values, "num_experts_per_tok") if is_mixture else 1,
+        has_qk_norm=_qk_norm(kind, values) is not None,
+        parts=parts,
+        num_experts=count("num_local_experts", "num_experts") if is_mixture else 1,
+        num_active_experts=count("num_experts_per_tok") if is_mixture else 1,
+        shared_size=count("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        window=_window(values),
+    )
+    return dataclasses.replace(
+        shape, layer_vectors=_vectors(kind, values, shape), left_out=tuple(_left_out(shape, values))
     )
 
 
-def _count(values: dict[str, Any], *names: str) -> int:
-    """Return the first of these counts that a mixture's configuration gives."""
-    found = next((values[name] for name in names if values.get(name)), None)
-    if found is None:
-        raise UserError(f"model: its configuration has no {' or '.join(names)}; add it")
-    return int(found)
+def _qk_norm(kind: str, values: Mapping[str, Any]) -> str | None:
+    """Return what queries and keys are normalised over: each ``head``, ``all`` of them; or None."""
+    if kind.startswith("olmo") or values.get("use_qk_norm"):
+        return "all"
+    return "head" if kind.startswith(("qwen3", "gemma3", "exaone4")) else None
+
+
+def _vectors(kind: str, values: Mapping[str, Any], shape: ModelShape) -> int:
+    """Return the weights of a decoder layer's norms and biases."""
+    h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
+    norms = _NORMS.get(kind, 2) * h
+    norms += {"head": 2 * shape.head_dim, "all": q + kv, None: 0}[_qk_norm(kind, values)]
+    everywhere = bool(values.get("use_bias"))
+    of_queries = everywhere or bool(values.get("attention_bias")) or kind.startswith("qwen2")
+    of_output = values.get(
+        "attention_out_bias", of_queries and not kind.startswith(("qwen2", "glm"))
+    )
+    biases = (q + 2 * kv) * of_queries + h * bool(of_output)
+    return norms + biases + (2 * f + h) * (everywhere or bool(values.get("mlp_bias")))
+
+
+def _window(values: Mapping[str, Any]) -> int | None:
+    kinds = values.get("layer_types")
+    if values.get("use_sliding_window") is False or (kinds and "sliding_attention" not in kinds):
+        return None
+    return values.get("sliding_window")
+
+
+def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
+    if any("softcapping" in name and value for name, value in values.items()):
+        yield "soft caps of attention scores and logits"
+    if _NORMS.get(str(values.get("model_type")), 2) > 2:
+        yield "norms after attention and MLP, in the time of a step"
+    if shape.num_experts > 1:
+        yield "routing, moving tokens between experts, experts with more tokens than others"
+        yield "FP8 for the experts, which torchao does not convert: FP8 is attention's alone"

@@ -227,20 +227,35 @@ def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> floa
     FSDP2's FP8 all-gather casts weights before they are gathered, each rank its share; else
     they are cast as often as they are gathered.
     """
-    casts = 1.0
+    each = sum(_cast_elements(config, size, tokens) for size in shape.convertible.values())
+    return converted_share(config, shape) * shape.num_layers * each
+
+
+def _cast_elements(config: ResolvedConfig, size: tuple[int, int], tokens: int) -> float:
+    """Return the elements that one converted layer casts in a pass."""
+    casts, (wide, high) = 1.0, size
     if config.strategy == "fsdp2":
         casts = 1 / config.num_shards if _gathers_fp8(config) else 1 + gathers_again(config)
-    moved = tokens * sum(wide + high for wide, high in shape.convertible.values())
-    each = casts * shape.convertible_parameters + moved
-    return converted_share(config, shape) * shape.num_layers * each
+    return casts * wide * high + tokens * (wide + high)
+
+
+def saved_ms(config: ResolvedConfig, size: tuple[int, int], c: SpeedConstants) -> float:
+    """Return what FP8 saves of the GPU's time in one linear layer and pass, ms; below 0, costs.
+
+    The time of its GEMMs in BF16, less that in FP8 and that of its casts.
+    """
+    recipe, tokens = RECIPES[config.precision], config.micro_batch_size * config.sequence_length
+    again = 4 / 3 if config.activation_checkpointing else 1.0
+    gflop = 6e-9 * again * recipe.fp8_share * tokens * size[0] * size[1]
+    width = c.rowwise if recipe.scaling == "rowwise" else 1.0
+    casts = c.cast_ps * _cast_elements(config, size, tokens) * 1e-9
+    casts += CAST_KERNELS * c.kernel_us * 1e-3
+    return gflop * (1 / c.bf16_tflops - 1 / c.fp8_tflops) - width * casts
 
 
 def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants) -> float:
     """Return all GEMMs: three a linear layer, and the loss head's."""
-    weights = sum(
-        wide * high * (shape.num_active_experts if name.startswith("mlp") else 1)
-        for name, (wide, high) in shape.linears.items()
-    )
+    weights = shape.active_parameters
     share = converted_share(config, shape) * shape.convertible_parameters / weights
     share *= RECIPES[config.precision].fp8_share
     tflop = 6e-12 * tokens * weights * shape.num_layers

@@ -187,7 +187,7 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     text = advice_text(found)
     assert "Measure more. FP8 tensorwise, BF16 all-gather" in text
     assert "steps of 4 runs had not settled" in text
-    assert "also BF16, or try BF16 all-gather" in text and "on h200x4" in text
+    assert "also: BF16, or try BF16 all-gather" in text and "on h200x4" in text
 
 
 def test_what_does_not_fit_is_told_with_what_would():
@@ -214,7 +214,7 @@ def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
     assert found.fits and found.building_gib > found.capacity_gib and not found.commands
     assert found.settings == ("reshard_after_forward=true", "activation_checkpointing=true")
     text = advice_text(found)
-    assert "So that it fits: reshard_after_forward=true" in text
+    assert "Set for it: reshard_after_forward=true" in text
     assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
     asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
     assert not asked.fits and not asked.settings
@@ -299,7 +299,12 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
 
 def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))  # its 9B
+    found = advice(str(tmp_path), 8)
     short, long = (advice(str(tmp_path), 8, length).left_out for length in (4096, 8192))
+    assert any("left out below" in line for line in found.beyond)
+    assert found.settings == ("loss_head=plain",)  # its logits are capped
+    assert all("--set loss_head=plain" in command for command in found.commands)
+    assert found.commands
     assert any("soft caps" in line for line in short) and any("norms" in line for line in short)
     assert [line for line in long if line not in short] == [
         "attention's window of 4,096 tokens: it is counted over them all"

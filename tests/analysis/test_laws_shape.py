@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from fp8study.analysis.laws.memory import layer_bytes
 from fp8study.analysis.laws.shape import MIXTURES, ModelShape, shape_of
+from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.measure.flops import attention_flops_per_token, num_matmul_parameters
 
@@ -122,6 +124,21 @@ def test_refuses_what_it_cannot_count(
     with pytest.raises(UserError, match=words) as caught:
         shape_of(folder(tmp_path, kind, SMALL | changes))
     assert "\n" not in str(caught.value)
+
+
+def test_capped_scores_are_kept_in_memory(tmp_path: Path) -> None:
+    capped, free = (
+        shape_of(folder(tmp_path / str(cap), "gemma2", SMALL | {"attn_logit_softcapping": cap}))
+        for cap in (50.0, None)
+    )
+    config = AutoConfig.for_model("gemma2", **SMALL)
+    with torch.device("meta"):
+        assert AutoModelForCausalLM.from_config(config).config._attn_implementation == "eager"
+    more = [
+        layer_bytes(config, capped) - layer_bytes(config, free)
+        for config in (RunConfig(sequence_length=length).resolved() for length in (512, 1024))
+    ]
+    assert more == [8 * 8 * 512, 8 * 8 * 1024]  # bytes a token: 8 a score, 8 heads
 
 
 def test_layers_that_fp8_cannot_take_count_as_bf16(tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ PRESETS: dict[str, dict[str, Any]] = _WIDTHS | {
     "tiny-qwen3": _TINY | {"model_type": "qwen3"},
 }  # fmt: skip
 
+#: Settings that make the logits something else than hidden states times a weight, by what value
+#: they do nothing.
+_RESHAPING = {
+    "final_logit_softcapping": (None,), "logits_soft_cap": (None,), "logit_scale": (None, 1),
+    "logits_scaling": (None, 1), "lm_head_multiplier": (None, 1),
+    "output_router_logits": (None, False),
+}  # fmt: skip
+
 #: The linear layers in each decoder layer of a preset.
 _PROJECTIONS = (
     "self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down",
@@ -187,6 +195,16 @@ def hf_config(model: str) -> PreTrainedConfig:
         ) from error
     config.use_cache = False
     return config
+
+
+def reshapes_logits(config: PreTrainedConfig) -> str | None:
+    """Name a setting by which logits are more than one product, for which only ``plain`` fits."""
+    for name, harmless in _RESHAPING.items():
+        for settings in (config, text_config(config)):
+            value = getattr(settings, name, None)
+            if value not in harmless:
+                return f"{name}={value}"
+    return None
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

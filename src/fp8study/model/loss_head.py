@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
-from fp8study.core.presets import text_config
+from fp8study.core.presets import reshapes_logits
 from fp8study.model.build import on_four_tokens
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import is_converted
@@ -43,13 +43,6 @@ CHUNK = 2048
 _ROWS = 8192
 #: The label that no loss is taken of, in transformers as in torch.
 IGNORED = -100
-#: Settings that make the logits something else than hidden states times a weight, by what value
-#: they do nothing.
-_RESHAPING = {
-    "final_logit_softcapping": (None,), "logits_soft_cap": (None,), "logit_scale": (None, 1),
-    "logits_scaling": (None, 1), "lm_head_multiplier": (None, 1),
-    "output_router_logits": (None, False),
-}  # fmt: skip
 
 
 def check_loss_head(model: Any, config: ResolvedConfig) -> None:
@@ -78,11 +71,8 @@ def check_loss_head(model: Any, config: ResolvedConfig) -> None:
         raise refuse("its loss head has a bias")
     if model.base_model is model:
         raise refuse("it has no base model apart from its loss head")
-    for name, harmless in _RESHAPING.items():
-        for settings in (model.config, text_config(model.config)):
-            value = getattr(settings, name, None)
-            if value not in harmless:
-                raise refuse(f"{name}={value}")
+    if setting := reshapes_logits(model.config):
+        raise refuse(setting)
     if not head.weight.is_meta and not _is_cross_entropy_of_one_product(model):
         raise refuse("its loss is not the cross-entropy of its loss head's product")
 

@@ -29,7 +29,7 @@ def advice_text(advice: Advice) -> str:
         f"tokens, batch {config['micro_batch_size']} a GPU"
     )
     if advice.settings:
-        task += f"\nSo that it fits: {', '.join(advice.settings)}"
+        task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [
         ["", *_answer(advice)],
         _memory(advice),
@@ -57,7 +57,7 @@ def _answer(advice: Advice) -> list[str]:
         alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
-    return [said, *(f"  also {_verdict(other)}" for other in advice.elsewhere)]
+    return [said, *(f"  also: {_verdict(other)}" for other in advice.elsewhere)]
 
 
 def _verdict(verdict: Verdict) -> str:

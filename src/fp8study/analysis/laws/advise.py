@@ -93,7 +93,7 @@ class Advice:
     config: dict[str, Any]
     """The BF16 run that is spoken of, resolved."""
     settings: tuple[str, ...]
-    """What is set in it so that it fits."""
+    """What is set in it so that it fits, or so that the tuned path takes its model."""
     gpu: str
     capacity_gib: float
     verdict: Verdict
@@ -109,7 +109,7 @@ class Advice:
     remedies: tuple[Change, ...]
     """Where it does not fit: what would."""
     options: tuple[Option, ...]
-    """BF16 first, then what was timed, by lead, then what was not, by speed."""
+    """BF16 first, then what was timed, by machine and lead, then what was not, by speed."""
     step_parts_ms: dict[str, dict[str, Quantity]]
     """Precision → part of the step → ms, by the law; of BF16 and of the FP8 of the verdict."""
     layers_saved_ms: dict[str, Quantity]
@@ -249,7 +249,7 @@ class Advisor:
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
     ) -> list[Option]:
-        """Return BF16, then what was timed in the report's order, then the others by speed."""
+        """Return BF16, then what was timed, machine by machine, then the others by speed."""
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
@@ -267,7 +267,7 @@ class Advisor:
         if bf16.tokens_per_second_per_gpu.kind == MEASURED:
             base = bf16.tokens_per_second_per_gpu.value
         timed: dict[str, Option] = {}
-        for row in decided[0].leads if decided else ():
+        for row in (row for found in decided for row in found.leads):
             way, label = way_of(config, row)
             timed.setdefault(label, option(way, label, row))
         every = {label_of(way): way for way in ways(config, shape)[1:]}
@@ -328,6 +328,8 @@ class Advisor:
             found.append(f"{label_of(config)}: never timed")
         if shape.num_experts > 1:
             found.append("a mixture of experts: none was measured")
+        elif shape.left_out:
+            found.append("a model with what is left out below: none was measured")
         return found
 
 

@@ -27,6 +27,8 @@ from fp8study.core.config import ResolvedConfig, RunConfig
 GIB = 2**30
 #: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.loss_head.CHUNK`).
 CHUNK = 2048
+#: What a kept score of attention takes: capped, as a share in FP32, and that in BF16.
+_SCORE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     in_autocast = _computes_in_autocast(config)
     kept = (4 if in_autocast else 2) * h + 2 * h + 2 * (q + 2 * kv) + 2 * q + 4 * f
     kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)
+    if shape.keeps_scores:
+        kept += _SCORE_BYTES * shape.num_heads * config.sequence_length
     eager = not config.compile
     if eager or not _is_fp8(config, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
         kept += 2 * h

@@ -26,7 +26,7 @@ _NOTABLE_POINTS = 3.0
 STUDY = "advised"
 ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
          "micro_batch_size", "reshard_after_forward", "activation_checkpointing",
-         "master_dtype")  # fmt: skip
+         "master_dtype", "loss_head")  # fmt: skip
 
 
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
@@ -195,12 +195,14 @@ def _said(config: ResolvedConfig) -> dict[str, Any]:
              "micro_batch_size"]  # fmt: skip
     names += ["num_nodes"] * (config.num_nodes > 1)
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
-    names += [field for what in settings(config) for field in _SAVERS[what]]
+    names += [what.partition("=")[0] for what in settings(config)]
     return {name: getattr(config, name) for name in names}
 
 
 def settings(config: ResolvedConfig) -> list[str]:
-    """Name what was set so that a run fits."""
+    """Name what was set so that a run fits, or so that the tuned path takes its model."""
     changed = [name for name, change in _SAVERS.items()
                if all(getattr(config, key) == value for key, value in change.items())]  # fmt: skip
+    if config.path == "tuned" and config.loss_head == "plain":
+        changed.append("loss_head=plain")
     return [name for name in changed if config.strategy == "fsdp2" or "reshard" not in name]

@@ -50,6 +50,8 @@ class ModelShape:
     """Weights of one decoder layer's norms and biases."""
     parts: tuple[str, ...] = _APART
     """Names of a decoder layer's linear layers, one expert's MLP."""
+    keeps_scores: bool = False
+    """Whether attention keeps every score for its backward pass, as where scores are capped."""
     num_experts: int = 1
     num_active_experts: int = 1
     shared_size: int = 0
@@ -246,6 +248,7 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         num_experts=count("num_local_experts", "num_experts") if is_mixture else 1,
         num_active_experts=count("num_experts_per_tok") if is_mixture else 1,
         shared_size=count("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        keeps_scores=bool(values.get("attn_logit_softcapping")),
         window=_window(values),
     )
     return dataclasses.replace(
@@ -283,7 +286,7 @@ def _window(values: Mapping[str, Any]) -> int | None:
 
 def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
     if any("softcapping" in name and value for name, value in values.items()):
-        yield "soft caps of attention scores and logits"
+        yield "soft caps of scores and logits, but for the scores that attention then keeps"
     if _NORMS.get(str(values.get("model_type")), 2) > 2:
         yield "norms after attention and MLP, in the time of a step"
     if shape.num_experts > 1:

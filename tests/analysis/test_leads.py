@@ -177,6 +177,27 @@ def test_a_shape_that_nobody_trains_has_a_lead_and_no_decision(tmp_path: Path) -
     assert set(decisions["model"]) == {"llama-3.2-1b"}
 
 
+def test_several_nodes_are_held_against_the_most_gpus_of_one(tmp_path: Path) -> None:
+    rates = {(4, 1): 100.0, (8, 1): 90.0, (8, 2): 81.0, (16, 2): 72.0}
+    for hour, ((num_gpus, num_nodes), rate) in enumerate(rates.items()):
+        for precision, times in (("bf16", 1.0), ("fp8_tensorwise", 1.5)):
+            run_id = f"{precision}-{num_gpus}-{num_nodes}"
+            results = {"tokens_per_second_per_gpu": times * rate}
+            when = f"2000-01-01T{hour:02}:00:00+00:00"
+            config = {"num_gpus": num_gpus, "num_nodes": num_nodes, "precision": precision}
+            record = make_record(
+                config=config, run_id=run_id, results=results, started_at=when, ended_at=when
+            )
+            store(tmp_path, "local", record)
+    table = scaling_table(leads_table(frame(tmp_path)))
+    assert len(table) == 8
+    for _, lines in table.groupby("precision"):
+        shares = lines.set_index(["num_gpus", "num_nodes"])["of_one_node_pct"]
+        assert shares[8, 2] == pytest.approx(90)
+        assert shares[16, 2] == pytest.approx(80)
+        assert shares[[(4, 1), (8, 1)]].isna().all()
+
+
 def test_fp16_is_a_baseline_and_no_lead_or_gap_of_fp8(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.1)
     store_leads(tmp_path, 9, 1.2, precision="fp16")

@@ -40,9 +40,11 @@ LEAD_COLUMNS = [
     *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES, "memory_change_pct",
     "energy_change_pct", "studies", "sessions", "run_ids",
 ]  # fmt: skip
+#: What a setting says of several nodes.
+_SPREAD = r"((?P<nodes>\d+) nodes(?:, sharded within each)?)"
 SCALING_COLUMNS = [
     "machine", "model", "sequence_length", "micro_batch_size", "path", "master_dtype", "precision",
-    "num_gpus", _RATE, "kept_pct", "run_ids",
+    "num_gpus", "num_nodes", _RATE, "kept_pct", "of_one_node_pct", "run_ids",
 ]  # fmt: skip
 
 
@@ -188,12 +190,17 @@ def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
     The columns of `SCALING_COLUMNS`. Of a model's lengths, batches and paths the one that was timed
     on the most numbers of GPUs, then the length nearest to 4,096 tokens, then the fastest recipe.
     ``kept_pct`` is the rate
-    per GPU in % of that on the fewest GPUs: 100 is linear scaling.
+    per GPU in % of that on the fewest GPUs: 100 is linear scaling. ``of_one_node_pct`` is that of
+    runs on several nodes in % of that on the most GPUs of one node.
     """
     timed = leads[leads["lead_pct"].notna()].sort_values("num_pairs", ascending=False)
+    spread = timed["setting"].str.extract(_SPREAD)
+    timed = timed.assign(
+        _spread=spread[0], num_nodes=spread["nodes"].astype(float).fillna(1).astype(int)
+    )
     alike = ["machine", "model", "micro_batch_size", "gradient_accumulation_steps",
              "sequence_length", "master_dtype", "path", "arm"]  # fmt: skip
-    timed = timed.drop_duplicates([*alike, "num_gpus"])
+    timed = timed.drop_duplicates([*alike, "num_gpus", "_spread"])
     counts = timed.groupby(alike)["num_gpus"].transform("size")
     off = (timed["sequence_length"].astype(float) / 4096).map(math.log2).abs()
     several = timed.assign(_counts=-counts, _off=off, _lead=-timed["lead_pct"])[counts > 1]
@@ -202,12 +209,15 @@ def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
     )
     rows = []
     for _, group in several.merge(chosen[alike], on=alike).groupby(alike[:2], sort=False):
-        group = group.sort_values("num_gpus")
+        group = group.sort_values(["num_gpus", "num_nodes"])
         for column, precision in ((f"{_RATE}_bf16", "bf16"), (_RATE, group["precision"].iloc[0])):
             kept = 100 * group[column] / group[column].iloc[0]
             lines = group[["machine", "model", "sequence_length", "micro_batch_size", "path",
-                           "master_dtype", "num_gpus"]]  # fmt: skip
+                           "master_dtype", "num_gpus", "num_nodes"]]  # fmt: skip
             lines = lines.assign(precision=precision, kept_pct=kept, run_ids=group["run_ids"])
+            of_one = group.loc[group["num_nodes"] == 1, column].tail(1)
+            share = 100 * group[column] / (of_one.iloc[0] if len(of_one) else math.nan)
+            lines["of_one_node_pct"] = share.where(group["num_nodes"] > 1)
             rows.append(lines.assign(**{_RATE: group[column]}))
     table = pd.concat(rows) if rows else pd.DataFrame(columns=SCALING_COLUMNS)
     return table[SCALING_COLUMNS].reset_index(drop=True)

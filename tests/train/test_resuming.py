@@ -42,7 +42,9 @@ ARMS: list[dict[str, Any]] = [
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "optimizer_state": "bf16"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "fp8_all_gather": False},
     {"strategy": "fsdp2", "num_gpus": 4, "precision": "bf16"},
+    {"strategy": "fsdp2", "num_gpus": 4, "precision": "fp8"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},
 ]  # fmt: skip
@@ -217,9 +219,15 @@ def training_process(run_dir: Path) -> int | None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_path: Path) -> None:
-    values = {"strategy": "none", "checkpoint_every": 1, "num_steps": 100_000}
-    draw, steps, began = random.Random(0), [], time.monotonic()
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(
+    num_gpus: int, train: Train, tmp_path: Path
+) -> None:
+    """Of two processes the first is killed, which completes checkpoints."""
+    values = {"strategy": "none" if num_gpus == 1 else "fsdp2", "num_gpus": num_gpus,
+              "checkpoint_every": 1, "num_steps": 100_000}  # fmt: skip
+    draw, steps = random.Random(0), []
 
     def kill() -> None:
         """Soon after so many further steps; three of them see one checkpoint completed."""
@@ -232,7 +240,7 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_
         time.sleep(draw.uniform(0, 0.1))
         os.kill(process, signal.SIGKILL)
 
-    while len(steps) < 50 and time.monotonic() - began < 60:
+    while len(steps) < 50:
         killer = threading.Thread(target=kill)
         killer.start()
         record = train(tmp_path, **values)
@@ -240,7 +248,6 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(train: Train, tmp_
         assert "killed by signal 9" in str(record.status_detail)
         last = last_checkpoint(tmp_path)
         steps.append(last.step if last else 0)
-    assert len(steps) > 5
     assert steps == sorted(steps)
     assert len(set(steps)) > len(steps) / 8
     assert [row["step"] for row in read_metrics(tmp_path)][: steps[-1]] == list(

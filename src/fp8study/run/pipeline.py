@@ -100,6 +100,14 @@ def _ended(run: PlannedRun) -> bool:
     return (run.run_dir / "run.json").exists()
 
 
+def _stopped(run: PlannedRun) -> bool:
+    path = run.run_dir / "run.json"
+    try:
+        return read_record(path).status == "interrupted"
+    except UserError:
+        return not path.exists()  # it goes on just now, and has set its record aside
+
+
 def _snakemake(
     study: Study,
     machine: Machine,
@@ -111,8 +119,8 @@ def _snakemake(
 ) -> None:
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
-    alive = {run_id for run_id, job in find_jobs().items() if job.is_alive} if cluster else set()
-    todo = [run for run in pending if run.run_id not in alive]
+    before = find_jobs() if cluster else {}
+    todo = [r for r in pending if r.run_id not in before or not before[r.run_id].is_alive]
     if len(todo) < len(pending):
         say(f"{len(pending) - len(todo)} jobs of an earlier call are still there: waiting for them")
     for run in todo:
@@ -133,6 +141,7 @@ def _snakemake(
         "--nolock",  # ours is released even when we are killed
         "--configfile", str(plan_path),  # on its command line, numbers would become texts
     ]  # fmt: skip
+    lost: list[PlannedRun] = []
     with log_path.open("w", encoding="utf-8") as log:
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
@@ -140,7 +149,7 @@ def _snakemake(
         )  # fmt: skip
         try:
             with stoppable():
-                _follow(child, pending, study.name, cluster)
+                lost = _follow(child, pending, study.name, cluster, before)
         except OSError as error:  # the record of a run that its job lost
             if error.errno != errno.ENOSPC:
                 raise
@@ -157,10 +166,12 @@ def _snakemake(
             f"reproduce: Snakemake, which starts the runs, was killed by {how}; finished runs are "
             f"kept, start again to go on (its log: {log_path})"
         )
-    began = any((run.run_dir / "papermill.log").exists() or _ended(run) for run in pending)
-    if child.returncode and not began:
-        tail = "\n".join(log_path.read_text(encoding="utf-8").splitlines()[-15:])
-        raise UserError(f"{tail}\nreproduce: the pipeline could not start; see {log_path}")
+    if child.returncode and lost == pending and not any(map(_said, lost)):
+        raise UserError(
+            f"reproduce: no run could start: {_last_word_of_snakemake(log_path)}; see {log_path}"
+        )
+    for run in lost:
+        say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
 
 
 def _on_this_machine(
@@ -215,12 +226,15 @@ def _follow(
     pending: list[PlannedRun],
     study: str,
     cluster: Profile | None = None,
-) -> None:
+    before: Mapping[str, SlurmJob] | None = None,
+) -> list[PlannedRun]:
     """Print a line for each run as it ends, and now and then how far the others are.
 
-    On a `cluster` a run whose job ended before it could say so gets its record here.
+    On a `cluster` a run whose job ended before it could say so gets its record here; jobs that were
+    over `before` are not of this call. Returns the runs that are left without a record.
     """
     jobs: dict[str, SlurmJob] = {}
+    over = {job.job_id for job in (before or {}).values() if not job.is_alive}
     asked = -math.inf
     started = spoken = time.monotonic()
     waiting = list(pending)
@@ -229,12 +243,14 @@ def _follow(
         alive = child.poll() is None
         if cluster and (not alive or time.monotonic() - asked > _ASK_SLURM_SECONDS):
             asked = time.monotonic()
-            jobs |= find_jobs()
+            jobs |= {name: job for name, job in find_jobs().items() if job.job_id not in over}
             live_jobs = [r for r in pending if r.run_id in jobs and jobs[r.run_id].is_alive]
             if not live_jobs and all(map(_ended, pending)):
                 end(child)  # it looks at its jobs every few minutes only
             alive = child.poll() is None or bool(live_jobs)
-        for run in [r for r in waiting if _ended(r)]:
+        # An interrupted run's job may go back into the queue, and the run goes on in it.
+        back = {run_id for run_id, job in jobs.items() if job.is_alive}
+        for run in [r for r in waiting if _ended(r) and not (r.run_id in back and _stopped(r))]:
             waiting.remove(run)
             spoken = time.monotonic()
             number = len(pending) - len(waiting)
@@ -254,21 +270,38 @@ def _follow(
             say(f"[{spoken - started:4.0f} s] {doing}: {'; '.join(steps) or 'starting …'}")
         if alive:
             time.sleep(0.5)
-    for run in waiting:
-        if run.run_id in jobs:
-            record_loss(run, study, jobs[run.run_id], _why_no_record(run.run_dir))
-            say(_result_line(run))
-        else:
-            say(f"no record: {run.run_id}: {_why_no_record(run.run_dir)}")
+    for run in [r for r in waiting if r.run_id in jobs]:
+        record_loss(run, study, jobs[run.run_id], _why_no_record(run.run_dir))
+        say(_result_line(run))
+        waiting.remove(run)
+    return waiting
+
+
+def _said(run: PlannedRun) -> bool:
+    """Whether a run's notebook has said anything; Snakemake makes the file."""
+    log = run.run_dir / "papermill.log"
+    return log.exists() and log.stat().st_size > 0
+
+
+def _last_word_of_snakemake(log: Path) -> str:
+    """Return in a line why it started nothing: what SLURM refused, or its own last error."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    refused = [line for line in lines if "sbatch: error: " in line]
+    line = refused[-1] if refused else telling_line(lines) or "it said nothing"
+    more = lines[lines.index(line) + 1 :][:1] if line.endswith(":") else []
+    told = line.partition("sbatch: error: ")[2] or line
+    return " ".join([told, *more]).rstrip("'.")
 
 
 def _why_no_record(run_dir: Path) -> str:
     """Return what a run's notebook said of its end, and where to read on."""
-    log = run_dir / "papermill.log"
+    log, above = run_dir / "papermill.log", run_dir.parent / "snakemake.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     if not lines:
-        logs = sorted(run_dir.parent.glob(f"slurm/*/{run_dir.name}/*.log"))
-        return f"it did not start{f'; see {logs[-1]}' if logs else ''}"
+        if logs := sorted(run_dir.parent.glob(f"slurm/*/{run_dir.name}/*.log")):
+            return f"it did not start; see {logs[-1]}"
+        why = f": {_last_word_of_snakemake(above)}; see {above}" if above.exists() else ""
+        return f"it did not start{why}"
     reason = telling_line(lines) or "its notebook was killed"
     if any("DeadKernelError" in line for line in lines):
         reason = "the kernel of its notebook was killed"

@@ -52,7 +52,10 @@ ReturnToService=2
 SchedulerParameters=sched_interval=2,bf_interval=2
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=12000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=12000
-PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=2
 """
 
 
@@ -136,7 +139,7 @@ class Cluster:
     def wait_for(self, state: str, seconds: float = 60) -> None:
         """Wait until all nodes are in a state."""
         deadline = time.monotonic() + seconds
-        while (states := self.run("sinfo", "-h", "-N", "-o", "%T").split()) != [state] * 2:
+        while (states := set(self.run("sinfo", "-h", "-N", "-o", "%T").split())) != {state}:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the nodes are {states}; see {self.folder}/*.log")
             time.sleep(0.2)

@@ -1,23 +1,29 @@
 """Studies through SLURM, on two nodes of loopback: done, cancelled, timed out, killed, gone on.
 
-And without space on the disk that both share.
+Saved and put back into the queue; and without space on the disk that both share.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
+from fp8study.core.checkpoints import times_resumed
 from tests.checkout import copy_checkout, environment
 from tests.cluster.loopback import Cluster, what_is_missing
 from tests.disks import small_disk_at
@@ -177,6 +183,84 @@ def test_a_cancelled_and_a_timed_out_job_leave_records_and_are_done_again(
     assert all(record["results"]["steps_completed"] > 0 for record in records(checkout).values())
     _, plan = finished(fp8study("plan", checkout))
     assert "0 done, 2 to do" in plan
+
+
+def steps_of(run: Path) -> list[int]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def has_gone_on(run: Path, times: int) -> bool:
+    """Whether a run was resumed so often, and has done further steps since."""
+    resumed = times_resumed(run)
+    return len(resumed) >= times and 0 < resumed[-1]["from_step"] < steps_of(run)[-1]
+
+
+def trainer_of(run: Path) -> psutil.Process:
+    """The process that writes a run's metrics."""
+    place = str(run / "metrics.jsonl")
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if place in (file.path for file in process.open_files()):
+                return process
+    raise AssertionError(f"nothing writes '{place}'")
+
+
+def was_warned(process: psutil.Process) -> bool:
+    """Whether SIGUSR1 waits for a process that is held, or woke it, if SLURM continued it."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:
+        return True
+    (pending,) = re.findall(r"ShdPnd:\s*(\w+)", status)
+    return bool(int(pending, 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def test_saved_runs_go_on_by_themselves_whatever_puts_their_jobs_back(
+    studied: Studied, cluster: Cluster
+) -> None:
+    values = {"checkpoint_every": 100, "num_steps": 400}
+    wide = {"strategy": "fsdp2", "num_gpus": 2, "num_nodes": 2}
+    checkout = studied([values, values | wide], runtime=2)
+    child = fp8study("reproduce", checkout)
+    # One is held until its time is nearly over, however fast this machine is.
+    wait_until(lambda: [run for run in training(checkout) if "1gpu" in run.name])
+    (late,) = (run for run in training(checkout) if "1gpu" in run.name)
+    held = trainer_of(late)
+    held.suspend()
+
+    # The other, on two nodes, is warned, put back into the queue, and makes room for another job.
+    wait_until(lambda: len(training(checkout)) == 2)
+    (moved,) = (run for run in training(checkout) if run != late)
+    job = job_of(moved.name, cluster)
+    node = cluster.run("squeue", "-h", "-j", job_of(late.name, cluster), "-o", "%N").strip()
+    urgent = ["--partition=urgent", f"--exclude={node}", "--cpus-per-task=2", "--mem=100"]
+    for number, command in enumerate((
+        ("scancel", "--signal=USR1", job),
+        ("scontrol", "requeue", job),
+        ("sbatch", *urgent, f"--output={os.devnull}", "--wrap=sleep 1"),
+    ), start=1):  # fmt: skip
+        cluster.run(*command)
+        wait_until(partial(has_gone_on, moved, number))
+
+    wait_until(lambda: was_warned(held))
+    with suppress(psutil.NoSuchProcess):
+        held.resume()
+    code, said = finished(child)
+    assert code == 0, said
+    assert "interrupted" not in said  # those were no ends
+    done = records(checkout)
+    for run, at_least in ((late, 1), (moved, 3)):
+        record = done[run.name]
+        assert record["status"] == "completed"
+        assert len(record["results"]["resumed"]) >= at_least
+        assert steps_of(run) == list(range(1, 401))
+        job_of(run.name, cluster)  # none was submitted again
+    first = json.loads((late / "run.earlier1.json").read_text())
+    assert (first["status"], first["results"]["steps_completed"]) == (
+        "interrupted",
+        done[late.name]["results"]["resumed"][0]["from_step"],
+    )
 
 
 @pytest.fixture

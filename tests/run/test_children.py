@@ -18,6 +18,7 @@ from fp8study.run.children import Stopped, killed, stoppable, telling_line
 from fp8study.run.job import Outcome
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import _why_no_record
+from fp8study.run.processes import UNMOVED
 
 WARNING = "W1122 05:17:28 torch/_pytree.py:630] <enum 'KernelPreference'> is deprecated: error"
 TORCHRUN = """
@@ -98,6 +99,24 @@ def test_a_stopped_launcher_records_by_what(
     assert (record.status, record.status_detail) == ("interrupted", f"stopped by {number.name}")
     assert time.monotonic() - started < 50  # the child was ended, not waited for
     assert signal.getsignal(number) is before
+
+
+def test_a_run_that_saves_nothing_ignores_the_warning_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent to all processes of a job: here to the launcher and to the one that it starts."""
+    code = "import os; os.kill(os.getpid(), 10); print('progress: 1', flush=True); os._exit(3)"
+    command = [*UNMOVED, sys.executable, "-c", code]
+    monkeypatch.setattr(launching, "training_command", lambda *_: command)
+    config = make_config({"model": "tiny-llama", "strategy": "none", "num_steps": 11,
+                          "sequence_length": 64})  # fmt: skip
+
+    def show(line: str) -> None:
+        if line == "1":
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    with pytest.raises(launching.RunFailed, match="exit status 3"):
+        launching.launch(config, tmp_path / "run", show=show, machine=Machine((), 2))
 
 
 def test_what_a_signal_does_outside_is_left_alone() -> None:

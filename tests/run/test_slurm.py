@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
+from fp8study.core.checkpoints import note_resumed, place_of
 from fp8study.core.errors import UserError
-from fp8study.core.records import read_record
+from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import PlannedRun, expanded
+from fp8study.run import pipeline
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
-from fp8study.run.slurm import jobs
+from fp8study.run.slurm import jobs, restarts
 from fp8study.run.slurm.profile import Profile, check_slurm, read_profile, study_there
 from tests.checkout import ROOT
+from tests.factories import make_record
 
 ARMS = [{"num_gpus": 4}, {"num_gpus": 16, "num_nodes": 2}]
 BASE = {"model": "llama-3.1-8b", "num_steps": 20}
@@ -116,10 +121,128 @@ def test_a_name_of_a_node_is_a_machine_like_any_other() -> None:
 
 
 def run_of(tmp_path: Path) -> PlannedRun:
-    run = planned().runs[0]
+    run: PlannedRun = planned().runs[0]
     run.run_dir.mkdir(parents=True)
     (run.run_dir / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
     return run
+
+
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    """Play one of SLURM's commands with a shell script."""
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_job_that_was_over_before_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path)
+    answer = f"6|COMPLETED|n1|{tmp_path}|rule_run_wildcards_{run.run_id}"
+    command(tmp_path, monkeypatch, "squeue", f"echo '{answer}'")
+    before = jobs.find_jobs()
+    lost = pipeline._follow(subprocess.Popen(["false"]), [run], "there", CPUS, before)
+    assert lost == [run]
+    assert not (run.run_dir / "run.json").exists()
+    # The job of this call is.
+    assert pipeline._follow(subprocess.Popen(["false"]), [run], "there", CPUS, {}) == []
+    assert "SLURM job 6 on n1 ended without" in str(
+        read_record(run.run_dir / "run.json").status_detail
+    )
+
+
+def test_an_interrupted_run_whose_job_lives_is_not_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path)
+    for status in ("interrupted", "completed"):
+        write_record(make_record(run_id=run.run_id, status=status), tmp_path)
+        (tmp_path / "run.json").rename(tmp_path / status)
+    record = run.run_dir / "run.json"
+    shutil.copy(tmp_path / "interrupted", record)
+    monkeypatch.setattr(pipeline, "_ASK_SLURM_SECONDS", 0)
+    # Asked for the third time, it has come back and is done.
+    command(
+        tmp_path, monkeypatch, "squeue",
+        f"echo >> {tmp_path}/asked; state=RUNNING; [ $(wc -l < {tmp_path}/asked) -ge 3 ] && "
+        f"state=COMPLETED && cp {tmp_path}/completed {record}; "
+        f"echo \"6|$state|n1|{tmp_path}|rule_run_wildcards_{run.run_id}\"",
+    )  # fmt: skip
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    assert pipeline._follow(child, [run], "there", CPUS, {}) == []
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("[1/1 ") and "completed" in line
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Usage:\n [targets]\n__main__.py: error: unrecognized arguments: --jbs=3\n",
+         "__main__.py: error: unrecognized arguments: --jbs=3"),
+        ("message: 'sbatch: error: invalid\nsbatch: error: Batch job submission failed: Invalid "
+         "partition'.\nWorkflowError:\nAt least one job failed.\n",
+         "Batch job submission failed: Invalid partition"),
+        ("Error:\n  WorkflowError:\n    'soon' is no time\nTraceback:\n",
+         "WorkflowError: 'soon' is no time"),
+        ("", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_what_stopped_snakemake_is_one_line(log: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "snakemake.log"
+    path.write_text(log)
+    assert pipeline._last_word_of_snakemake(path) == said
+    assert pipeline._why_no_record(tmp_path / "run").startswith(f"it did not start: {said}; see ")
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "step", "goes_back"),
+    [
+        ("interrupted", "RUNNING", 7, True),
+        ("interrupted", "RUNNING", 0, False),  # nothing is saved
+        ("interrupted", "COMPLETING", 7, False),  # it was cancelled
+        ("completed", "RUNNING", 7, False),
+    ],
+)
+def test_a_job_whose_run_has_saved_goes_back_into_the_queue(
+    status: str, state: str, step: int, goes_back: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    run = run_of(tmp_path)
+    write_record(make_record(run_id=run.run_id, status=status), run.run_dir)
+    if step:
+        place = place_of(run.run_dir, step)
+        place.mkdir(parents=True)
+        (place / "about.json").write_text(json.dumps({"step": step, "config": {}}))
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    command(tmp_path, monkeypatch, "squeue", f"echo {state}")
+    command(tmp_path, monkeypatch, "scontrol", f"echo $@ > {tmp_path}/told")
+    restarts.put_back(run.run_dir)
+    assert (tmp_path / "told").exists() == goes_back
+    assert not goes_back or (tmp_path / "told").read_text() == "requeue 5\n"
+
+
+def test_a_job_that_comes_back_and_gets_no_further_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = run_of(tmp_path).run_dir
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert restarts.why_not_again(run_dir) is None
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    (run_dir / "checkpoints").mkdir()
+
+    def after(times: int, name: str = run_dir.name) -> str | None:
+        monkeypatch.setattr(restarts, "ask", lambda *_: [f"{times:<9}rule_run_wildcards_{name}  "])
+        return restarts.why_not_again(run_dir)
+
+    assert after(3) is None
+    assert after(4, "of-another-run") is None
+    for step in (4, 9, 9, 9, 9):
+        note_resumed(run_dir, from_step=step)
+    assert after(5) is None  # two of them went on from further steps
+    assert after(6) == (
+        "SLURM job 5 came back 6 times, 4 of them without a further step that was saved (the last: "
+        "9); lower checkpoint_every, or raise time_factor in the profile, and start again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,10 +261,7 @@ def test_a_run_that_its_job_lost_has_a_record_and_is_still_to_do(
     answer += f"9|{state}|n9|/another/checkout|rule_run_wildcards_{run.run_id}\n"
     answer += f"12|{state}|{node}|{tmp_path}|rule_run_wildcards_{run.run_id}\n"
     answer += f"11|RUNNING|n3|{tmp_path}|rule_run_wildcards_{run.run_id}\n13|RUNNING|n1|/|(null)\n"
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f"#!/bin/sh\ncat <<'E'\n{answer}E\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    command(tmp_path, monkeypatch, "squeue", f"cat <<'E'\n{answer}E")
     job = jobs.find_jobs()[run.run_id]
     assert (job.job_id, job.is_alive) == ("12", False)
     jobs.record_loss(run, "there", job, "ValueError: no")
@@ -160,7 +280,7 @@ def test_a_job_that_is_told_to_end_says_which_and_why(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     assert jobs.why_stopped() == ""
     monkeypatch.setenv("SLURM_JOB_ID", "5")
-    monkeypatch.setattr(jobs, "_ask", lambda *_: ["0:00|30:00"])
+    monkeypatch.setattr(jobs, "ask", lambda *_: ["0:00|30:00"])
     assert jobs.why_stopped() == ": SLURM job 5 reached its time limit of 30:00"
-    monkeypatch.setattr(jobs, "_ask", lambda *_: [])
+    monkeypatch.setattr(jobs, "ask", lambda *_: [])
     assert jobs.why_stopped() == ": SLURM job 5 was told to end"

@@ -24,8 +24,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-#: Signals that ask a program to end; SIGUSR1 is a scheduler's, before a run's time is up.
-_STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+#: Signals that ask a program to end.
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
+#: A scheduler's, some time before it ends a run: of use to one that can save its state.
+_WARNING_OF_END = signal.SIGUSR1
 #: What torchrun reports of the rank that failed first; it names that one last.
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
 _TORCHRUN_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -38,8 +40,10 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(by_warning: bool = True) -> Iterator[None]:
     """Treat `_STOPPING` like Ctrl-C in a block of code: it cleans up and says what ended it.
+
+    `_WARNING_OF_END` too, unless it shall be ignored.
 
     Raises:
         Stopped: One of them has come.
@@ -51,13 +55,15 @@ def stoppable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may say what a signal does
         return
-    with answering(_STOPPING, stop):
+    warned = stop if by_warning else signal.SIG_IGN
+    with answering(_STOPPING, stop), answering((_WARNING_OF_END,), warned):
         yield
 
 
 @contextmanager
 def answering(
-    numbers: Iterable[signal.Signals], answer: Callable[[int, FrameType | None], None]
+    numbers: Iterable[signal.Signals],
+    answer: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> Iterator[None]:
     """Answer signals in a block of the main thread's code as `answer` does."""
     before = {number: signal.signal(number, answer) for number in numbers}

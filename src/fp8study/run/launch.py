@@ -42,6 +42,7 @@ from fp8study.run.machine import (
 )
 from fp8study.run.processes import training_command, training_environment
 from fp8study.run.slurm.jobs import why_stopped
+from fp8study.run.slurm.restarts import why_not_again
 
 Show = Callable[[str], None]
 
@@ -148,11 +149,14 @@ def launch(
             "judgement": judgement,
         }
         finish = functools.partial(_finish, run_dir, config, machine, parts)
+        if reason := why_not_again(run_dir):
+            finish(Outcome("failed", reason))
+            raise RunFailed(f"run {run_dir.name} failed: {reason}")
         tail: deque[str] = deque(maxlen=TAIL_LINES)
         try:
-            with stoppable():
+            saves = config.checkpoint_every > 0
+            with stoppable(by_warning=saves):
                 command = training_command(config, run_dir)
-                saves = config.checkpoint_every > 0
                 code = _follow(command, environment, lock, run_dir, show, tail, saves)
         except KeyboardInterrupt as error:
             told = Outcome.load(run_dir)

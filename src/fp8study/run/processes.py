@@ -23,6 +23,10 @@ _LEFT_OVER = re.compile(
 #: Of what SLURM set for our own step, the only part that the next step shall see.
 _OF_JOB = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR")
 
+#: Starts a command that ignores SIGUSR1 unless it says otherwise, as a run that can save does: sent
+#: to all processes of a job, a scheduler's warning would end torchrun, and a run that cannot save.
+UNMOVED = ("sh", "-c", """trap "" USR1; exec "$0" "$@" """)
+
 
 def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
     """Return the environment of a run's training processes: ours, with what the run needs."""
@@ -69,8 +73,8 @@ def training_command(config: RunConfig, run_dir: Path) -> list[str]:
     """Return the command that starts all training processes of a run and ends with them."""
     script = ["-m", "fp8study.train", str(run_dir)]
     if config.strategy == "none" or _is_one_process(config):
-        return [sys.executable, *script]  # saves torchrun's import of torch
-    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+        return [*UNMOVED, sys.executable, *script]  # saves torchrun's import of torch
+    torchrun = [*UNMOVED, sys.executable, "-m", "torch.distributed.run"]
     torchrun += [f"--nproc-per-node={config.gpus_per_node}"]
     if config.num_nodes == 1:
         return [*torchrun, "--standalone", *script]

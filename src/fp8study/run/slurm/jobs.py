@@ -18,7 +18,8 @@ from fp8study.core.records import RunRecord, read_metrics, write_record
 from fp8study.core.studies import PlannedRun, judgement_of
 from fp8study.run.machine import git_state, versions
 
-_COMMENT = "rule_run_wildcards_"
+#: A job's comment, before its run's id.
+COMMENT = "rule_run_wildcards_"
 #: States of a job that has ended, by what a record says of it; in all others it lives.
 _ENDED = {
     "CANCELLED": ("interrupted", "was cancelled"),
@@ -55,13 +56,13 @@ def find_jobs() -> dict[str, SlurmJob]:
 
     Empty where SLURM does not answer.
     """
-    lines = _ask("squeue", "--user", getpass.getuser(), "--states=all", "--format=%i|%T|%N|%Z|%k")
+    lines = ask("squeue", "--user", getpass.getuser(), "--states=all", "--format=%i|%T|%N|%Z|%k")
     rows = [line.split("|", 4) for line in lines]
     here = str(project_root())
     return {
-        comment.removeprefix(_COMMENT): SlurmJob(job_id, state, nodes)
+        comment.removeprefix(COMMENT): SlurmJob(job_id, state, nodes)
         for job_id, state, nodes, folder, comment in sorted(rows, key=lambda row: int(row[0]))
-        if comment.startswith(_COMMENT) and folder == here
+        if comment.startswith(COMMENT) and folder == here
     }
 
 
@@ -71,7 +72,8 @@ def wait_for_ending_jobs() -> None:
         time.sleep(1)
 
 
-def _ask(command: str, *arguments: str) -> list[str]:
+def ask(command: str, *arguments: str) -> list[str]:
+    """Return what one of SLURM's commands says, line by line; nothing if it does not answer."""
     try:
         done = subprocess.run(
             [command, "--noheader", *arguments], capture_output=True, text=True, timeout=60
@@ -112,7 +114,7 @@ def why_stopped() -> str:
     job_id = os.environ.get("SLURM_JOB_ID")
     if job_id is None:
         return ""
-    left, limit = (_ask("squeue", "--job", job_id, "--format=%L|%l") or ["?|?"])[0].split("|")
+    left, limit = (ask("squeue", "--job", job_id, "--format=%L|%l") or ["?|?"])[0].split("|")
     is_over = left in ("0:00", "INVALID")
     what = f"reached its time limit of {limit}" if is_over else "was told to end"
     return f": SLURM job {job_id} {what}"

@@ -48,9 +48,11 @@ Studied = Callable[..., Path]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    cluster.up()
-    yield cluster
-    cluster.down()
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()
 
 
 @pytest.fixture

@@ -100,9 +100,9 @@ def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
     assert used["num_known"] and used["num_later"]
     assert (table["known_points"][:-1] > used["known_points"]).all()
     assert (table["later_points"][:-1] > used["later_points"]).all()
-    assert "it is the best of them" in words.freeze_words(table)
+    assert "none was better" in words.freeze_words(table)
     worse = table.assign(known_points=table["known_points"][::-1].to_numpy())
-    assert "an earlier one has to come back" in words.freeze_words(worse)
+    assert "an earlier one was better: bring it back" in words.freeze_words(worse)
     none = words.freeze_words(account.freeze_table([]))
     assert none.startswith("No GPU records")
 

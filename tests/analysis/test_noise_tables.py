@@ -121,7 +121,7 @@ def test_the_section_survives_the_record_and_runs_are_told_apart(
     assert table["seed"].to_list() == [0] * 4 + [1] * 4
     assert tables.over_runs(tables.scale_table, [without]).empty
     figure = noise_plots.budget_figure(tables.over_runs(tables.budget_table, runs))
-    assert len(figure.axes) == 4
+    assert len(figure.axes) == 2
 
 
 def test_figures_draw_what_there_is_and_say_if_there_is_nothing(section: dict[str, Any]) -> None:
@@ -143,6 +143,6 @@ def test_the_figure_marks_where_the_errors_are_equal(section: dict[str, Any]) ->
     crossing.loc[crossing["step"] == 50, "crossing_batch"] = math.inf
     figure = noise_plots.budget_figure(table, crossings=crossing)
     marked = [[text.get_text().strip() for text in axis.texts] for axis in figure.axes]
-    assert marked == [["40 to 40"], ["40 to 40"], [], []]
+    assert marked == [["40 to 40"], []]
     assert "document A" in figure.legends[0].get_texts()[-1].get_text()
     assert "document A" not in str(noise_plots.budget_figure(table).legends[0].get_texts())

@@ -1,8 +1,10 @@
 """Which runs are chosen for a machine's GPUs and a budget: a function of those alone."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -343,3 +345,12 @@ def test_weights_are_gathered_in_the_way_that_the_law_finds_faster() -> None:
     assert gathers["llama-3.1-8b", 4] is True
     asked = select(MACHINES["2 H200"], 600, overrides={"fp8_all_gather": False}).runs
     assert not any(run.values["fp8_all_gather"] for run in asked)
+
+
+def test_a_model_whose_logits_the_chunked_head_cannot_make_gets_the_plain_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))
+    chosen = select(MACHINES["H200"], 60, overrides={"model": str(tmp_path)})
+    assert chosen.runs
+    assert {run.config.loss_head for run in chosen.runs} == {"plain"}

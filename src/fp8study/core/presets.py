@@ -207,6 +207,11 @@ def reshapes_logits(config: PreTrainedConfig) -> str | None:
     return None
 
 
+def needs_plain_head(model: str) -> bool:
+    """Return whether a run of the tuned path would refuse a model unless ``loss_head=plain``."""
+    return model not in PRESETS and reshapes_logits(hf_config(model)) is not None
+
+
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the part of a configuration that describes the language model."""
     part: PreTrainedConfig = config.get_text_config()

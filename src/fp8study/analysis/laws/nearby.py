@@ -85,7 +85,9 @@ def _changed(
     config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]
 ) -> tuple[ResolvedConfig, float]:
     """Return a run after these changes, with what follows decided anew, and its memory, GiB."""
-    follows = ("reshard_after_forward", "gradient_copy", "gradient_pool")
+    follows = (
+        "reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast", "update_kernel",
+    )  # fmt: skip
     anew = dict.fromkeys(follows) if "num_gpus" in changes else {}
     tried = RunConfig(**{**dataclasses.asdict(config), **anew, **changes}).resolved()
     return tried, memory.predicted_memory(tried, shape).total

@@ -19,7 +19,7 @@ from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
-from fp8study.core.presets import PRESETS, check_model, hf_config, reshapes_logits
+from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
@@ -89,8 +89,8 @@ def question_for(
         "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
     }  # fmt: skip
     shape = shape_of(model)
-    if model not in PRESETS and reshapes_logits(hf_config(model)):
-        values["loss_head"] = "plain"  # a run of the tuned path would refuse the model
+    if needs_plain_head(model):
+        values["loss_head"] = "plain"
     config = make_config(values, "advise")
     check_model(config)
     as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot

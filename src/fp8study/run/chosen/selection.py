@@ -21,6 +21,7 @@ from fp8study.analysis.laws.memory import largest_batch
 from fp8study.analysis.laws.nearby import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
+from fp8study.core.presets import needs_plain_head
 from fp8study.run.chosen.estimates import (
     capacity_gib,
     needed_gib,
@@ -165,7 +166,9 @@ class _Selector:
     def _values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run's fields: a cell's without its reason, under the overrides."""
         values = {n: v for n, v in chosen.items() if n != "why"} | self.overrides
-        return {"strategy": "none" if values["num_gpus"] == 1 else "fsdp2"} | values
+        own = {"strategy": "none" if values["num_gpus"] == 1 else "fsdp2"}
+        own |= {"loss_head": "plain"} if needs_plain_head(values["model"]) else {}
+        return own | values
 
     def _batch(self, chosen: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> int:
         """Return the largest batch with which every arm fits; 0: none does."""

@@ -11,9 +11,9 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.memory import (
     MemoryConstants,
     fit_memory,
-    largest_batch,
     predicted_memory,
 )
+from fp8study.analysis.laws.nearby import largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError

@@ -163,37 +163,6 @@ def fit_memory(cells: Sequence[Cell]) -> dict[str, Any]:
     return found
 
 
-def largest_batch(
-    config: RunConfig,
-    shape: ModelShape,
-    capacity_gib: float,
-    headroom: float = 0.1,
-    builds_whole: bool = True,
-) -> int:
-    """Return the largest micro batch whose peak leaves `headroom` of the GPU free; 0: none does.
-
-    `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
-    What the allocator reserves besides does not count: it gives that back before it runs out.
-    `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
-    """
-    usable = (1 - headroom) * capacity_gib
-
-    def fits(batch: int) -> bool:
-        tried = dataclasses.replace(config, micro_batch_size=batch)
-        law = predicted_memory(tried, shape)
-        return (law.needed if builds_whole else law.total) <= usable
-
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def state_bytes(config: ResolvedConfig) -> float:
     """Return what one of AdamW's averages takes, bytes a weight; FP8 has a scale for each 256."""
     widths = {"fp32": 4 if config.master_dtype == "fp32" else 2, "bf16": 2, "fp8": 1 + 4 / 256}

@@ -145,6 +145,37 @@ def cures(
     return found or first(all_of)
 
 
+def largest_batch(
+    config: RunConfig,
+    shape: ModelShape,
+    capacity_gib: float,
+    headroom: float = HEADROOM,
+    builds_whole: bool = True,
+) -> int:
+    """Return the largest micro batch whose peak leaves `headroom` of the GPU free; 0: none does.
+
+    `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
+    What the allocator reserves besides does not count: it gives that back before it runs out.
+    `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
+    """
+    usable = (1 - headroom) * capacity_gib
+
+    def fits(batch: int) -> bool:
+        tried = dataclasses.replace(config, micro_batch_size=batch)
+        law = memory.predicted_memory(tried, shape)
+        return (law.needed if builds_whole else law.total) <= usable
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 def changes(
     config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
 ) -> list[tuple[str, ResolvedConfig, float]]:

@@ -12,8 +12,7 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
-from fp8study.analysis.laws.memory import largest_batch
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, savers
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, largest_batch, savers
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError

@@ -27,7 +27,7 @@ from fp8study.analysis.laws.communication import (
     traffic,
 )
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, tensorwise
+from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, largest_batch, tensorwise
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import together
@@ -139,7 +139,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
 def _filled(config: ResolvedConfig, shape: ModelShape, capacity: float) -> ResolvedConfig:
     """Return a run with the largest batch at which it and its FP8 partners fit, at least 1."""
     ways = (config, *tensorwise(config, shape))
-    fitting = min(memory.largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
+    fitting = min(largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
     most = _MOST_TOKENS // config.sequence_length
     return dataclasses.replace(config, micro_batch_size=max(1, min(fitting, most)))
 

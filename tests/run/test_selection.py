@@ -160,7 +160,7 @@ def test_more_gpus_take_wide_cells_and_share_out_the_narrow_ones() -> None:
 
 
 @pytest.mark.parametrize("budget", [5, 20])
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", ["RTX 4090", "H100", "8 H200", "mixed"])
 def test_no_block_of_a_cell_is_without_those_before_it(name: str, budget: float) -> None:
     for text in (None, TEXT):
         found: dict[object, set[int]] = {}

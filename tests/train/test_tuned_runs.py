@@ -162,7 +162,10 @@ CASTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", CASTS, ids=lambda v: "-".join(map(str, v)))
+@pytest.mark.parametrize(
+    "values", [*CASTS[:2], *(pytest.param(way, marks=pytest.mark.long) for way in CASTS[2:])],
+    ids=lambda v: "-".join(map(str, v)),
+)  # fmt: skip
 def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
     run: Run, values: dict[str, Any]
 ) -> None:

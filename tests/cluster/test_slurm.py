@@ -135,10 +135,18 @@ def test_six_runs_survive_the_death_of_their_driver_and_of_a_node_and_none_is_re
     cluster.run("scontrol", "requeue", repeated)  # as if its node had died after the record
 
     again = fp8study("reproduce", checkout)
-    wait_until(lambda: unfinished(checkout))
-    moved = unfinished(checkout)[0].name
-    job = job_of(moved, cluster)
-    node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+    on_one_node: list[tuple[str, str, str]] = []
+
+    def finds_one() -> bool:
+        for run in unfinished(checkout):
+            job = job_of(run.name, cluster)
+            node = cluster.run("squeue", "-h", "-t", "R", "-j", job, "-o", "%N").strip()
+            if node in ("n1", "n2"):  # not the wide one, nor one that has just ended
+                on_one_node.append((run.name, job, node))
+        return bool(on_one_node)
+
+    wait_until(finds_one)
+    moved, job, node = on_one_node[0]
     cluster.kill_node(node)
     wait_until(lambda: "down" in cluster.run("sinfo", "-h", "-N", "-n", node, "-o", "%T"))
     cluster.start_node(node)

@@ -131,7 +131,7 @@ def gathered(dtype: str, gib: float, reduced: str = "float32") -> dict[str, Any]
     ]}  # fmt: skip
 
 
-def operators(*low: str, num_fast: int = 0) -> dict[str, Any]:
+def operators(*low: str, num_fast: int | None = 0) -> dict[str, Any]:
     """A run that was not compiled, profiled: operators that took FP8, and GEMMs that sum fast."""
     gemm = {"dtypes": "float8_e4m3fn × float8_e4m3fn", "num": 7, "num_fast": num_fast, "tflop": 1.0}
     by_dtype = {"bfloat16": ["silu"], "float8_e4m3fn": [*low]}

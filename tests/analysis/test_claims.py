@@ -206,6 +206,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("A29", NO, lambda: measured(audit={"gradient_dtypes": ["float8_e5m2"]}), {}),
     ("A29", PARTLY, lambda: measured(), {}),
     ("A29", PARTLY, lambda: measured(fp8=operators(num_fast=2)), {}),
+    ("A29", PARTLY, lambda: measured(fp8=operators(num_fast=None)), {}),
     ("A29", YES, lambda: measured(fp8=operators()), {}),
     ("A29", NO, lambda: measured(fp8=operators("mul")), {}),
     ("B01", YES, lambda: losses(0) + losses(0, FP8[1])[1::2], {}),

@@ -114,7 +114,7 @@ def test_operators_that_compute_are_told_by_their_dtypes_and_gemms_that_sum_fast
         "float8_e5m2": ["silu"],
     }  # fmt: skip
     assert {row["dtypes"]: row["num_fast"] for row in found["gemm"]} == {
-        "float8_e4m3fn × float8_e4m3fn": 1, "float8_e5m2 × float8_e4m3fn": 0,
+        "float8_e4m3fn × float8_e4m3fn": 1, "float8_e5m2 × float8_e4m3fn": None,  # not told
         "bfloat16 × bfloat16": 0,
     }  # fmt: skip
 

@@ -88,8 +88,9 @@ def read_trace(path: Path, config: ResolvedConfig | None = None) -> dict[str, An
 
     Returns:
         ``gemm``: a list of the GEMMs by dtypes of their factors, with ``num``, ``num_fast`` (that
-        sum with fewer bits than FP32 on the way), ``tflop`` and (on a GPU) ``time_ms`` and the
-        ``kernels`` that did most of it; ``fp8_gemm_flops_pct`` and ``fp8_gemm_time_pct``;
+        sum with fewer bits than FP32 on the way; None if the trace does not say), ``tflop`` and (on
+        a GPU) ``time_ms`` and the ``kernels`` that did most of it; ``fp8_gemm_flops_pct`` and
+        ``fp8_gemm_time_pct``;
         ``operations``: by dtype the operators that took tensors of it, but for GEMMs and what only
         moves or casts; ``communication``: a list by collective, dtype and, on several
         nodes, ``reach`` (see `Nodes`), with ``num`` and ``gib``, the size of the whole tensor
@@ -144,11 +145,16 @@ def _factors(op: Event) -> tuple[str, int] | None:
     return names, 2 * math.prod(left) * right[-1]
 
 
-def _sums_fast(op: Event) -> bool:
-    """Whether an FP8 GEMM may sum in the tensor cores' own registers: its last switch is on."""
+def _sums_fast(op: Event) -> bool | None:
+    """Whether an FP8 GEMM may sum in the tensor cores' own registers, by the last of its switches.
+
+    None where the trace does not tell them.
+    """
+    if "scaled" not in op["name"]:
+        return False
     values = op["args"].get("Concrete Inputs", [])
     switches = [value for value in values if value in ("True", "False")]
-    return "scaled" in op["name"] and switches[-1:] == ["True"]
+    return switches[-1] == "True" if switches else None
 
 
 def _operations(ops: list[Event]) -> dict[str, list[str]]:
@@ -172,7 +178,8 @@ def _gemms(ops: list[Event], launches: list[tuple[Event, Event | None]]) -> dict
         if not ("grouped" in op["name"] and any(inside)):
             row = rows.setdefault(dtypes, {"dtypes": dtypes, "num": 0, "num_fast": 0, "tflop": 0.0})
             row["num"] += 1
-            row["num_fast"] += _sums_fast(op)
+            told = (row["num_fast"], _sums_fast(op))
+            row["num_fast"] = None if None in told else sum(told)
             row["tflop"] += flops / 1e12
     times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, launcher in launches:

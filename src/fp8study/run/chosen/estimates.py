@@ -65,9 +65,7 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
 def what_would_fit(config: RunConfig, there_gib: float) -> str:
     """Name what would make a run fit that does not, as the end of a sentence."""
     shape, usable = shape_of(config.model), (1 - HEADROOM) * there_gib
-    # Several GPUs refuse the other values of these two.
-    config = dataclasses.replace(config.resolved(), weight_cast="each_pass", update_kernel="torch")
-    first = ""
+    config, first = config.resolved(), ""
     if predicted_memory(config, shape).building > usable:  # which no number of GPUs makes smaller
         config, first = dataclasses.replace(config, master_dtype="bf16"), _IN_BF16
     law = predicted_memory(config, shape)

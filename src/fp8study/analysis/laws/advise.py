@@ -7,7 +7,7 @@ rows, the same rule. What was predicted is judged by that rule too, after all th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
     HEADROOM,
+    Changed,
     Law,
     as_fp8,
     changes,
@@ -45,16 +46,17 @@ from fp8study.analysis.laws.nearby import (
     settings,
     to_check,
     ways,
+    written,
 )
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
-#: The most GPUs that are spoken of.
-MOST_GPUS = 1024
 #: How much wider an interval is beyond what was measured: the laws' errors there are not known.
 _WIDER = 2.0
+#: Fields as options of this command.
+_OPTIONS = {"num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}"}
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,9 @@ class Advisor:
         def by_law(way: ResolvedConfig, value: float) -> Quantity:
             return Quantity(value, MODELLED if beyond(way) else PREDICTED)
 
+        def change(changed: Changed, words: Mapping[str, str]) -> Change:
+            return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
+
         decided = self.decisions.of(config, gpu_name)
         options = self._options(config, shape, law, gpu_name, decided, by_law)
         fitting = [option for option in options[1:] if option.fits(capacity)]
@@ -203,9 +208,10 @@ class Advisor:
             if option.fits(capacity) and filled.building <= capacity
         ]  # fmt: skip
         commands, study = to_check(checked)
+        cured = [] if fits else cures(config, shape, capacity)
         return Advice(
             config=config.to_dict(),
-            settings=tuple(settings(config)),
+            settings=tuple(written(settings(config))),
             gpu=gpu_name,
             capacity_gib=capacity,
             verdict=verdicts[0],
@@ -214,9 +220,7 @@ class Advisor:
             fp8_fits=bool(fitting),
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
-            remedies=() if fits else tuple(
-                Change(what, by_law(way, gib)) for what, way, gib in cures(config, shape, capacity)
-            ),
+            remedies=tuple(change(cure, _OPTIONS) for cure in cured),
             options=tuple(options),
             step_parts_ms={
                 name: {part: by_law(way, ms) for part, ms in
@@ -232,10 +236,7 @@ class Advisor:
             left_out=tuple(_left_out(config, shape)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
-            changes=tuple(
-                Change(what, by_law(way, lead))
-                for what, way, lead in changes(config, shape, law, capacity)
-            ),
+            changes=tuple(change(each, {}) for each in changes(config, shape, law, capacity)),
             commands=commands,
             study=study,
         )  # fmt: skip

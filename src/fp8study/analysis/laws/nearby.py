@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -74,75 +75,71 @@ def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
 
 
 #: What saves memory on the same GPUs, in the order of what it costs.
-_SAVERS: dict[str, dict[str, Any]] = {
-    "reshard_after_forward=true": {"reshard_after_forward": True},
-    "activation_checkpointing=true": {"activation_checkpointing": True},
-    "master_dtype=bf16": {"master_dtype": "bf16"},
-}
+_SAVERS: dict[str, Any] = {
+    "reshard_after_forward": True, "activation_checkpointing": True, "master_dtype": "bf16",
+}  # fmt: skip
+#: Fields that are changed, the run then, and a figure of it.
+Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-def _changed(
-    config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]
-) -> tuple[ResolvedConfig, float]:
-    """Return a run after these changes, with what follows decided anew, and its memory, GiB."""
-    follows = (
-        "reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast", "update_kernel",
-    )  # fmt: skip
-    anew = dict.fromkeys(follows) if "num_gpus" in changes else {}
-    tried = RunConfig(**{**dataclasses.asdict(config), **anew, **changes}).resolved()
-    return tried, memory.predicted_memory(tried, shape).total
+def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
+    """Return the run after these changes, what follows from them decided anew, and its GiB."""
+    fields = dataclasses.asdict(config) | changes
+    if "num_gpus" in changes:
+        fields |= dict.fromkeys((
+            "reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
+            "update_kernel",
+        ))  # fmt: skip
+        fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"} | changes
+    tried = RunConfig(**fields).resolved()
+    return changes, tried, memory.predicted_memory(tried, shape).total
 
 
 def _savings(
-    config: ResolvedConfig, shape: ModelShape, capacity: float, among: list[str]
-) -> list[tuple[str, dict[str, Any]]]:
-    """Return the smallest combinations of `_SAVERS` that make a run fit: name and changes."""
-    names = [name for name in among if config.strategy == "fsdp2" or "reshard" not in name]
+    config: ResolvedConfig, shape: ModelShape, capacity: float, among: dict[str, Any]
+) -> list[Changed]:
+    """Return the smallest combinations of some `_SAVERS` that make a run fit."""
+    names = [name for name, value in among.items() if getattr(config, name) != value
+             and (config.strategy == "fsdp2" or "reshard" not in name)]  # fmt: skip
     for number in range(1, len(names) + 1):
-        found = []
-        for chosen in itertools.combinations(names, number):
-            changes = {key: value for name in chosen for key, value in _SAVERS[name].items()}
-            if _changed(config, shape, changes)[1] <= (1 - HEADROOM) * capacity:
-                found.append((" ".join(chosen), changes))
-        if found:
+        tries = (
+            _cure(config, shape, {name: among[name] for name in chosen})
+            for chosen in itertools.combinations(names, number)
+        )
+        if found := [cure for cure in tries if cure[2] <= (1 - HEADROOM) * capacity]:
             return found
     return []
 
 
 def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[str, Any]:
     """Return the fewest changes that make a run fit its GPUs and keep its task; empty: none do."""
-    same_task = [name for name in _SAVERS if "master" not in name]
+    same_task = {name: value for name, value in _SAVERS.items() if "master" not in name}
     found = _savings(config, shape, capacity, same_task)
-    return found[0][1] if found else {}
+    return found[0][0] if found else {}
 
 
-def remedies(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[str]:
-    """Say what would make a run fit, as `cures`, with what it would need then."""
-    return [f"{what} ({gib:.0f} GiB)" for what, _, gib in cures(config, shape, capacity)]
-
-
-def cures(
-    config: ResolvedConfig, shape: ModelShape, capacity: float
-) -> list[tuple[str, ResolvedConfig, float]]:
-    """Return what would make a run fit, the run then, and what it would need, GiB.
+def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
+    """Return what would make a run fit, with what it would need, GiB.
 
     A smaller batch, more GPUs, what saves memory, or all that.
     """
-    more = {f"--num-gpus {number}": {"num_gpus": number, "num_nodes": num_nodes_for(number),
-                                     "strategy": "fsdp2"}
-            for number in (2**n for n in range(1, 11)) if number > config.num_gpus}  # fmt: skip
-    one = {"--micro-batch-size 1": {"micro_batch_size": 1}} if config.micro_batch_size > 1 else {}
+    more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
+    one = [{"micro_batch_size": 1}] if config.micro_batch_size > 1 else []
 
-    def first(tries: dict[str, dict[str, Any]]) -> list[tuple[str, ResolvedConfig, float]]:
-        found = ((what, *_changed(config, shape, made)) for what, made in tries.items())
-        return [each for each in found if each[2] <= (1 - HEADROOM) * capacity][:1]
+    def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:
+        found = (_cure(config, shape, changes) for changes in tries)
+        return list(itertools.islice((c for c in found if c[2] <= (1 - HEADROOM) * capacity), 1))
 
-    saving = _savings(config, shape, capacity, [*_SAVERS])
-    found = [*first(one), *first(more)]
-    found += [(what, *_changed(config, shape, made)) for what, made in saving]
-    everything = {key: value for made in _SAVERS.values() for key, value in made.items()}
-    all_of = {f"{' '.join(_SAVERS)} {what}": everything | made for what, made in more.items()}
-    return found or first(all_of)
+    found = [*first(one), *first(more), *_savings(config, shape, capacity, _SAVERS)]
+    return found or first(_SAVERS | changes for changes in more)
+
+
+def written(
+    fields: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Write fields as name=value, or in the `words` for one, in which {} is its value."""
+    plain = {n: str(v).lower() if isinstance(v, bool) else v for n, v in fields.items()}
+    return [words.get(name, f"{name}={{}}").format(value) for name, value in plain.items()]
 
 
 def largest_batch(
@@ -176,10 +173,8 @@ def largest_batch(
     return low
 
 
-def changes(
-    config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
-) -> list[tuple[str, ResolvedConfig, float]]:
-    """Return changes of the task that move FP8's lead notably, with the run and its lead, %."""
+def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float) -> list[Changed]:
+    """Return changes of the task that move FP8's lead notably, with its lead then, %."""
 
     def lead(way: ResolvedConfig) -> float:
         best = min(law(fp8).total for fp8 in tensorwise(way, shape))
@@ -194,7 +189,7 @@ def changes(
         way = dataclasses.replace(config, **{name: value})
         fits = memory.predicted_memory(way, shape).total <= (1 - HEADROOM) * capacity
         if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
-            found.append((f"{name}={value}", way, lead(way)))
+            found.append(({name: value}, way, lead(way)))
     return found
 
 
@@ -218,8 +213,7 @@ def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
 
 def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
-    words = [f"--set {name}={value}" for name, value in _said(config).items()]
-    return " ".join(["fp8study run", *words]).replace("=True", "=true").replace("=False", "=false")
+    return " --set ".join(["fp8study run", *written(_said(config))])
 
 
 def _said(config: ResolvedConfig) -> dict[str, Any]:
@@ -228,14 +222,15 @@ def _said(config: ResolvedConfig) -> dict[str, Any]:
              "micro_batch_size"]  # fmt: skip
     names += ["num_nodes"] * (config.num_nodes > 1)
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
-    names += [what.partition("=")[0] for what in settings(config)]
+    names += settings(config)
     return {name: getattr(config, name) for name in names}
 
 
-def settings(config: ResolvedConfig) -> list[str]:
-    """Name what was set so that a run fits, or so that the tuned path takes its model."""
-    changed = [name for name, change in _SAVERS.items()
-               if all(getattr(config, key) == value for key, value in change.items())]  # fmt: skip
+def settings(config: ResolvedConfig) -> dict[str, Any]:
+    """Return what was set so that a run fits, or so that the tuned path takes its model."""
+    found = {name: value for name, value in _SAVERS.items() if getattr(config, name) == value}
+    if config.strategy != "fsdp2":
+        found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
-        changed.append("loss_head=plain")
-    return [name for name in changed if config.strategy == "fsdp2" or "reshard" not in name]
+        found["loss_head"] = "plain"
+    return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fp8study.analysis.laws.advise import MOST_GPUS, Advice, Advisor
+from fp8study.analysis.laws.advise import Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
@@ -23,6 +23,8 @@ from fp8study.core.recipes import ARITHMETICS
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
+#: The most GPUs that are spoken of.
+_MOST_GPUS = 1024
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def question_for(
     Args:
         gpus: Driver's name and memory in GiB of each GPU here.
         model: A preset, a folder or a hub id.
-        num_gpus: 1 to `MOST_GPUS`; more than a node has fill whole nodes.
+        num_gpus: 1 to `_MOST_GPUS`; more than a node has fill whole nodes.
         sequence_length: Tokens a sequence.
         micro_batch_size: Sequences a GPU; None: the largest that fits, at need with layers
             gathered twice or recomputed.
@@ -79,8 +81,8 @@ def question_for(
     """
     peak, capacity = _gpu(gpus, gpu)
     number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
-    if not 1 <= number <= MOST_GPUS:
-        raise UserError(f"--num-gpus: {number} is outside 1 to {MOST_GPUS}; try 1")
+    if not 1 <= number <= _MOST_GPUS:
+        raise UserError(f"--num-gpus: {number} is outside 1 to {_MOST_GPUS}; try 1")
     values = {
         "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
         "sequence_length": sequence_length,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+from typing import Any
 
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import HEADROOM, remedies
+from fp8study.analysis.laws.nearby import HEADROOM, cures, written
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
 from fp8study.run.machine import Machine, memory_gib
 
-#: Weights and optimizer in BF16, as `remedies` writes it.
-_IN_BF16 = "master_dtype=bf16 "
 #: How far a measured peak may be above the law's.
 LAW_ERROR = 0.05
 #: Share of the BF16 peak that a step reaches, whatever its precision; measured: 0.37 to 0.75.
@@ -65,18 +63,19 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
 def what_would_fit(config: RunConfig, there_gib: float) -> str:
     """Name what would make a run fit that does not, as the end of a sentence."""
     shape, usable = shape_of(config.model), (1 - HEADROOM) * there_gib
-    config, first = config.resolved(), ""
+    first: dict[str, Any] = {}
+    config = config.resolved()
     if predicted_memory(config, shape).building > usable:  # which no number of GPUs makes smaller
-        config, first = dataclasses.replace(config, master_dtype="bf16"), _IN_BF16
+        first = {"master_dtype": "bf16"}
+        config = dataclasses.replace(config, **first)
     law = predicted_memory(config, shape)
     if law.building > usable:
         return f"; each GPU must first hold the whole model, {law.building:.0f} GiB in BF16"
-    fits = first and law.total <= usable
-    found = [f"({law.total:.0f} GiB)"] if fits else remedies(config, shape, there_gib)
-    # They are options of `fp8study advise`; here, the fields of a run.
-    words = "; ".join(first + (r.replace(_IN_BF16, "") if first else r) for r in found)
-    words = re.sub(r"--num-gpus (\d+)", r"on \1 GPUs", words)
-    words = words.replace("--micro-batch-size 1", "micro_batch_size=1")
+    found = [(changes, gib) for changes, _, gib in cures(config, shape, there_gib)]
+    if first and law.total <= usable:
+        found = [({}, law.total)]
+    ways = (" ".join(written(first | changes, {"num_gpus": "on {} GPUs"})) for changes, _ in found)
+    words = "; ".join(f"{way} ({gib:.0f} GiB)" for way, (_, gib) in zip(ways, found, strict=True))
     return f"; would fit: {words}" if found else ""
 
 

@@ -69,7 +69,7 @@ def question_for(
     Args:
         gpus: Driver's name and memory in GiB of each GPU here.
         model: A preset, a folder or a hub id.
-        num_gpus: 1 to `_MOST_GPUS`; more than a node has fill whole nodes.
+        num_gpus: 1 to 1,024; more than a node has fill whole nodes.
         sequence_length: Tokens a sequence.
         micro_batch_size: Sequences a GPU; None: the largest that fits, at need with layers
             gathered twice or recomputed.

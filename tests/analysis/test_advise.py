@@ -14,8 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fp8study.analysis import decision
+from fp8study.analysis.laws import account
 from fp8study.analysis.laws.advise import Advisor
-from fp8study.analysis.laws.cells import read_runs, recorded_config
+from fp8study.analysis.laws.cells import cells_of, read_runs, recorded_config
 from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Decisions, read_loss_gaps
 from fp8study.analysis.laws.question import answer, question_for
 from fp8study.cli import app
@@ -161,6 +162,17 @@ def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
     assert any(words in line for line in found.beyond)
     kinds = {o.tokens_per_second_per_gpu.kind for o in found.options}
     assert kinds == {MODELLED}
+
+
+@pytest.mark.parametrize(("batch", "busy"), [(1, True), (8, False)])
+def test_where_the_host_matters_an_interval_is_as_wide_as_errors_were_there(advisor, batch, busy):
+    table = account.lead_table(cells_of(advisor.runs))
+    there = table[(table["host_pct"] > account.HOST_PCT) == busy]["error_points"].abs()
+    found = advice("llama-3.2-1b", batch=batch, sequence_length=2048)
+    (lead,) = {o.lead_pct for o in found.options if o.precision == "fp8_rowwise"}
+    assert lead.kind == PREDICTED
+    assert lead.high - lead.value == pytest.approx(there.quantile(0.9))
+    assert len(there) > 20
 
 
 def test_intervals_widen_beyond_what_was_measured():

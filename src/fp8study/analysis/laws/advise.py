@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.analysis import decision
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import label_of, lead_table
+from fp8study.analysis.laws.account import HOST_PCT, label_of, lead_table
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.evidence import (
@@ -149,11 +149,11 @@ class Advisor:
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = lead_table(cells)
         errors = tested[["error_points", "step_error_pct"]].abs()
-        #: By whether there are several GPUs: within what nine of ten predictions of leads, points,
-        #: and of steps, %, are.
+        #: By whether the host matters: within what nine of ten predictions of leads, points, and
+        #: of steps, %, are.
         self.errors = {
-            several: tuple(map(float, errors[(tested["num_gpus"] > 1) == several].quantile(0.9)))
-            for several in (False, True)
+            busy: tuple(map(float, errors[(tested["host_pct"] > HOST_PCT) == busy].quantile(0.9)))
+            for busy in (False, True)
         }
 
     def name_of(self, gpu: GpuPeak) -> str:
@@ -281,10 +281,11 @@ class Advisor:
     ) -> tuple[Quantity, Quantity | None]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
         wider = _WIDER if kind == MODELLED else 1.0
-        lead_error, step_error = (wider * e for e in self.errors[way.num_gpus > 1])
-        step_ms = law(way).total
-        lead = speed.lead_pct(law(bf16).total, step_ms)
-        rate, error = 1000 * way.tokens_per_step / way.num_gpus / step_ms, step_error / 100
+        step = law(way)
+        busy = step.host > HOST_PCT / 100 * step.device
+        lead_error, step_error = (wider * e for e in self.errors[busy])
+        lead = speed.lead_pct(law(bf16).total, step.total)
+        rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
         if base is not None:
             rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
         rates = Quantity(rate, kind, rate * (1 - error), rate * (1 + error))

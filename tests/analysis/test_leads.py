@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,20 @@ def test_another_host_is_another_session(tmp_path: Path) -> None:
         store(tmp_path, "local", record)
     assert leads_table(frame(tmp_path)).empty
     assert list(sessions_of(frame(tmp_path)).str[-4:]) == ["on a", "on b"]
+
+
+def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) -> None:
+    """It lies beside it in a folder of its own, and was on a rented host of the same name."""
+    folder = tmp_path / "reference" / "h100"
+    for name, card, lead in (("machine-2", "GPU-b", 1.2), ("machine", "GPU-a", 1.1)):
+        gpus = [{"index": 0, "uuid": f"{card}bcd-0123", "name": "NVIDIA H100"}]
+        there = {"host_hash": "rented", "num_gpus_on_machine": 1, "gpus": gpus}
+        store_leads(tmp_path, 1, lead, place="reference/h100", study="machine", machine=there)
+        (folder / "machine").rename(folder / name)
+    row = only(leads_table(frame(tmp_path)))
+    assert (row["num_sessions"], row["studies"]) == (2, "machine, machine-2")
+    assert row["lead_pct"] == pytest.approx(100 * ((1.1 * 1.2) ** 0.5 - 1))
+    assert re.findall(r"with GPU-[ab]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     asked = _key(run, config, varying("repeat"))
     return row | {
         "run_ids": run_path(run),
+        "host_hash": _host(record.machine),
         "model_vocab_size": record.model.get("vocab_size"),
         "num_warnings": len(record.warnings),
         "git_commit": record.git.get("commit"),
@@ -166,6 +167,13 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "format_key": _key(run, config, FORMAT_FIELDS) + trained,
         "kernel_key": _key(run, config, (*KERNEL_FIELDS, "repeat")) + trained,
     }
+
+
+def _host(machine: Mapping[str, Any]) -> str | None:
+    """Name a host by its hash, and one of a single GPU by that too: rented ones share a name."""
+    name, gpus = machine.get("host_hash"), machine.get("gpus", [])
+    is_alone = machine.get("num_gpus_on_machine") == len(gpus) == 1
+    return f"{name} with {gpus[0]['uuid'][:8]}" if name and is_alone else name
 
 
 def place_of(run: StoredRun) -> dict[str, str]:

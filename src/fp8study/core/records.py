@@ -262,6 +262,15 @@ class StoredRun:
     """The columns of `fp8study.core.record_shape.METRICS`, one value per logged step."""
 
 
+def read_placed(path: Path) -> RunRecord:
+    """Read a run's record, its study named as the folder is: a second session's has its own.
+
+    Raises:
+        UserError: As `read_record`.
+    """
+    return dataclasses.replace(read_record(path), study=path.parents[1].name)
+
+
 def set_aside(path: Path, reason: str) -> Path:
     """Rename a file out of the pipeline's way, never over an earlier one, and say so."""
     for number in range(1, 1000):
@@ -290,7 +299,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
                 )
         for path in sorted(root.glob("*/*/run.json")):
             try:
-                record, lines = read_record(path), read_metrics(path.parent)
+                record, lines = read_placed(path), read_metrics(path.parent)
                 metrics = {name: [line.get(name) for line in lines] for name in METRICS}
                 found.append(StoredRun(record, path.parent, label, metrics))
             except UserError as error:

@@ -22,7 +22,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
-from fp8study.core.records import RunRecord, read_record
+from fp8study.core.records import RunRecord, read_placed
 
 #: Fields of the task that change no kernel.
 _INERT = (
@@ -151,7 +151,7 @@ def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunR
     found = []
     for path in sorted(results.glob(f"{place}/*/*/run.json")):
         try:
-            found.append(("/".join(path.parts[-4:-1]), read_record(path)))
+            found.append(("/".join(path.parts[-4:-1]), read_placed(path)))
         except UserError:  # `fp8study report` names them
             continue
     return found

@@ -12,7 +12,7 @@ from tests.run.test_selection import H100, H200, machine
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 STUDIES = {"h200x2/shapes": H200, "h200x2/all-gather": H200, "h200x2/machine": H200,
-           "h100x1/machine": H100}  # fmt: skip
+           "h100x1/machine": H100, "h100x1/machine-2": H100}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STUDIES)

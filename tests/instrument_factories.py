@@ -95,7 +95,7 @@ def store_measured(
         "step_time_ms_median": step_ms, "warm_up_seconds": warm_up_s,
         "compile_cache_hits": cache[0], "compile_cache_misses": cache[1],
         "bf16_peak_tflops": 989.0, "mixed_peak_tflops": 1500.0, "mfu_mixed_peak_pct": 25.0,
-        "mfu_achievable_pct": 40.0,
+        "mfu_achievable_pct": 40.0, **changes.get("results", {}),
     }  # fmt: skip
     record = make_record(outside_pct, **fields)
     store(results, "reference/h200x8", record, loss_curve(60, 5.0))

@@ -97,10 +97,26 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
     assert stale["stale"]
     assert math.isnan(stale["change_pct"])  # it does less work
     strained = tmp_path / "strained"
-    memory = {"num_device_allocs": 3}
-    store_measured(strained, "bf16", instruments=instruments_of("bf16", memory=memory))
+    store_measured(strained, "bf16", results={"num_device_allocs": 3})
     store_measured(strained, "fp8_tensorwise")
     assert math.isnan(row(tables.energy_table(frame(strained)), "fp8_tensorwise", 1)["change_pct"])
+
+
+def test_energy_is_compared_seed_by_seed_and_a_repeat_is_no_seed(tmp_path: Path) -> None:
+    """As in the speeds beside it: a ratio of two arms' medians would be 0.8 here, not 0.5."""
+    joules = {
+        "bf16": {(0, 0): 10.0, (1, 0): 20.0, (2, 0): 40.0, (2, 1): 60.0, (2, 2): 80.0},
+        "fp8_tensorwise": {(0, 0): 5.0, (1, 0): 22.0, (2, 0): 16.0},
+    }
+    for precision, taken in joules.items():
+        for (seed, repeat), joule in taken.items():
+            seen = instruments_of(precision, energy={"joule_per_token": joule})
+            store_measured(tmp_path, precision, run_id=f"{precision}-{seed}-{repeat}", seed=seed,
+                           config={"repeat": repeat}, instruments=seen)  # fmt: skip
+    table = tables.energy_table(frame(tmp_path))
+    bf16, fp8 = (row(table, precision, 1) for precision in joules)
+    assert (bf16["joule_per_token"], bf16["num_runs"]) == (20.0, 5)
+    assert fp8["change_pct"] == pytest.approx(-50)
 
 
 def test_break_even_is_the_extra_warm_up_over_the_gain_of_a_step(measured: pd.DataFrame) -> None:

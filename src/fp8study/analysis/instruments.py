@@ -1,7 +1,7 @@
 """What the instruments saw: utilisation, kernels, memory, energy, communication, warm-up.
 
 Each takes the frame of `instruments_frame`, one row per run, and gives one row per arm: medians
-over the arm's runs. What no run measured is missing, never zero.
+over the arm's runs, of energy over its seeds. What no run measured is missing, never zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.frames import PLACE, place_of
-from fp8study.analysis.pairing import ALLOCATOR_EVENTS, in_fp8, medians_by, ordered, together
+from fp8study.analysis.pairing import (
+    ALLOCATOR_EVENTS,
+    in_fp8,
+    medians_by,
+    medians_of_repeats,
+    ordered,
+    pairs_of,
+    timing_is_void,
+    together,
+)
 from fp8study.core.audit_rules import problems, without_hidden_products
 from fp8study.core.recipes import ARITHMETICS
 from fp8study.core.records import StoredRun
@@ -191,22 +200,33 @@ def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Energy per token, power and clocks over the timed window; `change_pct` is against BF16."""
+    """Energy per token, power and clocks over the timed window, by arm.
+
+    Medians over seeds, of each the median over its repeats. ``change_pct`` is the median over
+    seeds of how much more a healthy FP8 arm takes per token than its BF16 partner, %, as in
+    `fp8study.analysis.speed.throughput_table`; missing where either timing may be the allocator's.
+    """
     columns = {
         "joule_per_token": "energy.joule_per_token",
         "watts_mean": "energy.watts_mean",
         "clock_sm_mhz_median": "energy.clock_sm_mhz_median",
         "clock_sm_mhz_min": "energy.clock_sm_mhz_min",
         "power_cap_pct": "energy.throttled_pct.power_cap",
-    } | {name: f"memory.{name}" for name in ALLOCATOR_EVENTS}
-    table = _by_arm(frame[numbers(frame, "energy.joule_per_token").notna()], columns)
+    }
+    chosen = frame[frame["device"] == "cuda"]
+    values = {new: numbers(chosen, old) for new, old in columns.items()}
+    seeds = medians_of_repeats(chosen.assign(**values), [*columns])
+    table = medians_by(seeds, ["arm_key"], [*columns, *ALLOCATOR_EVENTS], ARM)
+    table["num_runs"] = seeds.groupby("arm_key", sort=False)["num_repeats"].sum()
     sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
     table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
-    table = _against_bf16(table, "joule_per_token", "change_pct")
-    strained = (table[[*ALLOCATOR_EVENTS]] > 0).any(axis=1)
-    contexts = context(table)
-    table["change_pct"] = table["change_pct"].where(~contexts.isin(set(contexts[strained])))
-    return table
+    pairs = pairs_of(seeds, "joule_per_token")
+    pairs = pairs[~pairs["stale"] & ~timing_is_void(pairs) & ~timing_is_void(pairs, "_bf16")]
+    change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)
+    table["change_pct"] = change.groupby(pairs["arm_key"]).median()
+    theirs = pairs.groupby("arm_key")["run_ids"].agg(together)
+    table["run_ids"] = [together([own, theirs.get(key)]) for key, own in table["run_ids"].items()]
+    return ordered(table.reset_index())
 
 
 def communication_table(frame: pd.DataFrame) -> pd.DataFrame:

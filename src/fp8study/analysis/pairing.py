@@ -250,6 +250,24 @@ def medians_by(
     return result.join(groups[list(columns)].median()) if columns else result
 
 
+def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return one row for each seed of an arm that measured the first of the `columns`.
+
+    Each column is the median over the seed's repeats, of each the newest result; ``num_repeats`` is
+    their number, ``run_ids`` are theirs, and the allocator's events are the most of any.
+    """
+    seed, events = ["arm_key", "pair_key"], list(ALLOCATOR_EVENTS)
+    results = runs[runs["status"].isin(RESULTS)].fillna({"repeat": 0})
+    newest = results.sort_values("ended_at", kind="stable").drop_duplicates(
+        [*seed, "repeat"], keep="last"
+    )
+    each = newest[newest[columns[0]].notna() & (newest["status"] == "completed")]
+    measured = medians_by(each, seed, columns, names=()).rename(columns={"num_runs": "num_repeats"})
+    measured = measured.join(each.groupby(seed)[events].max())
+    kept = newest_per_seed(each).drop(columns=[*columns, *events, "run_ids"])
+    return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
+
+
 def together(run_ids: Iterable[object]) -> str:
     """Join the run ids of rows, each once, in the order in which they come."""
     texts = [text for text in run_ids if isinstance(text, str)]

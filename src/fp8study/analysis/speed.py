@@ -13,9 +13,9 @@ import pandas as pd
 from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, held_seconds
 from fp8study.analysis.pairing import (
-    ALLOCATOR_EVENTS,
     ARM,
     medians_by,
+    medians_of_repeats,
     newest_per_seed,
     ordered,
     pairs_of,
@@ -24,7 +24,6 @@ from fp8study.analysis.pairing import (
 )
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import PARTS
-from fp8study.core.records import RESULTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
@@ -58,7 +57,7 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
         nearly filled the GPU's memory. ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every
         precision. ``note`` names what limits the comparison.
     """
-    timed = _medians_of_repeats(runs)
+    timed = medians_of_repeats(runs, _MEASURED)
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
     table = medians_by(timed, ["arm_key"], _MEASURED)
@@ -78,26 +77,6 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
         _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
     ]
     return ordered(table.reset_index()[THROUGHPUT_COLUMNS])
-
-
-def _medians_of_repeats(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each seed of an arm with timings.
-
-    What was measured is the median over the seed's repeats, of each the newest result;
-    ``num_repeats`` is their number, and the allocator's events are the most of any.
-    """
-    seed, events = ["arm_key", "pair_key"], list(ALLOCATOR_EVENTS)
-    results = runs[runs["status"].isin(RESULTS)].fillna({"repeat": 0})
-    newest = results.sort_values("ended_at", kind="stable").drop_duplicates(
-        [*seed, "repeat"], keep="last"
-    )
-    each = newest[newest[_RATE].notna() & (newest["status"] == "completed")]
-    measured = medians_by(each, seed, _MEASURED, names=()).rename(
-        columns={"num_runs": "num_repeats"}
-    )
-    measured = measured.join(each.groupby(seed)[events].max())
-    kept = newest_per_seed(each).drop(columns=[*_MEASURED, *events, "run_ids"])
-    return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 
 def _speed_note(row: pd.Series, full: bool, paired: bool) -> str:

@@ -19,12 +19,17 @@ _INTRODUCTION = f"""# Benchmarks
 
 Written by `make report` from the records beside this file; a test holds the two together.
 
-A row is one arm: the median over its seeds, of each over its repeats. "v BF16" is the median of
-the paired ratios, which the ratio of two medians need not equal. Two sessions on one machine can
-differ by more than the repeats of one. Where it says "{MEMORY_FULL}" the rate was the allocator's
-and is left out. Arms that train part of their model, runs that shared a GPU, and CPUs are left out.
-`make reproduce STUDY=…` runs a study again. The same tables as CSV files are in `tables/`; figures
-that others published are in the report.
+A row is one arm: the median over its seeds, of each over its repeats. "v BF16" is the median over
+the seeds of FP8's figure over that of BF16 with the same seed: with one seed, a ratio of two
+medians. (The report's leads pair the repeats too, within a session: see its rule, and
+`leads.csv`.) Ratios to other trainers, and leads beside theirs, are of geometric means over
+repeats, with Welch's intervals. A token's FLOPs are 6 for each weight of a linear layer, the loss
+head's too, and attention's without a causal mask; MFU is over the dense BF16 peak of the GPU's
+datasheet, in FP8 too. Two sessions on one machine can differ by more than the repeats of one.
+Where it says "{MEMORY_FULL}" the rate was the allocator's and is left out. Arms that train part
+of their model, runs that shared a GPU, and CPUs are left out. `make reproduce STUDY=…` runs a
+study again. The tables of h200x4 as CSV files are in `h200x4/tables/`; figures that others
+published are in the report.
 """
 _RATES = ["tokens_per_second_per_gpu", "tflops_per_gpu", "mfu_bf16_peak_pct"]
 SPEED = "Throughput and peak memory"

@@ -30,7 +30,7 @@ from fp8study.report.words import count, how_to_get, number, recipe
 #: By what each test predicts.
 TESTS = {
     LEFT_OUT: "the other models' cells",
-    KEPT_OUT: "constants frozen before the runs",
+    KEPT_OUT: "earlier runs' cells",
     OTHER_GPU: "another GPU's cells",
 }
 _MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}

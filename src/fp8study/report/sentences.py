@@ -162,10 +162,15 @@ def rule() -> str:
         f"study judged it. Wholly below {worth}: BF16; if even below zero with weights gathered "
         "in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
         "**The lead** is the median of a session's paired ratios; of several sessions, the "
-        "geometric mean. Its CI counts how far sessions differ, over all settings of the machine "
-        "that were timed in several. Where none was, it counts how far pairs of one session "
-        "differ, which is too narrow for another day. A setting whose step times had not settled "
-        f"counts by itself. A pause of {SESSION_GAP.seconds // 60} minutes starts a new session."
+        "geometric mean. Its CI, Student's t of the logarithms, counts how far sessions differ, "
+        "over all settings of the machine and path that were timed in several. Where none was, it "
+        "counts how far pairs of one session differ, which is too narrow for another day. A "
+        "setting with a run that warns that its step times had not settled counts by itself; older "
+        f"runs cannot warn of that. A pause of {SESSION_GAP.seconds // 60} minutes starts a new "
+        "session.\n\n"
+        "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
+        "nearest to 4,096 tokens, no clipping, the most pairs; of its recipes the one with the "
+        "largest lead. *FP8's loss* was judged for that model and recipe, in the nearest setting."
     )
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
+from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.speed import switch_table, throughput_table
 from fp8study.core.records import StoredRun
@@ -50,6 +52,11 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
     shared = shared[(shared["path"] == "tuned") & (shared["num_gpus"] == 2)]
     two = one(shared, precision="fp8_tensorwise")
+    paired = leads_table(runs[runs["study"].str.startswith("beside-torchtitan")])
+    keys = ["model", "num_gpus", "setting"]
+    both = fp8.merge(paired[paired["precision"] == "fp8_tensorwise"], on=keys)
+    assert len(both) == len(fp8) == 4
+    moved = (both["speedup_pct"] - both["lead_pct"]).abs().max()
     rate = {
         p: one(shared, precision=p)["tokens_per_second_per_gpu"] for p in set(shared["precision"])
     }
@@ -65,6 +72,7 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
         f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
         f"{per_cent(two['speedup_pct'])} on 2 GPUs",
+        f"moves them by at most {moved:.1f} points",
         f"{rate['fp8_tensorwise']:,.0f} against {rate['bf16']:,.0f} tokens/s, give "
         f"{per_cent(100 * (rate['fp8_tensorwise'] / rate['bf16'] - 1))}",
     ]
@@ -145,7 +153,9 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
             for of in ("memory", "energy")]  # fmt: skip
     plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
     pooled = [per_cent(plain[f"{name}_pct"]) for name in ("lead", "ci_low", "ci_high")]
-    small = leads[leads["model"].str.startswith("llama-3.2-1b") & (leads["micro_batch_size"] == 1)]
+    beside = pd.concat([leads, leads_table(shorten_arms(runs_frame(stored("h200x2"))))])
+    small = beside[beside["model"].str.startswith("llama-3.2-1b")]
+    small = small[small["micro_batch_size"].eq(1) & small["precision"].eq("fp8_tensorwise")]
     eight = one(tuned, model="llama-3.2-1b-untied", micro_batch_size=8)["lead_pct"]
     cells = leads[leads["studies"] == "document-a-grid"]
     grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)

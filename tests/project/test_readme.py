@@ -127,6 +127,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *batch_texts(runs),
         *parity_texts(runs),
         new_text(),
+        done_text(),
         *null_texts(runs),
         *h100_texts(),
         *two_h200_texts(),
@@ -197,17 +198,32 @@ def null_texts(runs: pd.DataFrame) -> list[str]:
     apart = 100 * (kernels["loss_last20_mean"] / kernels["loss_last20_mean_base"] - 1).abs()
     assert len(apart) == 3
     gap = one(loss_gap_table(chosen), precision="fp8_tensorwise")
-    assert gap["num_pairs"] == 2
+    held_out = one(loss_gap_table(chosen, loss="validation_loss"), precision="fp8_tensorwise")
+    assert gap["num_pairs"] == held_out["num_pairs"] == 2
     curve = validation_curve(stored("h200x4"), chosen)
     end, soon = (one(curve, rung=KERNELS, step=step) for step in (1500, 188))
     fp8 = one(curve, rung="FP8 tensorwise", step=188)
     low, high = (per_cent(end[f"{side}_95"], 2).removesuffix(" %") for side in ("low", "high"))
     return [
         f"by {apart.min():.2f} to {apart.max():.2f} %",
-        f"FP8's gap there is {per_cent(gap['gap_pct'], 2)}",
+        f"FP8's gaps there are {per_cent(gap['gap_pct'], 2)} in training and "
+        f"{per_cent(held_out['gap_pct'], 2)} on held-out text (two seeds)",
         f"{per_cent(end['gap_pct'], 2)} ({low} to {high}) on held-out text",
         f"{per_cent(soon['gap_pct'], 2)} after 188 steps, and FP8 at {per_cent(fp8['gap_pct'], 2)}",
     ]
+
+
+def done_text() -> str:
+    """How many runs of the study new-text are there, on two machines."""
+    done = [{run.record.run_id for run in stored(machine) if run.record.study == "new-text"}
+            for machine in ("h200x2", "h200x4")]  # fmt: skip
+    planned = {run.run_id for run in load_study("new-text").runs}
+    assert set.union(*done) <= planned
+    two, four = map(len, done)
+    return (
+        f"`new-text` has {len(set.union(*done))} of its {len(planned)} runs, all of a 1B: {two} on "
+        f"two H200, {four} on four, {len(set.intersection(*done))} of them on both"
+    )
 
 
 def h100_texts() -> list[str]:

@@ -3,8 +3,8 @@
 A lead is a ratio of tokens per second, FP8 over BF16, of two runs that differ in precision alone
 and ran in one session. Sessions on one machine differ by more than the repeats of one, so they are
 pooled rather than replaced: the median of a session's paired ratios, and the geometric mean over
-sessions. How far sessions differ is learnt from all settings that were timed in several, and on a
-machine of one session how far pairs differ from all that were timed in several blocks.
+sessions. How far sessions differ is learnt from all settings of a machine and path that were timed
+in several, and where none was, how far pairs differ from all that were timed in several blocks.
 """
 
 from __future__ import annotations

@@ -119,6 +119,13 @@ def test_energy_is_compared_seed_by_seed_and_a_repeat_is_no_seed(tmp_path: Path)
     assert fp8["change_pct"] == pytest.approx(-50)
 
 
+def test_a_run_that_never_met_the_power_cap_counts_as_none(tmp_path: Path) -> None:
+    for seed, caps in enumerate(({}, {}, {"power_cap": 30.0})):
+        seen = instruments_of("bf16", energy={"throttled_pct": caps})
+        store_measured(tmp_path, "bf16", run_id=f"bf16-{seed}", seed=seed, instruments=seen)
+    assert row(tables.energy_table(frame(tmp_path)), "bf16", 1)["power_cap_pct"] == 0
+
+
 def test_break_even_is_the_extra_warm_up_over_the_gain_of_a_step(measured: pd.DataFrame) -> None:
     table = break_even_table(measured)
     # Six seconds more at the start, 20 ms less a step.

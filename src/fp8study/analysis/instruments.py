@@ -215,11 +215,11 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     }
     chosen = frame[frame["device"] == "cuda"]
     values = {new: numbers(chosen, old) for new, old in columns.items()}
+    sampled = values["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
+    values["power_cap_pct"] = values["power_cap_pct"].fillna(0.0).where(sampled)
     seeds = medians_of_repeats(chosen.assign(**values), [*columns])
     table = medians_by(seeds, ["arm_key"], [*columns, *ALLOCATOR_EVENTS], ARM)
     table["num_runs"] = seeds.groupby("arm_key", sort=False)["num_repeats"].sum()
-    sampled = table["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
-    table["power_cap_pct"] = table["power_cap_pct"].fillna(0.0).where(sampled)
     pairs = pairs_of(seeds, "joule_per_token")
     pairs = pairs[~pairs["stale"] & ~timing_is_void(pairs) & ~timing_is_void(pairs, "_bf16")]
     change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)

@@ -28,8 +28,8 @@ head's too, and attention's without a causal mask; MFU is over the dense BF16 pe
 datasheet, in FP8 too. Two sessions on one machine can differ by more than the repeats of one.
 Where it says "{MEMORY_FULL}" the rate was the allocator's and is left out. Arms that train part
 of their model, runs that shared a GPU, and CPUs are left out. `make reproduce STUDY=…` runs a
-study again. The tables of h200x4 as CSV files are in `h200x4/tables/`; figures that others
-published are in the report.
+study again. The same tables as CSV files are in each machine's `tables/`; figures that
+others published are in the report.
 """
 _RATES = ["tokens_per_second_per_gpu", "tflops_per_gpu", "mfu_bf16_peak_pct"]
 SPEED = "Throughput and peak memory"

@@ -178,7 +178,10 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
 def nearest_losses(
     table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is known of FP8's loss, nearest model first, and what that leaves open."""
+    """Return what is known of FP8's loss, and what that leaves open.
+
+    First of the nearest model, then of the most pairs, then of the longest training.
+    """
     if len(table):
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
@@ -188,26 +191,25 @@ def nearest_losses(
         return (), (f"any loss: none of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
-    table = table.assign(away=table["model"].map(away)).sort_values(
-        ["num_pairs", "away"], ascending=[False, True], kind="stable"
+    seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
+    table = table.assign(
+        away=table["model"].map(away),
+        tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
+    ).sort_values(["num_pairs", "away"], ascending=[False, True], kind="stable")
+    near, longest = (
+        table[table[of] == end].head(1)
+        for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
     )
-    near = table[table["away"] == table["away"].min()].head(1)
-    rows = pd.concat([near, table.drop_duplicates("study")]).drop_duplicates(["study", "model"])
-    evidence, longest = [], 0.0
-    for _, row in rows.head(3).iterrows():
-        seen = max(
-            (record.data.get("num_tokens_seen") or 0 for _, record in runs
-             if record.study == row["study"] and record.config.get("model") == row["model"]),
-            default=0,
-        ) / 1e6  # fmt: skip
-        longest = max(longest, seen)
+    rows = pd.concat([near, table.head(1), longest, table.drop_duplicates("study")])
+    evidence = []
+    for _, row in rows.drop_duplicates(["study", "model"]).head(3).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
         evidence.append(
-            f"{row['model']}, {seen:,.3g} million tokens in {row['epochs']:.1f} passes, "
-            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
+            f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
+            f"passes, {row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
             f"{row['machine']}/{row['study']}"
         )
-    uncovered = [f"training on more than {longest:,.3g} million tokens"]
+    uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:
         uncovered.append(f"{shape.name} itself; the nearest is {near['model'].iloc[0]}")
     largest = max(sizes, key=lambda name: sizes[name])

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fp8study.core.studies import load_study
+from fp8study.core.studies import expanded, load_study
 from fp8study.run import launch, pipeline
+from fp8study.run.blocks import gpus_to_have, ordered
 from fp8study.run.machine import Machine
 from tests.checkout import copy_checkout
 from tests.run.test_selection import H200, machine
@@ -80,13 +81,52 @@ def test_a_run_may_be_told_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [gpu.index for gpu in launch._allowed(there)] == numbers
 
 
-def test_precisions_whose_speed_is_compared_share_a_gpu_also_after_a_break() -> None:
-    study, there = load_study("shapes"), machine(H200, H200)
-    runs = list(study.runs)
-    gpus = pipeline._gpus_to_have(there, study, runs)
-    settings = [{tuple(gpus[r.run_id]) for r in runs[n : n + 3]} for n in range(0, len(runs), 3)]
-    assert settings == [{(n % 2,)} for n in range(len(runs) // 3)]
-    assert [*pipeline._gpus_to_have(there, study, runs[7:]).items()] == [*gpus.items()][7:]
-    assert not any(pipeline._gpus_to_have(machine(H200), study, runs).values())
-    losses = load_study("tuned-loss")
-    assert not any(pipeline._gpus_to_have(there, losses, list(losses.runs)).values())
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("shapes", [{"precision": "bf16"}, {"precision": "fp8_rowwise"}]),
+        ("weight-cast", [{"weight_cast": "each_update"}, {"update_kernel": "one_pass"}]),
+        ("document-b", [{"compile": False, "compile_cache": "shared"}, {"precision": "bf16"}]),
+        ("new-text", [{"skip": ()}, {"attention": "flash"}, {"precision": "bf16"}]),
+        ("tuned-loss", [{"precision": "bf16"}]),
+    ],
+)
+def test_runs_that_are_compared_share_a_gpu_and_gpus_share_the_work(
+    name: str, blocks: list[dict[str, object]]
+) -> None:
+    study, there = load_study(name), machine(H200, H200)
+    gpus = gpus_to_have(there, study.runs)
+    for changes in blocks:
+        pairs = [
+            (gpus[one.run_id], gpus[other.run_id])
+            for one, other in itertools.product(study.runs, repeat=2)
+            if one != other and vars(one.config) | changes == vars(other.config)
+        ]
+        assert pairs
+        assert all(one == other for one, other in pairs)
+    minutes = [sum(r.minutes for r in study.runs if gpus[r.run_id] == [n]) for n in (0, 1)]
+    assert max(minutes) <= 2 * min(minutes)
+    assert not any(gpus_to_have(machine(H200), study.runs).values())
+
+
+def test_runs_keep_their_gpus_after_a_break() -> None:
+    study = load_study("shapes")
+    gpus = gpus_to_have(machine(H200, H200), study.runs)
+    blocks = [{tuple(gpus[r.run_id]) for r in study.runs[n : n + 3]} for n in range(0, 54, 3)]
+    assert blocks == [{(n % 2,)} for n in range(18)]
+
+
+@pytest.mark.parametrize(
+    "name", ["document-b", "new-text", "schedules", "weight-cast", "stability"]
+)
+def test_a_study_that_is_cut_off_leaves_whole_blocks(name: str) -> None:
+    runs = ordered(load_study(name).runs)
+    blocks = [(run.config.repeat, run.config.seed) for run in runs]
+    assert blocks == sorted(blocks)
+    assert runs != list(load_study(name).runs)
+
+
+def test_a_study_with_a_timetable_of_its_own_keeps_it() -> None:
+    content = {"question": "In order?", "arms": ARMS[::-1]}
+    study = expanded("timed", content, "timed")
+    assert ordered(study.runs) == list(study.runs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import json
 import math
 import shutil
 import signal
@@ -22,6 +21,7 @@ from fp8study.core.presets import model_vocab_size
 from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record, write_json
 from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
+from fp8study.run import blocks
 from fp8study.run.children import end, stoppable, telling_line
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
@@ -120,7 +120,8 @@ def _snakemake(
     log_path = results_dir() / "local" / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
     before = find_jobs() if cluster else {}
-    todo = [r for r in pending if r.run_id not in before or not before[r.run_id].is_alive]
+    alive = {name for name, job in before.items() if job.is_alive}
+    todo = [run for run in blocks.ordered(pending) if run.run_id not in alive]
     if len(todo) < len(pending):
         say(f"{len(pending) - len(todo)} jobs of an earlier call are still there: waiting for them")
     for run in todo:
@@ -179,38 +180,21 @@ def _on_this_machine(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return what the Snakefile has to know of GPUs, and Snakemake's options."""
     shares_per_gpu = max((r.config.runs_per_gpu for r in todo), default=1) if machine.gpus else 1
-    num_shares = machine.num_slots * shares_per_gpu
-    if machine.gpus:
-        num_shares *= 2  # half of the runs get ready and wait: see fp8study.run.gpu_lease
-    gpus = {} if one_at_a_time else _gpus_to_have(machine, study, todo)
-    shares = {  # Snakemake counts in whole numbers only
+    ready = 2 if machine.gpus else 1  # half of the runs get ready and wait: see gpu_lease
+    num_shares = machine.num_slots * shares_per_gpu * ready
+    every = {} if one_at_a_time else blocks.gpus_to_have(machine, study.runs)
+    gpus = {run.run_id: every.get(run.run_id, []) for run in todo}
+    shares = {  # of each GPU that a run has to have, else of all; in whole numbers only
         run.run_id: num_shares
         if one_at_a_time
-        else run.config.num_gpus * max(1, shares_per_gpu // run.config.runs_per_gpu)
+        else max(1, shares_per_gpu // run.config.runs_per_gpu)
+        * (1 if gpus[run.run_id] else run.config.num_gpus)
         for run in todo
-        if not gpus.get(run.run_id)
     }
-    # Of runs that have to have a GPU one trains on it, in the study's order, and one gets ready.
-    queues = [f"gpu_{gpu.index}=2" for gpu in machine.gpus]
+    queues = [f"gpu_{gpu.index}={shares_per_gpu * ready}" for gpu in machine.gpus]
     cores = str(max(machine.num_slots, machine.num_cpus))
     options = ["--cores", cores, "--resources", f"gpu_shares={num_shares}", *queues]
     return {"gpu_shares": shares, "gpus": gpus}, options
-
-
-def _gpus_to_have(machine: Machine, study: Study, todo: list[PlannedRun]) -> dict[str, list[int]]:
-    """Return the GPUs that runs have to have, by run: those that their study names.
-
-    Where speed is compared, runs on one GPU that differ by precision alone go to the same one:
-    GPUs of one box differ by 3 to 5 % (docs/log.md).
-    """
-    turns: dict[str, int] = {}
-    places = {run.run_id: run.gpus for run in study.runs}
-    for run in study.runs if study.speed_only else ():
-        if not run.gpus and run.config.num_gpus == 1 < len(machine.gpus):
-            setting = json.dumps(run.config.to_dict() | {"precision": None})
-            turn = turns.setdefault(setting, len(turns))
-            places[run.run_id] = (turn % len(machine.gpus),)
-    return {r.run_id: [machine.gpus[place].index for place in places[r.run_id]] for r in todo}
 
 
 def _as_jobs(

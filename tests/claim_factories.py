@@ -90,17 +90,17 @@ def grid(rate: Callable[[str, int, int, str], float]) -> list[RunRecord]:
 
 def losses(gap_pct: float, precision: str = "fp8_tensorwise", seeds: int = 4, outside: float = 0.0,
            config: dict[str, Any] | None = None, both: dict[str, Any] | None = None,
-           **changes: Any) -> list[RunRecord]:  # fmt: skip
-    """Pairs by seed whose FP8 run ends `gap_pct` above BF16's.
+           wobble: float = 0.002, **changes: Any) -> list[RunRecord]:  # fmt: skip
+    """Pairs by seed whose FP8 run ends `gap_pct` above BF16's, and by turns a `wobble` off that.
 
     `config` is added to the FP8 runs' configuration, `both` to that of all.
     """
     both = both or {}
     found = []
     for seed in range(seeds):
-        base, wobble = 5 + 0.01 * seed, 0.002 * (-1) ** seed
+        base = 5 + 0.01 * seed
         found.append(run(seed=seed, results={"loss_last20_mean": base}, config=both, **changes))
-        ended = base * (1 + gap_pct / 100) + wobble
+        ended = base * (1 + gap_pct / 100) + wobble * (-1) ** seed
         found.append(
             run(precision, seed=seed, results={"loss_last20_mean": ended},
                 config=both | (config or {}),

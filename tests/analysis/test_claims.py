@@ -41,6 +41,7 @@ YES, PARTLY, NO = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.CONTRADICTED
 OPEN, ARTEFACT, ELSEWHERE = Verdict.UNDECIDED, Verdict.ARTEFACT, Verdict.NOT_TESTABLE
 
 Records = Callable[[], list[RunRecord]]
+ENDS = {"skip": ["model.layers.0.self_attn.q_proj", "lm_head"]}
 SCHEDULE = {"precision_schedule": ["bf16:10", "fp8_tensorwise"]}
 WORK = {SMALL: 1.0, LARGE: 6.7}
 
@@ -93,19 +94,19 @@ def memories(parameters: float, working: float, peak: float, first: float = 18.0
 def rising(precision: str, breaks_at: float, how: str = "diverged", at: int = 30,
            **changes: Any) -> list[RunRecord]:  # fmt: skip
     """A sweep of three learning rates; from `breaks_at` on runs are lost, at a step."""
-    found = []
+    found, too_high = [], {"above": 12.0, "no better than frequencies": 7.0}.get(how, 12.0)
     for rate in (1e-4, 1e-3, 1e-2):
         lost = rate >= breaks_at
-        ended = {"loss_start": 9.0, "loss_last20_mean": 12.0 if lost else 5.0}
+        ended = {"loss_start": 9.0, "loss_last20_mean": too_high if lost else 5.0}
         if lost and how == "diverged":
             ended = {"loss_start": 9.0, "loss_last20_mean": None, "steps_completed": at}
-        loss = [9.0] * at + [12.0 if lost else 5.0] * (60 - at)
-        curve = {"step": [*range(1, 61)], "loss": loss} if how == "above" else {}
+        loss = [6.0] * at + [too_high if lost else 5.0] * (60 - at)
+        curve = {} if how == "diverged" else {"step": [*range(1, 61)], "loss": loss}
         status = "diverged" if lost and how == "diverged" else "completed"
         config = {"lr_warmup_steps": changes.get("warm_up", 20)}
         fields = {name: value for name, value in changes.items() if name != "warm_up"}
         found.append(run(precision, learning_rate=rate, status=status, results=ended, curve=curve,
-                         config=config, **fields))  # fmt: skip
+                         config=config, data={"unigram_loss": 6.5}, **fields))  # fmt: skip
     return found
 
 
@@ -133,8 +134,7 @@ def mixture(**audit: Any) -> Records:
 
 
 def skips(first_and_last: float, none: float) -> Records:
-    ends = {"skip": ["model.layers.0.self_attn.q_proj", "lm_head"]}
-    return lambda: losses(first_and_last, config=ends) + losses(none, config={"skip": []})[1::2]
+    return lambda: losses(first_and_last, config=ENDS) + losses(none, config={"skip": []})[1::2]
 
 
 def nothing() -> list[RunRecord]:
@@ -211,6 +211,10 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("A29", NO, lambda: measured(fp8=operators("mul")), {}),
     ("B01", YES, lambda: losses(0) + losses(0, FP8[1])[1::2], {}),
     ("B01", NO, lambda: losses(3) + losses(3, FP8[1])[1::2], {}),
+    ("B01", YES, lambda: losses(0, sequence_length=2048, data={"epochs": 0.9})
+     + losses(0, FP8[1], sequence_length=2048, data={"epochs": 0.9})[1::2], {}),
+    ("B01", OPEN, lambda: losses(0, sequence_length=2048, data={"epochs": 1.1})
+     + losses(0, FP8[1], sequence_length=2048, data={"epochs": 1.1})[1::2], {}),
     ("B02", YES, four_arms(108, 92, 87, 81), {}),
     ("B02", NO, four_arms(81, 87, 92, 108), {}),
     ("B03", NO, four_arms(81, 87, 92, 108), {}),
@@ -250,6 +254,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("C13", ELSEWHERE, lambda: pair(30, machine={"compute_capability": "9.0"}), {}),
     ("C14", YES, sweep(1e-2, 1e-3), {}),
     ("C14", YES, sweep(1e-2, 1e-3, "above"), {}),
+    ("C14", YES, sweep(1e-2, 1e-3, "no better than frequencies"), {}),
     ("C14", YES, with_warm_up(1e-3, 1e-2), {}),
     ("C14", PARTLY, with_warm_up(1e-3, 1e-3), {}),
     ("C14", PARTLY, sweep(1e-2, 1e-3, at=55), {}),
@@ -293,6 +298,36 @@ def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
     found = judge_claim(CLAIMS["C14"], tables(records))
     assert found.verdict == YES
     assert "BF16 0.01, FP8 tensorwise 0.001" in found.why
+
+
+def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:
+    """Seeds may lie apart as they like, if those in FP8 throughout do as well."""
+    alike = losses(0, wobble=0.15) + losses(0, wobble=0.15, config=SCHEDULE)[1::2]
+    assert judge_claim(CLAIMS["C10"], tables(alike)).verdict == NO
+    found = judge_claim(CLAIMS["C10"], tables(losses(0) + losses(0, wobble=0.15, config=SCHEDULE)))
+    assert found.verdict == OPEN
+    assert "1 undecided" in found.why
+
+
+def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> None:
+    loud = losses(0, wobble=0.15, study="repeated", config=ENDS)
+    loud += losses(0, study="repeated", config={"skip": []})[1::2]
+    assert judge_claim(CLAIMS["A24"], tables(loud)).verdict == OPEN
+    assert judge_claim(CLAIMS["A24"], tables(loud + skips(0, 3)())).verdict == YES
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(119, YES), (110, PARTLY), (None, PARTLY)])
+def test_what_layers_in_bf16_cost_may_be_timed_by_another_study(
+    rate: float | None, verdict: Verdict
+) -> None:
+    shared = skips(0, 3)()
+    for record in shared:
+        record.results["tokens_per_second_per_gpu"] = None
+    timed = [*pair(20, study="timed", fp8={"config": {"skip": []}}),
+             *([run(FP8[0], rate=rate, study="timed", config=ENDS)] if rate else [])]  # fmt: skip
+    found = judge_claim(CLAIMS["A24"], tables(shared + timed))
+    assert found.verdict == verdict
+    assert (f"{120 - rate}.0 points" if rate else "not measured") in found.why
 
 
 @pytest.fixture(scope="module")

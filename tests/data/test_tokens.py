@@ -18,6 +18,7 @@ from fp8study.data.tokens import (
     cache_dir,
     cut,
     prepare,
+    unigram_loss,
 )
 
 VOCAB_SIZE = 512
@@ -344,3 +345,8 @@ def test_order_depends_on_the_seed_and_not_on_the_precision_or_history() -> None
     expected = [blocks_of_step(config, order, step) for step in range(100)]
     assert [blocks_of_step(fp8_config, fp8, s) for s in reversed(range(100))] == expected[::-1]
     assert [blocks_of_step(other_config, other, step) for step in range(100)] != expected
+
+
+def test_the_loss_of_who_knows_frequencies_alone_is_the_tokens_entropy() -> None:
+    assert unigram_loss(np.array([3, 1, 3, 1], np.uint32)) == pytest.approx(np.log(2))
+    assert unigram_loss(np.zeros(9, np.uint32)) == 0

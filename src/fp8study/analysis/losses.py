@@ -230,7 +230,7 @@ def _judged(gaps: Sequence[float], runs: pd.DataFrame, mean: str) -> dict[str, A
 
 def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
-    ours = _smoothed(metrics)
+    ours = smoothed(metrics)
     theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
     both = _healthy_pairs(runs).merge(ours, on=PLACE)
     both = both.merge(theirs, on=["machine", "study", "run_id_bf16", "step"])
@@ -256,7 +256,7 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     newest = newest_per_seed(runs[~runs["speed_only"]])
     bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
     healthy = bf16[(bf16["device"] == "cuda") & ~bf16["stale"]]
-    curves = healthy.merge(_smoothed(metrics), on=PLACE)
+    curves = healthy.merge(smoothed(metrics), on=PLACE)
     frames = [pd.DataFrame(columns=SPREAD_COLUMNS)]
     for _, group in curves.groupby("arm_key", sort=False):
         table = group.pivot(index="step", columns="run_id", values="smooth").dropna()
@@ -268,7 +268,7 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(frames[1:] or frames, ignore_index=True)[SPREAD_COLUMNS]
 
 
-def _smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
+def smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return the running mean of each run's loss, ``smooth``, by step."""
     by_run = metrics.groupby(PLACE, sort=False)["loss"]
     smooth = by_run.transform(lambda loss: loss.rolling(SMOOTHING_STEPS).mean())

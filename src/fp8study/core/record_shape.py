@@ -41,7 +41,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         count="num_gpus_on_machine",
     ),
     "data": kinds(
-        text="corpus_sha256", number="epochs", count="vocab_size num_train_tokens num_tokens_seen"
+        text="corpus_sha256",
+        number="epochs unigram_loss",
+        count="vocab_size num_train_tokens num_tokens_seen",
     ),
     "model": kinds(
         text="parameter_dtype",

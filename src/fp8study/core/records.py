@@ -96,7 +96,7 @@ class RunRecord:
     """commit (40 hex digits or null) and dirty (bool or null)."""
     data: dict[str, Any] = field(default_factory=dict)
     """corpus, corpus_sha256, tokenizer, tokenizer_sha256, vocab_size, num_train_tokens,
-    num_tokens_seen, epochs."""
+    num_tokens_seen, epochs, unigram_loss (of who knows the tokens' frequencies alone)."""
     model: dict[str, Any] = field(default_factory=dict)
     """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
     parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype; of a run that began

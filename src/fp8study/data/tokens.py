@@ -58,6 +58,8 @@ class PreparedData:
     warnings: list[str]
     """Fallbacks taken on the way; they go into the run record."""
     folder: str
+    unigram_loss: float | None = None
+    """Of who knows the frequency of each token alone, nats per token; None: not counted."""
 
     def tokens(self) -> npt.NDArray[np.uint32]:
         """Return all tokens, documents separated by the end token: uint32[num_train_tokens]."""
@@ -156,12 +158,20 @@ def _build(
             num_train_tokens=len(tokens),
             warnings=[],
             folder=str(folder),
+            unigram_loss=unigram_loss(tokens),
         )
         # Written last: its presence says that the tokens beside it are whole.
         write_whole(folder / "data.json", json.dumps(asdict(data)))
     except OSError:
         (folder / "tokens.npy").unlink(missing_ok=True)  # give the space back
         raise
+
+
+def unigram_loss(tokens: npt.NDArray[np.uint32]) -> float:
+    """Return the entropy of tokens that are drawn one by one, in nats."""
+    counts = np.bincount(tokens)
+    share = counts[counts > 0] / len(tokens)
+    return float(-(share * np.log(share)).sum())
 
 
 def cut(document: str) -> list[str]:

@@ -10,7 +10,6 @@ from fp8study.analysis import stats
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import (
     by_parts,
-    by_rows,
     by_share,
     ends,
     equal_losses,
@@ -22,7 +21,7 @@ from fp8study.analysis.claims.tables import Tables, along
 from fp8study.analysis.frames import PLACE
 from fp8study.analysis.losses import gap_by_step, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
-from fp8study.analysis.pairing import pairs_of
+from fp8study.analysis.pairing import FAILURE_STUDIES, pairs_of, together
 
 
 @judges("A10", "A11")
@@ -31,41 +30,84 @@ def equal_on_several_gpus(tables: Tables, claim: Claim) -> Finding:
     return equal_losses(claim, gaps[gaps["precision"] == "fp8_tensorwise"])
 
 
+def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+    """Judge each arm's loss against another's of the same study by seed, from rows of `_gaps`.
+
+    One row per two arms with three seeds or more in both: what `stats.judged` says of ``apart``,
+    the difference of their gaps. Arms are not pooled: a study on repeated text, whose seeds lie far
+    apart, would drown another.
+    """
+    keys = ["machine", "study", "precision", "pair_key"]
+    both = ours.merge(theirs, on=keys, suffixes=("", "_before"))
+    rows = []
+    for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
+        if len(arms) >= stats.MIN_PAIRS_FOR_INTERVAL:
+            apart = (arms["gap"] - arms["gap_before"]).tolist()
+            found = stats.judged(apart, float(arms["margin_pct"].iloc[0]), "apart")
+            ids = {name: together(arms[name]) for name in ("run_ids", "run_ids_before")}
+            rows.append(arms.iloc[0].to_dict() | found | ids)
+    return pd.DataFrame(rows)
+
+
+def _gaps(tables: Tables, field: str) -> pd.DataFrame:
+    """Return every healthy pair's final ``gap``, %, with a list of the FP8 run as a text."""
+    runs = _with_text(tables, field)
+    pairs = pairs_of(runs[~runs["speed_only"]], "loss_last20_mean")
+    pairs = pairs[~pairs["stale"]]
+    return pairs.assign(gap=100 * (pairs["loss_last20_mean"] / pairs["loss_last20_mean_bf16"] - 1))
+
+
+def _with_text(tables: Tables, field: str) -> pd.DataFrame:
+    """Return all runs with a field that is a list, as a text."""
+    texts = tables.of_records(
+        lambda run: {field: " ".join(run.record.config.get(field) or [])}, field
+    )
+    return tables.runs.merge(texts[[*PLACE, field]], on=PLACE)
+
+
+def _are_ends(skip: pd.Series) -> pd.Series:
+    return skip.str.contains("lm_head") & skip.str.contains(r"layers\.0\.")
+
+
 @judges("A24")
 def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
-    """Judge the first and last layer in BF16 against all layers in FP8, seed by seed."""
-    skips = tables.of_records(
-        lambda run: {"skip": " ".join(run.record.config.get("skip") or [])}, "skip"
-    )
-    pairs = pairs_of(tables.runs[~tables.runs["speed_only"]], "loss_last20_mean")
-    pairs = pairs[~pairs["stale"]].merge(skips[[*PLACE, "skip"]], on=PLACE)
-    pairs["gap"] = 100 * (pairs["loss_last20_mean"] / pairs["loss_last20_mean_bf16"] - 1)
-    outer = pairs["skip"].str.contains("lm_head") & pairs["skip"].str.contains(r"layers\.0\.")
-    keys, whole = ["machine", "study", "pair_key"], pairs[pairs["skip"] == ""]
-    both = pairs[outer].merge(whole, on=keys, suffixes=("", "_before"))
-    apart = both["gap"] - both["gap_before"]
-    if len(apart) < stats.MIN_PAIRS_FOR_INTERVAL:
+    """Judge the first and last layer in BF16 against all in FP8 by the study that says most."""
+    pairs = _gaps(tables, "skip")
+    judged = _seed_by_seed(pairs[_are_ends(pairs["skip"])], pairs[pairs["skip"] == ""])
+    if judged.empty:
         return claim.open()
-    margin = float(both["margin_pct"].iloc[0])
-    found = stats.judged(apart.tolist(), margin)
-    lead = tables.cells.set_index("arm_key")["speedup_pct"]
-    cost = (both["arm_key_before"].map(lead) - both["arm_key"].map(lead)).median()
+    best = judged.loc[[(judged["high_95"] - judged["low_95"]).idxmin()]]
+    found, cost = best.iloc[0], _cost_of_skipping(tables)
     verdict = Verdict.CONTRADICTED
     if found["verdict"] == "undecided":
         verdict = Verdict.UNDECIDED
-    elif found["high_90"] < -margin:
+    elif found["high_90"] < -found["margin_pct"]:
         verdict = by_parts(True, cost <= claim.published["cost_points"])
-    figure = Figure(float(apart.mean()), found["low_95"], found["high_95"], "95 % CI")
+    figure = Figure(found["apart"], found["low_95"], found["high_95"], "95 % CI")
     said = "not measured" if pd.isna(cost) else f"{cost:.1f} points"
-    return claim.found(verdict, figure, both, seeds=len(apart), found=found["verdict"],
-                       margin=margin, cost=said)  # fmt: skip
+    return claim.found(verdict, figure, best, seeds=found["num_pairs"], found=found["verdict"],
+                       margin=found["margin_pct"], cost=said)  # fmt: skip
+
+
+def _cost_of_skipping(tables: Tables) -> float:
+    """Return by how many points the first and last layer in BF16 lower FP8's lead."""
+    by_arm = _with_text(tables, "skip").drop_duplicates("arm_key").set_index("arm_key")["skip"]
+    cells = tables.cells.assign(skip=tables.cells["arm_key"].map(by_arm))
+    keys = ["machine", "study", "model", "num_gpus", "setting", "precision"]
+    both = cells[_are_ends(cells["skip"])].merge(cells[cells["skip"] == ""], on=keys)
+    return float((both["speedup_pct_y"] - both["speedup_pct_x"]).median())
 
 
 @judges("B01")
 def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
-    """Judge studies of several recipes at the end, and where their first pass over a text ended."""
+    """Judge studies of several recipes at the end, and where their first pass over a text ended.
+
+    Those at document B's length, and those that never saw a text again.
+    """
     gaps, passes = with_pairs(tables.gaps), pass_table(tables.metrics, tables.runs)
-    gaps = gaps[(gaps["sequence_length"] == 4096) & (gaps["num_gpus"] == 1)]
+    asked = (gaps["sequence_length"] == 4096) | (gaps["epochs"] <= 1)
+    usual = ~gaps["study"].str.startswith(FAILURE_STUDIES)
+    gaps = gaps[asked & usual & (gaps["num_gpus"] == 1)]
     gaps = gaps[gaps.groupby(["machine", "study"])["precision"].transform("nunique") > 1]
     first = passes[(passes["passes"] == 1) & passes["arm_key"].isin(gaps["arm_key"])]
     same = first["verdict"] == "equivalent"
@@ -138,11 +180,16 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
 def schedules_help(tables: Tables, claim: Claim) -> Finding:
     """Judge runs that change their precision on the way against those in FP8 throughout."""
     field = claim.published["field"]
-    named = tables.of_records(lambda run: {field: run.record.config.get(field) or None}, field)
-    named = named.dropna()
-    gaps, changed = with_pairs(tables.gaps), tables.runs.merge(named)
-    scheduled = gaps["arm_key"].isin(changed["arm_key"])
-    place = ["machine", "study", "model", "num_gpus"]
-    both = gaps[scheduled].merge(gaps[~scheduled], on=place, suffixes=("", "_before"))
-    helps = both["gap_pct_high_95"] < both["gap_pct_low_95_before"]
-    return by_rows(claim, both, both["gap_pct"], helps)
+    pairs = _gaps(tables, field)
+    changes = pairs[field] != ""
+    judged = _seed_by_seed(pairs[changes], pairs[~changes])
+    if judged.empty:
+        return claim.open()
+    known = judged["verdict"] != "undecided"
+    helps = (judged["verdict"] == "different") & (judged["apart"] < 0)
+    verdict = by_share(float(helps[known].mean())) if known.any() else Verdict.UNDECIDED
+    return claim.found(
+        verdict, spread(judged["apart"]), judged, holds=out_of(helps),
+        open=int((~known).sum()), margin=judged["margin_pct"].max(), apart=ends(judged["apart"]),
+        seeds=ends(judged["num_pairs"], "d"),
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import out_of, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.frames import PLACE, key_of
+from fp8study.analysis.losses import smoothed
 from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
@@ -52,17 +53,21 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
     """Return one row per arm on GPUs that was run at two learning rates or more.
 
     ``stable`` is the highest rate at which, and below which, no seed was lost (0: none is), and
-    ``lost`` the number of runs that were; ``broke`` lists at which steps. A run is lost that
-    diverged, or whose loss ends above its first or is no number.
+    ``lost`` the number of runs that were; ``broke`` lists at which steps. A run is lost whose loss
+    is no number, or ends above its first or above that of who knows the tokens' frequencies alone:
+    there AdamW leaves what it broke.
     """
     runs = tables.of_records(_swept, "sweep", "lr_warmup_steps").merge(
         tables.runs.drop(columns="run_ids"), on=PLACE
     )
     runs = runs[runs["status"].isin(["completed", "diverged"]) & (runs["device"] == "cuda")]
-    runs = runs[~runs["stale"]].merge(_last_at_start(tables.metrics), on=PLACE, how="left")
-    has_trained = runs["loss_last20_mean"] <= runs["loss_start"]  # nor is a missing loss, no number
-    runs["is_lost"] = (runs["status"] == "diverged") | ~has_trained
-    runs["step"] = runs["step"].fillna(runs["steps_completed"])
+    runs = runs[~runs["stale"]]
+    runs = runs.assign(limit=runs[["loss_start", "unigram_loss"]].min(axis=1))
+    runs = runs.merge(_last_below(runs, tables.metrics), on=PLACE, how="left")
+    is_diverged = runs["status"] == "diverged"
+    has_trained = runs["loss_last20_mean"] <= runs["limit"]  # nor is a missing loss, no number
+    runs["is_lost"] = is_diverged | ~has_trained
+    runs["step"] = runs["step"].fillna(runs["steps_completed"].where(is_diverged, 0))
     rows = []
     for key, arm in runs.groupby(["sweep", *_ARM], sort=False):
         if arm["learning_rate"].nunique() < 2:
@@ -89,10 +94,10 @@ def _swept(run: StoredRun) -> dict[str, object]:
             "lr_warmup_steps": config.get("lr_warmup_steps") or 0}  # fmt: skip
 
 
-def _last_at_start(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return the last logged step at which each run's loss was no higher than its first."""
-    first = metrics.groupby(PLACE, sort=False)["loss"].transform("first")
-    return metrics[metrics["loss"] <= first].groupby(PLACE)["step"].max().reset_index()
+def _last_below(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the last step at which each run's smoothed loss was no higher than its limit."""
+    curves = smoothed(metrics).merge(runs[[*PLACE, "limit"]], on=PLACE)
+    return curves[curves["smooth"] <= curves["limit"]].groupby(PLACE)["step"].max().reset_index()
 
 
 def _beside(arms: pd.DataFrame, field: str) -> pd.DataFrame:

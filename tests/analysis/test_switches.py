@@ -50,6 +50,19 @@ def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> Non
     assert "FSDP2" in tuned["setting_plain"]
 
 
+def test_switches_of_the_tuned_path_are_held_against_it_where_there_is_no_plain_one(
+    tmp_path: Path,
+) -> None:
+    for seed in range(3):
+        _store(tmp_path, "tuned", seed, 10_000, 5.0 + seed, path="tuned")
+        _store(tmp_path, "one", seed, 10_300, 5.0 + seed, path="tuned", attention_mask="checked")
+    (row,) = table_of(tmp_path).to_dict("records")
+    assert (row["num_pairs"], row["verdict"]) == (3, "equivalent")
+    assert row["gain_pct"] == pytest.approx(3)
+    assert row["setting"] == "masks checked"
+    assert "tuned" in row["setting_plain"]
+
+
 def test_a_run_short_of_memory_gives_no_gain(tmp_path: Path) -> None:
     _store(tmp_path, "plain", 0, 10_000, 5.0, more={"num_alloc_retries": 3})
     _store(tmp_path, "tuned", 0, 20_000, 5.0, path="tuned")

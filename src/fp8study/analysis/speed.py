@@ -117,8 +117,9 @@ def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFr
 def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare every arm on GPUs with the plain path's of the same precision.
 
-    On one GPU the strategy counts as a switch too, since there is nothing to share: the plain
-    path is then FSDP2, as the documents have it, where that was run and had memory enough.
+    Where a study has the tuned path alone, as it is and with other switches, with that. On one GPU
+    the strategy counts as a switch too, since there is nothing to share: the plain path is then
+    FSDP2, as the documents have it, where that was run and had memory enough.
 
     Returns:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
@@ -129,7 +130,8 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     usable = runs[(runs["status"] == "completed") & (runs["device"] == "cuda") & ~runs["stale"]]
     rows = []
     for _, group in usable.groupby("switch_key", sort=False):
-        plain = _plain(group[group["path"] == "plain"])
+        paths = [group[group["path"] == path] for path in ("plain", "tuned")]
+        plain = _plain(next((arms for arms in paths if len(arms)), paths[0]))
         if plain["arm_key"].nunique() == 1:
             others = group[group["arm_key"] != plain["arm_key"].iloc[0]]
             rows += [_switch_row(arm, plain) for _, arm in others.groupby("arm_key", sort=False)]

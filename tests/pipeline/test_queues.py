@@ -117,7 +117,7 @@ def test_runs_keep_their_gpus_after_a_break() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["document-b", "new-text", "schedules", "weight-cast", "stability"]
+    "name", ["document-a-blocks", "new-text", "schedules", "weight-cast", "stability"]
 )
 def test_a_study_that_is_cut_off_leaves_whole_blocks(name: str) -> None:
     runs = ordered(load_study(name).runs)

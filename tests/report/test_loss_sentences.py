@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.analysis.matched import equal_time_table
+from fp8study.analysis.losses import formats_table
+from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report import loss_sentences
 from fp8study.report import page as pages
-from tests.analysis.test_matched import races
+from tests.analysis.test_losses import frame, store_formats
+from tests.analysis.test_matched import grown, races
 from tests.factories import make_record, store
 
 
@@ -53,3 +55,23 @@ def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:
     assert "CI" not in slower
     none = equal_time_table([], races([6, 5, 4, 3]).runs[:0], races([6, 5, 4, 3]).metrics[:0])
     assert "make reproduce STUDY=equal-time" in loss_sentences.equal_time(none)
+
+
+def test_how_the_gap_grows_with_the_batch_is_told_at_one_loss() -> None:
+    frames = grown(slope=0.05)
+    told = loss_sentences.matched(matched_loss_table(frames.metrics, frames.runs))
+    assert "+0.00 % at 1 sequence, +0.10 % at 4 sequences, +0.20 % at 16 sequences" in told
+    assert "+0.050 points with each doubling (95 % CI +0.050 to +0.050, n = 3)" in told
+    none = matched_loss_table(frames.metrics[:0], frames.runs[:0])
+    assert "make reproduce STUDY=batch-growth" in loss_sentences.matched(none)
+
+
+def test_narrower_states_are_told_with_their_memory_and_what_diverged(tmp_path: Path) -> None:
+    gaps = {("bf16", "fp32"): 0.0, ("bf16", "bf16"): 0.1, ("fp16", "fp32"): None}
+    store_formats(tmp_path, gaps)
+    table = formats_table(frame(tmp_path))
+    told = loss_sentences.formats(table)
+    assert "BF16 with BF16 states +0.10 % of the loss (95 % CI" in told
+    assert "equivalent at ±0.25 %, peak memory" in told
+    assert "FP16 with FP32 states diverged in 1 seed" in told
+    assert "make reproduce STUDY=optimizer-states" in loss_sentences.formats(table[:0])

@@ -13,6 +13,7 @@ from fp8study.report.words import (
     how_to_get,
     number,
     per_machine,
+    recipe,
     span,
 )
 
@@ -145,4 +146,60 @@ def _saved(row: pd.Series) -> str:
     return (
         f"{escape(row['arm'])} saves {share} % of BF16's time{longer} ({escape(row['model'])}, "
         f"{count(row['num_gpus'], 'GPU')}, {row['loss']:.2f} nats; {ci}n = {row['num_pairs']})"
+    )
+
+
+def matched(table: pd.DataFrame) -> str:
+    """Say whether FP8's gap grows with the batch, from `matched.matched_loss_table`."""
+    if table.empty:
+        return f"**Batches at one loss: no records yet:** {how_to_get('batch-growth')}."
+    return per_machine(table, _matched)
+
+
+def _matched(rows: pd.DataFrame) -> str:
+    arms = "; ".join(_grows(arm) for _, arm in rows.groupby(["study", "model", "arm"], sort=False))
+    return f"Where BF16 has come down to one loss with every batch, {arms}."
+
+
+def _grows(arm: pd.DataFrame) -> str:
+    row = arm.iloc[0]
+    gaps = ", ".join(
+        f"{number(gap, '+.2f')} % at {count(int(batch), 'sequence')}"
+        for batch, gap in zip(arm["effective_batch"], arm["gap_pct"], strict=True)
+    )
+    text = f"{escape(row['arm'])} is off by {gaps} ({escape(row['model'])}, {row['loss']:.2f} nats)"
+    if pd.isna(row["slope_low_95"]):
+        return text
+    slope, low, high = (
+        number(row[f"slope_{name}"], "+.3f") for name in ("points", "low_95", "high_95")
+    )
+    return (
+        f"{text}: {slope} points with each doubling (95 % CI {low} to {high}, "
+        f"n = {arm['num_pairs'].min()})"
+    )
+
+
+def formats(table: pd.DataFrame) -> str:
+    """Say what narrower states and FP16 cost, from `losses.formats_table`."""
+    if table.empty:
+        return f"**Optimizer states and FP16: no records yet:** {how_to_get('optimizer-states')}."
+    return per_machine(table, _formats)
+
+
+def _formats(rows: pd.DataFrame) -> str:
+    arms = "; ".join(_format(row) for _, row in rows.iterrows())
+    return f"Against BF16 with FP32 optimizer states: {arms}."
+
+
+def _format(row: pd.Series) -> str:
+    name = f"{recipe(row['precision'])} with {recipe(row['optimizer_state'])} states"
+    if row["verdict"] == DIVERGED:
+        return f"{name} diverged in {count(row['num_diverged'], 'seed')}"
+    low, high = (number(row[end], "+.2f") for end in ("low_95", "high_95"))
+    ci = f" (95 % CI {low} to {high})" if pd.notna(row["low_95"]) else ""
+    memory = row["memory_change_pct"]
+    peak = f", peak memory {number(memory, '+.0f')} %" if pd.notna(memory) else ""
+    return (
+        f"{name} {number(row['gap_pct'], '+.2f')} % of the loss{ci}, {row['verdict']} at "
+        f"±{row['margin_pct']:g} %{peak}"
     )

@@ -316,6 +316,18 @@ def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> Non
     assert judge_claim(CLAIMS["A24"], tables(loud + skips(0, 3)())).verdict == YES
 
 
+def test_of_two_caches_the_arm_of_the_most_runs_speaks_for_document_bs() -> None:
+    once = [run(name, LARGE, 200 - n, config={"compile_cache": "fresh"}, num_gpus=1)
+            for n, name in enumerate(("bf16", FP8[1], FP8[0]))]  # fmt: skip
+    thrice = []
+    for repeat in range(3):
+        thrice += four_arms(108, 92, 87, 81)()[:4]
+        for record in thrice[-4:]:
+            record.config["repeat"] = repeat
+    found = judge_claim(CLAIMS["B02"], tables(once + thrice))
+    assert found.verdict == YES, found.why
+
+
 @pytest.mark.parametrize(("rate", "verdict"), [(119, YES), (110, PARTLY), (None, PARTLY)])
 def test_what_layers_in_bf16_cost_may_be_timed_by_another_study(
     rate: float | None, verdict: Verdict

@@ -28,7 +28,8 @@ def four_arms_in_order(tables: Tables, claim: Claim) -> Finding:
     for better, worse in claim.published["order"]:
         found = []
         for group in groups:
-            by_name = group.drop_duplicates("name").set_index("name")
+            most = group.sort_values("num_runs", ascending=False, kind="stable")
+            by_name = most.drop_duplicates("name").set_index("name")
             if {better, worse} <= {*by_name.index}:
                 found.append((by_name[column][better] > by_name[column][worse]) == more)
                 used.append(by_name.loc[[better, worse]])

@@ -316,6 +316,14 @@ def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> Non
     assert judge_claim(CLAIMS["A24"], tables(loud + skips(0, 3)())).verdict == YES
 
 
+def test_two_gpus_without_nvlink_are_told_though_four_are_claimed() -> None:
+    slow = {"gpu_link": "SHM"}
+    records = pair(rate=100, machine=slow) + pair(rate=60, num_gpus=2, machine=slow)
+    found = judge_claim(CLAIMS["A26"], tables(records))
+    assert found.verdict == ELSEWHERE
+    assert "without NVLink; two keep 60 % of one's tokens/s per GPU" in found.why
+
+
 def test_of_two_caches_the_arm_of_the_most_runs_speaks_for_document_bs() -> None:
     once = [run(name, LARGE, 200 - n, config={"compile_cache": "fresh"}, num_gpus=1)
             for n, name in enumerate(("bf16", FP8[1], FP8[0]))]  # fmt: skip

@@ -146,6 +146,8 @@ def test_slowest_link_between_gpus_is_named(
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert gpu_link() == expected
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    assert gpu_link() == (expected and "SHM")
 
 
 def test_provenance_holds_no_value_of_an_environment_variable(

@@ -27,7 +27,7 @@ PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIP
 #: What the report says of a switch that is true or false.
 _SAID = {True: "on", False: "off"}
 #: They plant faults or repeat them, at a learning rate of 1e-5.
-FAILURE_STUDIES = ("attribution", "corner-arms", "document-a")
+FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
 #: the record does not count what the allocator did.
 MEMORY_LIMIT_SHARE = 0.85

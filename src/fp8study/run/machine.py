@@ -294,10 +294,15 @@ def driver_version() -> str | None:
 
 
 def gpu_link() -> str | None:
-    """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …)."""
+    """Return the slowest link between GPUs as nvidia-smi names it (NV18, PIX, SYS …).
+
+    ``SHM`` where NCCL is told to leave the links alone: it then goes through the host's memory.
+    """
     matrix = _output("nvidia-smi", "topo", "-m") or ""
     lines = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
     rows = [words for words in lines if "X" in words]  # the header has none
     links = {word for row in rows for word in row[1 : 1 + len(rows)]} - {"X"}
+    if links and os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return "SHM"
     slow = [link for link in ("SYS", "NODE", "PHB", "PXB", "PIX") if link in links]
     return slow[0] if slow else ", ".join(sorted(links)) or None

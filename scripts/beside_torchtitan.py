@@ -158,11 +158,15 @@ def main(words: Sequence[str]) -> int:
     study.write_configs()
     gpus, peers = [gpu.index for gpu in machine.gpus], []
     ordered = sorted(runs, key=lambda run: cell_of(run.config))
-    for (width, *_), group in itertools.groupby(ordered, key=lambda run: cell_of(run.config)):
-        cell = list(group)
-        theirs = configurations(options, cell, machine)
-        in_groups(blocks_of(options, cell, theirs), width, gpus)
-        peers += theirs
+    cells = [list(cell) for _, cell in itertools.groupby(ordered, lambda run: cell_of(run.config))]
+    for width, alike in itertools.groupby(cells, lambda cell: cell[0].config.num_gpus):
+        of_cells = []
+        for cell in alike:
+            theirs = configurations(options, cell, machine)
+            of_cells.append(blocks_of(options, cell, theirs))
+            peers += theirs
+        # Repeat by repeat, so that a session that is cut off leaves each cell the blocks done.
+        in_groups(list(itertools.chain(*zip(*of_cells, strict=True))), width, gpus)
     done = all(ended(run) == "completed" for run in runs)
     return int(not done or any(each.record["status"] != "completed" for each in peers))
 

@@ -118,6 +118,8 @@ def test_what_fails_is_not_tried_again_and_stops_nobody(
     box.failing = "fp8_tensorwise"
     words = [str(checkout), "beside-torchtitan-fsdp", "--repeats", "0", "1"]
     assert beside.main(words) == 1
+    repeats = [repeat for _, _, repeat, _ in box.done]
+    assert repeats == sorted(repeats)  # of both cells before the next
     tried = [precision for _, precision, *_ in box.done]
     assert tried.count("fp8_tensorwise of torchtitan") == 2  # once a cell
     assert tried.count("bf16 of torchtitan") == tried.count("bf16") == 4

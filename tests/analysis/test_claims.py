@@ -309,6 +309,15 @@ def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:
     assert "1 undecided" in found.why
 
 
+def test_schedules_are_judged_on_held_out_text_where_it_was_scored() -> None:
+    records = losses(0, wobble=0.15) + losses(0, config=SCHEDULE)[1::2]
+    assert judge_claim(CLAIMS["C10"], tables(records)).verdict == OPEN
+    for record in records:
+        record.config["validation_sequences"] = 8
+        record.results["validation_loss"] = 5.0 + 0.001 * record.config["seed"]
+    assert judge_claim(CLAIMS["C10"], tables(records)).verdict == NO
+
+
 def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> None:
     loud = losses(0, wobble=0.15, study="repeated", config=ENDS)
     loud += losses(0, study="repeated", config={"skip": []})[1::2]

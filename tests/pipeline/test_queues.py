@@ -130,3 +130,13 @@ def test_a_study_with_a_timetable_of_its_own_keeps_it() -> None:
     content = {"question": "In order?", "arms": ARMS[::-1]}
     study = expanded("timed", content, "timed")
     assert ordered(study.runs) == list(study.runs)
+
+
+def test_runs_that_share_a_gpu_share_its_queue() -> None:
+    study = load_study("batch-growth")
+    told, options = pipeline._on_this_machine(machine(H200, H200), study, list(study.runs), False)
+    assert {"gpu_0=4", "gpu_1=4"} <= {*options}  # two train, or one alone, and as many get ready
+    assert {
+        (run.config.runs_per_gpu, told["gpu_shares"][run.run_id], len(told["gpus"][run.run_id]))
+        for run in study.runs
+    } == {(1, 2, 1), (2, 1, 1)}

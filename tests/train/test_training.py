@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def test_one_process_trains_and_leaves_a_whole_record(run: Run) -> None:
     assert record.results["mfu_bf16_peak_pct"] is None  # no GPU, no peak, no guess
     num_blocks = record.data["num_train_tokens"] // 64  # what is left over is never trained on
     assert record.data["epochs"] == pytest.approx(8 * 4 / num_blocks)
+    assert 0 < record.data["unigram_loss"] < math.log(record.data["vocab_size"])
     assert len(read_metrics(run_dir)) == 8
     assert yaml.safe_load((run_dir / "config.yaml").read_text()) == record.config
     assert record.machine["device"] == "cpu"

@@ -1,5 +1,6 @@
 """Estimated minutes, held against the committed records, and what would make a run fit."""
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -7,8 +8,17 @@ import pytest
 
 from fp8study.core.config import make_config
 from fp8study.core.records import read_record
-from fp8study.run.chosen.estimates import compile_minutes, held_minutes, what_would_fit
+from fp8study.core.studies import expanded
+from fp8study.run.chosen.estimates import (
+    compile_minutes,
+    held_minutes,
+    minutes_on_cpu,
+    what_would_fit,
+)
+from fp8study.run.machine import Machine
+from fp8study.run.plan import impossible_runs, plan_text
 from tests.run.test_selection import H100, H200, machine
+from tests.run.test_slurm import CLUSTER
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
 STUDIES = {"h200x2/shapes": H200, "h200x2/all-gather": H200, "h200x2/machine": H200,
@@ -54,3 +64,28 @@ def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
     assert "--" not in what_would_fit(batch, gib)
     cast = {"precision": "fp8_tensorwise", "weight_cast": "each_update"}
     assert what_would_fit(make_config(values | cast), gib).startswith(words[:10])
+
+
+def test_a_laptop_is_told_what_it_lacks_memory_and_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fp8study.run.chosen.estimates.memory_gib", lambda: 24.0)
+    laptop = Machine((), num_cpus=4)
+    content = {
+        "question": "?",
+        "base": {"sequence_length": 512},
+        "arms": [{"model": "tiny-llama", "num_gpus": 2}, {"model": "llama-3.2-1b"},
+                 {"model": "llama-3.1-8b"}],
+        "minutes_per_run": 2,
+    }  # fmt: skip
+    study = expanded("s", content, "s")
+    tiny, small, large = study.runs
+    (reason,) = (impossible := impossible_runs(study, laptop)).values()
+    assert list(impossible) == [large]
+    assert re.match(r"memory: llama-3.1-8b at batch 1 needs 1\d\d GiB of this host's 24, ", reason)
+    assert not impossible_runs(study, laptop, CLUSTER)  # whose hosts are others
+    assert minutes_on_cpu(tiny.config, laptop) < 0.1
+    minutes = minutes_on_cpu(small.config, laptop)
+    assert minutes == pytest.approx(100 * 6 * 1.24e9 * 512 / (4 * 0.1e12) / 60, rel=0.05)
+    said = re.search(r"2 to do, about (\d+) min", plan_text(study, laptop))
+    assert said and int(said[1]) == pytest.approx(minutes, abs=1)

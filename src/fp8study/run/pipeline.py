@@ -62,7 +62,7 @@ def run_study(
     if cluster:
         check_slurm()
         wait_for_ending_jobs()
-    impossible = impossible_runs(study, machine)
+    impossible = impossible_runs(study, machine, cluster)
     if len(impossible) == len(study.runs):
         raise UserError(next(iter(impossible.values())))
     busy = (

@@ -12,7 +12,7 @@ from fp8study.core.files import project_root
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
-from fp8study.run.chosen.estimates import check_memory, needed_gib
+from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
 from fp8study.run.defaults import gathers_faster_in_bf16
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
@@ -31,8 +31,10 @@ _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
 
-def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
-    """Return the runs that this machine cannot do, each with the reason.
+def impossible_runs(
+    study: Study, machine: Machine, cluster: Profile | None = None
+) -> dict[PlannedRun, str]:
+    """Return the runs that this machine, or a node of this cluster, cannot do, with the reason.
 
     Raises:
         UserError: A run is wrong whatever the machine.
@@ -46,7 +48,8 @@ def impossible_runs(study: Study, machine: Machine) -> dict[PlannedRun, str]:
             machine.check(run.config)
             if run in pending and run.config.init_from and not last_checkpoint(run.run_dir):
                 weights_to_start_from(run.config.init_from)
-            if machine.gpus and run in pending:  # a result needs no permission
+            # A result needs no permission; of a cluster's hosts the memory here says nothing.
+            if run in pending and (machine.gpus or not cluster):
                 check_memory(run.config, machine)
         except UserError as error:
             reasons[run] = str(error)
@@ -58,10 +61,10 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
 
     On a `cluster`, of which `machine` is a node, it starts with the jobs.
     """
-    impossible = impossible_runs(study, machine)
+    impossible = impossible_runs(study, machine, cluster)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
-    minutes = estimated_minutes(pending, machine.num_slots)
+    minutes = _minutes(pending, machine)
     where = machine.gpus_in_words or f"{machine.num_cpus} CPU cores, FP8 emulated"
     judged = f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
     if study.speed_only:
@@ -74,7 +77,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         *([cluster.summary(pending)] if cluster else []),
         f"Study {study.name}: {study.question}",
         f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do"
-        + ("." if cluster else f", about {minutes:.0f} min.")
+        + ("." if cluster else f", about {minutes:,.0f} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
@@ -103,6 +106,14 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
+
+
+def _minutes(pending: list[PlannedRun], machine: Machine) -> float:
+    """Return roughly how long runs take here; their studies say it of the GPUs they are for."""
+    minutes = estimated_minutes(pending, machine.num_slots)
+    if machine.gpus:
+        return minutes
+    return max(minutes, sum(minutes_on_cpu(run.config, machine) for run in pending))
 
 
 def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:

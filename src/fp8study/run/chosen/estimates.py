@@ -19,6 +19,8 @@ LAW_ERROR = 0.05
 _PEAK_SHARE = 0.45
 #: TFLOP/s of a GPU that is not in our table, and how much slower emulated FP8 multiplies, in FP32.
 _UNKNOWN_PEAK, _EMULATION = 150.0, 16.0
+#: TFLOP/s of a CPU core, more than any has in FP32: a run takes longer than by it.
+_CORE_PEAK = 0.1
 #: GiB of host memory: a notebook with its launcher, a process that drives a GPU, one that does not.
 _NOTEBOOK, _DRIVES_GPU, _PROCESS = 3.0, 12.0, 1.5
 #: Seconds that a run holds its GPUs besides its steps: set up, profiled, ended, as the next one has
@@ -46,12 +48,21 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
     """Refuse a run that would end out of memory, before it starts.
 
     Raises:
-        UserError: It needs more than a GPU has, or so nearly as much that the law's error decides.
+        UserError: It needs more than a GPU has, or so nearly as much that the law's error decides;
+            without GPUs, more than the host's memory.
     """
     try:
         needed = config.runs_per_gpu * needed_gib(config)
     except UserError:
         return  # of such a model nothing is known
+    if not machine.gpus:
+        if (needed := config.gpus_per_node * needed) > (there := memory_gib()):
+            raise UserError(
+                f"memory: {config.model} at batch {config.micro_batch_size} needs {needed:.0f} GiB "
+                f"of this host's {there:.0f}, as there is no GPU; set a smaller model, as "
+                "model=tiny-llama, or run it where GPUs are"
+            )
+        return
     there = capacity_gib(machine)
     if needed * (1 + LAW_ERROR) > there:
         raise UserError(
@@ -95,14 +106,27 @@ def host_gib(config: RunConfig, on_gpu: bool) -> float:
 
 def step_seconds(config: RunConfig, machine: Machine) -> float:
     """Return a rough length of a step: its FLOPs over a share of the slowest GPU's peak."""
-    shape = shape_of(config.model)
-    weights = shape.num_layers * shape.layer_parameters + shape.head_parameters
-    attention = shape.num_layers * shape.query_size * config.sequence_length
-    flops = 6 * (weights + attention) * config.tokens_per_step / config.num_gpus
     peaks = [find_peak(gpu.name) for gpu in machine.gpus]
     tflops = min(peak.bf16_tflops if peak else _UNKNOWN_PEAK for peak in peaks)
     slower = _EMULATION if config.is_fp8 and config.fp8_emulate else 1.0
-    return slower * flops / (_PEAK_SHARE * tflops * 1e12)
+    return slower * _flops_per_gpu(config) / (_PEAK_SHARE * tflops * 1e12)
+
+
+def _flops_per_gpu(config: RunConfig) -> float:
+    """Return roughly what a GPU computes in a step."""
+    shape = shape_of(config.model)
+    weights = shape.num_layers * shape.layer_parameters + shape.head_parameters
+    attention = shape.num_layers * shape.query_size * config.sequence_length
+    return 6 * (weights + attention) * config.tokens_per_step / config.num_gpus
+
+
+def minutes_on_cpu(config: RunConfig, machine: Machine) -> float:
+    """Return the least that a run's arithmetic takes on all cores, emulated FP8 not counted."""
+    try:
+        flops = config.num_gpus * _flops_per_gpu(config)
+    except UserError:
+        return 0.0  # of such a model nothing is known
+    return config.num_steps * flops / (_CORE_PEAK * machine.num_cpus * 1e12) / 60
 
 
 def held_minutes(config: RunConfig, machine: Machine) -> float:

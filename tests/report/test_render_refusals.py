@@ -12,6 +12,7 @@ from fp8study.report.site.config import load_site
 from fp8study.report.site.links import check_links
 from fp8study.report.site.pandoc import write_html
 from fp8study.report.site.qmd import Prose, read_page
+from tests.disks import small_disk_at
 from tests.report.small_site import CONFIG, FRONT, make_site
 
 
@@ -156,3 +157,21 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="output folder"):
             render_site(root, folder)
     assert (tmp_path / "mine/thesis.txt").is_file()
+
+
+@pytest.mark.parametrize("where", ["page", "complaint"])
+def test_a_full_disk_is_named_and_the_old_site_survives(
+    tmp_path: Path, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whether the page is too large, or nothing is left for the word of what was wrong."""
+    fill = "open('fill', 'wb').write(bytes(10**6))"
+    cell = {"page": "print('x' * 10**6)", "complaint": fill}[where]
+    with small_disk_at(tmp_path, "512k"):
+        root = make_site(tmp_path / "report", f"{FRONT}One.\n\n```{{python}}\n{cell}\n```\n")
+        (root / "_site").mkdir()
+        (root / "_site" / "index.html").write_text("old")
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            render_site(root)
+        assert str(root) in caught.value.filename
+        assert (root / "_site" / "index.html").read_text() == "old"
+    assert "Traceback" not in capfd.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import gc
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import pickle
 import pkgutil
 import sys
 from multiprocessing.connection import wait
+from typing import NoReturn
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -27,7 +29,7 @@ from fp8study.report.site.qmd import Code, Page
 
 
 def main() -> None:
-    """Do the job; where that fails, say why in its `complaint` and exit with status 1."""
+    """Do the job; where that fails, say why in its `complaint` and exit with a status of `_end`."""
     job: Job = pickle.load(sys.stdin.buffer)
     try:
         shell = start_shell()
@@ -36,9 +38,21 @@ def main() -> None:
             pkgutil.resolve_name(job.preload)()
         gc.freeze()  # so that collecting garbage in the forks copies nothing
         _fork_each(job, shell)
-    except UserError as error:
-        job.complaint.write_text(str(error), encoding="utf-8")
-        sys.exit(1)
+    except (UserError, OSError) as error:
+        _end(job, error)
+
+
+def _end(job: Job, error: Exception) -> NoReturn:
+    """Leave word of what was wrong; on a full disk only the status can say it."""
+    if isinstance(error, UserError):
+        try:
+            job.complaint.write_text(str(error), encoding="utf-8")
+            sys.exit(1)
+        except OSError as why:
+            error = why
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        sys.exit(errno.ENOSPC)
+    raise error
 
 
 def _import_what_is_imported(pages: list[Page]) -> None:
@@ -65,6 +79,8 @@ def _fork_each(job: Job, shell: InteractiveShell) -> None:
             process, page = running.pop(sentinel)  # type: ignore[arg-type]
             process.join()
             if process.exitcode:
+                if process.exitcode == errno.ENOSPC:
+                    sys.exit(errno.ENOSPC)
                 if job.complaint.is_file():
                     sys.exit(1)
                 raise UserError(f"{page.where}: its process ended with {process.exitcode}.")
@@ -75,9 +91,8 @@ def _render(job: Job, page: Page, shell: InteractiveShell) -> None:
         markdown = PageRun(page, shell).markdown()
         html = write_html(page, markdown, job.site.config, job.scratch)
         (job.build / page.name).with_suffix(".html").write_text(html, encoding="utf-8")
-    except UserError as error:
-        job.complaint.write_text(str(error), encoding="utf-8")
-        sys.exit(1)
+    except (UserError, OSError) as error:
+        _end(job, error)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -51,6 +52,7 @@ def render_site(project_dir: Path, output_dir: Path | None = None, preload: str 
 
     Raises:
         UserError: something in the project is wrong, unsupported or fails.
+        OSError: the site cannot be written, as on a full disk.
     """
     site = load_site(project_dir.resolve())
     target = (output_dir or site.root / site.config.project.output_dir).resolve()
@@ -90,6 +92,8 @@ def _work(job: Job) -> None:
     done = subprocess.run(
         command, input=pickle.dumps(job), cwd=job.site.root, env=environment, check=False
     )
+    if done.returncode == errno.ENOSPC:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.build))
     if done.returncode:
         if job.complaint.is_file():
             raise UserError(job.complaint.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ from fp8study.analysis.frames import cost_table
 from fp8study.report import loss_sentences, rows, sentences, speed_rows
 from fp8study.report import page as pages
 from tests.analysis.test_leads import store_leads
-from tests.factories import make_record, store
+from tests.factories import CPU, make_record, store
 
 
 def told(results: Path) -> tuple[str, str]:
@@ -119,3 +119,12 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
         ["your machine, h200x8", "Is FP8 faster here?"]
     ]
     assert asked["lead"].tolist() == ["your machine: \u221220.0; h200x8: +20.0"]
+
+
+def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22, place="reference/box")
+    assert sentences.beside(pages.load_report(tmp_path)).startswith("Your machine is not here yet.")
+    store(tmp_path, "local", make_record(machine=CPU))
+    said = sentences.beside(pages.load_report(tmp_path))
+    assert said.startswith("Your machine has no GPU: its [losses](quality.qmd) count, ")
+    assert said.endswith("`make reproduce` on a machine with NVIDIA GPUs.")

@@ -159,7 +159,7 @@ def rule() -> str:
         "weights, compiled.\n\n"
         f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}: FP8 if "
         "its loss in this very setting is equivalent, BF16 if it is worse; check it first if no "
-        f"study judged it. Wholly below {worth}: BF16; if even below zero with weights gathered "
+        f"study decided it. Wholly below {worth}: BF16; if even below zero with weights gathered "
         "in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
         "**The lead** is the median of a session's paired ratios; of several sessions, the "
         "geometric mean. Its CI, Student's t of the logarithms, counts how far sessions differ, "
@@ -271,6 +271,12 @@ def beside(report: Report) -> str:
     named = report.decisions["machine"]
     if (named == "local").any():
         return "No setting was timed both on your machine and on the reference."
+    own = report.runs[report.runs["machine"] == "local"]
+    if len(own) and not (own["device"] == "cuda").any():
+        return (
+            "Your machine has no GPU: its [losses](quality.qmd) count, its timings say nothing. "
+            f"To be here, {how_to_get()}."
+        )
     return (
         "Your machine is not here yet. `make reproduce` runs what fits it; its answers then come "
         "first on this page, beside the reference, never averaged with it."

@@ -41,7 +41,7 @@ def advice_text(advice: Advice) -> str:
         _listed("About the loss nothing is known of:", advice.loss_uncovered),
         _listed("Beyond what was measured:", advice.beyond),
         _listed("Left out of these figures:", advice.left_out),
-        _listed("FP8 tensorwise would lead in tokens/s, by the law, with:",
+        _listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
                 [f"{c.what}: {number(c.then.value, '+.0f')} %, {c.then.kind}"
                  for c in advice.changes]),
         _listed("To check it:", advice.commands) if not advice.study else

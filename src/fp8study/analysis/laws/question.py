@@ -82,7 +82,8 @@ def question_for(
     peak, capacity = _gpu(gpus, gpu)
     number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
     if not 1 <= number <= _MOST_GPUS:
-        raise UserError(f"--num-gpus: {number} is outside 1 to {_MOST_GPUS}; try 1")
+        nearest = min(max(number, 1), _MOST_GPUS)
+        raise UserError(f"--num-gpus: {number} is outside 1 to {_MOST_GPUS}; try {nearest}")
     values = {
         "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
         "sequence_length": sequence_length,

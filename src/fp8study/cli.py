@@ -7,7 +7,6 @@ it, so that none waits for torch or for plotting that it does not use.
 from __future__ import annotations
 
 import json
-import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +34,7 @@ from fp8study.run.terminal import (
     parse_assignments,
     say,
     using_model,
+    warnings_in_a_line,
 )
 
 app = typer.Typer(
@@ -200,7 +200,8 @@ def run(
         reason = str(error).splitlines()[-1]
         raise UserError(f"{reason}; all that it printed is in {run_dir}/train.log") from None
     print()
-    say(f"{record.status}: {run_dir}/run.json{_warnings_text(record)}")
+    why = f" ({record.status_detail})" if record.status_detail else ""
+    say(f"{record.status}: {run_dir}/run.json{why}{_warnings_text(record)}")
 
 
 @app.command()
@@ -320,16 +321,14 @@ def report(
     if tables is not None:
         from fp8study.report.export import write_tables_of
 
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
+        with warnings_in_a_line():
             written = write_tables_of(results_dir(), tables, machine)
-        for item in caught:
-            complain(f"left out: {item.message}")
         print("\n".join(map(str, written)))
     if benchmarks or (tables is None and (results_dir() / "reference").is_dir()):
         from fp8study.report.benchmark_page import write_benchmarks
 
-        print(f"benchmarks: {write_benchmarks(results_dir())}")
+        with warnings_in_a_line():
+            print(f"benchmarks: {write_benchmarks(results_dir())}")
     if tables is None and not benchmarks:
         _render(only_if_changed=not force)
 

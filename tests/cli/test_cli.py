@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fp8study import __version__
+from fp8study.cli import app
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
@@ -41,6 +42,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plan", "smoke", "--set", "precision=[bf16]"], ["precision", "choose one of bf16"]),
         (["reproduce", "smoke", "--set", "precision=fp8_tensr"], ["precision", "fp8_tensorwise"]),
         (["reproduce", "smoke", "--set", "num_gpus=9999"], ["num_gpus", "CPU cores", "lower it"]),
+        (["run", "--set", "precision="], ["--set: 'precision=' has no value", "precision=null"]),
         (["run", "--set", "precision=int4"], ["precision", "'int4'", "choose one of bf16"]),
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
@@ -66,6 +68,29 @@ def test_mistake_is_one_line_on_stderr_and_status_2(
     assert line.startswith("fp8study: ")
     assert [word for word in words if word not in line] == []
     assert not (checkout / "results" / "local" / "adhoc").exists()
+
+
+def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:
+    (checkout / "run.json").write_text("{")
+    done = fp8study("compare", str(checkout), str(checkout))
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"fp8study: A: \S+: not a run record \([^;]*\); move it away, and do that run again\n",
+        done.stderr,
+    )
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_run_that_diverged_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = make_record(status="diverged", status_detail="loss is nan at step 3; lower it")
+    monkeypatch.setattr("fp8study.run.launch.launch", lambda *_, **__: record)
+    monkeypatch.setattr("sys.argv", ["fp8study", "run", "--out", "mine"])
+    with pytest.raises(SystemExit) as end:
+        app()
+    assert not end.value.code  # it is a result
+    assert "diverged: mine/run.json (loss is nan at step 3; lower it)" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("checkout")

@@ -72,6 +72,7 @@ DAMAGES: dict[str, Damage] = {
     "metrics that are no UTF-8": metrics(b'{"step": 1, "loss": "\xff"}\n'),
     "numbers for lines of metrics": metrics(b"1\n2\n3\n"),
     "a step in words": metrics(b'{"step": "one", "loss": 1.0}\n'),
+    "metrics cut short": metrics(b'{"step": 1, "loss": 5.0}\n{"step": 2, "lo'),
     "a hole in the metrics": metrics(b'{"step": 1}\n{"st\n{"step": 3}\n'),
 }
 

@@ -152,9 +152,9 @@ def test_mistake_in_a_study_file_is_named_in_one_line(
     assert [word for word in words if word not in message] == []
 
 
-@pytest.mark.parametrize("text", ["", "- question", "question: [", "\tquestion: x"])
+@pytest.mark.parametrize("text", ["", "- question", "question: [", "\tquestion: x", "question: é"])
 def test_file_that_is_no_study_is_refused_in_one_line(checkout: Path, text: str) -> None:
-    (checkout / "pipelines" / "studies" / "mine.yaml").write_text(text)
+    (checkout / "pipelines" / "studies" / "mine.yaml").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=r"mine\.yaml: ") as caught:
         load_study("mine")
     assert "\n" not in str(caught.value)

@@ -58,4 +58,5 @@ def test_a_damaged_record_is_left_out_in_one_line(
     assert not end.value.code
     told = [line for line in capfd.readouterr().err.splitlines() if "left out" in line]
     assert len(told) == 1
+    assert told[0].startswith(f"fp8study: left out: {damaged}: not a run record")
     assert damaged.parent.name in told[0]

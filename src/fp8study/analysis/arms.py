@@ -141,7 +141,7 @@ def read_folder(folder: Path, name: str) -> list[RunRecord]:
     try:
         return [read_record(path) for path in paths]
     except UserError as error:
-        raise UserError(f"{name}: {one_line(error)}; move that record away or mend it") from None
+        raise UserError(f"{name}: {one_line(error)}") from None
 
 
 def group_arms(records: Iterable[RunRecord], ignored: Iterable[str] = ()) -> dict[str, Arm]:

@@ -52,7 +52,7 @@ def read_mapping(path: Path, what: str, keys: str) -> dict[str, Any]:
     """
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = one_line(error).replace(' in "<unicode string>"', "")
         raise UserError(f"{path}: cannot read the {what} ({reason}); mend it") from error
     if not isinstance(content, dict):

@@ -250,6 +250,16 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         ) from error
 
 
+def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
+    """Refuse metrics that end before their run did: its curve would end there, unseen."""
+    last, steps = lines[-1].get("step") if lines else None, record.results.get("steps_completed")
+    if record.status == "completed" and last and steps and last < steps:
+        raise UserError(
+            f"{run_dir}/metrics.jsonl: ends at step {last} of {steps}; move the run away, and do "
+            "it again"
+        )
+
+
 @dataclass(frozen=True)
 class StoredRun:
     """A record with the place it was read from."""
@@ -300,6 +310,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
         for path in sorted(root.glob("*/*/run.json")):
             try:
                 record, lines = read_placed(path), read_metrics(path.parent)
+                _check_whole(record, lines, path.parent)
                 metrics = {name: [line.get(name) for line in lines] for name in METRICS}
                 found.append(StoredRun(record, path.parent, label, metrics))
             except UserError as error:

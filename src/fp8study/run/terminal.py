@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,12 +118,27 @@ def complain(message: str) -> int:
     return 2
 
 
+@contextmanager
+def warnings_in_a_line() -> Iterator[None]:
+    """Tell what was warned of as we tell errors, without the line of code that it came from."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield
+    for item in caught:
+        complain(str(item.message))
+
+
 def parse_assignments(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for assignment in assignments or []:
         name, equals, text = assignment.partition("=")
         if not equals:
             raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
+        if not text.strip():
+            raise UserError(
+                f"{option}: '{assignment}' has no value; write field=value, or {name.strip()}=null "
+                "for what it is by default"
+            )
         try:
             # A pattern such as *.o_proj is a text, not one of YAML's aliases.
             values[name.strip()] = text if text.startswith("*") else read_yaml(text)

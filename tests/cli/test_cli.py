@@ -139,8 +139,9 @@ def test_no_model_folder_ends_in_a_traceback(checkout: Path, name: str, command:
     (checkout / "config.json").write_text(json.dumps(content))
     done = fp8study(*command, "--set", f"model={checkout}")
     assert done.returncode in (0, 2)
-    assert done.returncode == 0 or done.stderr.startswith("fp8study: model: '")
-    assert done.returncode == 0 or done.stderr.count("\n") == 1
+    # transformers may warn of such a configuration first, once a process
+    ours = [line for line in done.stderr.splitlines() if not line.startswith("[transformers] ")]
+    assert done.returncode == 0 or re.match("fp8study: model: '", *ours)
 
 
 def test_a_config_that_transformers_refuses_names_the_model(checkout: Path) -> None:

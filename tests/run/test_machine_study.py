@@ -183,7 +183,12 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
             "STUDY: no run of 'machine' is possible here. llama-3.2-1b on 1 GPU needs ",
         ),
         (ONE, {"model": "llama-3.1-70b"}, None, "STUDY: no run of 'machine' is possible here. "),
-        (ONE, {"corpus": "text:none.txt"}, None, "corpus: there is no file 'none.txt'"),
+        (
+            ONE,
+            {"corpus": "text:none.txt"},
+            None,
+            "corpus: there is no file 'none.txt'; set corpus=text:PATH of a",
+        ),
     ],
 )
 def test_what_leaves_nothing_to_choose_is_one_line(

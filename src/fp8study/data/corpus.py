@@ -47,7 +47,9 @@ def check_corpus_name(corpus: str) -> None:
         raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():
-        raise UserError(f"corpus: there is no file '{path}'; give text:PATH of a UTF-8 file")
+        raise UserError(
+            f"corpus: there is no file '{path}'; set corpus=text:PATH of a UTF-8 file of yours"
+        )
     if path.stat().st_size == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")
 

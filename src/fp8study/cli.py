@@ -199,7 +199,8 @@ def run(
     except RunFailed as error:
         reason = str(error).splitlines()[-1]
         raise UserError(f"{reason}; all that it printed is in {run_dir}/train.log") from None
-    print()
+    finally:
+        print()  # ends the line of its progress, before any complaint
     why = f" ({record.status_detail})" if record.status_detail else ""
     say(f"{record.status}: {run_dir}/run.json{why}{_warnings_text(record)}")
 

@@ -1,12 +1,14 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fp8study import __version__
 from fp8study.cli import app
+from fp8study.core.errors import UserError
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
@@ -91,6 +93,24 @@ def test_a_run_that_diverged_says_why(
         app()
     assert not end.value.code  # it is a result
     assert "diverged: mine/run.json (loss is nan at step 3; lower it)" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_complaint_does_not_stand_behind_the_progress(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def launch(*_: object, show: Callable[[str], None]) -> None:
+        show("tokenising …")
+        raise UserError("corpus: too short; give a larger one")
+
+    monkeypatch.setattr("fp8study.run.launch.launch", launch)
+    monkeypatch.setattr("sys.argv", ["fp8study", "run", "--out", "mine"])
+    with pytest.raises(SystemExit) as end:
+        app()
+    assert end.value.code == 2
+    said = capfd.readouterr()
+    assert said.out == "\rtokenising …\n"
+    assert said.err == "fp8study: corpus: too short; give a larger one\n"
 
 
 @pytest.mark.usefixtures("checkout")

@@ -1,6 +1,7 @@
 """The answer in words: what to train in, where, and never of two machines at once."""
 
 import json
+import shutil
 from pathlib import Path
 
 from fp8study.analysis.frames import cost_table
@@ -119,6 +120,11 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
         ["your machine, h200x8", "Is FP8 faster here?"]
     ]
     assert asked["lead"].tolist() == ["your machine: \u221220.0; h200x8: +20.0"]
+    shutil.copytree(tmp_path / "reference/h200x8/quick", tmp_path / "reference/h200x8/quick-2")
+    report = pages.load_report(tmp_path)
+    (row,) = rows.questions(report, cost_table(report.runs)).to_dict("records")
+    assert (row["machine"], row["study"]) == ("your machine, h200x8", "quick, quick-2")
+    assert row["lead"].endswith("; h200x8: +20.0; h200x8: +20.0")
 
 
 def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> None:
@@ -127,4 +133,4 @@ def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> No
     store(tmp_path, "local", make_record(machine=CPU))
     said = sentences.beside(pages.load_report(tmp_path))
     assert said.startswith("Your machine has no GPU: its [losses](quality.qmd) count, ")
-    assert said.endswith("`make reproduce` on a machine with NVIDIA GPUs.")
+    assert said.endswith("`make reproduce` on NVIDIA GPUs.")

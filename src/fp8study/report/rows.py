@@ -27,7 +27,7 @@ _END = "end"
 def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
     """Say what each study with runs asks, what its runs answer and took, the reader's own first.
 
-    A question that several machines answered is one row, with an answer of each. `costs` is from
+    A question that several machines or sessions answered is one row, with each's answer. `costs` is from
     `fp8study.analysis.frames.cost_table`.
     """
     asked = [
@@ -47,11 +47,13 @@ def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
             for _, row in table.iterrows()
         ]
     rows = []
-    for _, same in table.groupby(["study", "question"], sort=False):
-        names = same["machine"].map(machine_name)
+    asked_alike = table["question"].where(table["question"] != "", table["study"])
+    for _, same in table.groupby(asked_alike, sort=False):
+        names, again = same["machine"].map(machine_name), same["machine"].duplicated()
         rows.append(same.iloc[0].to_dict() | {
-            "machine": ", ".join(names), "run_ids": together(same["run_ids"]),
+            "machine": ", ".join(names[~again]), "run_ids": together(same["run_ids"]),
             "gpu_hours": same["gpu_hours"].sum(min_count=1),
+            "study": ", ".join(dict.fromkeys(same["study"])),
             "lead": _of_each(names, same["lead"]), "loss": _of_each(names, same["loss"]),
         })  # fmt: skip
     found = pd.DataFrame(rows, columns=table.columns)

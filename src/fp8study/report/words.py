@@ -19,7 +19,7 @@ def escape(text: object) -> str:
 def how_to_get(study: str = "") -> str:
     """Say which command makes the records of a study, or of the one that fits the machine."""
     named = f" STUDY={study}" if study else ""
-    return f"run `make reproduce{named}` on a machine with NVIDIA GPUs"
+    return f"run `make reproduce{named}` on NVIDIA GPUs"
 
 
 def no_gpu_records(study: str = "") -> str:

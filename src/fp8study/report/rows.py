@@ -27,8 +27,8 @@ _END = "end"
 def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
     """Say what each study with runs asks, what its runs answer and took, the reader's own first.
 
-    A question that several machines or sessions answered is one row, with each's answer. `costs` is from
-    `fp8study.analysis.frames.cost_table`.
+    A question that several machines or sessions answered is one row, with an answer of each.
+    `costs` is from `fp8study.analysis.frames.cost_table`.
     """
     asked = [
         (run.machine_label, run.record.study, run.record.judgement.get("question") or "",

@@ -143,7 +143,13 @@ def loss_curve(num_steps: int, end: float, seed: int = 0) -> list[float]:
 def store(
     results: Path, machine: str, record: RunRecord, losses: Iterable[float | None] = ()
 ) -> Path:
-    """Write a record and its metrics where `load_runs` finds them; return the run's folder."""
+    """Write a record and its metrics where `load_runs` finds them; return the run's folder.
+
+    A completed run has done as many steps as it has losses, if any are given.
+    """
+    losses = list(losses)
+    if losses and record.status == "completed":
+        record.results["steps_completed"] = len(losses)
     run_dir = results / machine / record.study / record.run_id
     run_dir.mkdir(parents=True)
     write_record(record, run_dir)

@@ -109,7 +109,10 @@ def main() -> None:
     arguments = parser.parse_args()
     version = version_named(arguments.python)
     folder: Path = arguments.output
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"WHEELHOUSE={folder}: {error.strerror}; name a folder that you may write to")
     for stale in folder.glob("*.whl"):  # two versions of a package would stop an install
         stale.unlink()
     pins = read_pins(version)

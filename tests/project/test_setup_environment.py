@@ -184,6 +184,15 @@ def test_wheelhouse_names_a_bad_python(value: str, tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_wheelhouse_names_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "wheels")
+    result = run_script("wheelhouse.py", "--python", "3.12", "--output", folder)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"wheelhouse: WHEELHOUSE={folder}: Not a directory; name a ")
+    assert result.stderr.count("\n") == 1
+
+
 def test_wheelhouse_leaves_torch_out_and_heeds_markers() -> None:
     pytest.importorskip("pip")
     on_311, on_312 = wheelhouse.read_pins("3.11"), wheelhouse.read_pins("3.12")

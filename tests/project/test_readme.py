@@ -1,5 +1,6 @@
 """Every result that the README and docs/results.md quote is computed from the records."""
 
+import math
 import re
 from datetime import datetime
 
@@ -330,6 +331,21 @@ def test_quoted_times_fit_the_records(study: str, runs: pd.DataFrame) -> None:
     (row,) = re.findall(rf"STUDY={study}` +\| +(\d+) \| +(\d+) s, measured", FINDINGS)
     assert int(row[0]) == len(chosen) == len(load_study(study).runs)
     assert 0 <= int(row[1]) - (last - first).total_seconds() <= OVERHEAD_S
+
+
+@pytest.mark.parametrize(
+    ("machine", "study", "gpus"),
+    [("h100x1", "machine-2", "1 × H100"), ("h200x2", "machine", "2 × H200")],
+)
+def test_quoted_minutes_of_the_default_study_fit_the_records(
+    machine: str, study: str, gpus: str
+) -> None:
+    chosen = runs_frame(run for run in stored(machine) if run.run_dir.parent.name == study)
+    ends = (chosen["started_at"].min(), chosen["ended_at"].max())
+    first, last = map(datetime.fromisoformat, ends)
+    (row,) = re.findall(rf"{gpus} \| `make reproduce` .*\| (\d+) \| (\d+) min, measured", FINDINGS)
+    assert int(row[0]) == len(chosen)
+    assert math.ceil((last - first).total_seconds() / 60) == int(row[1])
 
 
 def test_log_quotes_the_records(runs: pd.DataFrame) -> None:

@@ -1,5 +1,6 @@
 """Estimated minutes, held against the committed records, and what would make a run fit."""
 
+import dataclasses
 import re
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from fp8study.core.config import make_config
 from fp8study.core.records import read_record
 from fp8study.core.studies import expanded
 from fp8study.run.chosen.estimates import (
+    check_memory,
     compile_minutes,
     held_minutes,
     minutes_on_cpu,
@@ -87,5 +89,8 @@ def test_a_laptop_is_told_what_it_lacks_memory_and_time_for(
     assert minutes_on_cpu(tiny.config, laptop) < 0.1
     minutes = minutes_on_cpu(small.config, laptop)
     assert minutes == pytest.approx(100 * 6 * 1.24e9 * 512 / (4 * 0.1e12) / 60, rel=0.05)
+    timed = dataclasses.replace(tiny.config, timed_seconds=12.0, num_steps=20_000)
+    assert minutes_on_cpu(timed, laptop) == pytest.approx(24 / 60, rel=0.05)  # warm-up and window
+    check_memory(dataclasses.replace(small.config, runs_per_gpu=4), laptop)  # no GPU is shared
     said = re.search(r"2 to do, about (\d+) min", plan_text(study, laptop))
     assert said and int(said[1]) == pytest.approx(minutes, abs=1)

@@ -83,7 +83,7 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
-    """Return the run after these changes, what follows from them decided anew, and its GiB."""
+    """Return the run after these changes and its GiB; what follows from more GPUs is decided anew."""
     fields = dataclasses.asdict(config) | changes
     if "num_gpus" in changes:
         fields |= dict.fromkeys((

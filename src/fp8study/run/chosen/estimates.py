@@ -52,7 +52,7 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
             without GPUs, more than the host's memory.
     """
     try:
-        needed = config.runs_per_gpu * needed_gib(config)
+        needed = needed_gib(config)
     except UserError:
         return  # of such a model nothing is known
     if not machine.gpus:
@@ -63,7 +63,7 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
                 "model=tiny-llama, or run it where GPUs are"
             )
         return
-    there = capacity_gib(machine)
+    needed, there = config.runs_per_gpu * needed, capacity_gib(machine)
     if needed * (1 + LAW_ERROR) > there:
         raise UserError(
             f"memory: {config.model} at batch {config.micro_batch_size} needs {needed:.0f} GiB of "
@@ -126,19 +126,23 @@ def minutes_on_cpu(config: RunConfig, machine: Machine) -> float:
         flops = config.num_gpus * _flops_per_gpu(config)
     except UserError:
         return 0.0  # of such a model nothing is known
-    return config.num_steps * flops / (_CORE_PEAK * machine.num_cpus * 1e12) / 60
+    return _training_seconds(config, flops / (_CORE_PEAK * machine.num_cpus * 1e12)) / 60
 
 
 def held_minutes(config: RunConfig, machine: Machine) -> float:
     """Return roughly how long a run holds its GPUs if its code was compiled before."""
-    step = step_seconds(config, machine)
-    validated = config.validation_points * config.validation_sequences / config.sequences_per_step
-    seconds = (config.num_steps + validated / 3) * step  # a forward pass is a third of a step
-    if config.timed_seconds:  # see `fp8study.train.pace`
-        warm_up = max(config.timed_seconds, 3 * step) + (1 + config.num_warmup_steps) * step
-        seconds = warm_up + max(config.timed_seconds, 5 * step)
+    seconds = _training_seconds(config, step_seconds(config, machine))
     held = _HELD_SECONDS + _MORE_IN_FP8 * config.is_fp8 + _MORE_ON_SEVERAL * (config.num_gpus > 1)
     return (held + seconds) / 60
+
+
+def _training_seconds(config: RunConfig, step: float) -> float:
+    """Return how long a run trains and validates whose steps take so many seconds."""
+    if config.timed_seconds:  # see `fp8study.train.pace`
+        warm_up = max(config.timed_seconds, 3 * step) + (1 + config.num_warmup_steps) * step
+        return warm_up + max(config.timed_seconds, 5 * step)
+    validated = config.validation_points * config.validation_sequences / config.sequences_per_step
+    return (config.num_steps + validated / 3) * step  # a forward pass is a third of a step
 
 
 def compile_minutes(config: RunConfig) -> float:

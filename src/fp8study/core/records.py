@@ -74,8 +74,8 @@ class RunRecord:
     run_id: str
     """Opaque name, unique within its study."""
     study: str
-    """The study that declared the run, ``adhoc`` for one started by hand; as `read_placed` reads it,
-    the folder that it lies in."""
+    """The study that declared the run, ``adhoc`` for one started by hand; by `read_placed`, the
+    folder that it lies in."""
     status: str
     """One of `STATUSES`."""
     config: dict[str, Any]

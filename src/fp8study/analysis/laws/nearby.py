@@ -83,7 +83,7 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
-    """Return the run after these changes and its GiB; what follows from more GPUs is decided anew."""
+    """Return the run after these changes, and its GiB; more GPUs decide anew what follows."""
     fields = dataclasses.asdict(config) | changes
     if "num_gpus" in changes:
         fields |= dict.fromkeys((

@@ -1,4 +1,5 @@
 import collections
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,13 @@ def test_order_depends_on_the_seed_and_not_on_the_precision_or_history() -> None
 def test_the_loss_of_who_knows_frequencies_alone_is_the_tokens_entropy() -> None:
     assert unigram_loss(np.array([3, 1, 3, 1], np.uint32)) == pytest.approx(np.log(2))
     assert unigram_loss(np.zeros(9, np.uint32)) == 0
+
+
+def test_a_cache_made_before_frequencies_were_counted_has_them_counted(text: Path) -> None:
+    made = prepare(config_for_text(text), VOCAB_SIZE)
+    file = Path(made.folder) / "data.json"
+    content = json.loads(file.read_text())
+    for older in ({k: v for k, v in content.items() if k != "unigram_loss"},
+                  content | {"unigram_loss": None}):  # fmt: skip
+        file.write_text(json.dumps(older))
+        assert prepare(config_for_text(text), VOCAB_SIZE) == made

@@ -121,7 +121,10 @@ def _cached(corpus: Corpus, name: str, model_vocab_size: int, show: Show) -> Pre
             with writing("FP8STUDY_CACHE", folder, "free some space or set it to another folder"):
                 _build(corpus, name, model_vocab_size, folder, show)
     content = json.loads((folder / "data.json").read_text(encoding="utf-8"))
-    return PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+    data = PreparedData(**content | {"folder": str(folder)})  # the cache may have been moved
+    if data.unigram_loss is None:  # made before it was counted
+        data = replace(data, unigram_loss=unigram_loss(data.tokens()))
+    return data
 
 
 def _build(

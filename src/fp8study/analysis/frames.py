@@ -171,7 +171,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 def _host(machine: Mapping[str, Any]) -> str | None:
     """Name a host by its hash, and one of a single GPU by that too: rented ones share a name."""
-    name, gpus = machine.get("host_hash"), machine.get("gpus", [])
+    name, gpus = machine.get("host_hash"), machine.get("gpus") or []
     is_alone = machine.get("num_gpus_on_machine") == len(gpus) == 1
     return f"{name} with {gpus[0]['uuid'][:8]}" if name and is_alone else name
 

@@ -120,12 +120,20 @@ def complain(message: str) -> int:
 
 @contextmanager
 def warnings_in_a_line() -> Iterator[None]:
-    """Tell what was warned of as we tell errors, without the line of code that it came from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        yield
-    for item in caught:
-        complain(str(item.message))
+    """Tell our warnings as we tell errors, without the line of code that they came from.
+
+    Also where an error follows. Those of other categories are libraries', and shown as ever.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            yield
+    finally:
+        for item in caught:
+            if item.category is UserWarning:
+                complain(str(item.message))
+            else:
+                warnings.showwarning(item.message, item.category, item.filename, item.lineno)
 
 
 def parse_assignments(assignments: list[str] | None, option: str = "--set") -> dict[str, Any]:

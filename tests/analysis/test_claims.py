@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fp8study.analysis.claims.finding import TESTS, Verdict
 from fp8study.analysis.claims.ledger import all_claims, claims_table, judge, judge_claim
 from fp8study.core.records import RunRecord
+from fp8study.core.studies import estimated_minutes, load_study
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
 from tests.checkout import ROOT, committed_runs
@@ -318,6 +320,41 @@ def test_schedules_are_judged_on_held_out_text_where_it_was_scored() -> None:
     assert judge_claim(CLAIMS["C10"], tables(records)).verdict == NO
 
 
+def test_a_run_whose_score_is_missing_is_not_judged_by_its_training_loss() -> None:
+    records = losses(0) + losses(0, config=SCHEDULE)[1::2]
+    for record in records:
+        record.config["validation_sequences"] = 8
+        record.results["validation_loss"] = 6.0
+    assert judge_claim(CLAIMS["C10"], tables(records)).figure.value == 0
+    del records[1].results["validation_loss"]  # FP8 throughout, seed 0
+    found = judge_claim(CLAIMS["C10"], tables(records))
+    assert found.figure.value == 0, found.why
+    assert "(3 seeds)" in found.why
+
+
+def test_a_schedule_is_held_against_what_differs_by_the_schedule_alone() -> None:
+    records = losses(3) + losses(0, config=SCHEDULE)[1::2]
+    alone = judge_claim(CLAIMS["C10"], tables(records))
+    assert "1 of 1 schedules" in alone.why
+    beside = tables(records + losses(0, config={"skip": []})[1::2])
+    assert judge_claim(CLAIMS["C10"], beside).why == alone.why
+
+
+@pytest.mark.parametrize(
+    ("blocks", "end"),
+    [(200, "seen up to 0.3 times"), (30, "after the first time 2 of 2 were equivalent")],
+)
+def test_only_of_text_seen_again_a_first_time_is_told(blocks: int, end: str) -> None:
+    curve = {"step": [*range(1, 61)], "loss": [5.0] * 60}
+    data = {"epochs": 60 / blocks, "num_train_tokens": blocks * 4096}
+    both = [losses(0, name, curve=curve, data=data, num_gpus=1, num_steps=60, sequence_length=4096,
+                   both={"micro_batch_size": 1, "gradient_accumulation_steps": 1})
+            for name in FP8[:2]]  # fmt: skip
+    found = judge_claim(CLAIMS["B01"], tables(both[0] + both[1][1::2]))
+    assert end in found.why, found.why
+    assert ("first time" in found.why) == (blocks < 60)
+
+
 def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> None:
     loud = losses(0, wobble=0.15, study="repeated", config=ENDS)
     loud += losses(0, study="repeated", config={"skip": []})[1::2]
@@ -389,6 +426,34 @@ def test_findings_rest_on_runs_that_exist_or_say_what_it_would_take(ledger: list
             assert each.claim.needs in each.finding.why
         if each.finding.verdict is OPEN:
             assert "minute" in each.claim.settles, each.claim.id
+
+
+@pytest.mark.parametrize(
+    "name", ["A10", "A11", "A13", "A14", "A15", "A24", "A27", "B01", "B02", "C09", "C10", "C14"]
+)
+def test_what_would_settle_a_claim_costs_what_its_studies_say(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    settles = CLAIMS[name].settles
+    studies = [load_study(study).runs for study in re.findall(r"STUDY=([\w-]+)", settles)]
+    found = re.search(r"about (\d+) GPU-minutes", settles)
+    assert found, settles
+    minutes = sum(estimated_minutes(runs, 1) for runs in studies)
+    assert abs(int(found[1]) - minutes) <= 2.5, f"{settles}, and not {minutes:.0f}"
+
+
+def test_a_claim_on_several_recipes_is_asked_of_studies_that_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One recipe's runs would change no word of what is found."""
+    monkeypatch.chdir(ROOT)
+    for path in Path("pipelines/studies").glob("*.yaml"):
+        if "B01" in yaml.safe_load(path.read_text()).get("claims", ()):
+            recipes = {
+                run.config.precision for run in load_study(path.stem).runs if run.config.is_fp8
+            }
+            assert len(recipes) > 1, path.stem
 
 
 def test_a_finding_without_evidence_is_no_verdict() -> None:

@@ -18,10 +18,13 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.frames import PLACE
+from fp8study.analysis.frames import PLACE, key_of
 from fp8study.analysis.losses import gap_by_step, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.pairing import FAILURE_STUDIES, pairs_of, together
+from fp8study.core.config import completed
+from fp8study.core.fields import varying
+from fp8study.core.records import StoredRun
 
 
 @judges("A10", "A11")
@@ -34,10 +37,10 @@ def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Judge each arm's loss against another's of the same study by seed, from rows of `_gaps`.
 
     One row per two arms with three seeds or more in both: what `stats.judged` says of ``apart``,
-    the difference of their gaps. Arms are not pooled: a study on repeated text, whose seeds lie far
-    apart, would drown another.
+    the difference of their gaps. They differ in the listed field alone. Arms are not pooled: a
+    study on repeated text, whose seeds lie far apart, would drown another.
     """
-    keys = ["machine", "study", "precision", "pair_key"]
+    keys = ["machine", "study", "precision", "pair_key", "others"]
     both = ours.merge(theirs, on=keys, suffixes=("", "_before"))
     rows = []
     for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
@@ -52,22 +55,27 @@ def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
 def _gaps(tables: Tables, field: str) -> pd.DataFrame:
     """Return every healthy pair's final ``gap``, %, with a list of the FP8 run as a text.
 
-    On held-out text where it was scored: there seeds of one arm differ less than in training.
+    On held-out text where that was asked for: there seeds of one arm differ less than in training.
     """
     runs = _with_text(tables, field)
-    held_out = runs["validation_loss"].where(runs["validation_sequences"].fillna(0) > 0)
-    runs = runs.assign(final=held_out.fillna(runs["loss_last20_mean"]))
+    scored = runs["validation_sequences"].fillna(0) > 0
+    runs = runs.assign(final=runs["validation_loss"].where(scored, runs["loss_last20_mean"]))
     pairs = pairs_of(runs[~runs["speed_only"]], "final")
     pairs = pairs[~pairs["stale"]]
     return pairs.assign(gap=100 * (pairs["final"] / pairs["final_bf16"] - 1))
 
 
 def _with_text(tables: Tables, field: str) -> pd.DataFrame:
-    """Return all runs with a field that is a list, as a text."""
-    texts = tables.of_records(
-        lambda run: {field: " ".join(run.record.config.get(field) or [])}, field
-    )
-    return tables.runs.merge(texts[[*PLACE, field]], on=PLACE)
+    """Return all runs with a field that is a list, as a text, and with their ``others``."""
+    free = {field, *varying("repeat")}
+
+    def read(run: StoredRun) -> dict[str, str]:
+        config, device = run.record.config, run.record.machine.get("device")
+        others = key_of(completed(config, device), free)
+        return {field: " ".join(config.get(field) or []), "others": others}
+
+    texts = tables.of_records(read, field, "others")
+    return tables.runs.merge(texts[[*PLACE, field, "others"]], on=PLACE)
 
 
 def _are_ends(skip: pd.Series) -> pd.Series:
@@ -115,9 +123,11 @@ def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
     gaps = gaps[asked & usual & (gaps["num_gpus"] == 1)]
     gaps = gaps[gaps.groupby(["machine", "study"])["precision"].transform("nunique") > 1]
     first = passes[(passes["passes"] == 1) & passes["arm_key"].isin(gaps["arm_key"])]
-    same = first["verdict"] == "equivalent"
-    words = {"first": out_of(same), "by_then": ends(first["gap_pct"]) if len(first) else "none"}
-    found = equal_losses(claim, gaps, epochs=gaps["epochs"].max(), **words)
+    same, again = first["verdict"] == "equivalent", ""
+    if len(first):
+        by_then = ends(first["gap_pct"])
+        again = f", and after the first time {out_of(same)} were equivalent ({by_then} %)"
+    found = equal_losses(claim, gaps, epochs=gaps["epochs"].max(), again=again)
     if found.verdict is Verdict.CONTRADICTED and len(first) and same.all():
         return dataclasses.replace(found, verdict=Verdict.PARTLY)
     return found

@@ -12,6 +12,7 @@ from fp8study.core.studies import expanded, load_study
 from fp8study.run import launch, pipeline
 from fp8study.run.blocks import gpus_to_have, ordered
 from fp8study.run.machine import Machine
+from fp8study.run.plan import impossible_runs
 from tests.checkout import copy_checkout
 from tests.run.test_selection import H200, machine
 
@@ -95,7 +96,7 @@ def test_runs_that_are_compared_share_a_gpu_and_gpus_share_the_work(
     name: str, blocks: list[dict[str, object]]
 ) -> None:
     study, there = load_study(name), machine(H200, H200)
-    gpus = gpus_to_have(there, study.runs)
+    gpus = gpus_to_have(there, study)
     for changes in blocks:
         pairs = [
             (gpus[one.run_id], gpus[other.run_id])
@@ -105,13 +106,13 @@ def test_runs_that_are_compared_share_a_gpu_and_gpus_share_the_work(
         assert pairs
         assert all(one == other for one, other in pairs)
     minutes = [sum(r.minutes for r in study.runs if gpus[r.run_id] == [n]) for n in (0, 1)]
-    assert max(minutes) <= 2 * min(minutes)
-    assert not any(gpus_to_have(machine(H200), study.runs).values())
+    assert max(minutes) <= 2.01 * min(minutes)  # three seeds on two GPUs
+    assert not any(gpus_to_have(machine(H200), study).values())
 
 
 def test_runs_keep_their_gpus_after_a_break() -> None:
     study = load_study("shapes")
-    gpus = gpus_to_have(machine(H200, H200), study.runs)
+    gpus = gpus_to_have(machine(H200, H200), study)
     blocks = [{tuple(gpus[r.run_id]) for r in study.runs[n : n + 3]} for n in range(0, 54, 3)]
     assert blocks == [{(n % 2,)} for n in range(18)]
 
@@ -140,3 +141,22 @@ def test_runs_that_share_a_gpu_share_its_queue() -> None:
         (run.config.runs_per_gpu, told["gpu_shares"][run.run_id], len(told["gpus"][run.run_id]))
         for run in study.runs
     } == {(1, 2, 1), (2, 1, 1)}
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4])
+def test_wide_runs_take_places_in_the_queues_of_fixed_neighbours(num_gpus: int) -> None:
+    study, there = load_study("document-a-blocks"), machine(*num_gpus * [H200])
+    told, options = pipeline._on_this_machine(there, study, list(study.runs), False)
+    wide = [run for run in study.runs if run.config.num_gpus == 2]
+    groups = {tuple(told["gpus"][run.run_id]) for run in wide}
+    assert groups == {(n, n + 1) for n in range(0, num_gpus, 2)}
+    assert all(told["gpus"].values())  # else the narrow ones pass them
+    assert {told["gpu_shares"][run.run_id] for run in wide} == {1}
+    assert {f"gpu_{n}=2" for n in range(num_gpus)} <= {*options}
+
+
+def test_a_named_gpu_that_is_not_there_makes_its_run_impossible() -> None:
+    content = {"question": "Where?", "arms": [{"gpus": [3]}, {"gpus": [0], "repeat": 1}]}
+    study = expanded("named", content, "named")
+    assert [*impossible_runs(study, machine(H200, H200))] == [study.runs[0]]
+    assert not any(gpus_to_have(Machine((), 4), study).values())

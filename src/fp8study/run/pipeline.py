@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import math
@@ -80,7 +81,8 @@ def run_study(
         if pending:
             _prepare_data(pending)
             study.write_configs()
-            _snakemake(study, machine, overrides, pending, lock, one_at_a_time, cluster)
+            here = dataclasses.replace(study, runs=tuple(possible))
+            _snakemake(here, machine, overrides, pending, lock, one_at_a_time, cluster)
     return [
         (run, read_record(run.run_dir / "run.json") if _ended(run) else None) for run in possible
     ]
@@ -182,7 +184,7 @@ def _on_this_machine(
     shares_per_gpu = max((r.config.runs_per_gpu for r in todo), default=1) if machine.gpus else 1
     ready = 2 if machine.gpus else 1  # half of the runs get ready and wait: see gpu_lease
     num_shares = machine.num_slots * shares_per_gpu * ready
-    every = {} if one_at_a_time else blocks.gpus_to_have(machine, study.runs)
+    every = {} if one_at_a_time else blocks.gpus_to_have(machine, study)
     gpus = {run.run_id: every.get(run.run_id, []) for run in todo}
     shares = {  # of each GPU that a run has to have, else of all; in whole numbers only
         run.run_id: num_shares

@@ -46,6 +46,8 @@ def impossible_runs(
             check_model(run.config)
         try:
             machine.check(run.config)
+            if machine.gpus and max(run.gpus, default=0) >= len(machine.gpus):
+                raise UserError(f"gpus: {[*run.gpus]} are not all among the visible GPUs")
             if run in pending and run.config.init_from and not last_checkpoint(run.run_dir):
                 weights_to_start_from(run.config.init_from)
             # A result needs no permission; of a cluster's hosts the memory here says nothing.

@@ -158,5 +158,7 @@ def test_wide_runs_take_places_in_the_queues_of_fixed_neighbours(num_gpus: int) 
 def test_a_named_gpu_that_is_not_there_makes_its_run_impossible() -> None:
     content = {"question": "Where?", "arms": [{"gpus": [3]}, {"gpus": [0], "repeat": 1}]}
     study = expanded("named", content, "named")
-    assert [*impossible_runs(study, machine(H200, H200))] == [study.runs[0]]
+    ((run, reason),) = impossible_runs(study, machine(H200, H200)).items()
+    assert run == study.runs[0]
+    assert reason.startswith("gpus: [3] are not all among the 2 visible GPUs") and "leave" in reason
     assert not any(gpus_to_have(Machine((), 4), study).values())

@@ -47,7 +47,10 @@ def impossible_runs(
         try:
             machine.check(run.config)
             if machine.gpus and max(run.gpus, default=0) >= len(machine.gpus):
-                raise UserError(f"gpus: {[*run.gpus]} are not all among the visible GPUs")
+                raise UserError(
+                    f"gpus: {[*run.gpus]} are not all among the {len(machine.gpus)} visible GPUs, "
+                    "counted from 0; name others, or leave gpus out"
+                )
             if run in pending and run.config.init_from and not last_checkpoint(run.run_dir):
                 weights_to_start_from(run.config.init_from)
             # A result needs no permission; of a cluster's hosts the memory here says nothing.

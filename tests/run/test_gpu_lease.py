@@ -106,7 +106,9 @@ def test_lease_waits_until_enough_gpus_are_free() -> None:
 def test_waiting_lease_holds_none_of_the_gpus() -> None:
     first = Holder(1, [1])
     assert first.has_them.wait(ACROSS_PROCESSES_S)
-    large = Holder(2, [0, 1])
+    second = Holder(1, [2])
+    assert second.has_them.wait(ACROSS_PROCESSES_S)
+    large = Holder(2, [0, 1, 2])
     assert not large.has_them.wait(NOT_YET_S)
     small = Holder(1, [0])
     assert small.has_them.wait(ACROSS_PROCESSES_S)
@@ -115,6 +117,26 @@ def test_waiting_lease_holds_none_of_the_gpus() -> None:
     small.release()
     assert large.has_them.wait(ACROSS_PROCESSES_S)
     large.release()
+    second.release()
+
+
+def test_nobody_who_comes_later_has_a_gpu_that_one_who_waits_has_to_have() -> None:
+    first = Holder(1, [1])
+    assert first.has_them.wait(ACROSS_PROCESSES_S)
+    wide = Holder(2, [0, 1])
+    assert not wide.has_them.wait(NOT_YET_S)
+    narrow = Holder(1, [0])
+    elsewhere = Holder(1, [0, 2])
+    assert elsewhere.has_them.wait(ACROSS_PROCESSES_S)
+    assert elsewhere.held == (2,)
+    assert is_free(0)
+    first.release()
+    assert wide.has_them.wait(ACROSS_PROCESSES_S)
+    assert not narrow.has_them.is_set()
+    wide.release()
+    assert narrow.has_them.wait(ACROSS_PROCESSES_S)
+    narrow.release()
+    elsewhere.release()
 
 
 def test_many_waiting_runs_all_get_their_turn() -> None:

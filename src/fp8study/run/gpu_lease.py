@@ -67,6 +67,11 @@ class _Wish:
         """Places wanted on each GPU."""
         return PLACES // self.runs_per_gpu
 
+    @property
+    def has_no_choice(self) -> bool:
+        """Whether it wants all of the GPUs that it names."""
+        return self.num_gpus == len(self.indices)
+
     def take(self, free: dict[int, int]) -> list[int]:
         """Take GPUs out of the free places, the emptiest first; none if there are too few."""
         emptiest = sorted((i for i in self.indices if i in free), key=lambda index: -free[index])
@@ -85,8 +90,9 @@ def lease(
     """Hold `num_gpus` of the given GPUs, waiting until that many are free.
 
     All or none are taken, under one machine-wide lock, so two waiting runs cannot each hold
-    half of what the other needs. Who has waited longest comes first; one whose wish cannot be met
-    yet is passed by those whose can.
+    half of what the other needs. Who has waited longest comes first. One whose wish cannot be met
+    yet is passed by those whose can, but not on GPUs that it has to have: else a wide run would
+    wait until the queues of narrow ones are through.
 
     Args:
         num_gpus: How many to hold.
@@ -119,7 +125,8 @@ def _try_lease(wish: _Wish, ticket: Path, folder: Path) -> Lease | None:
         free = {index: _free_places(index, folder) for index in wish.indices}
         left = {index: len(places) for index, places in free.items()}
         for older in _waiting_longer(ticket):
-            older.take(left)
+            if not older.take(left) and older.has_no_choice:
+                left |= dict.fromkeys(older.indices, 0)
         taken = wish.take(left)
         kept = [place for index in taken for place in free[index][: wish.places]]
         for descriptor in {place for places in free.values() for place in places} - set(kept):

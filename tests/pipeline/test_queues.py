@@ -12,7 +12,7 @@ from fp8study.core.studies import expanded, load_study
 from fp8study.run import launch, pipeline
 from fp8study.run.blocks import gpus_to_have, ordered
 from fp8study.run.machine import Machine
-from fp8study.run.plan import impossible_runs
+from fp8study.run.plan import impossible_runs, plan_text
 from tests.checkout import copy_checkout
 from tests.run.test_selection import H200, machine
 
@@ -114,6 +114,15 @@ def test_runs_that_are_compared_share_a_gpu_and_gpus_share_the_work(
     minutes = [sum(r.minutes for r in study.runs if gpus[r.run_id] == [n]) for n in (0, 1)]
     assert max(minutes) <= 2.01 * min(minutes)  # three seeds on two GPUs
     assert not any(gpus_to_have(machine(H200), study).values())
+
+
+def test_a_plans_minutes_are_those_of_the_gpu_with_the_most_to_do() -> None:
+    study = load_study("new-text-3b", {"corpus": "synthetic"})
+    there = machine(H200, H200)
+    gpus = gpus_to_have(there, study)
+    queues = [sum(run.minutes for run in study.runs if gpus[run.run_id] == [n]) for n in (0, 1)]
+    assert max(queues) > 1.3 * sum(queues) / 2  # else they would tell nothing
+    assert f" to do, about {max(queues):.0f} min." in plan_text(study, there)
 
 
 def test_runs_keep_their_gpus_after_a_break() -> None:

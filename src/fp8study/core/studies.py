@@ -292,7 +292,7 @@ def estimated_minutes(runs: list[PlannedRun], num_slots: int) -> float:
     """Return a rough wall-clock time of the given runs on `num_slots` GPUs, or CPU cores."""
     shared = sum(r.minutes * r.config.num_gpus / r.config.runs_per_gpu for r in runs) / num_slots
     queues = (
-        sum(run.minutes for run in runs if gpu in run.gpus)
+        sum(run.minutes / run.config.runs_per_gpu for run in runs if gpu in run.gpus)
         for gpu in {gpu for run in runs for gpu in run.gpus}
     )
     return max(shared, *queues, *(run.minutes for run in runs), 0.0)

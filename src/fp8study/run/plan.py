@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
@@ -12,6 +13,7 @@ from fp8study.core.files import project_root
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
+from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
 from fp8study.run.defaults import gathers_faster_in_bf16
 from fp8study.run.machine import Machine, unsupported_gpu
@@ -69,7 +71,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     impossible = impossible_runs(study, machine, cluster)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
-    minutes = _minutes(pending, machine)
+    minutes = _minutes(pending, study, machine)
     where = machine.gpus_in_words or f"{machine.num_cpus} CPU cores, FP8 emulated"
     judged = f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
     if study.speed_only:
@@ -113,9 +115,11 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     return fit("\n".join(lines))
 
 
-def _minutes(pending: list[PlannedRun], machine: Machine) -> float:
+def _minutes(pending: list[PlannedRun], study: Study, machine: Machine) -> float:
     """Return roughly how long runs take here; their studies say it of the GPUs they are for."""
-    minutes = estimated_minutes(pending, machine.num_slots)
+    gpus = gpus_to_have(machine, study)
+    queued = [dataclasses.replace(run, gpus=tuple(gpus[run.run_id])) for run in pending]
+    minutes = estimated_minutes(queued, machine.num_slots)
     if machine.gpus:
         return minutes
     return max(minutes, sum(minutes_on_cpu(run.config, machine) for run in pending))

@@ -11,6 +11,7 @@ import yaml
 from fp8study.core.studies import expanded, load_study
 from fp8study.run import launch, pipeline
 from fp8study.run.blocks import gpus_to_have, ordered
+from fp8study.run.chosen.estimates import host_gib
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.checkout import copy_checkout
@@ -177,3 +178,15 @@ def test_a_named_gpu_that_is_not_there_makes_its_run_impossible() -> None:
     assert run == study.runs[0]
     assert reason.startswith("gpus: [3] are not all among the 2 visible GPUs") and "leave" in reason
     assert not any(gpus_to_have(Machine((), 4), study).values())
+
+
+@pytest.mark.parametrize(("memory_in_runs", "side_by_side"), [(100, 6), (2.5, 2), (0.5, 1)])
+def test_runs_on_cpus_take_turns_where_the_memory_would_not_hold_them_together(
+    memory_in_runs: float, side_by_side: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study("smoke", {"num_gpus": 1})
+    one_run = host_gib(study.runs[0].config, on_gpu=False)
+    monkeypatch.setattr(pipeline, "memory_gib", lambda: memory_in_runs * one_run)
+    there = Machine((), num_cpus=6)
+    told, _ = pipeline._on_this_machine(there, study, list(study.runs), False)
+    assert {there.num_cpus // share for share in told["gpu_shares"].values()} == {side_by_side}

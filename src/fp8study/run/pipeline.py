@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked, project_root, results_dir
 from fp8study.core.presets import model_vocab_size
@@ -24,7 +25,8 @@ from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
 from fp8study.run import blocks
 from fp8study.run.children import end, stoppable, telling_line
-from fp8study.run.machine import Machine
+from fp8study.run.chosen.estimates import host_gib
+from fp8study.run.machine import Machine, memory_gib
 from fp8study.run.plan import impossible_runs, plan_text
 from fp8study.run.slurm.jobs import SlurmJob, find_jobs, record_loss, wait_for_ending_jobs
 from fp8study.run.slurm.profile import Profile, check_slurm
@@ -186,13 +188,18 @@ def _on_this_machine(
     num_shares = machine.num_slots * shares_per_gpu * ready
     every = {} if one_at_a_time else blocks.gpus_to_have(machine, study)
     gpus = {run.run_id: every.get(run.run_id, []) for run in todo}
-    shares = {  # of each GPU that a run has to have, else of all; in whole numbers only
-        run.run_id: num_shares
-        if one_at_a_time
-        else max(1, shares_per_gpu // run.config.runs_per_gpu)
-        * (1 if gpus[run.run_id] else run.config.num_gpus)
-        for run in todo
-    }
+
+    def share(config: RunConfig, has_gpus: bool) -> int:
+        """Of each GPU that a run has to have, else of all; in whole numbers only."""
+        if one_at_a_time:
+            return num_shares
+        if not machine.gpus:  # runs side by side share the host's memory, too
+            of_memory = math.ceil(num_shares * host_gib(config, on_gpu=False) / memory_gib())
+            return min(num_shares, max(config.num_gpus, of_memory))
+        of_gpu = max(1, shares_per_gpu // config.runs_per_gpu)
+        return of_gpu * (1 if has_gpus else config.num_gpus)
+
+    shares = {run.run_id: share(run.config, bool(gpus[run.run_id])) for run in todo}
     queues = [f"gpu_{gpu.index}={shares_per_gpu * ready}" for gpu in machine.gpus]
     cores = str(max(machine.num_slots, machine.num_cpus))
     options = ["--cores", cores, "--resources", f"gpu_shares={num_shares}", *queues]

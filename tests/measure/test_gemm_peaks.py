@@ -51,6 +51,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int, int
 
     monkeypatch.setattr(ceilings, "_time_product", play)
     monkeypatch.setattr(ceilings, "_copy_rate", lambda device: 4.0)
+    monkeypatch.setattr(ceilings, "_launch_us", lambda device: 5.5)
     return asked
 
 
@@ -79,6 +80,7 @@ def test_the_runs_own_rate_mixes_what_the_run_mixes(
     assert found["fp8_tensorwise_tflops"] == pytest.approx(2)
     assert "1.00 TFLOP" not in ceilings_text(found)
     assert "copy: 4.00 TB/s" in ceilings_text(found)
+    assert "launch: 5.5 µs" in ceilings_text(found)
 
 
 def test_an_arithmetic_that_is_not_there_is_null_and_harms_no_other(
@@ -156,6 +158,16 @@ def test_a_short_product_is_not_timed_as_its_launch(
     queue = Queue(monkeypatch)
     took = ceilings.median_seconds(lambda: queue.launch(kernel_s), CPU)
     assert took == pytest.approx(kernel_s, rel=0.1)
+
+
+@pytest.mark.parametrize("kernel_s", [Queue.KERNEL, 200e-6])
+def test_a_launch_is_timed_on_the_host_and_not_as_its_kernel(
+    kernel_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(monkeypatch)
+    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: queue.host)
+    monkeypatch.setattr(torch.Tensor, "add_", lambda value, other: queue.launch(kernel_s))
+    assert ceilings._launch_us(CPU) == pytest.approx(1e6 * Queue.LAUNCH)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to time")

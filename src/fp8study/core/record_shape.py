@@ -109,7 +109,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
         "energy": {"joule_per_token": NUMBER, "throttled_pct": {"*": NUMBER}},
         "loss_scaling": kinds(count="num_skipped", number="scale"),
         "checkpoints": kinds(count="num", number="stopped_seconds written_seconds gib"),
-        "ceilings": kinds(number="bf16_tflops run_tflops num_tokens"),
+        "ceilings": kinds(number="bf16_tflops run_tflops num_tokens launch_us"),
         "overhead": {"plain_ms": ["number!"], "measured_ms": ["number!"]},
         "step": {
             "gemm": [{"dtypes": "text!", "tflop": "number!", "num": "count!", "time_ms": NUMBER,

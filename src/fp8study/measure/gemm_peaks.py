@@ -2,9 +2,9 @@
 
 A datasheet's peak is out of reach: a GPU at its power limit lowers its clocks under real numbers.
 So every run on a GPU measures, right after training and on the same warm GPU, its own matrix
-GEMMs alone, in BF16 and in both scalings of FP8, without the casts around them; and a copy.
-They run one after the other from a full queue: a GEMM of a small layer takes less time than
-its launch, which is not to be measured.
+GEMMs alone, in BF16 and in both scalings of FP8, without the casts around them; a copy; and how
+fast its host launches kernels, which limits small models and differs from host to host. GEMMs run
+one after the other from a full queue: one of a small layer takes less time than its launch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ _BLOCK_SECONDS = 200e-6
 _MOST_CALLS = 16
 #: Some milliseconds, in which the host queues all that is timed.
 _HEAD_START_CYCLES = 2**24
+#: Fewer than CUDA queues, or the host would wait for the GPU.
+_LAUNCHES = 500
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def ceilings_of(config: ResolvedConfig) -> dict[str, Any]:
 def measure_ceilings(
     shapes: Counter[LinearShape], num_tokens: int, precision: Precision, device: torch.device
 ) -> dict[str, Any]:
-    """Time every GEMM of a model's linear layers by itself, and a copy.
+    """Time every GEMM of a model's linear layers by itself, a copy, and the host's launches.
 
     Args:
         shapes: From `linear_shapes`.
@@ -88,8 +91,9 @@ def measure_ceilings(
         ``num_tokens``; ``bf16_tflops``, ``fp8_tensorwise_tflops``, ``fp8_rowwise_tflops``: useful
         TFLOP/s over all GEMMs, each as often as the model has it; ``run_tflops``: with each
         GEMM in the arithmetic that the run gives it; ``copy_tb_per_s``: bytes read and
-        written, from device to device; ``products``: one entry per shape and GEMM with
-        ``tflops`` by arithmetic. A figure that could not be had is null.
+        written, from device to device; ``launch_us``: what an elementwise operator on one number
+        costs the host, eager PyTorch's own work included; ``products``: one entry per shape and
+        GEMM with ``tflops`` by arithmetic. A figure that could not be had is null.
     """
     recipe = RECIPES[precision]
     rows = []
@@ -113,8 +117,8 @@ def measure_ceilings(
                 seconds[arithmetic] += count * (took_s or math.nan)
             total += count * work
     rates = {f"{a}_tflops": total / s / 1e12 if s > 0 else None for a, s in seconds.items()}
-    copy = _copy_rate(device)
-    return {"num_tokens": num_tokens, **rates, "copy_tb_per_s": copy, "products": rows}
+    beside = {"copy_tb_per_s": _copy_rate(device), "launch_us": _launch_us(device)}
+    return {"num_tokens": num_tokens, **rates, **beside, "products": rows}
 
 
 def _time_product(
@@ -167,6 +171,18 @@ def _copy_rate(device: torch.device) -> float | None:
     return 2 * _COPY_BYTES / median_seconds(lambda: target.copy_(source), device) / 1e12
 
 
+def _launch_us(device: torch.device) -> float:
+    value = torch.zeros(1, device=device)
+    took = []
+    for _ in range(_WARM_UPS + _REPEATS):
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(_LAUNCHES):
+            value.add_(1)
+        took.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(took[_WARM_UPS:]) / _LAUNCHES
+
+
 def median_seconds(run: Callable[[], object], device: torch.device) -> float:
     """Return the median time of what one call of `run` queues, s on the GPU's own clock."""
     for _ in range(_WARM_UPS):
@@ -210,4 +226,5 @@ def ceilings_text(ceilings: dict[str, Any]) -> str:
     lines.append(f"  {'all, as often as they occur':<40}{totals}")
     copy = ceilings["copy_tb_per_s"]
     lines.append(f"  copy: {copy:.2f} TB/s, read and written" if copy else "  copy: no room")
+    lines.append(f"  launch: {ceilings['launch_us']:.1f} µs of the host, an eager operator")
     return "\n".join(lines)

@@ -117,8 +117,8 @@ def session_words(sessions: pd.DataFrame) -> str:
     ]  # fmt: skip
     return (
         "**Why.** At one setting and on one kind of GPU, FP8's measured lead itself moved from "
-        f"study to study {', '.join(parts)}. How fast a host launches kernels is in no record; "
-        "`fp8study advise --measure` times it."
+        f"study to study {', '.join(parts)}. The laws take every host for equally "
+        "fast at launching kernels; `fp8study advise --measure` times this one."
     )
 
 

@@ -1,5 +1,6 @@
 """The speed law: constants that records give again, and what must follow from the counting."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -86,8 +87,8 @@ def test_no_fp8_on_a_gpu_without_it():
 
 
 def test_a_constant_that_was_not_frozen_is_no_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = frozen.values_of("speed")
-    del values["launch_us"]
-    monkeypatch.setattr(frozen, "values_of", lambda *_: values)
+    freezes = copy.deepcopy(frozen.freezes())
+    del freezes[-1]["speed"]["constants"]["launch_us"]
+    monkeypatch.setattr(frozen, "freezes", lambda: freezes)
     with pytest.raises(ValueError, match="has no launch_us"):
         frozen.constants_of(SpeedConstants, "speed")

@@ -17,13 +17,7 @@ import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import IGNORED, Cell
-from fp8study.analysis.laws.frozen import (
-    constants_of,
-    freezes,
-    knows,
-    model_of,
-    unknowing,
-)
+from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import setting_label
 from fp8study.core.config import ResolvedConfig
@@ -39,6 +33,8 @@ MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
 #: From here on, % of the GPU's time, the speed of the host's launches shows in a step: the least
 #: certain part of the law, since some hosts need three times as long as others.
 HOST_PCT = 30.0
+#: How much wider an interval is beyond what was measured: the laws' errors there are not known.
+WIDER = 2.0
 
 LEAD_COLUMNS = [
     "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_pct",
@@ -163,7 +159,7 @@ def session_table(cells: Sequence[Cell]) -> pd.DataFrame:
         leads, gpu = pair.leads_pct, find_peak(pair.fp8.gpu)
         if len(leads) > 1 and gpu is not None:
             law = speed.predicted_step(pair.fp8.config, pair.fp8.shape, gpu)
-            rows.append(_named(pair.fp8, test_of(pair.fp8)[0]) | {
+            rows.append(_named(pair.fp8) | {
                 "num_sessions": len(leads), "spread_points": max(leads) - min(leads),
                 "host_pct": 100 * law.host / law.device,
             })  # fmt: skip
@@ -180,13 +176,12 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     rows = []
     for pair in pairs_of(cells):
         cell, gpu = pair.fp8, find_peak(pair.fp8.gpu)
-        test, without, freeze = test_of(cell)
-        constants = constants_of(speed.SpeedConstants, "speed", without, freeze)
+        constants = constants_of(speed.SpeedConstants, "speed", *test_of(cell)[1:])
         predicted, measured = pair.predicted_pct(constants), pair.lead_pct
         if predicted is None or measured is None or cell.step_ms is None:
             continue
         law = speed.predicted_step(cell.config, cell.shape, gpu, constants)
-        rows.append(_named(cell, test) | {
+        rows.append(_named(cell) | {
             "measured_pct": measured, "predicted_pct": predicted,
             "error_points": predicted - measured,
             "fitted_pct": pair.predicted_pct(constants_of(speed.SpeedConstants, "speed")),
@@ -204,21 +199,20 @@ def memory_table(cells: Sequence[Cell]) -> pd.DataFrame:
     for cell in cells:
         if cell.peak_gib is None:
             continue
-        test, without, freeze = test_of(cell)
-        constants = constants_of(memory.MemoryConstants, "memory", without, freeze)
+        constants = constants_of(memory.MemoryConstants, "memory", *test_of(cell)[1:])
         law = memory.predicted_memory(cell.config, cell.shape, constants).total
-        rows.append(_named(cell, test) | {
+        rows.append(_named(cell) | {
             "measured_gib": cell.peak_gib, "predicted_gib": law,
             "error_pct": 100 * (law / cell.peak_gib - 1), "run_ids": " ".join(cell.ids),
         })  # fmt: skip
     return _ordered(rows, MEMORY_COLUMNS)
 
 
-def _named(cell: Cell, test: str) -> dict[str, object]:
+def _named(cell: Cell) -> dict[str, object]:
     config = cell.config
     return {
-        "test": test, "gpu_name": cell.gpu, "model": config.model, "num_gpus": config.num_gpus,
-        "precision": config.precision, "label": label_of(config),
+        "test": test_of(cell)[0], "gpu_name": cell.gpu, "model": config.model,
+        "num_gpus": config.num_gpus, "precision": config.precision, "label": label_of(config),
         "setting": setting_label(config.to_dict()),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.analysis import decision
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import HOST_PCT, label_of, lead_table
+from fp8study.analysis.laws.account import HOST_PCT, WIDER, label_of, lead_table
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.evidence import (
@@ -53,8 +53,6 @@ from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
-#: How much wider an interval is beyond what was measured: the laws' errors there are not known.
-_WIDER = 2.0
 #: Fields as options of this command.
 _OPTIONS = {"num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}"}
 
@@ -280,7 +278,7 @@ class Advisor:
         self, bf16: ResolvedConfig, way: ResolvedConfig, law: Law, kind: str, base: float | None
     ) -> tuple[Quantity, Quantity | None]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
-        wider = _WIDER if kind == MODELLED else 1.0
+        wider = WIDER if kind == MODELLED else 1.0
         step = law(way)
         busy = step.host > HOST_PCT / 100 * step.device
         lead_error, step_error = (wider * e for e in self.errors[busy])

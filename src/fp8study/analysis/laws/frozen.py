@@ -38,25 +38,19 @@ def freezes() -> list[dict[str, Any]]:
     return list(content["freezes"])
 
 
-def values_of(law: str, without: str | None = None, freeze: int = -1) -> dict[str, float]:
-    """Return a law's constants by name: of a freeze, by default the newest.
-
-    Of all its records, or of those `without` a model.
-    """
-    found = freezes()[freeze][law]
-    values = {name: entry["value"] for name, entry in found["constants"].items()}
-    return values | (found["without"].get(without, {}) if without else {})
-
-
 def constants_of(
     law: type[_Constants], name: str, without: str | None = None, freeze: int = -1
 ) -> _Constants:
-    """Return `values_of` as a law's constants.
+    """Return a law's constants: of a freeze, by default the newest.
+
+    Of all its records, or of those `without` a model.
 
     Raises:
         ValueError: The freeze lacks one; where a fit begins is no result of it.
     """
-    values = values_of(name, without, freeze)
+    found = freezes()[freeze][name]
+    values = {name: entry["value"] for name, entry in found["constants"].items()}
+    values |= found["without"].get(without, {})
     missing = [each for each in inspect.signature(law).parameters if each not in values]
     if missing:
         raise ValueError(f"{PATH.name}: {name}: freeze {freeze} has no {', '.join(missing)}")

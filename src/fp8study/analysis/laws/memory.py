@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.communication import gathers_again
 from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
@@ -249,9 +250,8 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
 def _gathered(config: ResolvedConfig, shape: ModelShape) -> float:
     if config.strategy != "fsdp2":
         return 0.0
-    share = {True: 0.0, "half": 0.5, False: 1.0}[config.reshard_after_forward or False]
     saved = shape.convertible_parameters if config.fp8_all_gather else 0
-    return share * shape.num_layers * (2 * shape.layer_parameters - saved)
+    return (1 - gathers_again(config)) * shape.num_layers * (2 * shape.layer_parameters - saved)
 
 
 def _copies(config: ResolvedConfig, shape: ModelShape) -> float:

@@ -106,7 +106,7 @@ def _savings(
             _cure(config, shape, {name: among[name] for name in chosen})
             for chosen in itertools.combinations(names, number)
         )
-        if found := [cure for cure in tries if cure[2] <= (1 - HEADROOM) * capacity]:
+        if found := [cure for cure in tries if has_room(cure[2], capacity)]:
             return found
     return []
 
@@ -128,7 +128,7 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:
         found = (_cure(config, shape, changes) for changes in tries)
-        return list(itertools.islice((c for c in found if c[2] <= (1 - HEADROOM) * capacity), 1))
+        return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     found = [*first(one), *first(more), *_savings(config, shape, capacity, _SAVERS)]
     return found or first(_SAVERS | changes for changes in more)
@@ -142,25 +142,36 @@ def written(
     return [words.get(name, f"{name}={{}}").format(value) for name, value in plain.items()]
 
 
-def largest_batch(
-    config: RunConfig,
-    shape: ModelShape,
-    capacity_gib: float,
-    headroom: float = HEADROOM,
-    builds_whole: bool = True,
+def has_room(gib: float, capacity: float) -> bool:
+    """Whether so much leaves `HEADROOM` of a GPU's memory free."""
+    return gib <= (1 - HEADROOM) * capacity
+
+
+def largest_batch_of(
+    ways: Sequence[RunConfig], shape: ModelShape, capacity: float, most_tokens: int
 ) -> int:
-    """Return the largest micro batch whose peak leaves `headroom` of the GPU free; 0: none does.
+    """Return the largest batch at which all of these runs fit, as `largest_batch` has it.
+
+    Up to so many tokens a pass. Each GPU need not hold the whole model first.
+    """
+    fitting = min(largest_batch(way, shape, capacity, builds_whole=False) for way in ways)
+    return min(fitting, max(1, most_tokens // ways[0].sequence_length))
+
+
+def largest_batch(
+    config: RunConfig, shape: ModelShape, capacity_gib: float, builds_whole: bool = True
+) -> int:
+    """Return the largest micro batch whose peak leaves `HEADROOM` of the GPU free; 0: none does.
 
     `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
     What the allocator reserves besides does not count: it gives that back before it runs out.
     `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
-    usable = (1 - headroom) * capacity_gib
 
     def fits(batch: int) -> bool:
         tried = dataclasses.replace(config, micro_batch_size=batch)
         law = memory.predicted_memory(tried, shape)
-        return (law.needed if builds_whole else law.total) <= usable
+        return has_room(law.needed if builds_whole else law.total, capacity_gib)
 
     if not fits(1):
         return 0
@@ -187,7 +198,7 @@ def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
         way = dataclasses.replace(config, **{name: value})
-        fits = memory.predicted_memory(way, shape).total <= (1 - HEADROOM) * capacity
+        fits = has_room(memory.predicted_memory(way, shape).total, capacity)
         if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
             found.append(({name: value}, way, lead(way)))
     return found

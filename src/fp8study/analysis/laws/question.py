@@ -12,7 +12,7 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, largest_batch, savers
+from fp8study.analysis.laws.nearby import as_fp8, largest_batch_of, savers
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
@@ -139,8 +139,7 @@ def _advisor(results: Path) -> Advisor:
 def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:
     """Return the largest batch at which BF16 and FP8 fit, up to `_MOST_TOKENS`; 0: none does."""
     ways = (config, as_fp8(config, "fp8_tensorwise"))
-    fitting = min(largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
-    return min(fitting, max(1, _MOST_TOKENS // config.sequence_length))
+    return largest_batch_of(ways, shape, capacity, _MOST_TOKENS)
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:

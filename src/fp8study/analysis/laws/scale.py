@@ -16,7 +16,7 @@ import pandas as pd
 
 from fp8study.analysis.frames import key_of
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import label_of, lead_table, test_of
+from fp8study.analysis.laws.account import WIDER, label_of, lead_table, test_of
 from fp8study.analysis.laws.cells import IGNORED, Cell
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
@@ -27,7 +27,7 @@ from fp8study.analysis.laws.communication import (
     traffic,
 )
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import HEADROOM, as_fp8, largest_batch, tensorwise
+from fp8study.analysis.laws.nearby import as_fp8, has_room, largest_batch_of, tensorwise
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import together
@@ -41,8 +41,6 @@ MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")
 NUMBERS = tuple(GPUS_PER_NODE * 2**n for n in range(8))
 #: The most tokens of a GPU and pass in `scale_table`.
 _MOST_TOKENS = 16384
-#: An interval is so much wider where nothing was measured, as in advice.
-_WIDER = 2.0
 _TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
 #: Others' figures: GPU, precision, GPUs before and after, tokens per second and GPU before and
 #: after. All are Llama 3.1 8B under FSDP2 with torch.compile, 2 × 8192 tokens a GPU, 400 Gb/s each.
@@ -129,9 +127,9 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
                 lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
                 rows.append(_named(config) | {
                     "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
-                    "fits": gib <= (1 - HEADROOM) * peak.memory_gb,
+                    "fits": has_room(gib, peak.memory_gb),
                     "lead_pct": lead if config.is_fp8 else None,
-                    "within_points": _WIDER * errors.quantile(0.9) if config.is_fp8 else None,
+                    "within_points": WIDER * errors.quantile(0.9) if config.is_fp8 else None,
                 } | facts)  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -139,9 +137,8 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
 def _filled(config: ResolvedConfig, shape: ModelShape, capacity: float) -> ResolvedConfig:
     """Return a run with the largest batch at which it and its FP8 partners fit, at least 1."""
     ways = (config, *tensorwise(config, shape))
-    fitting = min(largest_batch(way, shape, capacity, HEADROOM, False) for way in ways)
-    most = _MOST_TOKENS // config.sequence_length
-    return dataclasses.replace(config, micro_batch_size=max(1, min(fitting, most)))
+    batch = largest_batch_of(ways, shape, capacity, _MOST_TOKENS)
+    return dataclasses.replace(config, micro_batch_size=max(1, batch))
 
 
 def _named(config: ResolvedConfig) -> dict[str, Any]:
@@ -172,7 +169,7 @@ def scaling_table(cells: Sequence[Cell], network: Network = NETWORK) -> pd.DataF
                 )  # fmt: skip
                 for config in (bf16, as_fp8(bf16, "fp8_tensorwise")):
                     gib = memory.predicted_memory(config, shape).total
-                    fits = gib <= (1 - HEADROOM) * peak.memory_gb
+                    fits = has_room(gib, peak.memory_gb)
                     if fits or sharding == "full":
                         facts = {"memory_gib": gib, "fits": fits}
                         rows.append(_named(config) | facts | facts_of(config, shape, network))
@@ -198,10 +195,10 @@ def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
     by_task = {(_task(cell), cell.config.num_gpus): cell for cell in known}
     rows = []
     for (task, number), cell in by_task.items():
-        fewer = by_task.get((task, number // 2)) if number > 1 else None
+        fewer = by_task.get((task, number // 2)) if number % 2 == 0 else None
         rows.append(
             {"num_gpus": number, "model": cell.config.model, "run_ids": " ".join(cell.ids)}
-            | {"step_error_pct": 100 * abs(_step_ratio(cell) - 1)}
+            | {"step_error_pct": 100 * abs(_law(cell).total / (cell.step_ms or 1) - 1)}
             | (_profiled(cell) if number > 1 and cell.kernels_ms else {})
             | ({"scaling_error_points": abs(_scaling(fewer, cell))} if fewer else {})
         )
@@ -218,13 +215,8 @@ def _task(cell: Cell) -> str:
 
 
 def _law(cell: Cell) -> speed.StepParts:
-    _, without, freeze = test_of(cell)
-    constants = constants_of(speed.SpeedConstants, "speed", without, freeze)
+    constants = constants_of(speed.SpeedConstants, "speed", *test_of(cell)[1:])
     return speed.predicted_step(cell.config, cell.shape, find_peak(cell.gpu), constants)
-
-
-def _step_ratio(cell: Cell) -> float:
-    return _law(cell).total / (cell.step_ms or 1)
 
 
 def _scaling(fewer: Cell, more: Cell) -> float:

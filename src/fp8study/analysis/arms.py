@@ -25,12 +25,7 @@ import pandas as pd
 
 from fp8study.analysis.frames import key_of, runs_frame
 from fp8study.analysis.pairing import arm_label, timing_is_void
-from fp8study.analysis.stats import (
-    MIN_PAIRS_FOR_INTERVAL,
-    Interval,
-    paired_t_interval,
-    welch_t_interval,
-)
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import varying
@@ -64,24 +59,27 @@ class Arm:
         return timing_is_void(self.completed) & self.completed["tokens_per_second_per_gpu"].notna()
 
     @property
+    def timed(self) -> pd.DataFrame:
+        """The rows of the runs whose timings count."""
+        return self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
+
+    @property
     def rates(self) -> list[float]:
         """Tokens per second and GPU of the runs whose timings count."""
-        return list(self.completed.loc[~self.is_void, "tokens_per_second_per_gpu"].dropna())
+        return list(self.timed["tokens_per_second_per_gpu"])
 
     @property
     def blocks(self) -> dict[int, float]:
         """The same rates by their run's ``repeat``; of runs with equal ones the last counts."""
-        counted = self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
-        return dict(zip(counted["repeat"], counted["tokens_per_second_per_gpu"], strict=True))
+        return dict(zip(self.timed["repeat"], self.rates, strict=True))
 
     @property
     def blocks_on_gpus(self) -> dict[tuple[int, int, tuple[str, ...]], float]:
         """The same by seed, ``repeat`` and the GPUs' UUIDs; without runs on unknown GPUs."""
         there = {record.run_id: record.machine for record in self.records}
-        counted = self.completed[~self.is_void].dropna(subset=["tokens_per_second_per_gpu"])
         columns = ["run_id", "seed", "repeat", "tokens_per_second_per_gpu"]
         found = {}
-        for run_id, seed, repeat, rate in counted[columns].itertuples(index=False):
+        for run_id, seed, repeat, rate in self.timed[columns].itertuples(index=False):
             gpus = tuple(gpu["uuid"] for gpu in there[run_id].get("gpus", ()))
             if gpus or there[run_id].get("device") != "cuda":
                 found[seed, repeat, gpus] = rate
@@ -297,7 +295,8 @@ class Ratio:
 def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
     """Divide the geometric mean of a group of rates by another's, with Welch's interval.
 
-    Two groups above and two below make a ratio of ratios. None if a group is empty.
+    Two groups above and two below make a ratio of ratios; a single group above, of ratios within
+    pairs, has the interval of a paired t test. None if a group is empty.
 
     Raises:
         UserError: A rate is not positive.
@@ -319,16 +318,9 @@ def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]])
 
 
 def ratio_in_blocks(above: Mapping[int, float], below: Mapping[int, float]) -> Ratio | None:
-    """Return the geometric mean of the ratios within blocks, with the interval of a paired t-test.
+    """Return the geometric mean of the ratios within blocks.
 
     A block is done by turns on the same GPUs, so that neither they nor the hour are compared. Each
     side maps blocks to rates; what has no partner does not count. None without a common block.
     """
-    logs = [math.log(above[block] / below[block]) for block in sorted({*above} & {*below})]
-    if not logs:
-        return None
-    estimate = math.exp(statistics.fmean(logs))
-    if len(logs) < MIN_PAIRS_FOR_INTERVAL:
-        return Ratio(estimate, None, (len(logs),))
-    log = paired_t_interval(logs, LEVEL)
-    return Ratio(estimate, Interval(math.exp(log.low), math.exp(log.high)), (len(logs),))
+    return ratio_of([[above[block] / below[block] for block in sorted({*above} & {*below})]], [])

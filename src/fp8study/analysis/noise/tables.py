@@ -69,6 +69,16 @@ def _points(section: Section) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield int(point["step"]), point
 
 
+def _comparisons(
+    section: Section,
+) -> Iterator[tuple[dict[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield step and comparison, the point, and what was found there."""
+    for step, point in _points(section):
+        for found in point["comparisons"]:
+            what = {"step": step, "precision": found["precision"], "reference": found["reference"]}
+            yield what, point, found
+
+
 def _gradient_grams(section: Section) -> Iterator[tuple[dict[str, Any], noise.Array]]:
     """Yield step and scope, and the gradients' inner products there."""
     for step, point in _points(section):
@@ -78,13 +88,11 @@ def _gradient_grams(section: Section) -> Iterator[tuple[dict[str, Any], noise.Ar
 
 def _error_grams(section: Section) -> Iterator[tuple[dict[str, Any], noise.Array, noise.Array]]:
     """Yield step, scope and comparison, the gradients' inner products and the errors'."""
-    for step, point in _points(section):
-        for found in point["comparisons"]:
-            for scope, errors in found.get("error_grams", {}).items():
-                what = {"step": step, "scope": scope}
-                what |= {"precision": found["precision"], "reference": found["reference"]}
-                gradients = point["gradient_grams"][scope]
-                yield what, noise.gram_matrix(gradients), noise.gram_matrix(errors)
+    for what, point, found in _comparisons(section):
+        for scope, errors in found.get("error_grams", {}).items():
+            gradients = point["gradient_grams"][scope]
+            row = {"step": what["step"], "scope": scope} | what
+            yield row, noise.gram_matrix(gradients), noise.gram_matrix(errors)
 
 
 def _spread(name: str, estimate: noise.Estimate) -> dict[str, float]:
@@ -114,7 +122,7 @@ def inverse_law_table(section: Section) -> pd.DataFrame:
     for scope, grams in by_scope.items():
         batches = noise.geometric_batches(len(grams[0]) // 2)[1:]
         found = noise.inverse_law(grams, batches)
-        row = {"scope": scope, "num_points": len(grams), "largest_batch": max(batches)}
+        row = {"scope": scope, "largest_batch": max(batches)}
         rows.append(row | _spread("ratio_to_inverse_law", found))
     return pd.DataFrame(rows)
 
@@ -127,22 +135,20 @@ def gradient_table(section: Section) -> pd.DataFrame:
     ``loss_change`` is the mean difference of the losses, nats per token, on the same sequences.
     """
     rows = []
-    for step, point in _points(section):
+    for what, point, found in _comparisons(section):
         parts = point["parameters"]
         is_fp8 = np.array(parts["is_fp8"], dtype=bool)
-        for found in point["comparisons"]:
-            what = {"step": step, "precision": found["precision"], "reference": found["reference"]}
-            losses = [point["losses"][found[k]] for k in ("precision", "reference")]
-            for scope in point["gradient_grams"]:
-                chosen = is_fp8 if scope == "fp8_layers" else np.ones_like(is_fp8)
-                quality = _quality(*(np.sum(part[chosen]) for part in _sums(parts, found)))
-                row = what | {"scope": scope} | quality
-                row["loss_change"] = float(np.mean(np.subtract(*losses)))
-                if "error_grams" in found:
-                    grams = (found["error_grams"][scope], point["gradient_grams"][scope])
-                    each = noise.relative_error(*(np.diagonal(gram) for gram in grams))
-                    row |= {"median_error": np.median(each), "worst_error": each.max()}
-                rows.append(row)
+        losses = [point["losses"][found[k]] for k in ("precision", "reference")]
+        for scope in point["gradient_grams"]:
+            chosen = is_fp8 if scope == "fp8_layers" else np.ones_like(is_fp8)
+            quality = _quality(*(np.sum(part[chosen]) for part in _sums(parts, found)))
+            row = what | {"scope": scope} | quality
+            row["loss_change"] = float(np.mean(np.subtract(*losses)))
+            if "error_grams" in found:
+                grams = (found["error_grams"][scope], point["gradient_grams"][scope])
+                each = noise.relative_error(*(np.diagonal(gram) for gram in grams))
+                row |= {"median_error": np.median(each), "worst_error": each.max()}
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -202,35 +208,14 @@ def budget_table(section: Section) -> pd.DataFrame:
 def parameter_table(section: Section) -> pd.DataFrame:
     """One row per point, comparison and parameter: its gradient's error."""
     frames = []
-    for step, point in _points(section):
+    for what, point, found in _comparisons(section):
         parts = point["parameters"]
-        for found in point["comparisons"]:
-            content = {
-                "step": step,
-                "precision": found["precision"],
-                "reference": found["reference"],
-                "parameter": parts["names"],
-                "layer": [layer_number(name) for name in parts["names"]],
-                "is_fp8": parts["is_fp8"],
-            }
-            frames.append(pd.DataFrame(content | _quality(*_sums(parts, found))))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def product_table(section: Section) -> pd.DataFrame:
-    """One row per point, recipe, converted layer and product: what `measure.quantisation` saw."""
-    frames = []
-    for step, point in _points(section):
-        products = point["products"]
-        names = products["layers"]
-        what = {"step": step, "module": names, "layer": [layer_number(name) for name in names]}
-        for precision, by_product in products["values"].items():
-            for product, values in by_product.items():
-                numbers = np.array(values, dtype=float).reshape(len(names), -1)
-                frame = pd.DataFrame(numbers, columns=products["statistics"]).assign(
-                    **what, precision=precision, product=product
-                )
-                frames.append(frame.assign(sqnr_db=noise.sqnr_db(frame["error"])))
+        content = what | {
+            "parameter": parts["names"],
+            "layer": [layer_number(name) for name in parts["names"]],
+            "is_fp8": parts["is_fp8"],
+        }
+        frames.append(pd.DataFrame(content | _quality(*_sums(parts, found))))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 

@@ -18,6 +18,7 @@ from fp8study.analysis.pairing import (
     in_fp8,
     medians_by,
     medians_of_repeats,
+    medians_of_seeds,
     ordered,
     pairs_of,
     timing_is_void,
@@ -218,14 +219,11 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     sampled = values["clock_sm_mhz_median"].notna()  # else nobody looked for a cap
     values["power_cap_pct"] = values["power_cap_pct"].fillna(0.0).where(sampled)
     seeds = medians_of_repeats(chosen.assign(**values), [*columns])
-    table = medians_by(seeds, ["arm_key"], [*columns, *ALLOCATOR_EVENTS], ARM)
-    table["num_runs"] = seeds.groupby("arm_key", sort=False)["num_repeats"].sum()
     pairs = pairs_of(seeds, "joule_per_token")
     pairs = pairs[~pairs["stale"] & ~timing_is_void(pairs) & ~timing_is_void(pairs, "_bf16")]
+    table = medians_of_seeds(seeds, pairs, [*columns, *ALLOCATOR_EVENTS], ARM)
     change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)
     table["change_pct"] = change.groupby(pairs["arm_key"]).median()
-    theirs = pairs.groupby("arm_key")["run_ids"].agg(together)
-    table["run_ids"] = [together([own, theirs.get(key)]) for key, own in table["run_ids"].items()]
     return ordered(table.reset_index())
 
 
@@ -241,7 +239,9 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
         "arm_key", keep="last"
     )
     if runs.empty:
-        return pd.DataFrame(columns=[*ARM, "all_gather_gib", "reduce_scatter_gib", "run_ids"])
+        names = ["all_gather_gib", "all_gather_dtypes", "all_gather_change_pct",
+                 "reduce_scatter_gib", "reduce_scatter_dtypes"]  # fmt: skip
+        return pd.DataFrame(columns=[*ARM, "run_ids", *names])
     for collective in ("all_gather", "reduce_scatter", "all_reduce"):
         parts = moved[moved["collective"] == collective].groupby(level=0)
         runs[f"{collective}_gib"] = parts["gib"].sum()

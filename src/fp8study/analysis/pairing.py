@@ -268,6 +268,20 @@ def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFra
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 
+def medians_of_seeds(
+    seeds: pd.DataFrame, pairs: pd.DataFrame, columns: Sequence[str], names: Sequence[str] = ARM
+) -> pd.DataFrame:
+    """Return `medians_by` arm of the rows of `medians_of_repeats`; ``num_runs`` counts repeats too.
+
+    The ids of the runs in an arm's `pairs` follow its own.
+    """
+    table = medians_by(seeds, ["arm_key"], columns, names)
+    table["num_runs"] = seeds.groupby("arm_key", sort=False)["num_repeats"].sum()
+    paired = pairs.groupby("arm_key")["run_ids"].agg(together)
+    table["run_ids"] = [together([own, paired.get(key)]) for key, own in table["run_ids"].items()]
+    return table
+
+
 def together(run_ids: Iterable[object]) -> str:
     """Join the run ids of rows, each once, in the order in which they come."""
     texts = [text for text in run_ids if isinstance(text, str)]

@@ -16,6 +16,7 @@ from fp8study.analysis.pairing import (
     ARM,
     medians_by,
     medians_of_repeats,
+    medians_of_seeds,
     newest_per_seed,
     ordered,
     pairs_of,
@@ -60,17 +61,14 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     timed = medians_of_repeats(runs, _MEASURED)
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
-    table = medians_by(timed, ["arm_key"], _MEASURED)
-    table["num_runs"] = timed.groupby("arm_key", sort=False)["num_repeats"].sum()
     pairs = pairs_of(timed, _RATE)
     pairs = pairs[pairs["device"] != "cpu"]
+    table = medians_of_seeds(timed, pairs, _MEASURED)
     full = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
     speed, memory = (100 * (pairs[n] / pairs[f"{n}_bf16"] - 1) for n in (_RATE, _MEMORY))
     # A run that waits for the allocator makes its partner look fast.
     table["speedup_pct"] = speed.where(~full).groupby(pairs["arm_key"]).median()
     table["memory_change_pct"] = memory.groupby(pairs["arm_key"]).median()
-    paired_ids = pairs.groupby("arm_key")["run_ids"].agg(together)
-    table["run_ids"] = [together([own, paired_ids.get(k)]) for k, own in table["run_ids"].items()]
     strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timing_is_void(timed), "arm_key"])
     paired = set(pairs["arm_key"])
     table["note"] = [

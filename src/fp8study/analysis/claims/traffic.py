@@ -22,8 +22,6 @@ _FP8 = r"uint8|float8|E4M3|E5M2"
 def _gathering(tables: Tables) -> pd.DataFrame:
     """Return the profiled arms whose all-gather carries FP8, beside BF16 arms."""
     table = tables.communication
-    columns = ["all_gather_dtypes", "all_gather_change_pct", "reduce_scatter_dtypes", "arm_key"]
-    table = table.reindex(columns=[*dict.fromkeys([*table.columns, *columns])])
     gathers = table["all_gather_dtypes"].fillna("").astype(str).str.contains(_FP8)
     return table[gathers & in_fp8(table) & table["all_gather_change_pct"].notna()]
 
@@ -33,10 +31,8 @@ def gathers_half(tables: Tables, claim: Claim) -> Finding:
     table = _gathering(tables)
     if table.empty:
         return claim.open()
-    saved, (half, some) = (
-        -table["all_gather_change_pct"].astype(float),
-        claim.published["saved_pct"],
-    )
+    saved = -table["all_gather_change_pct"].astype(float)
+    half, some = claim.published["saved_pct"]
     verdict = by_parts((saved >= some).all(), (saved >= half).all())
     return claim.found(
         verdict, spread(saved), table,
@@ -105,7 +101,7 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     """Look where the audits look, and at the operators of profiled steps that were not compiled."""
     names = [f"audit.{kind}_dtypes" for kind in ("gradient", "optimizer_state", "master")]
     frame = tables.instruments
-    frame = frame.reindex(columns=[*dict.fromkeys([*frame.columns, *names])])
+    frame = frame.reindex(columns=frame.columns.union(names, sort=False))
     audited = frame[frame[names].notna().all(axis=1) & in_fp8(frame)]
     usual = tables.of_records(
         lambda run: {} if run.record.config.get("optimizer_state", "fp32") == "fp32" else None

@@ -30,10 +30,7 @@ from tests.study_factories import (
     make_smoke,
     store_attribution_arm,
 )
-
-
-def frame(results: Path) -> pd.DataFrame:
-    return runs_frame(load_runs(results))
+from tests.table_factories import frame
 
 
 def table(results: Path) -> pd.DataFrame:
@@ -282,9 +279,7 @@ def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
 def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision), [9.0, 8.0, 7.0])
-    stored = load_runs(tmp_path)
-    along = gap_by_step(metrics_frame(stored), runs_frame(stored))
-    assert along.empty
+    assert gap_by_step(metrics_frame(load_runs(tmp_path)), frame(tmp_path)).empty
 
 
 def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:
@@ -300,14 +295,8 @@ def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:
 
 def test_no_two_arms_are_drawn_alike() -> None:
     """Figure 4 of the page on failure once had two of these five in one style."""
-    names = [
-        "",
-        ", skips nothing",
-        ", skips a b",
-        ", optimizer made before conversion",
-        ", x",
-        ", y",
-    ]
+    names = ["", ", skips nothing", ", skips a b", ", optimizer made before conversion", ", x",
+             ", y"]  # fmt: skip
     arms = pd.DataFrame({"arm": [f"FP8 tensorwise{name}" for name in names] * 2})
     arms["arm"] = [f"{arm}{'!' * (i >= len(names))}" for i, arm in enumerate(arms["arm"])]
     styles = line_styles(arms.assign(precision="fp8_tensorwise", stale=False))

@@ -96,19 +96,20 @@ def memories(parameters: float, working: float, peak: float, first: float = 18.0
 def rising(precision: str, breaks_at: float, how: str = "diverged", at: int = 30,
            **changes: Any) -> list[RunRecord]:  # fmt: skip
     """A sweep of three learning rates; from `breaks_at` on runs are lost, at a step."""
-    found, too_high = [], {"above": 12.0, "no better than frequencies": 7.0}.get(how, 12.0)
+    found, too_high = [], 7.0 if how == "no better than frequencies" else 12.0
+    config = {"lr_warmup_steps": changes.pop("warm_up", 20)}
     for rate in (1e-4, 1e-3, 1e-2):
-        lost = rate >= breaks_at
-        ended = {"loss_start": 9.0, "loss_last20_mean": too_high if lost else 5.0}
-        if lost and how == "diverged":
-            ended = {"loss_start": 9.0, "loss_last20_mean": None, "steps_completed": at}
-        loss = [6.0] * at + [too_high if lost else 5.0] * (60 - at)
-        curve = {} if how == "diverged" else {"step": [*range(1, 61)], "loss": loss}
-        status = "diverged" if lost and how == "diverged" else "completed"
-        config = {"lr_warmup_steps": changes.get("warm_up", 20)}
-        fields = {name: value for name, value in changes.items() if name != "warm_up"}
+        last = too_high if rate >= breaks_at else 5.0
+        ended = {"loss_start": 9.0, "loss_last20_mean": last}
+        curve = {"step": [*range(1, 61)], "loss": [6.0] * at + [last] * (60 - at)}
+        status = "completed"
+        if how == "diverged":
+            curve = {}
+            if rate >= breaks_at:
+                ended |= {"loss_last20_mean": None, "steps_completed": at}
+                status = "diverged"
         found.append(run(precision, learning_rate=rate, status=status, results=ended, curve=curve,
-                         config=config, data={"unigram_loss": 6.5}, **fields))  # fmt: skip
+                         config=config, data={"unigram_loss": 6.5}, **changes))  # fmt: skip
     return found
 
 
@@ -128,11 +129,7 @@ def kernels(name: str) -> Records:
 
 
 def mixture(**audit: Any) -> Records:
-    def records() -> list[RunRecord]:
-        found = measured(audit={"skipped": {"router of a mixture of experts": 4}} | audit)
-        return found
-
-    return records
+    return lambda: measured(audit={"skipped": {"router of a mixture of experts": 4}} | audit)
 
 
 def skips(first_and_last: float, none: float) -> Records:

@@ -16,12 +16,10 @@ def test_one_more_diverged_run_leaves_every_table_of_a_committed_study() -> None
     before = effect_table(runs_frame(chosen))
     lost = chosen[0]
     record = dataclasses.replace(
-        lost.record,
-        run_id="diverged",
-        status="diverged",
+        lost.record, run_id="diverged", status="diverged",
         config=lost.record.config | {"seed": 99},
         results={"steps_completed": 3, "loss_last20_mean": None},
-    )
+    )  # fmt: skip
     report = report_of([*chosen, dataclasses.replace(lost, record=record)])
     for make in TABLES.values():
         make(report)  # nothing is raised

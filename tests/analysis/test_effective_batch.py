@@ -16,17 +16,11 @@ from tests.table_factories import frame
 
 def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     make_effective_batch(tmp_path)
-    store(
-        tmp_path,
-        "local",
-        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="x"),
-    )
-    store(
-        tmp_path,
-        "local",
-        make_record(study="effective-batch", num_gpus=2, micro_batch_size=4, run_id="y",
-                    precision="fp8_rowwise"),
-    )  # fmt: skip
+    for precision in ("bf16", "fp8_rowwise"):
+        record = make_record(
+            study="effective-batch", num_gpus=2, micro_batch_size=4, precision=precision
+        )
+        store(tmp_path, "local", record)
     runs = frame(tmp_path).assign(margin_pct=0.5)
     batches = effective_batch_table(runs)
     found = set(zip(batches["effective_batch"], batches["way"], strict=True))

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.floors import AGAIN, KERNELS, SEED, ladder_table, validation_curve
-from fp8study.analysis.frames import runs_frame
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
+from tests.table_factories import frame
 
 STEPS = (30, 60)
 
@@ -21,13 +21,10 @@ def _store(results: Path, seed: int, last: float, **changes: Any) -> None:
     scored = [{"step": step, "loss": loss} for step, loss in zip(STEPS, (6.0, last), strict=True)]
     config = {name: changes.pop(name) for name in ("attention",) if name in changes}
     record = make_record(
-        study="new-text",
-        seed=seed,
+        study="new-text", seed=seed, run_id=f"{seed}-{len([*results.rglob('run.json')])}",
         results={"loss_last20_mean": last, "validation_losses": scored},
-        run_id=f"{seed}-{len([*results.rglob('run.json')])}",
-        judgement={"margin_pct": 0.25, "speed_only": False},
-        **changes,
-    )
+        judgement={"margin_pct": 0.25, "speed_only": False}, **changes,
+    )  # fmt: skip
     record.config.update(config)
     store(results, "local", record)
 
@@ -41,8 +38,7 @@ def table(tmp_path: Path) -> pd.DataFrame:
         _store(tmp_path, seed, base * (1.001 + 0.0001 * seed), attention="flash")
         _store(tmp_path, seed, base * 0.999, compile=False)
         _store(tmp_path, seed, base * 1.01 * 1.002, precision="fp8_tensorwise", repeat=1)
-    stored = load_runs(tmp_path)
-    return validation_curve(stored, runs_frame(stored))
+    return validation_curve(load_runs(tmp_path), frame(tmp_path))
 
 
 def test_gaps_are_followed_on_text_that_no_run_saw(table: pd.DataFrame) -> None:
@@ -68,8 +64,7 @@ def test_the_floor_is_told_by_what_differs(table: pd.DataFrame) -> None:
 def test_runs_that_scored_once_or_never_have_no_curve(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision))
-    stored = load_runs(tmp_path)
-    assert validation_curve(stored, runs_frame(stored)).empty
+    assert validation_curve(load_runs(tmp_path), frame(tmp_path)).empty
 
 
 def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:
@@ -78,7 +73,7 @@ def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:
         _store(tmp_path, seed, 5.005, attention="flash")
     for seed in range(2):  # kernels are compared in a seed that FP8 has not
         _store(tmp_path, seed, 5.05, precision="fp8_tensorwise")
-    ladder = ladder_table(runs_frame(load_runs(tmp_path))).groupby("rung")["difference_pct"]
+    ladder = ladder_table(frame(tmp_path)).groupby("rung")["difference_pct"]
     assert ladder.mean()[KERNELS] == pytest.approx(0.1)
     assert ladder.mean()["FP8 tensorwise"] == pytest.approx(1.0)
     assert ladder.size()[KERNELS] == 3

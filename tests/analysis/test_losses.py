@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.frames import metrics_frame
 from fp8study.analysis.losses import (
     effective_batch_table,
     formats_table,
@@ -133,9 +133,8 @@ def test_the_first_repeat_is_the_one_that_pairs(tmp_path: Path) -> None:
         record = make_record(run_id=f"bf16-{hour}", ended_at=ended, results=results)
         record.config["repeat"] = repeat
         store(tmp_path, "local", record)
-    store(
-        tmp_path, "local", make_record(precision="fp8_rowwise", results={"loss_last20_mean": 5.5})
-    )
+    record = make_record(precision="fp8_rowwise", results={"loss_last20_mean": 5.5})
+    store(tmp_path, "local", record)
     (row,) = loss_gap_table(frame(tmp_path)).to_dict("records")
     assert row["loss_bf16"] == 5.0
 
@@ -170,18 +169,12 @@ def test_a_divergence_that_bf16_shares_is_none_of_fp8s(tmp_path: Path) -> None:
 
 def test_a_batch_at_which_fp8_diverges_is_a_failure(tmp_path: Path) -> None:
     make_effective_batch(tmp_path, seeds=1)
-    lone = make_record(study="effective-batch", seed=7, run_id="lone")
-    store(tmp_path, "reference/h200x8", lone)
-    store(
-        tmp_path, "reference/h200x8",
-        make_record(
-            study="effective-batch", seed=7, run_id="gone", precision="fp8_tensorwise",
-            status="diverged", results={"loss_last20_mean": None},
-        ),
-    )  # fmt: skip
-    text = cause_sentences.effective_batch(
-        effective_batch_table(frame(tmp_path)), ways_table(frame(tmp_path))
-    )
+    lost = {"status": "diverged", "results": {"loss_last20_mean": None}}
+    for precision, end in (("bf16", {}), ("fp8_tensorwise", lost)):
+        record = make_record(study="effective-batch", seed=7, precision=precision, **end)
+        store(tmp_path, "reference/h200x8", record)
+    runs = frame(tmp_path)
+    text = cause_sentences.effective_batch(effective_batch_table(runs), ways_table(runs))
     assert "In 1 comparison FP8 diverged" in text
     assert "FP8 fails to learn in 1 setting." in text
     assert "nan" not in text
@@ -235,22 +228,16 @@ def test_no_table_of_losses_follows_a_study_of_speed(speed_only: bool, tmp_path:
                 results={"steps_completed": 120},
             )  # fmt: skip
             store(tmp_path, "local", record, loss_curve(120, 5.0 + seed))
-    stored = load_runs(tmp_path)
-    runs, metrics = runs_frame(stored), metrics_frame(stored)
-    tables = [
-        gap_by_step(metrics, runs),
-        seed_spread(metrics, runs),
-        pass_table(metrics, runs),
-        loss_gap_table(runs),
-    ]
-    assert [table.empty for table in tables] == [speed_only] * 4
+    runs, metrics = frame(tmp_path), metrics_frame(load_runs(tmp_path))
+    tables = [table(metrics, runs) for table in (gap_by_step, seed_spread, pass_table)]
+    assert [table.empty for table in (*tables, loss_gap_table(runs))] == [speed_only] * 4
 
 
 def test_a_bf16_run_with_untrained_weights_is_nobodys_partner(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_tensorwise"):
         record = make_record(78.4, precision=precision, untrained=["model.layers.*"])
         store(tmp_path, "local", record)
-    assert pairs_of(runs_frame(load_runs(tmp_path)), "loss_last20_mean").empty
+    assert pairs_of(frame(tmp_path), "loss_last20_mean").empty
 
 
 def store_formats(folder: Path, gaps: dict[tuple[str, str | None], float | None]) -> None:

@@ -1,11 +1,13 @@
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.frames import metrics_frame
 from fp8study.analysis.speed import occupancy_table
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
+from tests.table_factories import frame
 
 
 def _store(results: Path, seed: int, start: int, end: int, **changes: object) -> None:
@@ -18,14 +20,16 @@ def _store(results: Path, seed: int, start: int, end: int, **changes: object) ->
     store(results, "reference/box", record, [5.0] * 60)
 
 
+def occupancy(results: Path) -> pd.DataFrame:
+    return occupancy_table(frame(results), metrics_frame(load_runs(results)))
+
+
 def test_gpu_time_counts_by_gpu_and_not_between_calls(tmp_path: Path) -> None:
     # Two runs overlap from second 0 to 15, the third comes after a break: 15 + 10 seconds.
     _store(tmp_path, 0, 0, 10)
     _store(tmp_path, 1, 5, 15, num_gpus=2)
     _store(tmp_path, 2, 40, 50)
-    stored = load_runs(tmp_path)
-    table = occupancy_table(runs_frame(stored), metrics_frame(stored))
-    row = table.iloc[0]
+    row = occupancy(tmp_path).iloc[0]
     assert (row["study"], row["num_runs"], row["num_gpus"]) == ("sweep", 3, 8)
     assert row["wall_minutes"] == pytest.approx(25 / 60)
     assert row["in_steps_pct"] == pytest.approx(100 * (4 + 2 * 4 + 4) / (25 * 8))
@@ -33,15 +37,12 @@ def test_gpu_time_counts_by_gpu_and_not_between_calls(tmp_path: Path) -> None:
 
 def test_a_run_holds_its_gpus_from_the_claim_to_its_end(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 20, num_gpus=2)
-    stored = load_runs(tmp_path)
-    runs, metrics = runs_frame(stored), metrics_frame(stored)
-    assert occupancy_table(runs, metrics)["of_held_pct"].isna().all()
-    before = {"launch": 1.0, "imports": 3.0, "gpu_wait": 8.0}
-    runs = runs.assign(**{f"startup_{part}_seconds": value for part, value in before.items()})
-    assert occupancy_table(runs, metrics)["of_held_pct"].item() == pytest.approx(100 * 4 / 8)
+    assert occupancy(tmp_path)["of_held_pct"].isna().all()
+    startup = {"launch_seconds": 1.0, "imports_seconds": 3.0, "gpu_wait_seconds": 8.0}
+    _store(tmp_path / "known", 0, 0, 20, num_gpus=2, instruments={"startup": startup})
+    assert occupancy(tmp_path / "known")["of_held_pct"].item() == pytest.approx(100 * 4 / 8)
 
 
 def test_runs_that_share_a_gpu_are_left_out(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 10, runs_per_gpu=2)
-    stored = load_runs(tmp_path)
-    assert occupancy_table(runs_frame(stored), metrics_frame(stored)).empty
+    assert occupancy(tmp_path).empty

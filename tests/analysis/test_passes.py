@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.frames import metrics_frame, runs_frame
+from fp8study.analysis.frames import metrics_frame
 from fp8study.analysis.losses import loss_gap_table, pass_table
 from fp8study.core.records import load_runs
 from fp8study.report import rows
 from tests.factories import make_record, store
+from tests.table_factories import frame
 
 #: Steps in a run, and blocks in its corpus: passes end at the steps 40, 80 and 100.
 STEPS, BLOCKS = 100, 40
@@ -23,28 +24,20 @@ def make_repeating(results: Path, seeds: int = 3, blocks: int = BLOCKS, **change
     kept_out = 5
     for seed in range(seeds):
         for precision, cost in (("bf16", 0.0), ("fp8_rowwise", 0.01)):
-            losses = [
-                (5 - 0.01 * step + 0.1 * seed) * (1 + cost * (step > 80))
-                for step in range(1, STEPS + 1)
-            ]
+            losses = [(5 - 0.01 * step + 0.1 * seed) * (1 + cost * (step > 80))
+                      for step in range(1, STEPS + 1)]  # fmt: skip
             record = make_record(
-                study="repeating",
-                run_id=f"{precision}-{seed}-{blocks}",
-                validation_sequences=kept_out,
-                precision=precision,
-                seed=seed,
-                num_steps=STEPS,
-                **changes,
+                study="repeating", run_id=f"{precision}-{seed}-{blocks}", precision=precision,
+                seed=seed, num_steps=STEPS, validation_sequences=kept_out, **changes,
                 results={"loss_last20_mean": sum(losses[-20:]) / 20, "steps_completed": STEPS},
-            )
+            )  # fmt: skip
             # A rest that fills no block is no part of any pass.
             record.data["num_train_tokens"] = (blocks + kept_out) * 4096 + 4000
             store(results, "reference/box", record, losses)
 
 
 def passes(results: Path) -> pd.DataFrame:
-    stored = load_runs(results)
-    return pass_table(metrics_frame(stored), runs_frame(stored))
+    return pass_table(metrics_frame(load_runs(results)), frame(results))
 
 
 def test_a_gap_that_comes_with_repetition_is_not_there_after_the_first_pass(tmp_path: Path) -> None:
@@ -55,7 +48,7 @@ def test_a_gap_that_comes_with_repetition_is_not_there_after_the_first_pass(tmp_
     assert table["gap_pct"].tolist() == pytest.approx([0, 0, 1])
     assert table["verdict"].tolist() == ["equivalent", "equivalent", "different"]
     assert set(table["num_pairs"]) == {3}
-    gaps = loss_gap_table(runs_frame(load_runs(tmp_path)))
+    gaps = loss_gap_table(frame(tmp_path))
     assert table["gap_pct"].iloc[-1] == pytest.approx(gaps["gap_pct"].iloc[0])
 
 

@@ -23,7 +23,7 @@ def put(folder: Path, rate: float, number: int = 3, name: str = "", **changes: A
     record_changes = {k: changes.pop(k) for k in ("machine", "git", "results") if k in changes}
     name = name or changes.get("precision", "bf16")
     for repeat in range(number):
-        config = RunConfig(**changes, repeat=repeat).to_dict()
+        config = RunConfig(**{"repeat": repeat, **changes}).to_dict()
         measured = {"tokens_per_second_per_gpu": rate * (1 + 0.01 * (repeat - 1))}
         results = measured | record_changes.get("results", {})
         others = {k: v for k, v in record_changes.items() if k != "results"}
@@ -119,17 +119,11 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
 def test_within_blocks_neither_the_gpu_nor_the_hour_counts(tmp_path: Path) -> None:
     """Three GPUs of very different speed: the groups' interval is wide, the blocks' is not."""
     for repeat, speed in enumerate((1.0, 2.0, 4.0)):
-        for gpu_known, folder in ((True, "blocks"), (False, "groups")):
-            gpus = [{"index": repeat, "uuid": f"GPU-{repeat}"}] if gpu_known else []
+        known = [{"index": repeat, "uuid": f"GPU-{repeat}"}]
+        for folder, gpus in (("blocks", known), ("groups", [])):
             for arm, rate in ((BF16, 1000), (FP8, 1200 * (1 + 0.001 * repeat))):
-                config = RunConfig(**arm, repeat=repeat).to_dict()
-                record = make_record(
-                    run_id=f"{arm['precision']}-{repeat}", machine={"gpus": gpus},
-                    results={"tokens_per_second_per_gpu": rate * speed},
-                )  # fmt: skip
-                record.config.update(config)
-                (tmp_path / folder / record.run_id).mkdir(parents=True)
-                write_record(record, tmp_path / folder / record.run_id)
+                put(tmp_path / folder, rate * speed, 1, f"{arm['precision']}-{repeat}",
+                    repeat=repeat, machine={"gpus": gpus}, **arm)  # fmt: skip
     blocks, groups = (
         compare_relative(None, tmp_path / folder, BF16).rows[0]["speed"]
         for folder in ("blocks", "groups")
@@ -146,14 +140,8 @@ def test_each_seed_is_a_block_of_its_own(tmp_path: Path) -> None:
     """Three seeds of one repeat on one GPU: none of them stands for the others."""
     for seed, speed in enumerate((1.0, 1.5, 2.0)):
         for arm, rate in ((BF16, 1000), (FP8, 1200)):
-            record = make_record(
-                run_id=f"{arm['precision']}-{seed}",
-                machine={"gpus": [{"index": 0, "uuid": "GPU-0"}]},
-                results={"tokens_per_second_per_gpu": rate * speed},
-            )
-            record.config.update(RunConfig(**arm, seed=seed).to_dict())
-            (tmp_path / record.run_id).mkdir()
-            write_record(record, tmp_path / record.run_id)
+            put(tmp_path, rate * speed, 1, f"{arm['precision']}-{seed}", seed=seed,
+                machine={"gpus": [{"index": 0, "uuid": "GPU-0"}]}, **arm)  # fmt: skip
     speed = compare_relative(None, tmp_path, BF16).rows[0]["speed"]
     assert speed.counts == (3,)
     assert speed.estimate == pytest.approx(1.2)

@@ -3,12 +3,11 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.speed import switch_table
 from fp8study.core.config import RunConfig
-from fp8study.core.records import load_runs
 from tests.factories import make_record, store
+from tests.table_factories import frame
 
 
 def _store(results: Path, name: str, seed: int, rate: float, loss: float, **values: Any) -> None:
@@ -28,7 +27,7 @@ def _plain(value: Any) -> Any:
 
 
 def table_of(results: Path) -> Any:
-    return switch_table(runs_frame(load_runs(results)))
+    return switch_table(frame(results))
 
 
 def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_losses_of_a_study_of_speed_say_nothing(tmp_path: Path) -> None:
     pair = {"study": "bench", "judgement": speed, "results": {"loss_last20_mean": 3.0}}
     store(tmp_path, "local", make_record(run_id="bf16", **pair))
     store(tmp_path, "local", make_record(run_id="fp8", precision="fp8_rowwise", **pair))
-    assert loss_gap_table(runs_frame(load_runs(tmp_path))).empty
+    assert loss_gap_table(frame(tmp_path)).empty
 
 
 def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:

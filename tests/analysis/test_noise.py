@@ -118,7 +118,20 @@ def test_the_ratio_of_the_errors_at_a_batch() -> None:
 
 def test_an_error_larger_than_the_noise_has_crossed_already() -> None:
     gradient, error = planted(np.random.default_rng(3))
-    assert noise.crossing_batch(inner(gradient), inner(100 * error)).value == 0
+    found = noise.crossing_batch(inner(gradient), inner(100 * error))
+    assert (found.value, found.high) == (0, 0)
+
+
+def test_a_crossing_that_may_be_anywhere_is_not_said_to_be_at_nothing(
+    draw: np.random.Generator,
+) -> None:
+    """The random error is as large as the noise: every second estimate has crossed by chance."""
+    found = []
+    for _ in range(100):
+        errors = 0.1 * TRUE_GRADIENT + DEVIATIONS * draw.standard_normal((N, DIMENSION))
+        found.append(noise.crossing_batch(inner(gradients(draw)), inner(errors)))
+    assert 30 < sum(each.value == 0 for each in found) < 70
+    assert sum(each.high == 0 for each in found) < 10
 
 
 def test_an_error_without_a_systematic_part_never_crosses() -> None:

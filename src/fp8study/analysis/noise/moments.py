@@ -115,7 +115,8 @@ def jackknife(statistic: Callable[..., float], *grams: Array) -> Estimate:
     for left_out in range(count):
         keep = np.arange(count) != left_out
         without.append(statistic(*(gram[np.ix_(keep, keep)] for gram in grams)))
-    spread = np.asarray(without) - np.mean(without)
+    with np.errstate(invalid="ignore"):  # infinite without the one that decides a sign
+        spread = np.asarray(without) - np.mean(without)
     error = math.sqrt((count - 1) / count * float(spread @ spread))
     half = float(stdtrit(count - 1, 0.975)) * error
     return Estimate(whole, whole - half, whole + half)
@@ -146,17 +147,20 @@ def crossing_batch(gradient_gram: Array, error_gram: Array) -> Estimate:
     """Return the effective batch at which precision error equals sampling error, in sequences.
 
     Below it sampling error is the larger. It is infinite where no systematic error is seen, and
-    0 where the precision error of a single sequence is already the larger.
+    0 where the precision error of a single sequence is already the larger; nothing bounds it from
+    above where that may be chance.
     """
 
-    def inverse(gradients: Array, errors: Array) -> float:
-        excess = moments(gradients).trace - moments(errors).trace
-        if excess <= 0:
-            return math.inf
-        return moments(errors).mean_square / excess
+    def excess(gradients: Array, errors: Array) -> float:
+        return moments(gradients).trace - moments(errors).trace
 
-    if math.isinf(inverse(gradient_gram, error_gram)):
-        return Estimate(0.0, 0.0, 0.0)
+    def inverse(gradients: Array, errors: Array) -> float:
+        apart = excess(gradients, errors)
+        return moments(errors).mean_square / apart if apart > 0 else math.inf
+
+    beyond = jackknife(excess, gradient_gram, error_gram)
+    if beyond.value <= 0:
+        return Estimate(0.0, 0.0, math.inf if beyond.high > 0 else 0.0)
     return _inverse(jackknife(inverse, gradient_gram, error_gram))
 
 

@@ -308,6 +308,14 @@ def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:
     assert "1 undecided" in found.why
 
 
+def test_a_schedule_of_which_a_seed_diverged_helps_nobody() -> None:
+    records = losses(3) + losses(0, both=SCHEDULE)
+    assert judge_claim(CLAIMS["C10"], tables(records)).verdict == YES
+    records[-1] = dataclasses.replace(records[-1], status="diverged")
+    found = judge_claim(CLAIMS["C10"], tables(records))
+    assert found.verdict == NO, found.why
+
+
 def test_schedules_are_judged_on_held_out_text_where_it_was_scored() -> None:
     records = losses(0, wobble=0.15) + losses(0, config=SCHEDULE)[1::2]
     assert judge_claim(CLAIMS["C10"], tables(records)).verdict == OPEN

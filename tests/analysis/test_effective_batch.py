@@ -54,6 +54,20 @@ def test_a_way_that_differs_is_not_called_equivalent(tmp_path: Path) -> None:
     assert row["verdict"] == "different"
 
 
+def test_a_way_of_which_a_seed_diverged_is_equivalent_to_none(tmp_path: Path) -> None:
+    make_effective_batch(tmp_path)
+    lost = {"status": "diverged", "results": {"loss_last20_mean": None}}
+    for precision, end in (("bf16", {}), ("fp8_tensorwise", lost)):
+        record = make_record(
+            study="effective-batch", seed=7, num_gpus=2, precision=precision, **end
+        )
+        store(tmp_path, "reference/h200x8", record)
+    ways = ways_table(frame(tmp_path))
+    lone = ways[["way", "other_way"]].eq("GPUs").any(axis=1) & (ways["effective_batch"] == 2)
+    assert lone.sum() == 2
+    assert (ways["verdict"] == "diverged").equals(lone)
+
+
 def test_emulated_batches_are_no_answer(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         record = make_record(study="effective-batch", precision=precision, machine=CPU)

@@ -49,6 +49,18 @@ def test_gaps_are_followed_on_text_that_no_run_saw(table: pd.DataFrame) -> None:
     assert fp8["verdict"].to_dict() == {30: "equivalent", 60: "different"}
 
 
+def test_seeds_that_are_left_of_a_divergence_are_not_judged(tmp_path: Path) -> None:
+    for seed in range(4):
+        _store(tmp_path, seed, 5.0)
+        _store(tmp_path, seed, 5.0, attention="flash")
+        end = "diverged" if seed == 3 else "completed"
+        _store(tmp_path, seed, 5.0, precision="fp8_tensorwise", status=end)
+    verdicts = validation_curve(load_runs(tmp_path), frame(tmp_path)).groupby("rung")["verdict"]
+    assert verdicts.unique().map(list).to_dict() == {
+        "FP8 tensorwise": ["diverged"], KERNELS: ["equivalent"],
+    }  # fmt: skip
+
+
 def test_the_floor_is_told_by_what_differs(table: pd.DataFrame) -> None:
     last = table[table["step"] == 60]
     kernels = last[last["rung"] == KERNELS]

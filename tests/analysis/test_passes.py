@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_a_gap_that_comes_with_repetition_is_not_there_after_the_first_pass(tmp_
     assert set(table["num_pairs"]) == {3}
     gaps = loss_gap_table(frame(tmp_path))
     assert table["gap_pct"].iloc[-1] == pytest.approx(gaps["gap_pct"].iloc[0])
+
+
+def test_seeds_that_are_left_of_a_divergence_are_not_judged(tmp_path: Path) -> None:
+    make_repeating(tmp_path)
+    for precision, end in (("bf16", "completed"), ("fp8_rowwise", "diverged")):
+        alike = load_runs(tmp_path)[0].record
+        config = alike.config | {"precision": precision, "seed": 7}
+        record = dataclasses.replace(alike, run_id=f"{precision}-7", config=config, status=end)
+        store(tmp_path, "reference/box", record)
+    table = passes(tmp_path)
+    assert table["num_pairs"].tolist() == [3] * 3
+    assert table["verdict"].tolist() == ["diverged"] * 3
 
 
 def test_passes_stand_side_by_side_and_the_end_comes_last(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from tests.table_factories import frame
 def _store(results: Path, name: str, seed: int, rate: float, loss: float, **values: Any) -> None:
     measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
                 "memory_peak_gib": rate / 1000}  # fmt: skip
-    measured |= values.pop("more", {})
-    told = {"judgement": values.pop("judgement", {}), "results": measured}
+    told = {name: values.pop(name) for name in ("judgement", "status") if name in values}
+    told["results"] = measured | values.pop("more", {})
     record = make_record(run_id=f"{name}-{seed}", seed=seed, **told)
     chosen = {k: v for k, v in record.config.items() if k not in values} | values
     record.config.clear()
@@ -47,6 +47,15 @@ def test_switches_are_held_against_the_plain_path_by_seed(tmp_path: Path) -> Non
     assert tuned["memory_change_pct"] == pytest.approx(20)
     assert tuned["setting"] == "not sharded, tuned"
     assert "FSDP2" in tuned["setting_plain"]
+
+
+def test_seeds_that_are_left_of_a_divergence_are_not_judged(tmp_path: Path) -> None:
+    for seed in range(4):
+        end = "diverged" if seed == 3 else "completed"
+        _store(tmp_path, "plain", seed, 10_000, 5.0 + seed)
+        _store(tmp_path, "tuned", seed, 12_000, 5.0 + seed, path="tuned", status=end)
+    row = table_of(tmp_path).iloc[0]
+    assert (row["num_pairs"], row["loss_gap_pct"], row["verdict"]) == (3, 0, "diverged")
 
 
 def test_switches_of_the_tuned_path_are_held_against_it_where_there_is_no_plain_one(

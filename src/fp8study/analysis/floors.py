@@ -11,15 +11,9 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, place_of
-from fp8study.analysis.pairing import (
-    PRECISION_LABELS,
-    in_fp8,
-    newest_per_seed,
-    paired_losses,
-    together,
-)
+from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
+from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, newest_per_seed, paired_losses
 from fp8study.core.records import StoredRun
 
 AGAIN = "the same run again"
@@ -36,11 +30,11 @@ CURVE_COLUMNS = [
 ]  # fmt: skip
 
 
-def _usable(runs: pd.DataFrame, stale: bool = False) -> pd.DataFrame:
-    """Return the completed runs on GPUs whose losses are asked about, stale ones if asked for."""
-    done = (runs["status"] == "completed") & runs["loss_last20_mean"].notna()
-    asked = (runs["device"] == "cuda") & ~runs["speed_only"]
-    return runs[done & asked & (stale | ~runs["stale"])]
+def _usable(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of `asked_on_gpus` that completed and train all."""
+    asked = asked_on_gpus(runs)
+    done = (asked["status"] == "completed") & asked["loss_last20_mean"].notna()
+    return asked[done & ~asked["stale"]]
 
 
 def reruns(runs: pd.DataFrame) -> pd.DataFrame:
@@ -83,7 +77,7 @@ def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
     newest = newest_per_seed(healthy)
     bf16 = newest[newest["precision"] == "bf16"]
     noise = [*_apart(healthy, ["arm_key", "pair_key"], AGAIN), *_apart(bf16, ["arm_key"], SEED)]
-    pairs = paired_losses(_usable(runs, stale=True))
+    pairs = paired_losses(asked_on_gpus(runs))
     rungs = pairs["precision"].map(PRECISION_LABELS).fillna("other").mask(pairs["stale"], FAULT)
     tables = [
         pd.DataFrame(noise, columns=LADDER_COLUMNS),
@@ -127,15 +121,16 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
 
     Of the records with ``validation_losses``, whose `runs_frame` is `runs`: the columns of
     `CURVE_COLUMNS`, one row per arm, ``rung`` and scored ``step``: the gap's mean over seeds, in %
-    of the other run's loss, with the 95 % interval and the verdict of `stats.judged`. The ``rung``
+    of the other run's loss, with the 95 % interval and the verdict of `judged_pairs`. The ``rung``
     says against what: a precision against BF16, `KERNELS` (BF16 against BF16), or `AGAIN` (the arm
     against its own first run).
     """
     curves = scored_points(stored_runs)
-    against_bf16 = paired_losses(_usable(runs)).rename(columns={"run_id_bf16": "run_id_base"})
+    against_bf16 = healthy_pairs(runs).rename(columns={"run_id_bf16": "run_id_base"})
     labels = against_bf16["precision"].map(PRECISION_LABELS)
-    kernels, again = kernel_pairs(runs).assign(rung=KERNELS), reruns(runs).assign(rung=AGAIN)
-    pairs = pd.concat([against_bf16.assign(rung=labels), kernels, again])
+    floors = [kernel_pairs(runs).assign(rung=KERNELS), reruns(runs).assign(rung=AGAIN)]
+    pairs = pd.concat([against_bf16.assign(rung=labels), *floors])
+    pairs["diverged"] = pairs["diverged"].eq(True)  # of FP8 against BF16 alone
     ours = pairs.merge(curves, on=PLACE)
     base = curves.rename(columns={"run_id": "run_id_base", "scored": "scored_base"})
     both = ours.merge(base, on=["machine", "study", "run_id_base", "step"])
@@ -143,9 +138,6 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     rows: list[dict[str, object]] = []
     for _, group in both.groupby(["arm_key", "rung"], sort=False):
         for step, scored in group.groupby("step"):
-            first = scored.iloc[0]
-            row = {name: first[name] for name in [*_PLACE, "rung", "margin_pct"]}
-            row |= {"step": step, "run_ids": together(scored["run_ids"])}
-            pct, margin = scored["gap_pct"].tolist(), float(first["margin_pct"])
-            rows.append(row | stats.judged(pct, margin, "gap_pct"))
+            row = {name: scored[name].iloc[0] for name in [*_PLACE, "rung"]} | {"step": step}
+            rows.append(row | judged_pairs(scored["gap_pct"].tolist(), scored, "gap_pct"))
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)

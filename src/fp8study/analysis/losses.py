@@ -115,12 +115,12 @@ def formats_table(runs: pd.DataFrame) -> pd.DataFrame:
     both["gap_pct"] = 100 * (both["loss_last20_mean"] / both["loss_last20_mean_base"] - 1)
     both["memory_change_pct"] = 100 * (both["memory_peak_gib"] / both["memory_peak_gib_base"] - 1)
     both["run_ids"] += " " + both["run_ids_base"]
+    both["diverged"] = both["status"] == "diverged"
     rows = []
     for _, group in both.groupby("arm_key", sort=False):
-        lost = group["status"] == "diverged"
         row = {name: group[name].iloc[0] for name in FORMAT_COLUMNS[:7]}
-        row |= _judged(group.loc[~lost, "gap_pct"].dropna().tolist(), group, "gap_pct")
-        row |= {"num_diverged": lost.sum()} | ({"verdict": DIVERGED} if lost.any() else {})
+        gaps = group.loc[~group["diverged"], "gap_pct"].dropna().tolist()
+        row |= judged_pairs(gaps, group, "gap_pct") | {"num_diverged": group["diverged"].sum()}
         rows.append(row | {"memory_change_pct": group["memory_change_pct"].median()})
     return pd.DataFrame(rows, columns=FORMAT_COLUMNS)
 
@@ -168,9 +168,14 @@ def _gap_row(
     )
 
 
-def _healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the pairs on GPUs whose losses are asked about, both runs of which train all."""
-    pairs = paired_losses(runs[~runs["speed_only"] & (runs["device"] == "cuda")])
+def asked_on_gpus(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs on GPUs whose losses are asked about."""
+    return runs[~runs["speed_only"] & (runs["device"] == "cuda")]
+
+
+def healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the pairs of `asked_on_gpus`, both runs of which train all."""
+    pairs = paired_losses(asked_on_gpus(runs))
     return pairs[~pairs["stale"]]
 
 
@@ -195,7 +200,7 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
     ``difference_pct`` is the mean over seeds of the first way's gap less the second's. Only with
     three seeds or more in both. The columns of `WAYS_COLUMNS`.
     """
-    pairs = _healthy_pairs(runs[runs["study"].str.startswith("effective-batch")])
+    pairs = healthy_pairs(runs[runs["study"].str.startswith("effective-batch")])
     base = pairs["loss_last20_mean_bf16"]
     pairs = _with_ways(pairs.assign(gap_pct=100 * (pairs["loss_last20_mean"] - base) / base), pairs)
     rows = []
@@ -207,7 +212,7 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
             if len(apart) >= stats.MIN_PAIRS_FOR_INTERVAL:
                 row = dict(zip(WAYS_COLUMNS, (*key, one, other), strict=False))
                 both = group[group["way"].isin([one, other])]
-                rows.append(row | _judged(apart, both, "difference_pct"))
+                rows.append(row | judged_pairs(apart, both, "difference_pct"))
     return pd.DataFrame(rows, columns=WAYS_COLUMNS)
 
 
@@ -222,17 +227,22 @@ def _with_ways(table: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return table.assign(effective_batch=counts.prod(axis=1), way=ways)
 
 
-def _judged(gaps: Sequence[float], runs: pd.DataFrame, mean: str) -> dict[str, Any]:
-    margin = float(runs["margin_pct"].iloc[0])
-    ids = {"margin_pct": margin, "run_ids": together(runs["run_ids"].unique())}
-    return ids | stats.judged(gaps, margin, mean)
+def judged_pairs(gaps: Sequence[float], pairs: pd.DataFrame, mean: str) -> dict[str, Any]:
+    """Return `stats.judged` of the gaps of an arm's pairs, with their margin and ids.
+
+    However close the seeds that are left, an arm of which one ``diverged`` is called `DIVERGED`.
+    """
+    margin = float(pairs["margin_pct"].iloc[0])
+    found = stats.judged(gaps, margin, mean)
+    found |= {"margin_pct": margin, "run_ids": together(pairs["run_ids"].unique())}
+    return found | ({"verdict": DIVERGED} if pairs["diverged"].any() else {})
 
 
 def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
     ours = smoothed(metrics)
     theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
-    both = _healthy_pairs(runs).merge(ours, on=PLACE)
+    both = healthy_pairs(runs).merge(ours, on=PLACE)
     both = both.merge(theirs, on=["machine", "study", "run_id_bf16", "step"])
     gap = both["smooth"] - both["smooth_bf16"]
     return both.assign(gap_pct=100 * gap / both["smooth_bf16"])
@@ -296,7 +306,7 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             upto = group[group["step"] <= step].groupby("run_id", sort=False)["gap_pct"]
             if gaps := upto.last().tolist():
                 row = {name: first[name] for name in _PASS_PLACE} | {"passes": passes, "step": step}
-                rows.append(row | _judged(gaps, group, "gap_pct"))
+                rows.append(row | judged_pairs(gaps, group, "gap_pct"))
     return pd.DataFrame(rows, columns=PASS_COLUMNS)
 
 

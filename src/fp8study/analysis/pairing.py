@@ -176,7 +176,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
 
     Each seed of an arm counts once, see `newest_per_seed`. The FP8 rows that have a partner, stale
     ones too, get its run_id, value, peak memory and allocator events in columns ``…_bf16``, and
-    its ``run_ids`` after their own.
+    its ``run_ids`` after their own; ``diverged`` says of an arm that a seed of it did so alone.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -189,6 +189,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     )
     pairs = usable[in_fp8(usable)].merge(baseline, on="pair_key", how="inner")
     pairs["run_ids"] += " " + pairs.pop("run_ids_bf16")
+    pairs["diverged"] = pairs["arm_key"].isin(set(diverged_alone(runs)["arm_key"]))
     return pairs
 
 

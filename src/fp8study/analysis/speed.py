@@ -14,6 +14,7 @@ from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, held_seconds
 from fp8study.analysis.pairing import (
     ARM,
+    DIVERGED,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
@@ -25,6 +26,7 @@ from fp8study.analysis.pairing import (
 )
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import PARTS
+from fp8study.core.records import RESULTS
 
 #: The note of a run that came near the limit; its speed is compared with nothing.
 MEMORY_FULL = "memory nearly full"
@@ -123,16 +125,18 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
         Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is missing
         where a run was short of memory. Losses are means of the last 20 steps, paired by seed, and
-        missing where a study only asks for speed; for the verdict see `stats.judged`.
+        missing where a study only asks for speed; for the verdict see `stats.judged`, and
+        `DIVERGED` where a seed did so that the plain path trained.
     """
-    usable = runs[(runs["status"] == "completed") & (runs["device"] == "cuda") & ~runs["stale"]]
+    usable = runs[runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]]
     rows = []
     for _, group in usable.groupby("switch_key", sort=False):
-        paths = [group[group["path"] == path] for path in ("plain", "tuned")]
+        done, newest = group[group["status"] == "completed"], newest_per_seed(group)
+        paths = [done[done["path"] == path] for path in ("plain", "tuned")]
         plain = _plain(next((arms for arms in paths if len(arms)), paths[0]))
         if plain["arm_key"].nunique() == 1:
-            others = group[group["arm_key"] != plain["arm_key"].iloc[0]]
-            rows += [_switch_row(arm, plain) for _, arm in others.groupby("arm_key", sort=False)]
+            arms = done[done["arm_key"] != plain["arm_key"].iloc[0]].groupby("arm_key", sort=False)
+            rows += [_switch_row(arm, plain, newest) for _, arm in arms]
     table = pd.DataFrame(rows, columns=SWITCH_COLUMNS)
     return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
 
@@ -144,7 +148,8 @@ def _plain(arms: pd.DataFrame) -> pd.DataFrame:
     return others if short else sharded
 
 
-def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
+def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) -> dict[str, object]:
+    """Compare an arm's completed runs with the plain one's, and the `newest` of each seed."""
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
     void = timing_is_void(arm).any() or timing_is_void(plain).any()
@@ -163,10 +168,13 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame) -> dict[str, object]:
     }
     if arm["speed_only"].any():
         return row
-    losses = [newest_per_seed(part).set_index("seed")[_LOSS] for part in (arm, plain)]
-    pairs = losses[0].to_frame().join(losses[1].rename("plain"), how="inner")
-    gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1)).dropna().tolist()
-    return row | stats.judged(gaps, float(arm["margin_pct"].iloc[0]), "loss_gap_pct")
+    own, base = (newest[newest["arm_key"] == part["arm_key"].iloc[0]] for part in (arm, plain))
+    base = base[base["status"] == "completed"].set_index("seed")[_LOSS].rename("plain")
+    pairs = own.join(base, on="seed", how="inner").dropna(subset="plain")
+    lost = pairs["status"] == "diverged"
+    gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1))[~lost].dropna().tolist()
+    row |= stats.judged(gaps, float(arm["margin_pct"].iloc[0]), "loss_gap_pct")
+    return row | ({"verdict": DIVERGED} if lost.any() else {})
 
 
 def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:

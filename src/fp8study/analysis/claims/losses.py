@@ -19,7 +19,7 @@ from fp8study.analysis.claims.rules import (
 )
 from fp8study.analysis.claims.tables import Tables, along
 from fp8study.analysis.frames import PLACE, key_of
-from fp8study.analysis.losses import gap_by_step, pass_table, seed_spread
+from fp8study.analysis.losses import gap_by_step, judged_pairs, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.pairing import FAILURE_STUDIES, pairs_of, together
 from fp8study.core.config import completed
@@ -36,7 +36,7 @@ def equal_on_several_gpus(tables: Tables, claim: Claim) -> Finding:
 def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Judge each arm's loss against another's of the same study by seed, from rows of `_gaps`.
 
-    One row per two arms with three seeds or more in both: what `stats.judged` says of ``apart``,
+    One row per two arms with three seeds or more in both: what `judged_pairs` says of ``apart``,
     the difference of their gaps. They differ in the listed field alone. Arms are not pooled: a
     study on repeated text, whose seeds lie far apart, would drown another.
     """
@@ -46,9 +46,8 @@ def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
         if len(arms) >= stats.MIN_PAIRS_FOR_INTERVAL:
             apart = (arms["gap"] - arms["gap_before"]).tolist()
-            found = stats.judged(apart, float(arms["margin_pct"].iloc[0]), "apart")
-            ids = {name: together(arms[name]) for name in ("run_ids", "run_ids_before")}
-            rows.append(arms.iloc[0].to_dict() | found | ids)
+            ids = {"run_ids_before": together(arms["run_ids_before"])}
+            rows.append(arms.iloc[0].to_dict() | judged_pairs(apart, arms, "apart") | ids)
     return pd.DataFrame(rows)
 
 

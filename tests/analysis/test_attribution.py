@@ -173,25 +173,18 @@ def test_one_pair_gives_a_difference_and_no_interval(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("healthy", "words"),
-    [(6.004, "is nearly all of it"), (7.5, "is most of it"), (9.0, "is the lesser part of it")],
-)
-def test_words_follow_the_shares(healthy: float, words: str, tmp_path: Path) -> None:
+    ("stale", "healthy", "words"),
+    [(10.0, 6.004, "is nearly all of it"), (10.0, 7.5, "is most of it"),
+     (10.0, 9.0, "is the lesser part of it"), (5.9, 6.0, "the failure is not there")],
+)  # fmt: skip
+def test_words_follow_the_shares(stale: float, healthy: float, words: str, tmp_path: Path) -> None:
     fp8: dict[str, Any] = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
     before = {"optimizer_binding": "before_conversion"}
-    for end, arm in ((6.0, {"precision": "bf16"}), (10.0, fp8 | before), (healthy, fp8)):
+    for end, arm in ((6.0, {"precision": "bf16"}), (stale, fp8 | before), (healthy, fp8)):
         store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
     text = attribution(table(tmp_path))
     assert words in text
     assert "of which" not in text  # a part is never larger than its whole
-
-
-def test_a_stale_run_that_does_not_fail_is_not_called_a_failure(tmp_path: Path) -> None:
-    fp8: dict[str, Any] = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
-    before = {"optimizer_binding": "before_conversion"}
-    for end, arm in ((6.0, {"precision": "bf16"}), (5.9, fp8 | before), (6.0, fp8)):
-        store_attribution_arm(tmp_path, end, 0, **({"master_dtype": "bf16"} | arm))
-    assert "the failure is not there" in attribution(table(tmp_path))
 
 
 def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:

@@ -87,24 +87,18 @@ def test_ours_is_divided_by_the_peer_with_an_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"model": "llama-3.1-8b"}, {"precision": "fp8_tensorwise"}, {"num_gpus": 2},
-     {"sequence_length": 2048}, {"micro_batch_size": 2},
-     {"machine": {"device": "cuda", "gpu_name": "NVIDIA H100"}}],
+    ("own", "theirs"),
+    [({}, {"model": "llama-3.1-8b"}), ({}, {"precision": "fp8_tensorwise"}), ({}, {"num_gpus": 2}),
+     ({}, {"sequence_length": 2048}), ({}, {"micro_batch_size": 2}),
+     ({}, {"machine": {"device": "cuda", "gpu_name": "NVIDIA H100"}}),
+     ({"gradient_accumulation_steps": 2}, {}), ({"activation_checkpointing": True}, {}),
+     ({"untrained": ["model.layers.*"]}, {}), ({"status": "failed"}, {})],
     ids=str,
 )  # fmt: skip
-def test_other_work_or_another_gpu_is_not_compared(changes: dict[str, Any]) -> None:
-    assert compare_with_peers(ours(), [make_peer(**changes)]) == []
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"gradient_accumulation_steps": 2}, {"activation_checkpointing": True},
-     {"untrained": ["model.layers.*"]}, {"status": "failed"}],
-    ids=str,
-)  # fmt: skip
-def test_an_arm_of_ours_that_does_other_work_is_not_compared(changes: dict[str, Any]) -> None:
-    assert compare_with_peers(ours(**changes), [make_peer()]) == []
+def test_other_work_or_another_gpu_is_not_compared(
+    own: dict[str, Any], theirs: dict[str, Any]
+) -> None:
+    assert compare_with_peers(ours(**own), [make_peer(**theirs)]) == []
 
 
 def test_a_peer_that_ran_out_of_memory_gives_no_ratio() -> None:

@@ -1,3 +1,7 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
@@ -20,12 +24,18 @@ def differences(mean: float, spread: float, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-@pytest.mark.parametrize("level", [0.9, 0.95])
-def test_interval_is_scipys(count: int, level: float) -> None:
+def test_interval_and_p_value_are_scipys(count: int) -> None:
     values = differences(0.3, 1.0, count)
-    expected = scipy_stats.ttest_1samp(values, 0).confidence_interval(level)
-    interval = paired_t_interval(values, level)
-    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+    expected = scipy_stats.ttest_1samp(values, 0)
+    assert paired_t_p_value(values) == pytest.approx(expected.pvalue)
+    for level in (0.9, 0.95):
+        interval, ends = paired_t_interval(values, level), expected.confidence_interval(level)
+        assert (interval.low, interval.high) == pytest.approx((ends.low, ends.high))
+
+
+def test_p_value_of_differences_that_are_all_alike() -> None:
+    assert paired_t_p_value([0.0, 0.0]) == 1.0
+    assert paired_t_p_value([0.1, 0.1]) == 0.0
 
 
 def test_tost_is_statsmodels() -> None:
@@ -55,21 +65,21 @@ def test_verdict(values: list[float], verdict: str) -> None:
     assert tost(values, 0.25) == verdict
 
 
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [1.0, float("inf")]])
-def test_too_little_or_broken_data_is_refused(values: list[float]) -> None:
-    with pytest.raises(UserError, match="differences"):
-        paired_t_interval(values, 0.9)
-
-
-@pytest.mark.parametrize("margin", [0.0, -1.0, float("nan")])
-def test_margin_must_be_positive(margin: float) -> None:
-    with pytest.raises(UserError, match="margin"):
-        tost([1.0, 2.0], margin)
-
-
-def test_level_must_be_a_probability() -> None:
-    with pytest.raises(UserError, match="level"):
-        paired_t_interval([1.0, 2.0], 95)
+@pytest.mark.parametrize(
+    ("refuse", "wrong", "name"),
+    [
+        *((lambda v: paired_t_interval(v, 0.9), v, "differences")
+          for v in ([], [1.0], [1.0, math.nan], [1.0, math.inf])),
+        *((lambda v: tost([1.0, 2.0], v), v, "margin") for v in (0.0, -1.0, math.nan)),
+        (lambda v: paired_t_interval([1.0, 2.0], v), 95, "level"),
+        *((holm, v, "p_values") for v in ([0.1, math.nan], [-0.1], [1.1])),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_range_is_refused_by_name(
+    refuse: Callable[[Any], object], wrong: object, name: str
+) -> None:
+    with pytest.raises(UserError, match=name):
+        refuse(wrong)
 
 
 def simulated(mean: float, runs: int, count: int) -> list[list[float]]:
@@ -97,15 +107,6 @@ def test_what_differs_by_the_margin_is_seldom_called_equivalent(count: int, marg
     assert called <= 0.05 + ALLOWANCE
 
 
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_p_value_is_scipys(count: int) -> None:
-    values = differences(0.3, 1.0, count)
-    expected = scipy_stats.ttest_1samp(values, 0).pvalue
-    assert paired_t_p_value(values) == pytest.approx(expected)
-    assert paired_t_p_value([0.0, 0.0]) == 1.0
-    assert paired_t_p_value([0.1, 0.1]) == 0.0
-
-
 @pytest.mark.parametrize(
     "p_values",
     [[0.01, 0.04, 0.03, 0.005], [0.5, 0.5], [1.0, 0.0, 0.2], [0.02], [], [0.013, 0.012, 0.011]],
@@ -123,12 +124,6 @@ def test_holm_keeps_the_false_alarms_of_a_family_rare() -> None:
         alarms += min(holm([paired_t_p_value(arm.tolist()) for arm in arms])) < 0.05
     assert alarms / runs <= 0.05 + 3 * (0.05 * 0.95 / runs) ** 0.5
     assert alarms > 0
-
-
-@pytest.mark.parametrize("p_values", [[0.1, float("nan")], [-0.1], [1.1]])
-def test_holm_refuses_what_is_no_probability(p_values: list[float]) -> None:
-    with pytest.raises(UserError, match="p_values"):
-        holm(p_values)
 
 
 @pytest.mark.parametrize("count", [6, 9, 16, 48])

@@ -7,7 +7,6 @@ newest of all.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from functools import cached_property
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.cells import IGNORED, Cell
+from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import setting_label
@@ -92,17 +91,12 @@ def _rate(cell: Cell, session: str) -> float | None:
 def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
     """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
     chosen = [cell for cell in cells if is_fitted(cell)]
-    partners = {_partner_key(cell): cell for cell in chosen if not cell.config.is_fp8}
-    found = (Pair(cell, partner) for cell in chosen
-             if cell.config.is_fp8 and (partner := partners.get(_partner_key(cell))))  # fmt: skip
+    keys = [cell_key(cell.config, cell.gpu, *varying("pair")) for cell in chosen]
+    every = list(zip(keys, chosen, strict=True))
+    partners = {key: cell for key, cell in every if not cell.config.is_fp8}
+    found = (Pair(cell, partners[key]) for key, cell in every
+             if cell.config.is_fp8 and key in partners)  # fmt: skip
     return [pair for pair in found if pair.lead_pct is not None]
-
-
-def _partner_key(cell: Cell) -> str:
-    config, ignored = cell.config.to_dict(), {*IGNORED, *varying("pair")}
-    config["max_grad_norm"] = cell.config.max_grad_norm is not None
-    kept = {name: value for name, value in config.items() if name not in ignored}
-    return json.dumps([cell.gpu, kept], sort_keys=True)
 
 
 def test_of(cell: Cell) -> tuple[str, str | None, int]:

@@ -29,7 +29,7 @@ _INERT = (
     "seed", "corpus", "tokenizer", "learning_rate", "lr_schedule", "lr_warmup_steps",
     "weight_decay", "adam_beta2", "num_steps", "fp8_emulate",
 )  # fmt: skip
-IGNORED = (*_INERT, *(name for name, field in FIELDS.items() if field.group == "measurement"))
+_IGNORED = (*_INERT, *(name for name, field in FIELDS.items() if field.group == "measurement"))
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,14 @@ def _is_void(record: RunRecord) -> bool:
     return any(events) or bool(events[1] is None and is_full)
 
 
-def cell_key(config: ResolvedConfig, gpu: str) -> str:
-    """Return what runs of one cell have in common, as one text."""
-    values = {name: value for name, value in config.to_dict().items() if name not in IGNORED}
-    values["max_grad_norm"] = config.max_grad_norm is not None
-    if not config.is_fp8:  # nothing of what is said of FP8 alone
-        for name in ("skip", "fp8_all_gather", "gather_cast"):
-            del values[name]
-    return key_of(values, place=gpu)
+def cell_key(config: ResolvedConfig, gpu: str, *free: str) -> str:
+    """Return what runs of one cell have in common, as one text; of several, that differ in `free`.
+
+    Nothing of what is said of FP8 alone tells BF16 runs apart.
+    """
+    values = config.to_dict() | {"max_grad_norm": config.max_grad_norm is not None}
+    of_fp8 = () if config.is_fp8 else ("skip", "fp8_all_gather", "gather_cast")
+    return key_of(values, (*_IGNORED, *of_fp8, *free), gpu)
 
 
 def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:

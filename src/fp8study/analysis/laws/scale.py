@@ -14,10 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import key_of
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import WIDER, label_of, lead_table, test_of
-from fp8study.analysis.laws.cells import IGNORED, Cell
+from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
     NETWORK,
@@ -192,7 +191,9 @@ def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
     known = [cell for cell in cells if is_fitted(cell) and find_peak(cell.gpu)]
     if not any(map(_is_spread, known)):
         return pd.DataFrame()
-    by_task = {(_task(cell), cell.config.num_gpus): cell for cell in known}
+    by_task = {
+        (cell_key(cell.config, cell.gpu, "num_gpus"), cell.config.num_gpus): cell for cell in known
+    }
     rows = []
     for (task, number), cell in by_task.items():
         fewer = by_task.get((task, number // 2)) if number % 2 == 0 else None
@@ -206,12 +207,6 @@ def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
     counts = groups[[*_COUNTED]].count().rename(columns=_COUNTED)
     ids = groups["run_ids"].agg(together)
     return pd.concat([counts, groups[[*_MEANS]].mean(), ids], axis=1).reset_index()
-
-
-def _task(cell: Cell) -> str:
-    """Return what a cell has in common with its like on other numbers of GPUs."""
-    values = {n: v for n, v in cell.config.to_dict().items() if n not in (*IGNORED, "num_gpus")}
-    return key_of(values, place=cell.gpu)
 
 
 def _law(cell: Cell) -> speed.StepParts:

@@ -136,19 +136,13 @@ class ModelShape:
         layers = self.num_layers * (self.layer_parameters + self.layer_vectors)
         return layers + self.hidden_size + self.root_parameters
 
-    def modules(self) -> Iterator[tuple[str, int]]:
-        """Yield every decoder layer's linear layers: full name and number of weights."""
-        for number, (name, (wide, high)) in itertools.product(
-            range(self.num_layers), self.linears.items()
-        ):
-            yield f"model.layers.{number}.{name}", wide * high
-
     @cache  # noqa: B019 (frozen, and few)
     def matched(self, patterns: tuple[str, ...]) -> int:
         """Return how many weights of decoder layers are in layers that a pattern names."""
+        layers = itertools.product(range(self.num_layers), self.linears.items())
         return sum(
-            size for name, size in self.modules()
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+            wide * high for number, (name, (wide, high)) in layers
+            if any(fnmatch.fnmatchcase(f"model.layers.{number}.{name}", p) for p in patterns)
         )  # fmt: skip
 
 

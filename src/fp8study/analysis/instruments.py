@@ -91,18 +91,14 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
     return ordered(medians_by(table, ["arm_key"], list(columns), ARM).reset_index())
 
 
-def _against_bf16(table: pd.DataFrame, column: str, change: str) -> pd.DataFrame:
-    """Add as `change` by how much a healthy FP8 arm differs from its context's BF16 arm, %."""
-    key, is_healthy = context(table), ~table["stale"].astype(bool)  # a stale run does less work
-    is_bf16 = table["precision"] == "bf16"
-    base = table[is_bf16 & is_healthy].assign(_key=key).drop_duplicates("_key")
-    reference = key.map(base.set_index("_key")[column])
-    differs = (100 * (table[column] / reference - 1)).where(in_fp8(table) & is_healthy)
-    theirs = key.map(base.set_index("_key")["run_ids"]).where(differs.notna())
-    ids = [together(both) for both in zip(table["run_ids"], theirs, strict=True)]
-    table = table.assign(run_ids=ids)
-    table[change] = differs
-    return table
+def beside_bf16(table: pd.DataFrame, base: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
+    """Add columns of the healthy BF16 arm in `base` of each row's `context`, as ``…_bf16``."""
+    healthy = base[(base["precision"] == "bf16") & ~base["stale"].astype(bool)]
+    theirs = healthy[columns].set_axis(context(healthy)).add_suffix("_bf16")
+    theirs = theirs[~theirs.index.duplicated()]
+    return (
+        table.assign(_context=context(table)).join(theirs, on="_context").drop(columns="_context")
+    )
 
 
 def context(table: pd.DataFrame) -> pd.Series:
@@ -251,7 +247,13 @@ def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
         sums = moved.groupby([moved.index, "reach"])["gib"].sum().unstack(fill_value=0)
         for reach in ("inside", "between"):
             runs[f"{reach}_gib"] = sums.get(reach, 0.0 * sums.sum(axis=1))
-    return ordered(_against_bf16(runs, "all_gather_gib", "all_gather_change_pct"))
+    both = beside_bf16(runs, runs, ["all_gather_gib", "run_ids"])
+    change = 100 * (both["all_gather_gib"] / both.pop("all_gather_gib_bf16") - 1)
+    compared = in_fp8(both) & ~both["stale"].astype(bool)  # a stale run does less work
+    both["all_gather_change_pct"] = change.where(compared)
+    theirs = both.pop("run_ids_bf16").where(both["all_gather_change_pct"].notna())
+    both["run_ids"] = [together(ids) for ids in zip(both["run_ids"], theirs, strict=True)]
+    return ordered(both)
 
 
 def _by_dtype(parts: pd.DataFrame) -> str:

@@ -103,12 +103,9 @@ class Tables:
         rates = self._ours(self._frames.throughput)
         paired = self._of_gpus(rates[rates["memory_change_pct"].notna()])
         split = instruments.memory_split_table(self.instruments)
-        sizes = split[["parameters_gib", "first_step_allocated_gib", "working_gib"]]
-        bf16 = (split["precision"] == "bf16") & ~split["stale"].astype(bool)
-        base = sizes[bf16].set_axis(instruments.context(split)[bf16]).add_suffix("_bf16")
-        base = base[~base.index.duplicated()]
-        paired = paired.join(sizes.set_axis(split["arm_key"]), on="arm_key")
-        return paired.assign(_context=instruments.context(paired)).join(base, on="_context")
+        sizes = ["parameters_gib", "first_step_allocated_gib", "working_gib"]
+        paired = paired.join(split.set_index("arm_key")[sizes], on="arm_key")
+        return instruments.beside_bf16(paired, split, sizes)
 
     @cached_property
     def effective_batches(self) -> pd.DataFrame:

@@ -261,6 +261,7 @@ def test_a_run_that_its_job_lost_has_a_record_and_is_still_to_do(
     answer += f"9|{state}|n9|/another/checkout|rule_run_wildcards_{run.run_id}\n"
     answer += f"12|{state}|{node}|{tmp_path}|rule_run_wildcards_{run.run_id}\n"
     answer += f"11|RUNNING|n3|{tmp_path}|rule_run_wildcards_{run.run_id}\n13|RUNNING|n1|/|(null)\n"
+    answer += "14_[1-9]|PENDING||/|(null)\n"  # an array, as others on this cluster submit them
     command(tmp_path, monkeypatch, "squeue", f"cat <<'E'\n{answer}E")
     job = jobs.find_jobs()[run.run_id]
     assert (job.job_id, job.is_alive) == ("12", False)

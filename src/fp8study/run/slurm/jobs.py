@@ -57,13 +57,11 @@ def find_jobs() -> dict[str, SlurmJob]:
     Empty where SLURM does not answer.
     """
     lines = ask("squeue", "--user", getpass.getuser(), "--states=all", "--format=%i|%T|%N|%Z|%k")
-    rows = [line.split("|", 4) for line in lines]
+    rows = (line.split("|", 4) for line in lines)
     here = str(project_root())
-    return {
-        comment.removeprefix(COMMENT): SlurmJob(job_id, state, nodes)
-        for job_id, state, nodes, folder, comment in sorted(rows, key=lambda row: int(row[0]))
-        if comment.startswith(COMMENT) and folder == here
-    }
+    ours = [row for row in rows if row[3] == here and row[4].startswith(COMMENT)]
+    ours.sort(key=lambda row: int(row[0]))  # others' may be arrays, whose ids are no numbers
+    return {comment.removeprefix(COMMENT): SlurmJob(*facts) for *facts, _, comment in ours}
 
 
 def wait_for_ending_jobs() -> None:

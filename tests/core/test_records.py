@@ -15,6 +15,7 @@ from fp8study.core.records import (
     write_json,
     write_record,
 )
+from tests.checkout import committed_runs
 from tests.factories import loss_curve, make_record, store
 
 
@@ -153,6 +154,11 @@ def test_set_aside_never_overwrites(tmp_path: Path) -> None:
         set_aside(tmp_path / "run.json", "corrupt")
     assert (tmp_path / "run.corrupt1.json").read_text() == "first"
     assert (tmp_path / "run.corrupt2.json").read_text() == "second"
+
+
+def test_every_committed_record_states_its_judgement() -> None:
+    for run in committed_runs():
+        assert {"margin_pct", "speed_only", "question"} <= run.record.judgement.keys()
 
 
 def test_minimal_record_is_valid() -> None:

@@ -21,6 +21,7 @@ from fp8study.measure.flops import (
     flops_text,
     matmul_weights,
     num_matmul_parameters,
+    work_per_token,
 )
 from fp8study.model.build import build_model
 
@@ -56,7 +57,8 @@ def test_every_count_is_torchs_own_at_full_size(name: str, monkeypatch: pytest.M
     length = 4096
     if name != "llama-3.1-8b":
         monkeypatch.setitem(PRESETS, name, PRESETS[name] | {"num_hidden_layers": 2})
-    table = count_flops(RunConfig(model=name, sequence_length=length))
+    config = RunConfig(model=name, sequence_length=length)
+    table = count_flops(config)
     with FakeTensorMode():
         model = build_model(name, torch.bfloat16, torch.device("cpu"), seed=0)
         model.set_attn_implementation("eager")  # its products are products to the counter
@@ -72,6 +74,8 @@ def test_every_count_is_torchs_own_at_full_size(name: str, monkeypatch: pytest.M
     counted = whole.get_flop_counts()["Global"]
     assert whole.get_total_flops() == length * table.total
     assert counted[torch.ops.aten.bmm] == length * table.attention
+    work = work_per_token(model, model.config, config)
+    assert (work.flops_per_token, work.attention_flops_per_token) == (table.total, table.attention)
     assert dict(by_layer) == {leaf: length * flops for leaf, flops in table.linear.items()}
 
 

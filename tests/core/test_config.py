@@ -46,6 +46,10 @@ OTHER: dict[str, Any] = {
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
+EARLY = {"optimizer_binding": "before_conversion"}
+FP16 = {"precision": "fp16"}
+IN_BACKWARD = {"optimizer_step": "in_backward"}
+SHARED = {"gradient_pool": "shared", "num_gpus": 2}
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
 
@@ -184,117 +188,52 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"precision": "fp8_rowwise", "fp8_all_gather": True}, "fp8_all_gather", "tensorwise"),
         ({"precision": "fp8", "fp8_all_gather": True, "strategy": "ddp"}, "fp8_all_gather", "set"),
         ({"precision": "fp8_rowwise_gw_hp", "strategy": "ddp"}, "precision", "strategy=fsdp2"),
-        (
-            {"optimizer_step": "in_backward", "max_grad_norm": 1.0},
-            "optimizer_step",
-            "max_grad_norm=none",
-        ),
-        ({"optimizer_step": "in_backward", "strategy": "ddp"}, "optimizer_step", "after_backward"),
-        (
-            {"optimizer_step": "in_backward", "optimizer_binding": "before_conversion"},
-            "optimizer_step",
-            "use after_backward",
-        ),
-        (
-            {"path": "tuned", "optimizer_binding": "before_conversion"},
-            "loss_head",
-            "use plain",
-        ),
-        (
-            {"reshard_after_forward": False, "strategy": "none"},
-            "reshard_after_forward",
-            "strategy=fsdp2",
-        ),
-        ({"reshard_after_forward": "half", "strategy": "ddp"}, "reshard_after_forward", "fsdp2"),
+        (IN_BACKWARD | {"max_grad_norm": 1.0}, "optimizer_step", "max_grad_norm=none"),
+        (IN_BACKWARD | {"strategy": "ddp"}, "optimizer_step", "after_backward"),
+        (IN_BACKWARD | EARLY, "optimizer_step", "use after_backward"),
+        (IN_BACKWARD | {"optimizer_state": "bf16"}, "optimizer_step", "optimizer_state=fp32"),
+        (IN_BACKWARD | FP16, "optimizer_step", "use after_backward"),
+        (EARLY | {"path": "tuned"}, "loss_head", "use plain"),
+        (FP16 | {"loss_head": "chunked"}, "loss_head", "use compiled"),
         ({"reshard_after_forward": "third"}, "reshard_after_forward", "half, true, false"),
+        ({"reshard_after_forward": False, "strategy": "none"}, "reshard_after_forward", "fsdp2"),
+        ({"reshard_after_forward": "half", "strategy": "ddp"}, "reshard_after_forward", "fsdp2"),
         ({"gather_cast": "compiled"}, "gather_cast", "precision=fp8_tensorwise"),
-        (
-            {"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2},
-            "gather_cast",
-            "precision=fp8_tensorwise",
-        ),
+        ({"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2}, "gather_cast",
+         "precision=fp8_tensorwise"),
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
+        ({"clipping": "in_update", "max_grad_norm": 1.0, "optimizer_state": "fp8"}, "clipping",
+         "optimizer_state=fp32"),
         ({"gradient_pool": "shared"}, "gradient_pool", "strategy=fsdp2 on several GPUs"),
+        (SHARED | {"strategy": "ddp"}, "gradient_pool", "strategy=fsdp2"),
+        (SHARED | IN_BACKWARD, "gradient_pool", "optimizer_step=after_backward"),
+        (SHARED | {"untrained": "model.layers.0.*"}, "gradient_pool", "use own"),
+        (SHARED | {"master_dtype": "bf16"}, "gradient_pool", "master_dtype=fp32"),
         ({"gradient_copy": "foreach"}, "gradient_copy", "strategy=fsdp2 on several GPUs"),
-        (
-            {"gradient_pool": "shared", "num_gpus": 2, "strategy": "ddp"},
-            "gradient_pool",
-            "strategy=fsdp2",
-        ),
-        (
-            {"gradient_pool": "shared", "num_gpus": 2, "optimizer_step": "in_backward"},
-            "gradient_pool",
-            "optimizer_step=after_backward",
-        ),
-        (
-            {"gradient_pool": "shared", "num_gpus": 2, "untrained": "model.layers.0.*"},
-            "gradient_pool",
-            "use own",
-        ),
-        (
-            {"gradient_pool": "shared", "num_gpus": 2, "master_dtype": "bf16"},
-            "gradient_pool",
-            "master_dtype=fp32",
-        ),
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
-        (
-            {"noise_at_steps": [0], "optimizer_binding": "before_conversion"},
-            "noise_at_steps",
-            "optimizer_binding=after_conversion",
-        ),
-        (
-            {"master_dtype": "bf16", "optimizer_binding": "before_conversion"},
-            "master_dtype",
-            "master_dtype=fp32",
-        ),
-        ({"precision": "fp16", "master_dtype": "bf16"}, "precision", "master_dtype=fp32"),
-        (
-            {"precision": "fp16", "optimizer_binding": "before_conversion"},
-            "precision",
-            "after_conversion",
-        ),
-        ({"precision": "fp16", "checkpoint_every": 5}, "precision", "checkpoint_every=0"),
-        ({"precision": "fp16", "fp8_all_gather": True}, "fp8_all_gather", "set .*=false"),
-        ({"precision": "fp16", "loss_head": "chunked"}, "loss_head", "use compiled"),
-        (
-            {"precision": "fp16", "optimizer_step": "in_backward"},
-            "optimizer_step",
-            "use after_backward",
-        ),
-        (
-            {"precision": "fp16", "precision_schedule": "bf16:5,fp8_tensorwise"},
-            "precision_schedule",
-            "precision=fp16 in turns",
-        ),
+        (EARLY | {"noise_at_steps": [0]}, "noise_at_steps", "optimizer_binding=after_conversion"),
+        (EARLY | {"master_dtype": "bf16"}, "master_dtype", "master_dtype=fp32"),
+        (FP16 | {"master_dtype": "bf16"}, "precision", "master_dtype=fp32"),
+        (FP16 | EARLY, "precision", "after_conversion"),
+        (FP16 | {"checkpoint_every": 5}, "precision", "checkpoint_every=0"),
+        (FP16 | {"fp8_all_gather": True}, "fp8_all_gather", "set .*=false"),
+        (FP16 | {"precision_schedule": "bf16:5,fp8_tensorwise"}, "precision_schedule",
+         "precision=fp16 in turns"),
         ({"optimizer_state": "bf16", "master_dtype": "bf16"}, "optimizer_state", "leave it out"),
-        (
-            {"optimizer_state": "fp8", "optimizer_binding": "before_conversion"},
-            "optimizer_state",
-            "use fp32",
-        ),
+        (EARLY | {"optimizer_state": "fp8"}, "optimizer_state", "use fp32"),
         ({"optimizer_state": "fp8", "checkpoint_every": 5}, "optimizer_state", "use bf16"),
-        (
-            {"optimizer_state": "bf16", "optimizer_step": "in_backward"},
-            "optimizer_step",
-            "optimizer_state=fp32",
-        ),
-        (
-            {"optimizer_state": "fp8", "clipping": "in_update", "max_grad_norm": 1.0},
-            "clipping",
-            "optimizer_state=fp32",
-        ),
         (KEPT | {"strategy": "fsdp2"}, "weight_cast", "strategy=none"),
         (KEPT | {"precision": "fp8_rowwise"}, "weight_cast", "precision=fp8_tensorwise"),
         (KEPT | {"precision_schedule": "bf16:5,fp8"}, "weight_cast", "use each_pass"),
-        (KEPT | {"optimizer_binding": "before_conversion"}, "weight_cast", "use each_pass"),
+        (KEPT | EARLY, "weight_cast", "use each_pass"),
         ({"update_kernel": "one_pass"}, "update_kernel", "strategy=none"),
         (ONE_PASS | {"optimizer_state": "bf16"}, "update_kernel", "optimizer_state=fp32"),
-        (ONE_PASS | {"optimizer_binding": "before_conversion"}, "update_kernel", "use torch"),
+        (ONE_PASS | EARLY, "update_kernel", "use torch"),
     ],
-)
+)  # fmt: skip
 def test_values_that_exclude_each_other_are_refused(
     values: dict[str, Any], field: str, remedy: str
 ) -> None:

@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from fp8study.core.config import (
-    make_config,
-)
+from fp8study.core.config import make_config
 
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
@@ -15,23 +13,15 @@ AS_DOCUMENTED = {
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch",
 }  # fmt: skip
-
-
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
     "allocator": "expandable", "attention_mask": "causal",
 }  # fmt: skip
-
-
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
-
-
-CLIPPED = {"optimizer_step": "after_backward", "clipping": "in_update"}
-
-
+LATER = {"optimizer_step": "after_backward"}
+CLIPPED = LATER | {"clipping": "in_update"}
+CHOSEN = {"loss_head": "plain", "reshard_after_forward": "half"}
 ON_TWO = {"path": "tuned", "num_gpus": 2}
-
-
 ALONE = {"path": "tuned", "strategy": "none"}
 
 
@@ -40,34 +30,22 @@ ALONE = {"path": "tuned", "strategy": "none"}
     [
         ({}, AS_DOCUMENTED),
         ({"strategy": "none"}, AS_DOCUMENTED),
+        ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
+        ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
         (ALONE, ON_ONE_GPU),
-        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
-        ({"path": "tuned", "num_gpus": 2}, ON_SEVERAL),
-        (
-            {"path": "tuned", "num_gpus": 2, "precision": "fp8"},
-            ON_SEVERAL | {"gather_cast": "compiled"},
-        ),
-        ({"path": "tuned", "num_gpus": 2, "precision": "fp8", "compile": False}, ON_SEVERAL),
-        ({"path": "tuned", "num_gpus": 2, "precision": "fp8_rowwise"}, ON_SEVERAL),
-        (
-            {"path": "tuned", "strategy": "ddp", "num_gpus": 2},
-            ON_ONE_GPU | {"optimizer_step": "after_backward"},
-        ),
+        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
         (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
+        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
+        ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
+        (ON_TWO, ON_SEVERAL),
+        (ON_TWO | {"precision": "fp8"}, ON_SEVERAL | {"gather_cast": "compiled"}),
+        (ON_TWO | {"precision": "fp8", "compile": False}, ON_SEVERAL),
+        (ON_TWO | {"precision": "fp8_rowwise"}, ON_SEVERAL),
+        (ON_TWO | {"strategy": "ddp"}, ON_ONE_GPU | LATER),
+        (ON_TWO | LATER, ON_SEVERAL | LATER | {"gradient_pool": "shared"}),
         (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
         (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
         (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, ON_SEVERAL | CLIPPED),
-        (
-            ON_TWO | {"optimizer_step": "after_backward"},
-            ON_SEVERAL | {"optimizer_step": "after_backward", "gradient_pool": "shared"},
-        ),
-        ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
-        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
-        (
-            {"path": "tuned", "loss_head": "plain", "reshard_after_forward": "half"},
-            ON_ONE_GPU | {"loss_head": "plain", "reshard_after_forward": "half"},
-        ),
-        ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
     ],
 )
 def test_the_path_sets_only_what_was_left_to_it(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fp8study.cli import app
 from fp8study.core.presets import PRESETS
@@ -27,10 +28,11 @@ def copy_checkout(target: Path) -> Path:
     return target
 
 
-def tiny_folder(folder: Path) -> str:
-    """Write the tiny model as a user's own: its layers are known only once it is built."""
+def tiny_folder(folder: Path, **settings: Any) -> str:
+    """Write the tiny model, changed, as a user's own: its layers are known once it is built."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"]), encoding="utf-8")
+    values = PRESETS["tiny-llama"] | settings
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
     return str(folder)
 
 

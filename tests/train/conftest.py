@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from fp8study.core.files import locked
 from fp8study.core.records import RunRecord, read_record
 from fp8study.run import launch as launcher
 from fp8study.run.launch import RunFailed, launch
-from tests.train.tiny_runs import CPU, FOUR, SAVING, TINY, Run, Train
+from tests.train.tiny_runs import FOUR, SAVING, TINY, Run, Train, launch_tiny, started_as
 
 WORKER = Path(__file__).with_name("trouble_worker.py")
 
@@ -31,7 +33,7 @@ def run(shared_folder: Path) -> Run:
         run_dir = shared_folder / f"run-{hashlib.sha256(repr(config).encode()).hexdigest()[:12]}"
         with locked(run_dir.with_suffix(".lock"), "run"):
             if not (run_dir / "run.json").exists():
-                launch(config, run_dir, show=str, machine=CPU)
+                launch_tiny(run_dir, **values)
         return read_record(run_dir / "run.json"), run_dir
 
     return trained
@@ -40,21 +42,28 @@ def run(shared_folder: Path) -> Run:
 @pytest.fixture(scope="session")
 def train() -> Train:
     """Train a run that saves its state, and let it meet with trouble."""
-    command = launcher.training_command
-
-    def troubled(*arguments: Any) -> list[str]:
-        usual = command(*arguments)
-        place = usual.index("fp8study.train")
-        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
 
     def trained(run_dir: Path, trouble: str | None = None, **values: Any) -> RunRecord:
         with pytest.MonkeyPatch.context() as patch:
             if trouble:
                 patch.setenv("TROUBLE", trouble)
-                patch.setattr(launcher, "training_command", troubled)
+                patch.setattr(launcher, "training_command", started_as(WORKER))
             try:
                 return launch(make_config(SAVING | values), run_dir, show=str, machine=FOUR)
             except RunFailed:
                 return read_record(run_dir / "run.json")
 
     return trained
+
+
+@pytest.fixture
+def instead_of_training(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let runs start other code than `fp8study.train`; its argument is the run's folder."""
+
+    def start(code: str) -> None:
+        def command(config: object, run_dir: Path) -> list[str]:
+            return [sys.executable, "-c", code, str(run_dir)]
+
+        monkeypatch.setattr(launcher, "training_command", command)
+
+    return start

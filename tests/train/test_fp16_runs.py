@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from fp8study.core.audit_rules import problems
-from fp8study.core.config import make_config
 from fp8study.core.records import read_metrics
-from fp8study.run import launch as launcher
-from fp8study.run.launch import launch
-from tests.train.tiny_runs import CPU, TINY, Run
+from tests.train.tiny_runs import Run, launch_tiny, started_as
 
 WORKER = Path(__file__).with_name("overflow_worker.py")
 #: The first two in every run of the tests.
@@ -52,16 +49,9 @@ def test_fp16_trains_as_bf16(values: dict[str, Any], run: Run) -> None:
 def test_steps_that_overflow_are_skipped_counted_and_not_audited(
     num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = launcher.training_command
-
-    def overflowing(*arguments: Any) -> list[str]:
-        usual = command(*arguments)
-        place = usual.index("fp8study.train")
-        return [*usual[: place - 1], str(WORKER), *usual[place + 1 :]]
-
-    monkeypatch.setattr(launcher, "training_command", overflowing)
+    monkeypatch.setattr("fp8study.run.launch.training_command", started_as(WORKER))
     values = {"precision": "fp16", "num_gpus": num_gpus, "num_steps": 16, "profile": False}
-    record = launch(make_config(TINY | values), tmp_path, show=str, machine=CPU)
+    record = launch_tiny(tmp_path, **values)
     assert record.status == "completed"
     scaling = record.instruments["loss_scaling"]
     skipped = scaling["num_skipped"]

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fp8study.core.checkpoints import place_of
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
-from tests.train.tiny_runs import Train, folder_of, tensors
+from tests.checkout import tiny_folder
+from tests.train.tiny_runs import Train, tensors
 
 
 @pytest.mark.long
@@ -62,8 +63,8 @@ def sources(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder / "run", strategy="none", num_steps=3)
     hf = AutoModelForCausalLM.from_config(AutoConfig.for_model(**PRESETS["tiny-llama"]))
     hf.save_pretrained(folder / "hf")
-    folder_of(folder / "model", intermediate_size=400)
-    folder_of(folder / "deeper", num_hidden_layers=5)
+    tiny_folder(folder / "model", intermediate_size=400)
+    tiny_folder(folder / "deeper", num_hidden_layers=5)
     return folder
 
 

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from fp8study.core.records import read_metrics, read_record
 from fp8study.core.studies import judgement_of
 from fp8study.run.launch import RunFailed, launch
 from tests.checkout import tiny_folder
-from tests.train.tiny_runs import CPU, TINY
+from tests.train.tiny_runs import CPU, TINY, launch_tiny
 
 AFTER_TRAINING = {
     "look_closer": "train.look_closer = fails",
@@ -35,16 +34,14 @@ AFTER_TRAINING = {
     ("where", "error"), [("look_closer", "torch.OutOfMemoryError"), ("validation", "ValueError")]
 )
 def test_a_finished_run_keeps_its_results_whatever_fails_after_it(
-    where: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, error: str, tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:
-    code = (
+    instead_of_training(
         "import sys, torch, fp8study.train.__main__ as train\n"
         f"def fails(*_): raise {error}('no room here')\n"
         f"{AFTER_TRAINING[where]}\n"
         "sys.exit(train.main())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     values = TINY | {"strategy": "none", "validation_sequences": 2, "profile": False}
     record = launch(make_config(values), tmp_path / "run", "best-batch", str, machine=CPU)
     assert record.judgement == judgement_of("best-batch")
@@ -59,41 +56,33 @@ def test_a_finished_run_keeps_its_results_whatever_fails_after_it(
 
 
 def test_a_fresh_compile_cache_is_the_runs_own_and_goes_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:
-    code = (
+    instead_of_training(
         "import os; print('cache', os.environ.get('TORCHINDUCTOR_CACHE_DIR')); raise SystemExit(1)"
     )
-    monkeypatch.setattr(
-        "fp8study.run.launch.training_command", lambda *_: [sys.executable, "-c", code]
-    )
-    config = make_config(TINY | {"strategy": "none", "compile_cache": "fresh"})
     with pytest.raises(RunFailed, match=r"cache .*fp8study-compile-"):
-        launch(config, tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", strategy="none", compile_cache="fresh")
     said = (tmp_path / "run" / "train.log").read_text().split()[-1]
     assert not Path(said).exists()
 
 
 def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:
-    code = (
+    instead_of_training(
         "import sys, fp8study.model.sharding as parallel, "
         "fp8study.train.__main__ as train; "
         "parallel.convert_to_float8 = lambda *_: None; sys.exit(train.main())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
-    config = make_config(TINY | {"strategy": "none", "precision": "fp8"})
     with pytest.raises(RunFailed, match="28 linear layers should compute in FP8 but do not"):
-        launch(config, tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", strategy="none", precision="fp8")
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
 
 
 def test_an_earlier_record_is_kept_when_its_run_is_repeated(tmp_path: Path) -> None:
     for seed in (0, 1):
-        config = make_config(TINY | {"strategy": "none", "seed": seed})
-        launch(config, tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", strategy="none", seed=seed)
     earlier = read_record(tmp_path / "run" / "run.earlier1.json")
     assert earlier.config["seed"] == 0
     assert read_record(tmp_path / "run" / "run.json").config["seed"] == 1
@@ -118,17 +107,16 @@ def test_a_model_that_cannot_be_trained_ends_in_one_line(
 ) -> None:
     (tmp_path / kind).mkdir()
     (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind} | _NARROW))
-    config = make_config(TINY | {"model": str(tmp_path / kind)} | values)
     with pytest.raises(RunFailed) as failure:
-        launch(config, tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", model=str(tmp_path / kind), **values)
     assert "Traceback" not in str(failure.value)
     detail = read_record(tmp_path / "run" / "run.json").status_detail
     assert re.search(reason, str(detail)), detail
 
 
 def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
-    config = make_config(TINY | {"strategy": "none", "learning_rate": 1000, "weight_decay": 1000})
-    record = launch(config, tmp_path / "run", show=str, machine=CPU)
+    values = {"strategy": "none", "learning_rate": 1000, "weight_decay": 1000}
+    record = launch_tiny(tmp_path / "run", **values)
     assert record.status == "diverged"
     assert record.status_detail is not None
     assert "at step" in record.status_detail
@@ -140,9 +128,8 @@ def test_divergence_is_a_result_that_names_the_step(tmp_path: Path) -> None:
 
 def test_a_failing_child_leaves_a_record_with_its_reason(tmp_path: Path) -> None:
     values = {"model": tiny_folder(tmp_path / "model"), "precision": "fp8", "skip": "lm_haed"}
-    config = make_config(TINY | values | {"num_gpus": 2})
     with pytest.raises(RunFailed, match="did you mean 'lm_head'"):
-        launch(config, tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", num_gpus=2, **values)
     record = read_record(tmp_path / "run" / "run.json")
     assert record.status == "failed"
     assert record.status_detail is not None
@@ -240,7 +227,7 @@ def test_impossible_runs_start_nothing(
     values: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=message):
-        launch(make_config(TINY | values), tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", **values)
     assert not (tmp_path / "run" / "run.json").exists()
 
 
@@ -250,4 +237,4 @@ def test_an_unwritable_place_is_met_before_tokenising(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr("fp8study.run.launch.tokens.prepare", None)
     with pytest.raises(UserError, match="run_dir: cannot write"):
-        launch(make_config(TINY), tmp_path / "file" / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "file" / "run")

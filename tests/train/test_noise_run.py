@@ -7,21 +7,11 @@ from pathlib import Path
 import pytest
 
 from fp8study.analysis.noise import tables as noise_tables
-from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, read_metrics, read_record
-from fp8study.run.launch import launch
-from fp8study.run.machine import Machine
+from tests.train.tiny_runs import launch_tiny
 
-MACHINE = Machine((), 2)
-TINY = {
-    "model": "tiny-llama", "sequence_length": 32, "num_steps": 3, "num_warmup_steps": 1,
-    "learning_rate": 1e-3, "compile": False, "corpus": "synthetic", "tokenizer": "bpe",
-}  # fmt: skip
-
-
-def tiny(**changes: object) -> RunConfig:
-    return make_config(TINY | changes)
+SHORT = {"sequence_length": 32, "num_steps": 3, "num_warmup_steps": 1}
 
 
 @pytest.mark.slow
@@ -31,8 +21,8 @@ def tiny(**changes: object) -> RunConfig:
 def test_a_run_with_pauses_trains_the_same_and_records_what_it_saw(
     strategy: str, precision: str, tmp_path: Path
 ) -> None:
-    config = tiny(strategy=strategy, precision=precision, noise_at_steps=[0, 3], noise_samples=4)
-    record = launch(config, tmp_path / "paused", show=lambda _: None, machine=MACHINE)
+    values = SHORT | {"strategy": strategy, "precision": precision}
+    record = launch_tiny(tmp_path / "paused", noise_at_steps=[0, 3], noise_samples=4, **values)
     assert record.status == "completed"
     assert read_record(tmp_path / "paused/run.json").noise == record.noise
     assert [p["step"] for p in record.noise["points"]] == [0, 3]
@@ -46,10 +36,7 @@ def test_a_run_with_pauses_trains_the_same_and_records_what_it_saw(
     assert any("paused to measure noise" in line for line in record.warnings)
     assert not any(row["timed"] for row in read_metrics(tmp_path / "paused"))
     if strategy == "none":
-        plain = launch(
-            tiny(strategy=strategy, precision=precision), tmp_path / "plain",
-            show=lambda _: None, machine=MACHINE,
-        )  # fmt: skip
+        plain = launch_tiny(tmp_path / "plain", **values)
         assert plain.noise == {}
         assert plain.results["num_timed_steps"] == 2
         losses = [[row["loss"] for row in read_metrics(tmp_path / n)] for n in ("paused", "plain")]
@@ -66,9 +53,7 @@ def test_a_run_with_pauses_trains_the_same_and_records_what_it_saw(
 def test_a_run_without_unseen_text_is_refused_before_it_starts(tmp_path: Path) -> None:
     text = tmp_path / "short.txt"
     text.write_text("once upon a time there was a fox. " * 60)
-    config = tiny(
-        corpus=f"text:{text}", noise_at_steps=[0], noise_samples=64, sequence_length=16
-    )  # fmt: skip
+    values = {"corpus": f"text:{text}", "noise_at_steps": [0], "noise_samples": 64}
     with pytest.raises(UserError, match=r"^noise_samples: 64 sequences that training does not see"):
-        launch(config, tmp_path / "run", show=lambda _: None, machine=MACHINE)
+        launch_tiny(tmp_path / "run", sequence_length=16, **values)
     assert not (tmp_path / "run").exists()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fp8study.core.audit_rules import problems
-from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_record
-from fp8study.run.launch import RunFailed, launch
-from tests.train.tiny_runs import CPU, TINY, Run
+from fp8study.run.launch import RunFailed
+from tests.train.tiny_runs import Run, launch_tiny
 
 #: What a stale run with the default ``skip`` loses: every linear layer but the loss head.
 LOST = "model.layers.*"
@@ -40,15 +39,13 @@ sys.exit(train.main())
 
 
 def train(run_dir: Path, **changes: Any) -> RunRecord:
-    config = make_config(TINY | {"strategy": "none", "profile": False} | changes)
-    return launch(config, run_dir, show=str, machine=CPU)
+    return launch_tiny(run_dir, **{"strategy": "none", "profile": False} | changes)
 
 
 def test_planted_weights_do_not_move_and_all_others_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:
-    command = [sys.executable, "-c", WATCH, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
+    instead_of_training(WATCH)
     record = train(tmp_path / "run", untrained=LOST)
     assert "watched 28" in (tmp_path / "run" / "train.log").read_text()
     assert record.audit["num_planted"] == 28
@@ -87,17 +84,15 @@ def test_a_fault_can_be_planted_on_two_processes(strategy: str, run: Run) -> Non
     ],
 )
 def test_losing_more_than_was_asked_for_is_stopped(
-    asked: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: dict[str, Any], told: str, tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:
-    code = (
+    instead_of_training(
         "import sys, dataclasses, fp8study.train.__main__ as train; "
         "import fp8study.model.updates as updates; "
         "full = updates.trained_parameters; "
         "updates.trained_parameters = lambda config, model: full("
         "dataclasses.replace(config, untrained=('model.layers.*',)), model); sys.exit(train.main())"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run")]
-    monkeypatch.setattr("fp8study.run.launch.training_command", lambda *_: command)
     with pytest.raises(RunFailed, match=told):
         train(tmp_path / "run", **asked)
     assert read_record(tmp_path / "run" / "run.json").status == "failed"

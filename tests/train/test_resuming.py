@@ -21,7 +21,8 @@ from fp8study.core.errors import UserError
 from fp8study.core.files import locked
 from fp8study.core.records import read_metrics, read_record
 from fp8study.run.launch import launch
-from tests.train.tiny_runs import FOUR, SAVING, Train, folder_of, tensors
+from tests.checkout import tiny_folder
+from tests.train.tiny_runs import FOUR, SAVING, Train, tensors
 
 
 def facts(run_dir: Path) -> list[list[Any]]:
@@ -61,7 +62,7 @@ def test_resumed_is_uninterrupted_to_the_bit(
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     if values.get("model") == "tied":
-        values = values | {"model": folder_of(tmp_path / "tied", tie_word_embeddings=True)}
+        values = values | {"model": tiny_folder(tmp_path / "tied", tie_word_embeddings=True)}
     expected = train(whole, **values)
     # One rank is told, and its word travels with the loss of the next step, read one step later.
     stopped = train(parts, "told:4", **values)

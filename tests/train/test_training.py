@@ -12,12 +12,10 @@ import pytest
 import yaml
 
 from fp8study.core.audit_rules import cautions, problems
-from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, read_metrics, read_record
 from fp8study.measure.profiling import TRACE_NAME
-from fp8study.run.launch import launch
-from tests.train.tiny_runs import CPU, TINY, Run
+from tests.train.tiny_runs import Run, launch_tiny
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -56,8 +54,8 @@ def test_two_processes_see_the_tokens_of_one(run: Run, strategy: str) -> None:
 def test_torchrun_starts_the_same_run(run: Run, tmp_path: Path) -> None:
     """As users start it; the other tests' processes are forked from one (`tests/warm`)."""
     _, forked = run(strategy="fsdp2", num_gpus=2)
-    config = make_config(TINY | {"strategy": "fsdp2", "num_gpus": 2, "profile": False})
-    assert launch(config, tmp_path / "run", show=str, machine=CPU).status == "completed"
+    record = launch_tiny(tmp_path / "run", strategy="fsdp2", num_gpus=2, profile=False)
+    assert record.status == "completed"
     assert losses(tmp_path / "run") == losses(forked)
 
 
@@ -178,9 +176,8 @@ def test_gradient_norms_are_logged_now_and_then_and_with_clipping_always(run: Ru
 
 def test_extra_steps_meet_neither_too_small_buffers_nor_a_gradient_norm(tmp_path: Path) -> None:
     """Six steps a block, in a run of one; step 0 is one of those that log their gradient's norm."""
-    values = TINY | {"strategy": "none", "num_steps": 1, "num_warmup_steps": 0,
-                     "measure_overhead": True}  # fmt: skip
-    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+    values = {"strategy": "none", "num_steps": 1, "num_warmup_steps": 0, "measure_overhead": True}
+    record = launch_tiny(tmp_path / "run", **values)
     assert read_record(tmp_path / "run" / "run.json") == record
     assert not any("did not finish" in line for line in record.warnings)
     assert len(record.instruments["overhead"]["plain_ms"]) == 8
@@ -201,17 +198,15 @@ def test_a_folder_with_only_a_configuration_gets_a_tokenizer_of_its_own(tmp_path
     (tmp_path / "gpt2" / "config.json").write_text(json.dumps(config))
     text = tmp_path / "own.txt"
     text.write_text("".join(f"The {n} small words of line {n * n % 97}.\n" for n in range(3000)))
-    values = TINY | {
-        "model": str(tmp_path / "gpt2"), "strategy": "none", "corpus": f"text:{text}",
-    }  # fmt: skip
-    record = launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+    values = {"model": str(tmp_path / "gpt2"), "strategy": "none", "corpus": f"text:{text}"}
+    record = launch_tiny(tmp_path / "run", **values)
     assert record.data["tokenizer"] == "bpe-512"
     assert any("holds no vocabulary" in warning for warning in record.warnings)
     assert record.results["loss_last20_mean"] > 1  # nats: nothing like a constant text
     # GPT-2's products are no nn.Linear; whoever reads the FLOPs must know.
     assert any("no nn.Linear" in warning for warning in record.warnings)
     with pytest.raises(UserError, match="more than the 64 positions"):
-        launch(make_config(values | {"sequence_length": 65}), tmp_path / "x", machine=CPU)
+        launch_tiny(tmp_path / "x", sequence_length=65, **values)
 
 
 def test_metrics_are_json_lines_with_units_in_their_names(run: Run) -> None:

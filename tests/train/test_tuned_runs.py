@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from fp8study.core.audit_rules import cautions, problems
-from fp8study.core.config import make_config
 from fp8study.core.records import read_metrics
-from fp8study.run.launch import RunFailed, launch
-from tests.train.tiny_runs import CPU, TINY, Run, Train
+from fp8study.run.launch import RunFailed
+from tests.checkout import tiny_folder
+from tests.train.tiny_runs import Run, Train, launch_tiny
 
 WORKER = Path(__file__).with_name("updates_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -196,33 +196,17 @@ def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Pat
     assert problem.startswith("28 layers multiply with an FP8 weight that is not their weight's")
 
 
-def model_folder(parent: Path, **settings: Any) -> str:
-    """Make a folder with a tiny model's configuration and return its path."""
-    folder = parent / "model"
-    folder.mkdir()
-    shape = {
-        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(shape | settings))
-    return str(folder)
-
-
 def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
-    model = model_folder(tmp_path, model_type="granite", logits_scaling=8.0)
-    values = TINY | {"model": model, "strategy": "none", "loss_head": "chunked"}
+    model = tiny_folder(tmp_path / "model", model_type="granite", logits_scaling=8.0)
     with pytest.raises(RunFailed, match="loss_head: 'chunked' does not suit Granite"):
-        launch(make_config(values), tmp_path / "run", show=str, machine=CPU)
+        launch_tiny(tmp_path / "run", model=model, strategy="none", loss_head="chunked")
 
 
 def test_a_tuned_model_that_needs_its_masks_keeps_them_and_says_so(tmp_path: Path) -> None:
-    model = model_folder(tmp_path, model_type="mistral", sliding_window=8)
-    values = TINY | {"model": model, "strategy": "none"}
+    model = tiny_folder(tmp_path / "model", model_type="mistral", sliding_window=8)
     losses = []
     for path in ("plain", "tuned"):
-        record = launch(
-            make_config(values | {"path": path}), tmp_path / path, show=str, machine=CPU
-        )
+        record = launch_tiny(tmp_path / path, model=model, strategy="none", path=path)
         said = [w for w in record.warnings if w.startswith("attention_mask")]
         assert len(said) == (path == "tuned")
         losses.append([row["loss"] for row in read_metrics(tmp_path / path)])

@@ -12,23 +12,17 @@ from accelerate import PartialState
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import model_vocab_size
-from fp8study.core.records import RunRecord
 from fp8study.data.tokens import BlockOrder, batch, prepare
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.run.launch import launch
-from fp8study.run.machine import Machine
 from fp8study.train.validation import validation_loss
+from tests.train.tiny_runs import TINY, launch_tiny
 
-TINY: dict[str, Any] = {
-    "model": "tiny-llama", "sequence_length": 32, "num_steps": 6, "num_warmup_steps": 1,
-    "learning_rate": 3e-3, "compile": False, "corpus": "synthetic", "tokenizer": "bpe",
-    "validation_sequences": 5, "profile": False, "fp8_emulate": True,
-}  # fmt: skip
+SCORED = {"sequence_length": 32, "micro_batch_size": 1, "validation_sequences": 5, "profile": False}
 
 
 def tiny(**changes: object) -> RunConfig:
-    return make_config(TINY | changes)
+    return make_config(TINY | SCORED | changes)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
@@ -68,28 +62,24 @@ def test_keeping_too_much_is_refused_by_name() -> None:
         prepare(tiny(validation_sequences=1_000_000), 2048)
 
 
-def _run(folder: Path, **changes: object) -> RunRecord:
-    return launch(tiny(**changes), folder, show=str, machine=Machine((), 2))
-
-
 @pytest.mark.slow
 def test_sharded_fp8_weights_are_scored_as_plain_ones(tmp_path: Path) -> None:
-    sharded = _run(tmp_path / "sharded", precision="fp8_tensorwise", num_gpus=2)
-    plain = _run(tmp_path / "plain", precision="fp8_tensorwise", strategy="none",
-                 gradient_accumulation_steps=2)  # fmt: skip
-    without = _run(tmp_path / "without", precision="fp8_tensorwise", validation_sequences=0)
+    values: dict[str, Any] = SCORED | {"precision": "fp8_tensorwise"}
+    sharded = launch_tiny(tmp_path / "sharded", num_gpus=2, **values)
+    alone = {"strategy": "none", "gradient_accumulation_steps": 2}
+    plain = launch_tiny(tmp_path / "plain", **values | alone)
+    without = launch_tiny(tmp_path / "without", **values | {"validation_sequences": 0})
     losses = [record.results["validation_loss"] for record in (sharded, plain)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # as far as FSDP2 and autocast differ
-    assert (
-        0 < losses[0] < 0.9 * sharded.results["loss_start"]
-    )  # shards in a wrong order are no model
+    # Shards in a wrong order are no model.
+    assert 0 < losses[0] < 0.9 * sharded.results["loss_start"]
     assert "validation_loss" not in without.results
     assert sharded.data["epochs"] > without.data["epochs"]
 
 
 @pytest.mark.slow
 def test_a_run_that_shares_its_gpu_has_losses_but_no_timings(tmp_path: Path) -> None:
-    shared = _run(tmp_path / "shared", runs_per_gpu=2, profile=True)
+    shared = launch_tiny(tmp_path / "shared", **SCORED | {"runs_per_gpu": 2, "profile": True})
     assert shared.status == "completed"
     assert shared.results["loss_last20_mean"] > 0
     assert shared.results["validation_loss"] > 0

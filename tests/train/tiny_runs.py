@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from fp8study.core.checkpoints import place_of
-from fp8study.core.presets import PRESETS
+from fp8study.core.config import make_config
 from fp8study.core.records import RunRecord
+from fp8study.run import launch as launcher
 from fp8study.run.machine import Machine
 
 CPU = Machine(gpus=(), num_cpus=max(2, os.cpu_count() or 1))
@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 SAVING = TINY | {"checkpoint_every": 3, "profile": False}
 FOUR = Machine(gpus=(), num_cpus=4)
 
-#: Trains `TINY` with some fields changed; returns the record and the run's folder.
+#: As `launch_tiny`, once for all tests that ask for the same; returns the run's folder too.
 Run = Callable[..., tuple[RunRecord, Path]]
 #: Trains `SAVING` in a folder with some fields changed, and with a trouble of `trouble_worker`.
 Train = Callable[..., RunRecord]
@@ -45,8 +45,18 @@ def tensors(run_dir: Path, step: int) -> dict[str, Any]:
     return flat
 
 
-def folder_of(folder: Path, **settings: Any) -> str:
-    """Make a folder with the tiny model's configuration, changed."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(PRESETS["tiny-llama"] | settings))
-    return str(folder)
+def launch_tiny(run_dir: Path, **values: Any) -> RunRecord:
+    """Train `TINY` with some fields changed."""
+    return launcher.launch(make_config(TINY | values), run_dir, show=str, machine=CPU)
+
+
+def started_as(worker: Path) -> Callable[..., list[str]]:
+    """Return the command that trains, but for a script in place of ``-m fp8study.train``."""
+    command = launcher.training_command
+
+    def changed(*arguments: Any) -> list[str]:
+        usual = command(*arguments)
+        place = usual.index("fp8study.train")
+        return [*usual[: place - 1], str(worker), *usual[place + 1 :]]
+
+    return changed

@@ -15,7 +15,7 @@ from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
 from fp8study.run.terminal import fit, warnings_in_a_line
 from tests.checkout import ROOT, fp8study, run_python
-from tests.factories import make_record
+from tests.factories import finish, make_record
 from tests.instrument_factories import instruments_of
 
 
@@ -220,8 +220,7 @@ def test_an_unquoted_pattern_and_none_are_what_they_say() -> None:
 @pytest.mark.usefixtures("checkout")
 def test_plan_tells_done_runs_from_those_to_do() -> None:
     run = load_study("smoke").runs[2]
-    run.run_dir.mkdir(parents=True)
-    write_record(make_record(config=run.config.to_dict()), run.run_dir)
+    finish(run)
     done = fp8study("plan", "smoke")
     assert "6 runs, 1 done, 5 to do" in done.stdout
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("  done ")]

@@ -17,9 +17,8 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN
 from fp8study.core.switches import RETIRED
 from fp8study.run.defaults import config_for, study_for
-from fp8study.run.machine import Gpu, Machine
-
-H200 = Gpu(0, "GPU-0", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201)
+from fp8study.run.machine import Machine
+from tests.machines import H200, machine
 
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
 OTHER: dict[str, Any] = {
@@ -301,11 +300,11 @@ def test_nearest_stays_silent_when_nothing_is_near() -> None:
 
 
 def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
-    cpu, gpu = config_for(Machine((), 2), {}), config_for(Machine((H200,), 8), {})
+    cpu, gpu = config_for(Machine((), 2), {}), config_for(machine(H200), {})
     assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)
     assert (gpu.model, gpu.corpus, gpu.compile) == ("llama-3.2-1b", "tinystories", True)
     assert cpu.precision == gpu.precision == "fp8_tensorwise"
-    assert (study_for(Machine((), 2)), study_for(Machine((H200,), 8))) == ("smoke", "machine")
+    assert (study_for(Machine((), 2)), study_for(machine(H200))) == ("smoke", "machine")
 
 
 def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:

@@ -3,21 +3,16 @@
 from collections import Counter
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import pytest
 
 from fp8study.core.presets import PRESETS
-from fp8study.core.studies import (
-    Study,
-    load_study,
-)
-
-CHECKOUT = Path(__file__).parents[2]
+from fp8study.core.studies import Study, load_study
+from tests.checkout import ROOT
 
 
 def shipped(name: str, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.chdir(ROOT)
     return load_study(name)
 
 

@@ -13,17 +13,13 @@ from peer_runs import Cell, RepeatFailed
 
 from fp8study.core.errors import UserError
 from fp8study.core.studies import PlannedRun
-from fp8study.run.machine import Gpu, Machine
 from scripts import beside_torchtitan as beside
 from scripts.beside_torchtitan import ACCELERATE
 from tests.checkout import ROOT, copy_checkout, run_python
+from tests.machines import H200, machine
 from tests.project.test_peer_torchtitan import checkout, line
 
 __all__ = ["checkout"]
-TWO_H200 = Machine(
-    tuple(Gpu(i, f"GPU-{i}", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201) for i in (0, 1)), 16
-)
-
 RUN_REPEAT = peer_runs.run_repeat
 
 
@@ -73,7 +69,7 @@ def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
     box = Box()
     monkeypatch.chdir(copy_checkout(tmp_path / "copy"))
     monkeypatch.setenv("FP8STUDY_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(beside, "this_machine", lambda: TWO_H200)
+    monkeypatch.setattr(beside, "this_machine", lambda: machine(H200, H200))
     monkeypatch.setattr(peer_runs, "machine_facts", lambda machine: {})
     monkeypatch.setattr(peer_runs, "run_repeat", box.run_repeat)
     monkeypatch.setattr(peer_torchtitan, "write_data", lambda *_: None)
@@ -136,7 +132,7 @@ def test_wrong_words_give_one_line(
         beside.main([str(checkout), "shapes"])
     with pytest.raises(SystemExit, match="beside_torchtitan: the following arguments"):
         beside.main([str(checkout)])
-    monkeypatch.setattr(beside, "this_machine", lambda: Machine(TWO_H200.gpus[:1], 16))
+    monkeypatch.setattr(beside, "this_machine", lambda: machine(H200))
     with pytest.raises(UserError, match="2 is more than the 1 visible GPUs"):
         beside.main([str(checkout), "beside-torchtitan-fsdp"])
 

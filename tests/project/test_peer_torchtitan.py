@@ -15,7 +15,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.studies import load_study
 from fp8study.run.gpu_lease import lease
 from fp8study.run.machine import Machine
-from tests.run.test_selection import H200, machine
+from tests.machines import H200, machine
 
 RATES = {1: "95", 5: "9,001", 10: "9,100", 15: "9,300", 20: "9,200"}
 CELL = Cell("llama-3.1-8b", 1, 1, 8, num_steps=20, num_warmup_steps=10, log_every=5)

@@ -9,34 +9,28 @@ from typing import Any
 import pytest
 
 from fp8study.core.errors import UserError
-from fp8study.core.records import load_runs, write_record
-from fp8study.core.studies import PlannedRun, Study, load_study
+from fp8study.core.records import load_runs
+from fp8study.core.studies import PlannedRun, load_study
 from fp8study.run import bench
 from fp8study.run.bench import bench_for, find_baseline
-from fp8study.run.machine import Gpu, Machine
-from tests.factories import CPU, make_record, store
+from fp8study.run.machine import Machine
+from tests.checkout import ROOT
+from tests.factories import CPU, finish, make_record, store
+from tests.machines import H200, machine
 
-CHECKOUT = Path(__file__).parents[2]
-GPU = Gpu(0, "GPU-0", "NVIDIA H200", 140.0, (9, 0), 700.0, 1980, 3201)
-WITH_GPU, WITHOUT = Machine((GPU,), 8), Machine((), 2)
+WITH_GPU, WITHOUT = machine(H200), Machine((), 2)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(CHECKOUT / "pipelines", tmp_path / "pipelines")
+    shutil.copytree(ROOT / "pipelines", tmp_path / "pipelines")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def finish(study: Study, number: int | None = None) -> None:
-    for run in study.runs[:number]:
-        run.run_dir.mkdir(parents=True)
-        write_record(make_record(config=run.config.to_dict()), run.run_dir)
-
-
-@pytest.mark.parametrize("machine", [WITH_GPU, WITHOUT], ids=["gpu", "cpu"])
-def test_every_arm_has_three_repeats_and_a_reference(machine: Machine, checkout: Path) -> None:
-    study = load_study(bench_for(machine))
+@pytest.mark.parametrize("there", [WITH_GPU, WITHOUT], ids=["gpu", "cpu"])
+def test_every_arm_has_three_repeats_and_a_reference(there: Machine, checkout: Path) -> None:
+    study = load_study(bench_for(there))
     arms: dict[tuple[Any, ...], set[int]] = {}
     for run in study.runs:
         c = run.config
@@ -53,12 +47,12 @@ def test_a_finished_call_is_put_aside_and_an_unfinished_one_goes_on(checkout: Pa
     local = checkout / "results" / "local"
     study.put_aside_earlier_call(study.runs)  # nothing is there
     assert not local.exists()
-    finish(study, 2)
+    finish(*study.runs[:2])
     study.put_aside_earlier_call(study.runs)
     assert len(list(local.glob("bench-cpu/*/run.json"))) == 2
     shutil.rmtree(local)
     for number in (1, 2):
-        finish(study)
+        finish(*study.runs)
         study.put_aside_earlier_call(study.runs)
         assert not (local / "bench-cpu").exists()
         kept = local / "earlier" / f"bench-cpu-{number}"
@@ -67,7 +61,7 @@ def test_a_finished_call_is_put_aside_and_an_unfinished_one_goes_on(checkout: Pa
 
 
 def test_runs_of_other_settings_are_no_part_of_this_call(checkout: Path) -> None:
-    finish(load_study("bench-cpu", {"num_steps": 50}), 1)
+    finish(load_study("bench-cpu", {"num_steps": 50}).runs[0])
     study = load_study("bench-cpu")
     study.put_aside_earlier_call(study.runs)
     assert (checkout / "results" / "local" / "earlier" / "bench-cpu-1").is_dir()
@@ -76,9 +70,7 @@ def test_runs_of_other_settings_are_no_part_of_this_call(checkout: Path) -> None
 def test_runs_that_cannot_be_done_here_leave_no_call_unfinished(checkout: Path) -> None:
     study = load_study("bench")
     possible = [run for run in study.runs if run.config.num_gpus == 1]
-    for run in possible:
-        run.run_dir.mkdir(parents=True)
-        write_record(make_record(config=run.config.to_dict()), run.run_dir)
+    finish(*possible)
     study.put_aside_earlier_call(possible)
     assert not (checkout / "results" / "local" / "bench").exists()
 
@@ -96,11 +88,9 @@ def test_a_baseline_is_of_the_same_hardware(checkout: Path) -> None:
 
 def test_committed_baseline_is_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever changes the study measures its baseline anew."""
-    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.chdir(ROOT)
     study = load_study("bench-cpu")
-    there = {
-        path.parent.name for path in (CHECKOUT / "results/baseline/bench-cpu").glob("*/*.json")
-    }
+    there = {path.parent.name for path in (ROOT / "results/baseline/bench-cpu").glob("*/*.json")}
     assert there == {run.run_id for run in study.runs}
 
 
@@ -122,15 +112,15 @@ def test_a_wrong_reference_in_a_study_is_one_line(
 def test_a_baseline_without_any_of_the_arms_is_refused_before_it_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.chdir(CHECKOUT)
+    monkeypatch.chdir(ROOT)
     measured: list[str] = []
     monkeypatch.setattr(bench, "run_study", lambda study, *_, **__: measured.append(study.name))
     monkeypatch.setattr(bench, "check_results", lambda *_: None)
     monkeypatch.setattr(bench, "compare_relative", lambda *_: None)
-    bench.run_bench(WITHOUT, {}, CHECKOUT / "results/baseline/bench-cpu")
+    bench.run_bench(WITHOUT, {}, ROOT / "results/baseline/bench-cpu")
     assert measured == ["bench-cpu"]
     with pytest.raises(UserError, match=r"^BASELINE: '.*quick' has no arm of the study 'bench-c"):
-        bench.run_bench(WITHOUT, {}, CHECKOUT / "results/reference/h200x4/quick")
+        bench.run_bench(WITHOUT, {}, ROOT / "results/reference/h200x4/quick")
     assert measured == ["bench-cpu"]
 
 

@@ -5,11 +5,8 @@ from typing import Any
 import pytest
 
 from fp8study.run.defaults import config_for
-from fp8study.run.machine import Gpu, Machine
+from tests.machines import H200, machine
 
-H200S = Machine(
-    tuple(Gpu(i, f"GPU-{i}", "NVIDIA H200", 139.8, (9, 0), 700.0, 1980, 3201) for i in (0, 1)), 16
-)
 ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
 
 
@@ -26,4 +23,4 @@ ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
 def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
     fields: dict[str, Any], gathers: bool
 ) -> None:
-    assert config_for(H200S, ON_TWO | fields).fp8_all_gather is gathers
+    assert config_for(machine(H200, H200), ON_TWO | fields).fp8_all_gather is gathers

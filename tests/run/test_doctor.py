@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from importlib import metadata
@@ -10,12 +9,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from fp8study.run import doctor
-from fp8study.run.machine import Gpu, Machine
+from fp8study.run.machine import Machine
 from tests.checkout import ROOT, run_python
-
-H200 = Gpu(0, "GPU-0", "NVIDIA H200", 140.4, (9, 0), 700.0, 1980, 3201)
-A100 = dataclasses.replace(H200, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
-UNKNOWN = dataclasses.replace(H200, name="NVIDIA Z999")
+from tests.machines import A100, H200, UNKNOWN, machine
 
 
 def test_the_supported_versions_are_those_of_pyproject() -> None:
@@ -48,10 +44,11 @@ def test_a_package_that_is_missing_or_too_old_is_a_problem_with_a_remedy(
         (A100, doctor.WARNING, "no FP8 matrix units"),
         (UNKNOWN, doctor.WARNING, "peak unknown"),
     ],
-    ids=lambda value: getattr(value, "name", value),
 )
-def test_each_gpu_is_told_what_fp8_it_can_do(gpu: Gpu, state: str, word: str) -> None:
-    (finding,) = doctor._gpus(Machine((gpu,), 8))
+def test_each_gpu_is_told_what_fp8_it_can_do(
+    gpu: tuple[str, float, tuple[int, int]], state: str, word: str
+) -> None:
+    (finding,) = doctor._gpus(machine(gpu))
     assert finding.state == state
     assert word in finding.found
     assert bool(finding.remedy) == (state != doctor.OK)
@@ -65,7 +62,7 @@ def test_links_between_gpus(
     link: str | None, state: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "gpu_link", lambda: link)
-    finding = doctor._links(Machine((H200, H200), 8))
+    finding = doctor._links(machine(H200, H200))
     assert finding.state == state
     assert finding.found.startswith(found)
 

@@ -19,7 +19,7 @@ from fp8study.run.chosen.estimates import (
 )
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
-from tests.run.test_selection import H100, H200, machine
+from tests.machines import H100, H200, machine
 from tests.run.test_slurm import CLUSTER
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"

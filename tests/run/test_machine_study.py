@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from fp8study.core.errors import UserError
-from fp8study.core.records import write_record
 from fp8study.core.studies import Study, chosen_path, judgement_of, load_study
 from fp8study.run.chosen import study as module
 from fp8study.run.chosen.estimates import needed_gib
 from fp8study.run.chosen.study import machine_study
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
-from tests.factories import H200, make_record
-from tests.run.test_selection import MACHINES, machine
+from tests.factories import H200, finish
+from tests.machines import machine
+from tests.run.test_selection import MACHINES
 
 ONE, TWO = MACHINES["H200"], MACHINES["2 H200"]
 SMALL = machine(("NVIDIA GeForce RTX 4080", 15.99, (8, 9)))
@@ -35,11 +35,8 @@ def begun(there: Machine, budget: float | None = None, **overrides: Any) -> Stud
     return study
 
 
-def finish(study: Study) -> None:
-    run = study.runs[0]
-    config = run.config.resolved(on_gpu=True).to_dict()
-    run.run_dir.mkdir(parents=True)
-    write_record(make_record(status="completed", config=config, machine=H200), run.run_dir)
+def finish_first(study: Study) -> None:
+    finish(study.runs[0], config={"fp8_emulate": False}, machine=H200)
 
 
 def ids(study: Study) -> list[str]:
@@ -57,7 +54,7 @@ def test_what_is_kept_is_an_ordinary_study_of_the_same_runs() -> None:
 
 def test_a_later_call_goes_on_and_a_larger_budget_adds() -> None:
     first = begun(TWO, 20)
-    finish(first)
+    finish_first(first)
     assert ids(begun(TWO)) == ids(begun(TWO, 5)) == ids(first)
     more = begun(TWO, 60)
     assert set(ids(first)) < set(ids(more))
@@ -88,7 +85,7 @@ def test_where_the_hub_can_be_reached_losses_are_judged_on_its_text(
 def test_another_machine_or_setting_begins_anew_and_keeps_the_earlier_call(
     other: tuple[Machine, dict[str, Any]], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    finish(begun(ONE))
+    finish_first(begun(ONE))
     there, overrides = other
     study = begun(there, **overrides)
     assert (checkout / "results/local/earlier/machine-1/study.yaml").is_file()
@@ -164,7 +161,7 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
     assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 122 GiB of 80; would fit: on ")
     assert "cannot" in plan_text(study, there)
     assert impossible_runs(study, ONE) == {}
-    finish(study)
+    finish_first(study)
     assert impossible_runs(study, there) == {}  # a result needs no permission
 
 

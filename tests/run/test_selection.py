@@ -14,26 +14,14 @@ from fp8study.analysis.laws.shape import shape_of
 from fp8study.run.chosen.estimates import compile_minutes, held_minutes
 from fp8study.run.chosen.selection import Selection, select
 from fp8study.run.chosen.timetable import Chosen, cell_of
-from fp8study.run.machine import Gpu, Machine
+from fp8study.run.machine import Machine
+from tests.machines import A100, B200, H100, H200, RTX_4090, UNKNOWN, machine
 
 TEXT = ("text:my.txt", 50_000_000)
-H100, H200 = ("NVIDIA H100 80GB HBM3", 79.6, (9, 0)), ("NVIDIA H200", 139.8, (9, 0))
-RTX_4090 = ("NVIDIA GeForce RTX 4090", 23.99, (8, 9))
-A100 = ("NVIDIA A100-SXM4-80GB", 79.6, (8, 0))
-B200 = ("NVIDIA B200", 179.0, (10, 0))
-UNKNOWN = ("NVIDIA Something New", 47.5, (12, 0))
 #: `select`, of which several tests ask the same.
 selected = cache(select)
 #: Of 4,096 tokens, in the synthetic corpus.
 NUM_SEQUENCES = 213
-
-
-def machine(*kinds: tuple[str, float, tuple[int, int]]) -> Machine:
-    gpus = (
-        Gpu(index, f"GPU-{index}", name, gib, capability, 700.0, 1980, 2619)
-        for index, (name, gib, capability) in enumerate(kinds)
-    )
-    return Machine(tuple(gpus), 16)
 
 
 MACHINES = {

@@ -23,6 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: first.get(item.path.parent.name, len(first)))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what ``requires_gpu``, or so many of them, where there are fewer."""
+    if mark := item.get_closest_marker("requires_gpu"):
+        import torch
+
+        if torch.cuda.device_count() < (needed := sum(mark.args) or 1):
+            pytest.skip(f"needs CUDA GPUs: {needed}")
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this call of pytest, one for all workers."""

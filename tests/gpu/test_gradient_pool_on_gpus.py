@@ -5,18 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import LlamaConfig
 
 from fp8study.core.config import make_config
 from fp8study.core.records import read_metrics
 from fp8study.run.launch import launch
 
-pytestmark = [
-    pytest.mark.requires_gpu,
-    pytest.mark.slow,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
-]
+pytestmark = [pytest.mark.requires_gpu(2), pytest.mark.slow]
 
 
 def test_gradients_take_the_activations_memory_and_stay_what_they_were(tmp_path: Path) -> None:

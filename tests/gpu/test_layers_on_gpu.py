@@ -11,11 +11,7 @@ from fp8study.core.config import make_config
 from fp8study.measure.layer_times import measure_here
 from fp8study.model.float8 import convert_to_float8
 
-pytestmark = [
-    pytest.mark.requires_gpu,
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
 
 
 def test_a_layer_of_an_8b_takes_less_in_fp8_and_its_gemms_reach_more() -> None:

@@ -22,10 +22,7 @@ from fp8study.model.updates import make_updates, parameter_groups
 DEVICE = torch.device("cuda")
 VOCAB = 128256
 
-pytestmark = [
-    pytest.mark.requires_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.requires_gpu
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -14,10 +14,7 @@ from fp8study.measure.memory import local_bytes
 from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
-ON_GPU = (
-    pytest.mark.requires_gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.requires_gpu)]
 AVERAGES = ("exp_avg", "exp_avg_sq")
 SETTINGS = {"strategy": "none", "adam_beta2": 0.95, "weight_decay": 0.1, "learning_rate": 0.01}
 
@@ -43,7 +40,7 @@ def made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("state", "keep", "rows"), [("bf16", to_bf16, 16), ("bf16", to_bf16, 3), ("fp8", to_fp8, 16)]
 )
@@ -66,7 +63,7 @@ def test_only_what_is_kept_is_rounded(state: str, keep: Keep, rows: int, device:
         assert (model.weight.cpu() - weight).abs().quantile(0.99) < 1e-5
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("divisor", [None, 3.7])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_one_pass_is_as_near_to_exact_arithmetic_as_torchs_own(

@@ -28,14 +28,14 @@ from functools import partial
 from pathlib import Path
 
 from peer_accelerate import ACCELERATE
-from peer_runs import Cell, Configuration, utc_now
+from peer_runs import Cell, Configuration
 from peer_torchtitan import check_checkout, torchtitan
 
 from fp8study.analysis.peers import read_peers
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
-from fp8study.core.records import read_record
+from fp8study.core.records import read_record, utc_now
 from fp8study.core.studies import PlannedRun, load_study
 from fp8study.run.chosen.estimates import step_seconds
 from fp8study.run.machine import Machine, this_machine

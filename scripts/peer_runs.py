@@ -15,7 +15,6 @@ median, not the rate over all of them, in ``tokens_per_second_per_gpu``.
 
 from __future__ import annotations
 
-import datetime
 import os
 import re
 import shlex
@@ -28,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8study.core.records import write_json
+from fp8study.core.records import utc_now, write_json
 from fp8study.run.children import end
 from fp8study.run.gpu_lease import lease
 from fp8study.run.machine import Machine, machine_facts, versions
@@ -93,10 +92,6 @@ class PeerTrainer(NamedTuple):
     read: Callable[[str, Cell, str], Repeat]
     """Its log, the cell, the precision → what it says; `RepeatFailed` if that is not it."""
     environment: Mapping[str, str]
-
-
-def utc_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def run_repeat(

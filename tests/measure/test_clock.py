@@ -1,6 +1,8 @@
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,33 +18,24 @@ from fp8study.train.summary import headline, notes_on_timing, summarise
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(
-    num_gpus=2,
-    micro_batch_size=3,
-    gradient_accumulation_steps=2,
-    sequence_length=128,
-    num_steps=6,
-    num_warmup_steps=2,
+    num_gpus=2, micro_batch_size=3, gradient_accumulation_steps=2, sequence_length=128
 )
 RATES = (
-    "step_time_ms_median",
-    "step_time_ms_p10",
-    "step_time_ms_p90",
-    "tokens_per_second_per_gpu",
-    "tflops_per_gpu",
-    "mfu_bf16_peak_pct",
-    "mfu_mixed_peak_pct",
-    "warm_up_steps_seconds",
-)
+    "step_time_ms_median", "step_time_ms_p10", "step_time_ms_p90", "tokens_per_second_per_gpu",
+    "tflops_per_gpu", "mfu_bf16_peak_pct", "mfu_mixed_peak_pct", "warm_up_steps_seconds",
+)  # fmt: skip
+#: ms of each step; the first two are no part of the timed window.
+SIX = (5000, 900, 100, 200, 300, 400)
 
 
-def steps(*times_ms: float) -> list[FinishedStep]:
-    """Return steps that took these times; step i has loss 10 - i."""
-    return [FinishedStep(i, 10.0 - i, t) for i, t in enumerate(times_ms)]
-
-
-def work(flops_per_token: int = 1, fp8_share: float = 0.0) -> Work:
-    """Return the work of a token, of which a share is in FP8."""
-    return Work(flops_per_token, 0, fp8_share * flops_per_token)
+def summary(
+    *times_ms: float, config: RunConfig = CONFIG, gpus: Sequence[str] = (),
+    flops_per_token: int = 10**9, fp8_share: float = 0.0, num_warm_up: int = 2, first_step: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Summarise steps that took these times; step i has loss 10 - i."""
+    done = [FinishedStep(i, 10.0 - i, t) for i, t in enumerate(times_ms)]
+    work = Work(flops_per_token, 0, fp8_share * flops_per_token)
+    return summarise(done, config.resolved(), work, gpus, num_warm_up, first_step)
 
 
 def test_each_step_comes_once_in_order_and_one_late() -> None:
@@ -129,8 +122,7 @@ def test_run_without_steps_yields_none() -> None:
 
 
 def test_rates_are_tokens_over_the_whole_timed_window() -> None:
-    done = steps(5000, 900, 100, 200, 300, 400)
-    found = summarise(done, CONFIG, work(10**9), ["NVIDIA H200"])
+    found = summary(*SIX, gpus=["NVIDIA H200"])
     # 2 GPUs × 3 sequences × 2 micro-steps × 128 tokens = 1536 a step; four steps in one second.
     assert found["tokens_per_second_per_gpu"] == pytest.approx(4 * 1536 / 2)
     assert found["tflops_per_gpu"] == pytest.approx(3.072)
@@ -141,16 +133,14 @@ def test_rates_are_tokens_over_the_whole_timed_window() -> None:
 
 
 def test_the_mixed_peak_weighs_both_peaks_by_the_work_done_at_them() -> None:
-    done = steps(5000, 900, 100, 200, 300, 400)
-    found = summarise(done, CONFIG, work(10**9, fp8_share=0.5), ["NVIDIA H200"])
+    found = summary(*SIX, gpus=["NVIDIA H200"], fp8_share=0.5)
     assert found["bf16_peak_tflops"] == 989
     assert found["mixed_peak_tflops"] == pytest.approx(2 / (1 / 989 + 1 / 1979))
     assert found["mfu_mixed_peak_pct"] == pytest.approx(100 * 3.072 / found["mixed_peak_tflops"])
 
 
 def test_the_headline_takes_what_instruments_saw_and_leaves_the_rest_null() -> None:
-    results = summarise(steps(5000, 900, 100, 200, 300, 400), CONFIG, work(10**12), [])
-    results["startup_seconds"] = 20.0
+    results = summary(*SIX) | {"startup_seconds": 20.0}
     found = {
         "memory": {"peak_gib": 7.5, "num_alloc_retries": 2, "num_device_allocs": 0},
         "ceilings": {"run_tflops": 2 * results["tflops_per_gpu"]},
@@ -167,7 +157,7 @@ def test_the_headline_takes_what_instruments_saw_and_leaves_the_rest_null() -> N
 
 
 def test_times_leave_out_the_warm_up() -> None:
-    found = summarise(steps(5000, 900, 400, 100, 300, 200), CONFIG, work(), [])
+    found = summary(5000, 900, 400, 100, 300, 200)
     assert found["step_time_ms_median"] == 250
     assert (found["step_time_ms_p10"], found["step_time_ms_p90"]) == pytest.approx((130, 370))
     assert found["first_step_seconds"] == 5
@@ -177,22 +167,19 @@ def test_times_leave_out_the_warm_up() -> None:
 def test_both_quantiles_follow_one_rule() -> None:
     """Mirrored times have mirrored quantiles."""
     times = [100.0, 101.0, 103.0, 107.0, 115.0, 131.0]
-    config = replace(CONFIG, num_steps=8)
-    found = summarise(steps(1, 1, *times), config, work(), [])
-    mirrored = summarise(steps(1, 1, *(300 - t for t in times)), config, work(), [])
+    found, mirrored = summary(1, 1, *times), summary(1, 1, *(300 - t for t in times))
     assert found["step_time_ms_p10"] == pytest.approx(300 - mirrored["step_time_ms_p90"])
 
 
 def test_utilisation_is_that_of_the_runs_own_gpus() -> None:
-    done = steps(5000, 900, 100, 200, 300, 400)
-    both = summarise(done, CONFIG, work(10**9), ["NVIDIA H200", "NVIDIA H100 PCIe"])
+    both = summary(*SIX, gpus=["NVIDIA H200", "NVIDIA H100 PCIe"])
     assert both["bf16_peak_tflops"] == (989 + 756) / 2
     assert both["mfu_bf16_peak_pct"] == pytest.approx(100 * 3.072 / 872.5)
-    assert summarise(done, CONFIG, work(), ["NVIDIA H200", "?"])["bf16_peak_tflops"] is None
+    assert summary(*SIX, gpus=["NVIDIA H200", "?"])["bf16_peak_tflops"] is None
 
 
 def test_a_resumed_run_is_timed_by_its_own_steps() -> None:
-    found = summarise(steps(9000, 1, 1, 5000, 900, 100, 200), CONFIG, work(), [], 5, first_step=3)
+    found = summary(9000, 1, 1, 5000, 900, 100, 200, num_warm_up=5, first_step=3)
     assert found["steps_completed"] == 7
     assert found["loss_start"] == 10
     assert (found["first_step_seconds"], found["num_timed_steps"]) == (5, 2)
@@ -202,26 +189,24 @@ def test_a_resumed_run_is_timed_by_its_own_steps() -> None:
 
 
 def test_without_compilation_there_is_no_compile_time() -> None:
-    done = steps(5000, 900, 100, 200, 300, 400)
-    config = replace(CONFIG, compile=False, fp8_all_gather=None)
-    assert summarise(done, config, work(), [])["compile_seconds"] is None
+    assert summary(*SIX, config=replace(CONFIG, compile=False))["compile_seconds"] is None
 
 
 def test_utilisation_of_an_unknown_gpu_is_null() -> None:
-    found = summarise(steps(9, 9, 1, 1, 1, 1), CONFIG, work(10**9), ["Some GPU"])
+    found = summary(*SIX, gpus=["Some GPU"])
     assert found["mfu_bf16_peak_pct"] is None
     assert found["tflops_per_gpu"] > 0
 
 
 def test_final_loss_is_the_mean_of_the_last_twenty() -> None:
-    found = summarise(steps(*[1.0] * 30), replace(CONFIG, num_steps=30), work(), [])
+    found = summary(*[1.0] * 30)
     assert found["loss_start"] == 10.0
     assert found["loss_last20_mean"] == pytest.approx(10.0 - sum(range(10, 30)) / 20)
 
 
 @pytest.mark.parametrize("num_done", [0, 1, 2])
 def test_rates_are_null_when_nothing_was_timed(num_done: int) -> None:
-    found = summarise(steps(*[7.0] * num_done), CONFIG, work(), ["NVIDIA H200"])
+    found = summary(*[7.0] * num_done, gpus=["NVIDIA H200"])
     assert (found["steps_completed"], found["num_timed_steps"]) == (num_done, 0)
     assert {name: found[name] for name in RATES} == dict.fromkeys(RATES)
     assert (found["loss_start"] is None) is (num_done == 0)

@@ -28,13 +28,13 @@ def trainer_of(run_dir: Path, first_step: int) -> Any:
     config = make_config({"strategy": "none", "checkpoint_every": 1, "num_steps": 20}).resolved()
     data = SimpleNamespace(corpus_sha256="", tokenizer_sha256="")
     start = str(place_of(run_dir, first_step)) if first_step else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     return SimpleNamespace(
-        config=config, model=model, device=torch.device("cpu"),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True),
+        config=config, model=model, device=torch.device("cpu"), optimizer=optimizer,
         job=SimpleNamespace(first_step=first_step, start_from=start, data=data),
         pace=SimpleNamespace(num_steps=20), steps=[], validation_losses={}, audit={},
         state=SimpleNamespace(is_main_process=True, process_index=0),
-        updates=SimpleNamespace(after=lambda: None),
+        updates=SimpleNamespace(after=lambda: None, adamw=optimizer),
     )  # fmt: skip
 
 

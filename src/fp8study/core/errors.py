@@ -13,6 +13,11 @@ class UserError(Exception):
     """
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, or its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def one_line(error: Exception) -> str:
     """Return an exception's message without its line breaks, or its type if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import UserError, first_line, nearest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -188,9 +188,8 @@ def hf_config(model: str) -> PreTrainedConfig:
         else:
             config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"model: no configuration for '{model}' ({reason}); give a preset "
+            f"model: no configuration for '{model}' ({first_line(error)}); give a preset "
             f"({', '.join(PRESETS)}), or a folder with the config.json of a model of transformers"
         ) from error
     config.use_cache = False

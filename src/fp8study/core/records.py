@@ -18,6 +18,7 @@ committed. Run ids are opaque: everything is read from the record, nothing from 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import gzip
 import json
 import math
@@ -144,6 +145,11 @@ def _check_version(version: object) -> None:
             f"schema_version: {version!r} is none of {', '.join(map(str, READABLE_VERSIONS))}; "
             "read it with the version of fp8study that wrote it"
         )
+
+
+def utc_now() -> str:
+    """Return the time as records have it: ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, content: Any) -> None:

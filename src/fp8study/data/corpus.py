@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import UserError, first_line, nearest
 from fp8study.core.presets import is_reachable
 from fp8study.data.stories import stories
 
@@ -92,9 +92,8 @@ def _tinystories() -> list[str]:
             TINYSTORIES_ID, split=TINYSTORIES_SPLIT, revision=TINYSTORIES_REVISION
         )
     except Exception as error:  # the hub client raises a dozen unrelated kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"corpus: 'tinystories' cannot be loaded from the hub ({reason}); connect, fill the "
-            "datasets cache, or use corpus=text:PATH or corpus=synthetic"
+            f"corpus: 'tinystories' cannot be loaded from the hub ({first_line(error)}); connect, "
+            "fill the datasets cache, or use corpus=text:PATH or corpus=synthetic"
         ) from error
     return [story for story in table["text"] if story.strip()]

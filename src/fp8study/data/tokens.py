@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fp8study.core.config import RunConfig
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, first_line
 from fp8study.core.files import cache_dir, locked, write_whole, writing
 from fp8study.core.presets import HUB_IDS, PRESETS, is_reachable
 from fp8study.data.corpus import SEPARATOR, Corpus, load_corpus
@@ -224,8 +224,7 @@ def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
     try:
         loaded = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # the hub client raises a dozen unrelated kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise missing(f"cannot be loaded ({reason.rstrip('.')})") from error
+        raise missing(f"cannot be loaded ({first_line(error).rstrip('.')})") from error
     # From a folder without tokenizer files transformers makes an empty one instead of failing.
     if loaded.backend_tokenizer.get_vocab_size() < _SMALLEST_VOCABULARY:
         raise missing("holds no vocabulary")

@@ -8,7 +8,6 @@ alone, a copy and, where there are several GPUs, an all-gather are timed beside 
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import hf_config, text_config
 from fp8study.core.recipes import ARITHMETICS
+from fp8study.core.records import utc_now
 from fp8study.measure.gemm_peaks import ceilings_of, median_seconds
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import decoder_layers
@@ -61,7 +61,7 @@ def measure_here(
     last, is_gpu = chosen[-1], torch.cuda.is_available()
     device = torch.device("cuda", 0) if is_gpu else torch.device("cpu")
     found: dict[str, Any] = {
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "at": utc_now(),
         "gpu_name": torch.cuda.get_device_name(device) if is_gpu else None,
         "torch": torch.__version__, "torchao": version("torchao"), "layers": {},
     }  # fmt: skip

@@ -65,7 +65,7 @@ class AfterBackward:
     def __post_init__(self) -> None:
         device = next(self.model.parameters()).device
         # Accelerate's wrapper keeps what is set on it to itself.
-        self._adamw: Any = getattr(self.optimizer, "optimizer", self.optimizer)
+        self.adamw: Any = getattr(self.optimizer, "optimizer", self.optimizer)
         scales = RECIPES[self.config.precision].scales_loss
         self._scaler = torch.amp.GradScaler(device.type, enabled=scales)
         self._num_skipped, self._is_infinite = (torch.zeros((), device=device) for _ in range(2))
@@ -104,7 +104,7 @@ class AfterBackward:
             self._look(self.model.parameters())
         if norm is not None and self.config.clipping == "in_update":
             self._scale_in_update(norm)
-        self._scaler.step(self._adamw)
+        self._scaler.step(self.adamw)
         self._scaler.update()
         self.optimizer.zero_grad()
         self.after()
@@ -115,9 +115,9 @@ class AfterBackward:
 
         torch adds that up over the ranks of a sharded gradient.
         """
-        self._scaler.unscale_(self._adamw)
+        self._scaler.unscale_(self.adamw)
         if self._scaler.is_enabled():
-            found = self._scaler._found_inf_per_device(self._adamw).values()
+            found = self._scaler._found_inf_per_device(self.adamw).values()
             self._is_infinite = torch.stack([*found]).amax()
             self._num_skipped += self._is_infinite
 
@@ -136,7 +136,7 @@ class AfterBackward:
         the quotient back, so that what is saved is one reading of every gradient and a kernel.
         """
         assert self.config.max_grad_norm is not None
-        self._adamw.grad_scale = ((norm.float() + 1e-6) / self.config.max_grad_norm).clamp(min=1.0)
+        self.adamw.grad_scale = ((norm.float() + 1e-6) / self.config.max_grad_norm).clamp(min=1.0)
 
 
 @dataclass(eq=False)

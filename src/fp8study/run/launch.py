@@ -6,7 +6,6 @@ GPU or a hanging collective of the training must not reach.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 import subprocess
@@ -24,7 +23,14 @@ from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
-from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, write_record
+from fp8study.core.records import (
+    RESULTS,
+    RunRecord,
+    read_metrics,
+    set_aside,
+    utc_now,
+    write_record,
+)
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
@@ -58,10 +64,6 @@ TAIL_LINES = 30
 
 class RunFailed(Exception):
     """A run ended without a result; its record says so and its last lines are in the message."""
-
-
-def _utc_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def check_possible(config: RunConfig, machine: Machine) -> None:
@@ -126,7 +128,7 @@ def launch(
         if (run_dir / "run.json").exists():
             kept_as = set_aside(run_dir / "run.json", "earlier")
             show(f"an earlier record of this run is kept as {kept_as.name}")
-        started_at = _utc_now()
+        started_at = utc_now()
         gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
         with writing("run_dir", run_dir):
             save_config(config, run_dir / "config.yaml")
@@ -252,7 +254,7 @@ def _finish(
     record = RunRecord(
         **parts,
         machine=machine_facts(replace(machine, gpus=tuple(first)), ours) | outcome.machine,
-        ended_at=_utc_now(),
+        ended_at=utc_now(),
         versions=versions() | outcome.versions,
         results={"steps_completed": steps} | outcome.results | resumed,
         **{name: getattr(outcome, name) for name in _TOLD},

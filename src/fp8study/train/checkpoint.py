@@ -184,13 +184,9 @@ class Checkpoints:
         state = get_model_state_dict(self._trainer.model)
         return cast("dict[str, Any]", tree_map_only(torch.Tensor, plain, state))
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """Return torch's own, not Accelerate's wrapper, whose state has other names."""
-        optimizer = self._trainer.optimizer
-        return cast("torch.optim.Optimizer", getattr(optimizer, "optimizer", optimizer))
-
     def _state(self) -> dict[str, Any]:
-        held = get_optimizer_state_dict(self._trainer.model, self._optimizer())
+        # Not of Accelerate's wrapper, whose state has other names.
+        held = get_optimizer_state_dict(self._trainer.model, self._trainer.updates.adamw)
         return {
             "model": self._model_state(),
             "optimizer": tree_map_only(torch.Tensor, plain, held["state"]),
@@ -199,15 +195,16 @@ class Checkpoints:
 
     def _go_on(self, place: Path) -> None:
         """Bring the run back to where a checkpoint was made."""
-        make_states(self._optimizer())
-        trainer, about, state = self._trainer, read_checkpoint(place).about, self._state()
+        trainer, about = self._trainer, read_checkpoint(place).about
+        make_states(trainer.updates.adamw)
+        state, rank = self._state(), str(trainer.state.process_index)
         saved = FileSystemReader(place).read_metadata().state_dict_metadata
-        for rank, states in state["random"].items():  # there may be more ranks now
-            found = {n: t for n, t in states.items() if f"random.{rank}.{n}" in saved}
-            state["random"] = {rank: found}
-        self._read(place, state, "run_dir")
-        for generators in state["random"].values():
-            _set_generators(generators, trainer.device)
+        # There may be more ranks now.
+        generators = {
+            n: t for n, t in state["random"][rank].items() if f"random.{rank}.{n}" in saved
+        }
+        self._read(place, state | {"random": {rank: generators}}, "run_dir")
+        _set_generators(generators)
         columns = zip(*(about["steps"][name] for name in _OF_A_STEP), strict=True)
         trainer.steps = [FinishedStep(number, *step) for number, step in enumerate(columns)]
         trainer.validation_losses = dict(about["validation_losses"])
@@ -304,7 +301,7 @@ def _generators(device: torch.device) -> dict[str, torch.Tensor]:
     return states | ({"cuda": torch.cuda.get_rng_state()} if device.type == "cuda" else {})
 
 
-def _set_generators(states: dict[str, torch.Tensor], device: torch.device) -> None:
+def _set_generators(states: dict[str, torch.Tensor]) -> None:
     if "torch" in states:
         torch.set_rng_state(states["torch"])
         random.setstate((3, tuple(states["python"].tolist()), None))

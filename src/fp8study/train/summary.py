@@ -25,14 +25,14 @@ def summarise(
     config: ResolvedConfig,
     work: Work,
     gpu_names: Collection[str],
-    num_warm_up: int | None = None,
-    first_step: int = 0,
+    num_warm_up: int,
+    first_step: int,
 ) -> dict[str, Any]:
     """Return the measured part of a record's ``results``.
 
     Rates are tokens over wall-clock time of the whole timed window: the steps after the first
-    `num_warm_up`, by default the configuration's. Without any such step, or in a run that is not
-    timed, they are null. A run that went on from a checkpoint began here with `first_step`.
+    `num_warm_up`. Without any such step, or in a run that is not timed, they are null. A run that
+    went on from a checkpoint began here with `first_step`.
 
     The run's own GPUs, one name each, decide the peaks of the utilisations.
 
@@ -42,7 +42,6 @@ def summarise(
     """
     losses, here = [s.loss for s in steps], steps[first_step:]
     # Pauses to measure noise are inside the steps' times, and so is another run on the GPU.
-    num_warm_up = config.num_warmup_steps if num_warm_up is None else num_warm_up
     timed = steps[num_warm_up:] if config.is_timed else []
     results: dict[str, Any] = {
         "steps_completed": len(steps),

@@ -6,7 +6,6 @@ that was killed and started again finds the jobs of the one before it.
 
 from __future__ import annotations
 
-import datetime
 import getpass
 import os
 import subprocess
@@ -14,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from fp8study.core.files import project_root
-from fp8study.core.records import RunRecord, read_metrics, write_record
+from fp8study.core.records import RunRecord, read_metrics, utc_now, write_record
 from fp8study.core.studies import PlannedRun, judgement_of
 from fp8study.run.machine import git_state, versions
 
@@ -88,7 +87,7 @@ def record_loss(run: PlannedRun, study: str, job: SlurmJob, why: str) -> RunReco
     """
     status, what = _ENDED[job.state]
     on = f" on {job.nodes}" if job.nodes else ", which never started,"
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    now = utc_now()
     record = RunRecord(
         run_id=run.run_id,
         study=study,

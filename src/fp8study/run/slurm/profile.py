@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import math
 import shutil
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,10 +148,8 @@ def check_slurm() -> None:
 
 
 def _read(folder: Path, path: Path, told: dict[str, Any]) -> Profile:
-    kinds = {
-        "gpu": str, "gpus_per_node": int, "cpus_per_node": int, "memory_gib_per_node": float,
-        "max_nodes": int, "gres": str, "gpu_memory_gib": float, "time_factor": float,
-    }  # fmt: skip
+    kinds = typing.get_type_hints(Profile)
+    del kinds["folder"]
     for key in told:
         if key not in kinds:
             raise UserError(f"{path}: config: unknown key '{key}'{nearest(str(key), kinds)}")
@@ -160,7 +159,7 @@ def _read(folder: Path, path: Path, told: dict[str, Any]) -> Profile:
         if key not in values:
             raise UserError(f"{path}: config: {key}: missing; say what a node has")
     for key, value in values.items():
-        if not isinstance(value, str) and value <= 0 and key != "gpus_per_node":
+        if isinstance(value, int | float) and value <= 0 and key != "gpus_per_node":
             raise UserError(f"{path}: config: {key}: {value:g} is none; give a number above 0")
     values["gpu"] = None if values["gpu"] == "none" else values["gpu"]
     if (values["gpu"] is None) != (values["gpus_per_node"] < 1):
@@ -173,7 +172,7 @@ def _read(folder: Path, path: Path, told: dict[str, Any]) -> Profile:
             known = named_gpu(values["gpu"])
         except UserError as error:
             raise UserError(f"{path}: config: {str(error).removeprefix('--')}") from None
-        if not (known.memory_gb or "gpu_memory_gib" in values):
+        if not (known.memory_gb or values.get("gpu_memory_gib")):
             raise UserError(
                 f"{path}: config: gpu: '{values['gpu']}' is sold with several sizes of memory; add "
                 "gpu_memory_gib"

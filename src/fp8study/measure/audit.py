@@ -10,7 +10,6 @@ frozen from trained, needs no memory, and takes well under a second.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +21,7 @@ from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
 from fp8study.model.float8_layers import is_current, keeping_layers
 from fp8study.model.fsdp_patches import is_cast, shards
-from fp8study.model.local import held, local_tensor
+from fp8study.model.local import held, local_tensor, stride
 
 #: Elements looked at in each parameter's local shard.
 SAMPLES = 2048
@@ -112,12 +111,7 @@ class FirstStepAudit:
         }
 
     def _sample(self, parameter: torch.Tensor) -> torch.Tensor:
-        numbers = local_tensor(parameter)
-        stride = max(1, numbers.numel() // SAMPLES)
-        # Coprime to the rows' length, or the sample would be of a few columns only.
-        while math.gcd(stride, parameter.shape[-1] if parameter.ndim else 1) > 1:
-            stride += 1
-        return numbers[::stride]
+        return local_tensor(parameter)[:: stride(parameter, SAMPLES)]
 
 
 def stale_casts(model: torch.nn.Module) -> dict[str, Any]:

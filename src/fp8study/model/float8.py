@@ -88,6 +88,12 @@ def is_aligned(module: torch.nn.Linear) -> bool:
     return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 
+def to_fp8(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scale numbers, cut them off at the format's largest and round them, as torchao does."""
+    largest = torch.finfo(dtype).max
+    return (numbers.float() * scale).clamp(-largest, largest).to(dtype)
+
+
 def convert_to_float8(model: torch.nn.Module, config: ResolvedConfig) -> None:
     """Replace the model's linear layers by FP8 ones in place; nothing to do for bf16.
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fp8study.core.recipes import RECIPES
-from fp8study.model.float8 import is_converted
+from fp8study.model.float8 import is_converted, to_fp8
+from fp8study.model.local import stride
 
 if TYPE_CHECKING:
     from torchao.float8.float8_linear import Float8Linear
@@ -197,15 +198,8 @@ def _cast_both(
     weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor
 ) -> None:
     """Do what the kernel of that name does, where there is no GPU."""
-    rows_MK.copy_(_scaled(weight_MK, scale))
+    rows_MK.copy_(to_fp8(weight_MK, scale, FP8))
     columns_KM.copy_(rows_MK.t())
-
-
-def _scaled(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    from torchao.float8.float8_utils import to_fp8_saturated
-
-    fp8: torch.Tensor = to_fp8_saturated(weight.float() * scale, FP8)
-    return fp8
 
 
 @torch.no_grad()
@@ -218,14 +212,11 @@ def is_current(layer: Any, num_samples: int) -> bool:
 
     weight_MK = layer.weight.detach()
     scale = amax_to_scale(torch.linalg.vector_norm(weight_MK, ord=math.inf), FP8)
-    every = max(1, weight_MK.numel() // num_samples)
-    while math.gcd(every, weight_MK.shape[1]) > 1:  # else the sample is of a few columns only
-        every += 1
-    at = torch.arange(0, weight_MK.numel(), every, device=scale.device)
+    at = torch.arange(0, weight_MK.numel(), stride(weight_MK, num_samples), device=scale.device)
     i, j = at // weight_MK.shape[1], at % weight_MK.shape[1]
     made, rows_MK, columns_KM = (
         fp8.view(torch.uint8)
-        for fp8 in (_scaled(weight_MK[i, j], scale), layer.fp8_rows_MK, layer.fp8_columns_KM)
+        for fp8 in (to_fp8(weight_MK[i, j], scale, FP8), layer.fp8_rows_MK, layer.fp8_columns_KM)
     )
     same = (made == rows_MK[i, j]) & (made == columns_KM[j, i])
     return bool(same.all() & (scale == layer.fp8_scale))

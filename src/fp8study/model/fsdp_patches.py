@@ -19,6 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
+from fp8study.model.float8 import to_fp8
+from fp8study.model.local import stride
 
 
 @dataclass(frozen=True)
@@ -143,27 +145,22 @@ def cast_shards(model: torch.nn.Module) -> None:
 
 def is_cast(shard: Any, num_samples: int) -> bool:
     """Return whether what `cast_shards` kept is what a shard gives by its scale, by a sample."""
-    every = max(1, shard.numel() // num_samples)
+    every = stride(shard, num_samples)
     now_N, kept_N = (t.view(-1)[::every] for t in (shard._tensor.detach(), shard.fp8))
-    made_N = _scaled(now_N, shard._precomputed_scale, shard._dtype)
+    made_N = to_fp8(now_N, shard._precomputed_scale, shard._dtype)
     return torch.equal(made_N.view(torch.uint8), kept_N.view(torch.uint8))
 
 
 def _all_scaled(
     flat: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    return [_scaled(weight_N, scale, dtype) for weight_N, scale in flat]
+    return [to_fp8(weight_N, scale, dtype) for weight_N, scale in flat]
 
 
 def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Flat and of any length: one kernel for all weights.
-    fp8_N: torch.Tensor = compiled(_scaled, dynamic=True)(weight_N, scale, dtype)
+    fp8_N: torch.Tensor = compiled(to_fp8, dynamic=True)(weight_N, scale, dtype)
     return fp8_N
-
-
-def _scaled(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    largest = torch.finfo(dtype).max
-    return (weight_N.float() * scale).clamp(-largest, largest).to(dtype)
 
 
 @cache

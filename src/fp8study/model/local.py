@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -23,6 +25,17 @@ def held(tensor: torch.Tensor) -> list[torch.Tensor]:
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's numbers of a parameter, flat and detached."""
     return unwrapped(tensor).detach().reshape(-1)
+
+
+def stride(tensor: torch.Tensor, num_samples: int) -> int:
+    """Return how far apart about so many numbers lie that are a sample of a rank's own, flat.
+
+    It has no divisor in common with the rows' length, or the sample would be of a few columns only.
+    """
+    every = max(1, unwrapped(tensor).numel() // num_samples)
+    while math.gcd(every, tensor.shape[-1] if tensor.ndim else 1) > 1:
+        every += 1
+    return every
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -262,12 +262,9 @@ def bench(
     ] = None,
 ) -> None:
     """Measure this machine's throughput anew, as ratios, and compare them with a baseline's."""
-    from fp8study.analysis.arms import read_folder
     from fp8study.report.comparison_text import comparison_text
     from fp8study.run.bench import run_bench
 
-    if baseline is not None:
-        read_folder(baseline, "--baseline")  # before an hour of runs
     found = run_bench(this_machine(), parse_assignments(set_), baseline)
     say(f"\n{comparison_text(found)}")
     if len(found.sides) == 1:

@@ -14,9 +14,7 @@ def preferences() -> list[int]:
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
-def test_the_preferred_kernel_comes_first_and_others_may_take_over(
-    attention: str,
-) -> None:
+def test_the_preferred_kernel_comes_first_and_others_may_take_over(attention: str) -> None:
     config = make_config({"attention": attention}).resolved()
     before = preferences()
     untouched = torch.compiler.config.patch(cache_key_tag="")
@@ -39,9 +37,7 @@ def test_nothing_changes_by_default_or_without_a_gpu(attention: str, device: str
         assert torch.compiler.config.cache_key_tag == ""
 
 
-def test_layers_are_compiled_in_the_mode_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_layers_are_compiled_in_the_mode_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[object] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, mode: modes.append(mode))
     config = make_config(

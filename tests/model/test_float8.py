@@ -10,12 +10,7 @@ from torchao.float8.float8_linear import Float8Linear
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.model.build import build_model
-from fp8study.model.float8 import (
-    convert_to_float8,
-    float8_config,
-    float8_filter,
-    is_converted,
-)
+from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, is_converted
 from fp8study.model.sharding import parameters_outside_optimizer_pct
 from tests.checkout import ROOT, run_python
 

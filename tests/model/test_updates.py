@@ -63,11 +63,7 @@ def train(run: RunConfig, pattern: list[tuple[bool, bool]]) -> tuple[Tiny, list[
 
 
 @pytest.mark.parametrize(
-    "pattern",
-    [
-        [(True, True)] * 3,
-        [(True, False), (False, True), (False, False), (True, True)],
-    ],
+    "pattern", [[(True, True)] * 3, [(True, False), (False, True), (False, False), (True, True)]]
 )
 def test_layers_with_part_of_their_gradients_are_updated_all_the_same(
     pattern: list[tuple[bool, bool]],

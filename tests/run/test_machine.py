@@ -111,9 +111,7 @@ def test_this_machine_is_described() -> None:
 
 def test_facts_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     library = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlSystemGetDriverVersion=lambda: "570.1",
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlSystemGetDriverVersion=lambda: "570.1"
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
@@ -135,11 +133,7 @@ def test_facts_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_slowest_link_between_gpus_is_named(
-    header: str,
-    matrix: str,
-    expected: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    header: str, matrix: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\nprintf '{header}\\n{matrix}\\n'\n")

@@ -127,13 +127,7 @@ def _cached(corpus: Corpus, name: str, model_vocab_size: int, show: Show) -> Pre
     return data
 
 
-def _build(
-    corpus: Corpus,
-    wanted: str,
-    model_vocab_size: int,
-    folder: Path,
-    show: Show,
-) -> None:
+def _build(corpus: Corpus, wanted: str, model_vocab_size: int, folder: Path, show: Show) -> None:
     pieces = [cut(document) for document in corpus.documents]
     size = sum(map(len, corpus.documents)) / 1e6
     if wanted == "bpe":
@@ -192,10 +186,7 @@ def cut(document: str) -> list[str]:
 
 
 def _encoded(
-    tokenizer: tokenizers.Tokenizer,
-    end: int,
-    documents: list[list[str]],
-    show: Show,
+    tokenizer: tokenizers.Tokenizer, end: int, documents: list[list[str]], show: Show
 ) -> npt.NDArray[np.uint32]:
     """Return all documents' tokens, each document followed by the end token."""
     flat = [(piece, n == len(pieces)) for pieces in documents for n, piece in enumerate(pieces, 1)]

@@ -26,11 +26,7 @@ _DIFFERING = ("missing_keys", "unexpected_keys", "mismatched_keys")
 
 
 def build_model(
-    model: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int,
-    weights: str | None = None,
+    model: str, dtype: torch.dtype, device: torch.device, seed: int, weights: str | None = None
 ) -> PreTrainedModel:
     """Build a causal language model with random weights, drawn on `device` from `seed`.
 

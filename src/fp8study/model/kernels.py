@@ -33,13 +33,9 @@ def cast_both(
 
 
 def adamw(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    averages: tuple[torch.Tensor, torch.Tensor],
-    largest: torch.Tensor,
-    divisor: torch.Tensor | None,
-    numbers: tuple[float, ...],
-) -> None:
+    weight: torch.Tensor, gradient: torch.Tensor, averages: tuple[torch.Tensor, torch.Tensor],
+    largest: torch.Tensor, divisor: torch.Tensor | None, numbers: tuple[float, ...],
+) -> None:  # fmt: skip
     """Update a weight and its averages, and raise `largest` to the weight's largest size.
 
     A gradient is divided by `divisor` as it is read. `numbers`: those of

@@ -105,13 +105,11 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     head = model.get_output_embeddings()
     product = type(head).forward  # sharding derives a class from this one
 
-    def mean(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
-        logits_NV = product(self, hidden_ND)
-        return cross_entropy(logits_NV.float(), targets_N, ignore_index=IGNORED)
-
-    def summed(self: Any, hidden_CD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
-        logits_CV = product(self, hidden_CD)
-        return cross_entropy(logits_CV.float(), targets_C, ignore_index=IGNORED, reduction="sum")
+    def whole(
+        self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor, reduction: str = "mean"
+    ) -> torch.Tensor:
+        logits_NV = product(self, hidden_ND).float()
+        return cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction=reduction)
 
     def chunked(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(hidden_ND, self.weight, targets_N, config.compile)
@@ -119,19 +117,18 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     def chunked_fp8(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         for chunk in zip(hidden_ND.split(CHUNK), targets_N.split(CHUNK), strict=True):
-            loss = loss + checkpoint(summed, self, *chunk, use_reentrant=False)
+            loss = loss + checkpoint(whole, self, *chunk, "sum", use_reentrant=False)
         return loss / (targets_N != IGNORED).sum()
 
     def forward(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
         targets_N = next_tokens(labels_BT)
         return loss_of(self, hidden_BTD.reshape(len(targets_N), -1), targets_N)
 
-    loss_of: Callable[..., torch.Tensor]
-    if config.loss_head == "compiled":
-        loss_of = torch.compile(mean)
-    else:
+    if config.compile or config.loss_head == "compiled":
+        whole = torch.compile(whole)
+    loss_of: Callable[..., torch.Tensor] = whole
+    if config.loss_head == "chunked":
         loss_of = chunked_fp8 if is_converted(head) else chunked
-        summed = torch.compile(summed) if config.compile else summed
     head.forward = MethodType(forward, head)
     model.forward = MethodType(_loss_only, model)
 
@@ -169,12 +166,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_ND: torch.Tensor,
-        weight_VD: torch.Tensor,
-        targets_N: torch.Tensor,
+        ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor,
         compiles: bool,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         device = hidden_ND.device.type
         autocasts = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if autocasts else weight_VD.dtype
@@ -197,12 +191,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _forward(
-    ctx: Any,
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    targets_N: torch.Tensor,
+    ctx: Any, hidden_ND: torch.Tensor, weight_VD: torch.Tensor, targets_N: torch.Tensor,
     dtype: torch.dtype,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     score = compiled(_loss_and_gradient) if ctx.compiles else _loss_and_gradient
     x_ND, w_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
     # One chunk needs no sum; and if the gradient is wanted in FP32, that is where it is summed.

@@ -83,13 +83,9 @@ def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
 
 
 def _update_adamw(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    averages: tuple[torch.Tensor, torch.Tensor],
-    largest: torch.Tensor,
-    divisor: torch.Tensor | None,
-    numbers: tuple[float, ...],
-) -> None:
+    weight: torch.Tensor, gradient: torch.Tensor, averages: tuple[torch.Tensor, torch.Tensor],
+    largest: torch.Tensor, divisor: torch.Tensor | None, numbers: tuple[float, ...],
+) -> None:  # fmt: skip
     """Do what `fp8study.model.kernels.adamw` does, where there is no GPU."""
     decay, beta1, rest1, beta2, rest2, step_size, root, eps = numbers
     g = gradient.float() if divisor is None else gradient.float() / divisor
@@ -127,25 +123,20 @@ def _narrow_adamw() -> Any:
                     rate = torch.as_tensor(group["lr"], dtype=torch.float32)
                     for parameter in group["params"]:
                         if parameter.grad is not None:
-                            self._update(parameter, parameter.grad, group, rate)
+                            self._update(parameter, group, rate)
 
-        def _update(
-            self,
-            parameter: torch.Tensor,
-            gradient: torch.Tensor,
-            group: dict[str, Any],
-            rate: torch.Tensor,
-        ) -> None:
+        def _update(self, parameter: Any, group: dict[str, Any], rate: torch.Tensor) -> None:
             state = self.state[parameter]
             if not state:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"] = self._zeros(parameter, True)
                 state["exp_avg_sq"] = self._zeros(parameter, False)
             state["step"] += 1
+            numbers = unwrapped(parameter).detach(), unwrapped(parameter.grad)
             averages = (unwrapped(state[name]) for name in ("exp_avg", "exp_avg_sq"))
             update(
-                unwrapped(parameter).detach(), unwrapped(gradient), state["step"], *averages, None,
-                rate, *group["betas"], group["weight_decay"], group["eps"], True, False,
+                *numbers, state["step"], *averages, None, rate, *group["betas"],
+                group["weight_decay"], group["eps"], True, False,
             )  # fmt: skip
 
         def _zeros(self, parameter: torch.Tensor, signed: bool) -> torch.Tensor:

@@ -23,14 +23,7 @@ from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
-from fp8study.core.records import (
-    RESULTS,
-    RunRecord,
-    read_metrics,
-    set_aside,
-    utc_now,
-    write_record,
-)
+from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, utc_now, write_record
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name

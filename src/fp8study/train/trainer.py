@@ -36,12 +36,7 @@ from fp8study.model.compiling import wholly_compiled
 from fp8study.model.float8_layers import compute_in
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.planted import untrained_weights
-from fp8study.model.sharding import (
-    after_update,
-    gradient_sync,
-    make_accelerator,
-    prepare,
-)
+from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
 from fp8study.model.updates import Look, make_updates
 from fp8study.run.children import answering
 from fp8study.run.job import Job, Outcome, StartupClock

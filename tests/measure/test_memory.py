@@ -20,16 +20,8 @@ def test_bytes_are_elements_times_their_size() -> None:
 def test_a_wrapped_weight_counts_what_it_holds() -> None:
     model = build_model("tiny-llama", torch.float32, CPU, seed=0)
     plain = local_bytes(model.parameters())
-    config = make_config(
-        {
-            "model": "tiny-llama",
-            "precision": "fp8",
-            "fp8_all_gather": True,
-            "strategy": "none",
-            "fp8_emulate": True,
-        }
-    )
-    convert_to_float8(model, config)
+    fp8 = {"precision": "fp8", "fp8_all_gather": True, "strategy": "none", "fp8_emulate": True}
+    convert_to_float8(model, make_config({"model": "tiny-llama"} | fp8))
     assert local_bytes(model.parameters()) == plain
 
 

@@ -178,21 +178,11 @@ def test_a_tied_loss_head_may_be_converted_or_gathered_but_not_both(
 
 
 def test_uneven_shards_of_fp8_weights_are_refused_before_anything_is_converted() -> None:
-    model = build_model("tiny-llama", torch.float32, torch.device("cpu"), seed=0)
-    config = make_config({"model": "tiny-llama", "precision": "fp8", "num_gpus": 3}).resolved()
+    model, config = tiny(), fp8(num_gpus=3)
     with pytest.raises(UserError, match=r"num_gpus: 3 does not divide the 128 rows of .*q_proj"):
-        convert_to_float8(model, config)
+        convert_to_float8(model, config.resolved())
     assert not any(is_converted(module) for module in model.modules())
-    plain = make_config(
-        {
-            "model": "tiny-llama",
-            "precision": "fp8",
-            "num_gpus": 3,
-            "fp8_all_gather": False,
-            "fp8_emulate": True,
-        }
-    )
-    convert_to_float8(model, plain)
+    convert_to_float8(model, replace(config, fp8_all_gather=False))
     assert any(is_converted(module) for module in model.modules())
 
 

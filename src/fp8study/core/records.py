@@ -100,9 +100,9 @@ class RunRecord:
     """corpus, corpus_sha256, tokenizer, tokenizer_sha256, vocab_size, num_train_tokens,
     num_tokens_seen, epochs, unigram_loss (of who knows the tokens' frequencies alone)."""
     model: dict[str, Any] = field(default_factory=dict)
-    """num_parameters, num_matmul_parameters, flops_per_token, num_linear, num_linear_fp8,
-    parameters_outside_optimizer_pct, parameter_dtype, optimizer_state_dtype; of a run that began
-    with the weights of a checkpoint, init_step and init_precision."""
+    """vocab_size, num_parameters, num_matmul_parameters, flops_per_token, fp8_flops_per_token,
+    num_linear, num_linear_fp8, parameters_outside_optimizer_pct, parameter_dtype; of a run that
+    began with the weights of a checkpoint, init_step and init_precision."""
     results: dict[str, Any] = field(default_factory=dict)
     """Those of `record_shape.COLUMNS` that were measured, and validation_losses: a step and a loss
     for each point at which validation text was scored. Rates are over the timed window, warm-up

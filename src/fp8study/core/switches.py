@@ -12,8 +12,7 @@ from typing import Any, Literal
 from fp8study.core.field_types import Field, declare, switch
 from fp8study.core.recipes import RECIPES
 
-#: What refuses a field, written once.
-_NOT_COMPILED = "says nothing with compile=false; leave it out, or set compile=true"
+#: What refuses several fields, written once.
 _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
     "strategy=fsdp2 on several GPUs"
@@ -92,7 +91,8 @@ class Switches:
     compile_mode: Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"] | None = (
         switch("default", "default", "compile mode {}", "torch.compile's mode for the decoder "
         "layers.", refused=(
-            (lambda c: c.compile_mode != "default" and not c.compile, _NOT_COMPILED),)))
+            (lambda c: c.compile_mode != "default" and not c.compile,
+             "says nothing with compile=false; leave it out, or set compile=true"),)))
     gather_cast: Literal["eager", "compiled"] | None = switch(
         "eager",
         lambda c: "compiled" if c.fp8_all_gather and c.compile and is_sharded(c) else "eager",

@@ -9,6 +9,7 @@ import pytest
 
 from fp8study.core.audit_rules import problems
 from fp8study.core.records import read_metrics
+from fp8study.run.launch import RunFailed
 from tests.train.tiny_runs import Run, launch_tiny, started_as
 
 WORKER = Path(__file__).with_name("overflow_worker.py")
@@ -63,3 +64,13 @@ def test_steps_that_overflow_are_skipped_counted_and_not_audited(
     metrics = read_metrics(tmp_path)
     assert metrics[0]["gradient_norm"] is None  # infinite
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5
+
+
+@pytest.mark.slow
+def test_a_run_of_which_every_step_overflows_has_trained_nothing_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8study.run.launch.training_command", started_as(WORKER))
+    values = {"precision": "fp16", "num_steps": 2, "num_warmup_steps": 0, "profile": False}
+    with pytest.raises(RunFailed, match=r"num_steps: 2 are too few .*; raise it"):
+        launch_tiny(tmp_path, **values)

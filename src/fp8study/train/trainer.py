@@ -112,7 +112,7 @@ class Trainer:
         self.pace = Pace(config, self.first_step)
         self.steps: list[FinishedStep] = []
         self.found: dict[str, Any] = {}
-        #: Of the step before; None before the first.
+        #: Of the step before; None before the first that changes something.
         self.precision: str | None = None
         self._is_audited = False
         self.notes: list[str] = []
@@ -127,6 +127,7 @@ class Trainer:
         Raises:
             Diverged: A loss was not finite.
             Interrupted: The run was told to end; `checkpoints` holds what was done.
+            UserError: Every step was skipped.
         """
         config, watch = self.config, self.instruments
         self.startup.end("rest")
@@ -156,6 +157,12 @@ class Trainer:
                     if is_told:
                         raise checkpoints.interrupt(step)
                     watch.clock.restart()
+            if self.precision is None and step > self.first_step:
+                self._log(watch.clock.finish(), metrics)  # or its loss is no number
+                raise UserError(
+                    f"num_steps: {step} are too few for precision=fp16, whose loss scale halves "
+                    "where a gradient overflows: one did in each, and nothing was trained; raise it"
+                )
             was_open = self.pace.first_timed is not None and self.pace.first_timed < step
             self._log(watch.close_window() if was_open else watch.clock.finish(), metrics)
             if checkpoints.is_due(step) and step > self.first_step:

@@ -22,7 +22,7 @@ IF_ANY = "if any"
 _LONGEST_WORD = 20
 #: A cell of more characters gets room for a few words a line.
 _LONG_TEXT = 40
-#: A table of more rows is `searchable` unless it is said otherwise.
+#: A table of more rows is searchable.
 _LONG_TABLE = 15
 #: The heading over the links to the runs behind each row.
 _RECORDS = "records"
@@ -46,16 +46,14 @@ def show(
     table: pd.DataFrame,
     layout: Layout,
     empty: str,
-    searchable: bool | None = None,
     choose: Sequence[str] = (),
 ) -> Markdown:
     """Write a table for a page; the line over a group of rows is their header.
 
     Where the table has ``run_ids``, the last column counts the runs behind a row, partners
-    included, and leads to them. A `searchable` table, by default one of more than
-    `_LONG_TABLE` rows, can be filtered, sorted and downloaded where scripts run, and by the
-    values of the columns to `choose` from, or as ``id:1`` by their first letter. See
-    ``report/report.js``.
+    included, and leads to them. A table of more than `_LONG_TABLE` rows can be filtered, sorted
+    and downloaded where scripts run, and by the values of the columns to `choose` from, or as
+    ``id:1`` by their first letter. See ``report/report.js``.
     """
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
@@ -90,8 +88,8 @@ def show(
             line = f'<th scope="rowgroup" colspan="{len(columns) + traced}" style="{style}">'
             lines.insert(0, f"{line}{html.escape(title)}</th>")
         parts.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
-    long = len(table) > _LONG_TABLE if searchable is None else searchable
-    classes = ["dataframe", *["searchable"] * long, *["cards"] * layout.cards]
+    long = ["searchable"] * (len(table) > _LONG_TABLE)
+    classes = ["dataframe", *long, *["cards"] * layout.cards]
     return _html(*parts, classes=" ".join(classes))
 
 

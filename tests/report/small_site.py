@@ -29,7 +29,6 @@ INDEX = (
 ```{python}
 import os, sys
 from IPython.display import Markdown, display
-import pandas as pd
 number, name = 3.14159, "fp8_row_*wise*"
 ```
 
@@ -37,7 +36,7 @@ number, name = 3.14159, "fp8_row_*wise*"
 
 Pi is `{python} f"{number:.2f}"`, raw `{python} 6 * 7`, named `{python} name`, and
 `{python} Markdown("**strong**")`. Torch: `{python} "torch" in sys.modules`.
-Refers ahead to @tbl-b, @fig-plot and @fig-still.
+Refers ahead to @tbl-b and @fig-plot.
 See [other](other.qmd#sec-x) and [data](data.csv). In `{python} os.path.basename(os.getcwd())`.
 
 ::: {#fig-plot}
@@ -55,24 +54,23 @@ A *curve* with [brackets], see @tbl-a
 #| tbl-cap: >
 #|   Two
 #|   lines
-pd.DataFrame({"arm": ["a<b", "c"], "ms": [1.5, 10]})
+Markdown("```{=html}\\n<table><tr><td>a&lt;b</td></tr></table>\\n```")
 ```
 
 ## Third {#sec-third}
 
-| x | y |
-|---|---|
-| u | 1 |
-
-: By hand {#tbl-b}
-
-![Still life](still.png){#fig-still fig-alt="A still"}
-
 ```{python}
-print("shown", 1 + 1)
+#| label: tbl-b
+#| tbl-cap: Other
+Markdown("```{=html}\\n<table></table>\\n```")
 ```
 
-Text.^[A footnote.] $a^2$ ![](still.png){fig-alt="Loose"}
+```{python}
+display(Markdown("shown"))
+Markdown("*twice*")
+```
+
+Text.^[A footnote.] $a^2$
 
 A set has an order that changes from process to process: `{python} list(set("abcdefgh"))`.
 

@@ -31,9 +31,9 @@ def refusal(tmp_path: Path, body: str, config: str = CONFIG) -> str:
         ("#| label: tbl-a\n#| tbl-cap: c\n\nx = 1\nraise ValueError('no\\nluck')\n",
          12, "cell `tbl-a` (code from line 11) failed with ValueError: no;"),
         ("1\nx = = 2\n", 9, "the cell (code from line 8) failed with SyntaxError: invalid syntax"),
-        ("#| label: tbl-a\n#| tbl-cap: c\n3\n", 10,
-         "must show exactly one output, of type text/html or text/markdown, not ['text/plain']"),
-        ("from matplotlib.figure import Figure\nFigure()\n", 8, "a figure as an <img>"),
+        ("#| label: tbl-a\n#| tbl-cap: c\nx = 3\n", 10, "must show exactly one output, not 0"),
+        ("from matplotlib.figure import Figure\nFigure()\n", 8, "an output of type text/plain"),
+        ("print('said')\n", 8, "the code prints"),
         ("import os; os.kill(os.getpid(), 9)\n", None, "process ended with -9"),
     ],
 )  # fmt: skip
@@ -94,7 +94,8 @@ def test_front_matter_is_needed_and_checked(tmp_path: Path) -> None:
     [
         ("Line.\n\nSee @fig-lost.\n", r"index\.qmd:7: `@fig-lost` refers to no figure"),
         ("See [@fig-lost].\n", "write it without brackets"),
-        ("![c](still.png){#fig-a}\n", "image `still.png` needs `fig-alt`"),
+        ("![c](still.png)\n", "image `still.png` is not supported"),
+        ("| x |\n|---|\n| 1 |\n\n: c {#tbl-a}\n", r"table in Markdown \(`tbl-a`\) is not"),
         ("::: {#tbl-a}\nonly one\n:::\n", "`tbl-a` needs a caption"),
         ("::: {layout-ncol=2}\na\n:::\n", "`layout-ncol` is not supported"),
         ("::: {.content-visible}\na\n:::\n", "`.content-visible` is not supported"),
@@ -165,7 +166,8 @@ def test_a_full_disk_is_named_and_the_old_site_survives(
 ) -> None:
     """Whether the page is too large, or nothing is left for the word of what was wrong."""
     fill = "open('fill', 'wb').write(bytes(10**6))"
-    cell = {"page": "print('x' * 10**6)", "complaint": fill}[where]
+    large = "from IPython.display import Markdown\nMarkdown('x' * 10**6)"
+    cell = {"page": large, "complaint": fill}[where]
     with small_disk_at(tmp_path, "512k"):
         root = make_site(tmp_path / "report", f"{FRONT}One.\n\n```{{python}}\n{cell}\n```\n")
         (root / "_site").mkdir()

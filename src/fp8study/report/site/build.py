@@ -72,13 +72,10 @@ def render_site(project_dir: Path, output_dir: Path | None = None, preload: str 
 
 
 def _check_target(site: Site, target: Path) -> None:
-    foreign = target.exists() and not (target / "index.html").is_file()
-    if site.root.is_relative_to(target) or (foreign and not _is_empty(target)):
+    is_site = (target / "index.html").is_file()
+    is_free = not target.exists() or (target.is_dir() and not any(target.iterdir()))
+    if site.root.is_relative_to(target) or not (is_site or is_free):
         raise UserError(f"output folder {target} is no rendered site; empty it or choose another.")
-
-
-def _is_empty(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _work(job: Job) -> None:

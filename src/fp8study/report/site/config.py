@@ -74,8 +74,6 @@ class Execute(Options):
 
     echo: Literal[False]
     freeze: Literal[False] = False
-    cache: Literal[False] = False
-    error: Literal[False] = False
 
 
 class Config(Options):
@@ -102,10 +100,7 @@ class Site:
 
 
 def load_site(root: Path) -> Site:
-    """Read and check a project.
-
-    Args:
-        root: the folder that holds `_quarto.yml`.
+    """Read and check the project whose folder is `root`.
 
     Raises:
         UserError: the file is missing, or holds something wrong or unsupported.
@@ -125,11 +120,7 @@ def load_site(root: Path) -> Site:
 
 
 def load_yaml(text: str, where: str) -> dict[str, Any]:
-    """Parse a YAML mapping, empty where the text is.
-
-    Args:
-        text: the YAML source.
-        where: how an error names the source.
+    """Parse a YAML mapping, empty where the text is; errors name its source as `where`.
 
     Raises:
         UserError: the text is not YAML, or not a mapping.

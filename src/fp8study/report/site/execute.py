@@ -6,7 +6,6 @@ import contextlib
 import io
 import re
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 from IPython.core.displayhook import CapturingDisplayHook
@@ -17,22 +16,12 @@ from traitlets.config import Config
 from fp8study.core.errors import UserError
 from fp8study.report.site.qmd import CellOptions, Code, Page, Prose
 
-# The first of these that an output offers is shown, as in Quarto's HTML format.
-PREFERENCE = ("text/html", "text/markdown", "text/plain")
 MARKUP = re.compile(r"([\\`*_{}\[\]()<>#+\-.!$@|~^\"'])")
 
 
 def start_shell() -> InteractiveShell:
     """Start the IPython in which cells run; the variable IPYTHONDIR decides about its profile."""
     return InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """One output as Markdown."""
-
-    mime: str
-    markdown: str
 
 
 class PageRun:
@@ -67,16 +56,17 @@ class PageRun:
             return self._inline(part)
         return f"\n{_floated(part.options, self._shown(part), self._at(part.line))}\n\n"
 
-    def _run(self, code: Code) -> str:
-        """Return what a cell printed; leave its value and what it displayed."""
+    def _run(self, code: Code) -> None:
+        """Leave a cell's value and what it displayed; its warnings go to the terminal."""
         self.outputs.clear()
         self.value = None
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             result = self.shell.run_cell(code.source)
         error = result.error_before_exec or result.error_in_exec
+        if error is None and printed.getvalue():
+            raise UserError(f"{self._at(code.line)}: the code prints; show it as Markdown(…).")
         if error is None:
-            return printed.getvalue()
+            return
         what = f"inline code `{code.source}`"
         if code.options is not None:
             label = code.options.label
@@ -99,19 +89,15 @@ class PageRun:
         data = self.outputs[-1]["data"]
         return str(data.get("text/markdown", data["text/plain"]))
 
-    def _shown(self, code: Code) -> list[_Shown]:
-        printed = self._run(code)
-        shown = [_Shown("text/plain", _fenced(printed, ""))] if printed.strip() else []
+    def _shown(self, code: Code) -> list[str]:
+        self._run(code)
         for data in (output["data"] for output in self.outputs):
-            mime = next((mime for mime in PREFERENCE if mime in data), "")
-            if not mime or "<Figure" in data.get("text/plain", ""):
+            if "text/markdown" not in data:
                 raise UserError(
                     f"{self._at(code.line)}: an output of type {', '.join(data)} cannot be shown; "
-                    "display text, Markdown or HTML, and a figure as an <img> with its data."
+                    "display Markdown, with tables and figures as `table.show` and `figures.shown`."
                 )
-            is_markdown, info = mime == "text/markdown", "{=html}" * (mime == "text/html")
-            shown.append(_Shown(mime, data[mime] if is_markdown else _fenced(data[mime], info)))
-        return shown
+        return [output["data"]["text/markdown"] for output in self.outputs]
 
     def _at(self, line: int) -> str:
         return f"{self.page.where}:{line}"
@@ -125,21 +111,14 @@ def _failing_line(error: BaseException) -> int:
     return next(iter(lines), own) or 1
 
 
-def _fenced(text: str, info: str) -> str:
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}{info}\n{text.rstrip()}\n{fence}"
-
-
-def _floated(options: CellOptions, shown: list[_Shown], at: str) -> str:
+def _floated(options: CellOptions, shown: list[str], at: str) -> str:
     """Wrap the table of a labelled cell in the div that Quarto numbers."""
     label = options.label
     if label is None:
-        return "\n\n".join(one.markdown for one in shown)
-    wanted = ["text/html", "text/markdown"]
-    if len(shown) != 1 or shown[0].mime not in wanted:
+        return "\n\n".join(shown)
+    if len(shown) != 1:
         raise UserError(
-            f"{at}: cell `{label}` must show exactly one output, of type {' or '.join(wanted)}, "
-            f"not {[one.mime for one in shown]}; split the cell or change its label."
+            f"{at}: cell `{label}` must show exactly one output, not {len(shown)}; split the cell "
+            "or change its label."
         )
-    return f"::: {{#{label}}}\n\n{shown[0].markdown}\n\n{options.tbl_cap}\n\n:::"
+    return f"::: {{#{label}}}\n\n{shown[0]}\n\n{options.tbl_cap}\n\n:::"

@@ -22,36 +22,36 @@ local function scrolling(blocks, key, value)
   return pandoc.Div(blocks, pandoc.Attr("", { "table-scroll" }, attributes))
 end
 
-local function float(label, caption, content)
-  local kind = kind_of(label)
-  if numbers[label] then
-    refuse("label `" .. label .. "` is used twice; give each its own.")
-  end
-  counts[kind] = counts[kind] + 1
-  numbers[label] = tostring(counts[kind])
-  local number = names[kind] .. "\u{a0}" .. numbers[label] .. ":"
-  local numbered = pandoc.Plain(pandoc.List({ pandoc.Str(number), pandoc.Space() }) .. caption)
-  if kind == "fig" then
-    return pandoc.Figure(content, { long = { numbered } }, pandoc.Attr(label, { "figure" }))
-  end
-  -- pandoc writes the caption of a figure below it; that of a table belongs above.
-  local html = '<figure id="%s" class="table-float">\n<figcaption id="%s-caption">'
-  return {
-    pandoc.RawBlock("html", html:format(label, label)),
-    numbered,
-    pandoc.RawBlock("html", "</figcaption>"),
-    scrolling(content, "aria-labelledby", label .. "-caption"),
-    pandoc.RawBlock("html", "</figure>"),
-  }
-end
-
+-- A div with such a label ends with its caption.
 local function div(el)
-  if kind_of(el.identifier) then
+  local label = el.identifier
+  local kind = kind_of(label)
+  if kind then
     local caption = el.content:remove()
     if not caption or caption.t ~= "Para" or #el.content == 0 then
-      refuse("`" .. el.identifier .. "` needs a caption: one paragraph, the last in its div.")
+      refuse("`" .. label .. "` needs a caption: one paragraph, the last in its div.")
     end
-    return float(el.identifier, caption.content, el.content), false
+    if numbers[label] then
+      refuse("label `" .. label .. "` is used twice; give each its own.")
+    end
+    counts[kind] = counts[kind] + 1
+    numbers[label] = tostring(counts[kind])
+    local number = names[kind] .. "\u{a0}" .. numbers[label] .. ":"
+    local words = pandoc.List({ pandoc.Str(number), pandoc.Space() }) .. caption.content
+    local numbered = pandoc.Plain(words)
+    if kind == "fig" then
+      return pandoc.Figure(el.content, { long = { numbered } }, pandoc.Attr(label, { "figure" })),
+        false
+    end
+    -- pandoc writes the caption of a figure below it; that of a table belongs above.
+    local html = '<figure id="%s" class="table-float">\n<figcaption id="%s-caption">'
+    return {
+      pandoc.RawBlock("html", html:format(label, label)),
+      numbered,
+      pandoc.RawBlock("html", "</figcaption>"),
+      scrolling(el.content, "aria-labelledby", label .. "-caption"),
+      pandoc.RawBlock("html", "</figure>"),
+    }, false
   end
   for key in pairs(el.attributes) do
     refuse("div attribute `" .. key .. "` is not supported; remove it.")
@@ -61,21 +61,8 @@ local function div(el)
   end
 end
 
-local function markdown_table(el)
-  local label = el.identifier
-  if not kind_of(label) then
-    return scrolling({ el }, "aria-label", "Table"), false
-  end
-  local caption = el.caption.long[1] and el.caption.long[1].content or {}
-  el.identifier = ""
-  el.caption = { long = {} }
-  return float(label, caption, { el }), false
-end
-
-local function figure(el)
-  if kind_of(el.identifier) then
-    return float(el.identifier, el.caption.long[1].content, el.content), false
-  end
+local function written_table(el)
+  refuse("a table in Markdown (`" .. el.identifier .. "`) is not supported; show it by a cell.")
 end
 
 local function html_table(el)
@@ -107,13 +94,7 @@ local function link(el)
 end
 
 local function image(el)
-  local alt = el.attributes["fig-alt"]
-  if not alt or alt == "" then
-    refuse("image `" .. el.src .. "` needs `fig-alt`, a text that stands in for it.")
-  end
-  el.attributes["fig-alt"] = nil
-  el.attributes.alt = alt
-  return el
+  refuse("image `" .. el.src .. "` is not supported; show it by a cell.")
 end
 
 local function titles(meta)
@@ -127,7 +108,7 @@ end
 return {
   {
     traverse = "topdown",
-    Div = div, Table = markdown_table, Figure = figure, RawBlock = html_table,
+    Div = div, Table = written_table, RawBlock = html_table,
   },
   { Cite = references, Link = link, Image = image, Meta = titles },
 }

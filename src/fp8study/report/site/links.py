@@ -30,11 +30,7 @@ class _Anchors(HTMLParser):
 
 
 def check_links(site: Site, build: Path) -> None:
-    """Follow every local link of a site; copy the project's files that are linked to.
-
-    Args:
-        site: the project.
-        build: the finished pages, their figures and the style.
+    """Follow every local link of a site built in `build`; copy there what is linked to.
 
     Raises:
         UserError: a link leads nowhere or out of the project, or a label is used twice.

@@ -14,19 +14,15 @@ import pypandoc
 
 from fp8study.core.errors import UserError
 from fp8study.report.site.config import Config
-from fp8study.report.site.qmd import Page
+from fp8study.report.site.qmd import Page, line_of
 
 HERE = Path(__file__).parent
 
 
 def write_html(page: Page, markdown: str, config: Config, scratch: Path) -> str:
-    """Return the HTML of a page.
+    """Return the HTML of a page from its Markdown, with what its cells show in it.
 
-    Args:
-        page: for its front matter, and to tell the line of what is wrong.
-        markdown: the page with what its cells show.
-        config: for what all pages share.
-        scratch: a folder for pandoc's options.
+    The file of pandoc's options goes to the folder `scratch`.
 
     Raises:
         UserError: the filter refuses something on the page, or pandoc is missing.
@@ -92,8 +88,4 @@ def _place(page: Page, reason: str) -> str:
     """Name the line of the page that holds the first thing that `reason` quotes."""
     quoted = re.search(r"`([^`]+)`", reason)
     position = page.source.find(quoted[1]) if quoted else -1
-    return (
-        page.where
-        if position < 0
-        else f"{page.where}:{page.source.count(chr(10), 0, position) + 1}"
-    )
+    return page.where if position < 0 else f"{page.where}:{line_of(page.source, position)}"

@@ -48,8 +48,6 @@ class Code:
 
 @dataclass(frozen=True)
 class Page:
-    """One parsed page."""
-
     name: str
     where: str
     source: str
@@ -58,11 +56,7 @@ class Page:
 
 
 def read_page(site: Site, name: str) -> Page:
-    """Parse one page of a site.
-
-    Args:
-        site: the project.
-        name: the page's path relative to the project.
+    """Parse the page of this file name.
 
     Raises:
         UserError: the page holds something wrong or unsupported.
@@ -82,9 +76,9 @@ def _parts(source: str, start: int, where: str) -> Iterator[Prose | Code]:
         yield from _prose(source, start, block.start(), where)
         start = block.end()
         info = block[3].strip()
-        at = f"{where}:{_line(source, block.start())}"
+        at = f"{where}:{line_of(source, block.start())}"
         if info == "{python}" and not block[1]:
-            yield _cell(block[4], _line(source, block.start(4)), at)
+            yield _cell(block[4], line_of(source, block.start(4)), at)
         elif re.match(r"\{[\w{]", info):
             raise UserError(
                 f"{at}: cell `{info}` is not supported; use `{{python}}` at the start of a line, "
@@ -99,17 +93,17 @@ def _prose(source: str, start: int, end: int, where: str) -> Iterator[Prose | Co
     text = source[start:end]
     if opened := OPEN_BLOCK.search(text):
         raise UserError(
-            f"{where}:{_line(source, start + opened.start())}: the code block is never closed."
+            f"{where}:{line_of(source, start + opened.start())}: the code block is never closed."
         )
     bare = CODE_SPAN.sub(lambda span: " " * len(span[0]), text)
     if odd := UNSUPPORTED.search(bare):
         raise UserError(
-            f"{where}:{_line(source, start + odd.start())}: `{odd[0]}` is not supported: no "
+            f"{where}:{line_of(source, start + odd.start())}: `{odd[0]}` is not supported: no "
             "shortcodes, and labels of figures, tables and sections only."
         )
     position = 0
     for match in INLINE.finditer(text):
-        line = _line(source, start + match.start())
+        line = line_of(source, start + match.start())
         if match[1] != "python":
             raise UserError(f"{where}:{line}: inline `{{{match[1]}}}` is not supported.")
         yield Prose(text[position : match.start()])
@@ -118,7 +112,8 @@ def _prose(source: str, start: int, end: int, where: str) -> Iterator[Prose | Co
     yield Prose(text[position:])
 
 
-def _line(source: str, position: int) -> int:
+def line_of(source: str, position: int) -> int:
+    """Return the line of a page on which a character stands, from 1."""
     return source.count("\n", 0, position) + 1
 
 

@@ -7,7 +7,7 @@ from fp8study.analysis.laws.advise import Advice, Option
 from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity, Verdict
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import STUDY
-from fp8study.report.words import count, machine_name, number, recipe
+from fp8study.report.words import count, interval, machine_name, number, recipe
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -74,7 +74,7 @@ def _verdict(verdict: Verdict) -> str:
 def _lead(figure: Quantity, unit: str = "") -> str:
     ends = ""
     if figure.low is not None and figure.high is not None:
-        ends = f" ({number(figure.low, '+.1f')} to {number(figure.high, '+.1f')})"
+        ends = f" ({interval(figure.low, figure.high, '+.1f')})"
     return f"{number(figure.value, '+.1f')}{unit}{ends}"
 
 

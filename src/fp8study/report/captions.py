@@ -9,7 +9,7 @@ import pandas as pd
 
 from fp8study.analysis.instruments import KINDS
 from fp8study.core.recipes import FP8_RECIPES
-from fp8study.report.words import count, escape, number, one_line, recipe, span
+from fp8study.report.words import count, each_machine, escape, number, recipe, span
 
 
 def _listed(pairs: dict[str, str]) -> str:
@@ -28,7 +28,7 @@ def ends(table: pd.DataFrame) -> str:
     return f"Final losses, nats: {'; '.join(parts)}." if parts else ""
 
 
-@one_line
+@each_machine()
 def verdict_counts(gaps: pd.DataFrame) -> str:
     """Count the verdicts of a table of loss gaps; stale arms and those without one are left out."""
     judged = gaps[gaps["gap_pct_low_90"].notna() & ~gaps["stale"].astype(bool)]
@@ -43,7 +43,7 @@ def _counted(verdicts: pd.Series) -> str:
     return ", ".join(f"{n} {verdict}" for verdict, n in verdicts.value_counts().items())
 
 
-@one_line
+@each_machine()
 def batches(table: pd.DataFrame) -> str:
     """Say how large the gaps of `effective_batch_table` are, and what came of them."""
     known = table.dropna(subset=["gap_pct_low_90"])
@@ -56,25 +56,25 @@ def batches(table: pd.DataFrame) -> str:
     )
 
 
-@one_line
+@each_machine()
 def rungs(table: pd.DataFrame) -> str:
     """Give the medians of `fp8study.report.rows.rungs`, % of the loss."""
     kinds = table["rung"].astype(str).str.replace(r"^FP8\b.*", "FP8", regex=True)
     by_rung = {kind: span(rows["median_pct"], ".2f") for kind, rows in table.groupby(kinds)}
-    return f"Medians: {_listed(by_rung)} %." if by_rung else ""
+    return f"Medians: {_listed(by_rung)} %."
 
 
-@one_line
+@each_machine()
 def kernels(table: pd.DataFrame) -> str:
     """Say how much of the kernels' time is GEMMs, by precision, from `kernels_table`."""
     total = table[[*KINDS]].sum(axis=1)
     share = 100 * table[["gemm_fp8", "gemm_bf16"]].sum(axis=1) / total
     by_arm = {recipe(name): span(values.dropna(), ".0f", " %")
               for name, values in share.groupby(table["precision"])}  # fmt: skip
-    return f"GEMMs' share of kernel time: {_listed(by_arm)}." if by_arm else ""
+    return f"GEMMs' share of kernel time: {_listed(by_arm)}."
 
 
-@one_line
+@each_machine()
 def memory(table: pd.DataFrame) -> str:
     """Say how much of the peak is kept between steps, from `memory_split_table`."""
     kept = table["parameters_gib"] + table["optimizer_gib"]

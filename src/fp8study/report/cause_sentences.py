@@ -15,6 +15,7 @@ from fp8study.report.words import (
     escape,
     how_to_get,
     in_words,
+    missing,
     number,
     per_machine,
     place,
@@ -31,7 +32,7 @@ def document_a(report: Report) -> str:
     """Say what became of document A's single-GPU failure."""
     table = document_a_table(report.document_a)
     if table.empty:
-        return f"**Document A's failure: no records yet:** {how_to_get('document-a')}."
+        return missing("Document A's failure", "document-a")
     on_cpu = (table["device"] == "cpu").all()
     parts = ["All arms ran on a CPU, with FP8 emulated."] if on_cpu else []
     for master, arms in table.groupby("master_dtype", sort=True):
@@ -93,7 +94,7 @@ def corners(table: pd.DataFrame) -> str:
     healthy, stale = (fp8[fp8["stale"] == ill].set_index(keys) for ill in (False, True))
     both = stale.join(healthy.add_suffix("_healthy"), how="inner")
     if both.empty:
-        return f"**Speed and memory: no records yet:** {how_to_get('corner-arms')}."
+        return missing("Speed and memory", "corner-arms")
     speed, memory = (
         100 * (both[name] / both[f"{name}_healthy"] - 1)
         for name in ("tokens_per_second_per_gpu", "memory_peak_gib")
@@ -191,7 +192,7 @@ def effective_batch(table: pd.DataFrame, ways: pd.DataFrame) -> str:
     """Say whether the healthy gap depends on the effective batch or the way to it."""
     table = table[table["device"] == "cuda"]
     if table.empty:
-        return f"**Effective batch: no records yet:** {how_to_get('effective-batch')}."
+        return missing("Effective batch", "effective-batch")
     return per_machine(table, lambda rows: _batches(rows, ways))
 
 

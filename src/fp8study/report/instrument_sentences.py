@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis import instruments as tables
 from fp8study.analysis.pairing import in_fp8
-from fp8study.report.words import count, how_to_get, number, per_machine, span
+from fp8study.report.words import count, each_machine, missing, number, per_machine, span
 
 #: A change of the energy per token by less is taken for none, %.
 SAME_PCT = 1.0
@@ -14,16 +14,12 @@ SAME_PCT = 1.0
 TOLERANCE = 0.5
 
 
-def _missing(what: str) -> str:
-    return f"**{what}: no records yet:** {how_to_get('instruments')}."
-
-
 def proof(frame: pd.DataFrame) -> str:
     """Say of all machines' runs whether each computed what it claims to compute."""
     seen = tables.numbers(frame, "step.fp8_gemm_flops_pct").notna()
     seen &= frame["device"] == "cuda"
     if not seen.any():
-        return _missing("Proof that FP8 ran")
+        return missing("Proof that FP8 ran", "instruments")
     rows = frame[seen]
     share = tables.numbers(rows, "step.fp8_gemm_flops_pct")
     expected = tables.numbers(rows, "audit.fp8_gemm_flops_pct_expected")
@@ -51,7 +47,7 @@ def proof(frame: pd.DataFrame) -> str:
 def audits(frame: pd.DataFrame) -> str:
     """Say how many audits found something, and what."""
     if tables.numbers(frame, "audit.num_trainable").dropna().empty:
-        return _missing("Audits")
+        return missing("Audits", "instruments")
     audited = frame[frame["audit.num_trainable"].notna()]
     bad = audited[audited["audit.problems"].fillna("") != ""]
     asked = bad["stale"].fillna(False).astype(bool)
@@ -65,14 +61,9 @@ def audits(frame: pd.DataFrame) -> str:
     return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
 
 
-def overhead(table: pd.DataFrame) -> str:
+@each_machine("\n\n", missing("What measuring costs", "instruments"))
+def overhead(rows: pd.DataFrame) -> str:
     """Say what the instruments cost; from `fp8study.report.rows.overhead`."""
-    if table.empty:
-        return _missing("What measuring costs")
-    return per_machine(table, _overhead)
-
-
-def _overhead(rows: pd.DataFrame) -> str:
     row = rows.iloc[0]
     return (
         f"Instruments change the time of a step by {number(row['median_pct'], '+.2f')} % (blocks "
@@ -83,8 +74,9 @@ def _overhead(rows: pd.DataFrame) -> str:
 
 def energy(table: pd.DataFrame) -> str:
     """Say what a token costs in energy."""
-    known = table["change_pct"].notna() if len(table) else pd.Series(dtype=bool)
-    return per_machine(table, _energy) if known.any() else _missing("Energy")
+    if table.empty or table["change_pct"].isna().all():
+        return missing("Energy", "instruments")
+    return per_machine(table, _energy)
 
 
 def _energy(rows: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
 from fp8study.analysis.pairing import together
 from fp8study.report.table import Layout
-from fp8study.report.words import count, number
+from fp8study.report.words import count, interval, number
 
 #: A shape beside the word, so that neither needs a colour.
 SHAPES = {
@@ -49,8 +49,7 @@ def _figure(each: Judged) -> str:
     text = f"{number(figure.value, claim.spec)} {claim.unit}".strip()
     if figure.low is None or figure.high is None:
         return text
-    ends = " to ".join(number(end, claim.spec) for end in (figure.low, figure.high))
-    return f"{text} ({figure.span}: {ends})"
+    return f"{text} ({figure.span}: {interval(figure.low, figure.high, claim.spec)})"
 
 
 def rows(ledger: Sequence[Judged]) -> pd.DataFrame:

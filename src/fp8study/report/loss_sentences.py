@@ -9,10 +9,12 @@ from fp8study.report.page import Report
 from fp8study.report.words import (
     by_machine,
     count,
+    each_machine,
     escape,
     how_to_get,
+    interval,
+    missing,
     number,
-    per_machine,
     recipe,
     span,
 )
@@ -124,14 +126,9 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
     )
 
 
-def equal_time(table: pd.DataFrame) -> str:
+@each_machine("\n\n", missing("Time to the same loss", "equal-time"))
+def equal_time(rows: pd.DataFrame) -> str:
     """Say what share of BF16's time to one loss FP8 saves, from `matched.equal_time_table`."""
-    if table.empty:
-        return f"**Time to the same loss: no records yet:** {how_to_get('equal-time')}."
-    return per_machine(table, _equal_time)
-
-
-def _equal_time(rows: pd.DataFrame) -> str:
     arms = "; ".join(_saved(row) for _, row in rows.iterrows())
     return (
         f"To the same loss on text kept out of training, {arms}. Only steps count: no start-up, "
@@ -140,8 +137,9 @@ def _equal_time(rows: pd.DataFrame) -> str:
 
 
 def _saved(row: pd.Series) -> str:
-    share, low, high = (number(row[name], "+.1f") for name in ("saved_pct", "low_95", "high_95"))
-    ci = f"95 % CI {low} to {high}, " if pd.notna(row["low_95"]) else ""
+    share = number(row["saved_pct"], "+.1f")
+    ends = interval(row["low_95"], row["high_95"], "+.1f")
+    ci = f"95 % CI {ends}, " if ends else ""
     longer = ", so it takes longer" if row["saved_pct"] < 0 else ""
     return (
         f"{escape(row['arm'])} saves {share} % of BF16's time{longer} ({escape(row['model'])}, "
@@ -149,14 +147,9 @@ def _saved(row: pd.Series) -> str:
     )
 
 
-def matched(table: pd.DataFrame) -> str:
+@each_machine("\n\n", missing("Batches at one loss", "batch-growth"))
+def matched(rows: pd.DataFrame) -> str:
     """Say whether FP8's gap grows with the batch, from `matched.matched_loss_table`."""
-    if table.empty:
-        return f"**Batches at one loss: no records yet:** {how_to_get('batch-growth')}."
-    return per_machine(table, _matched)
-
-
-def _matched(rows: pd.DataFrame) -> str:
     arms = "; ".join(_grows(arm) for _, arm in rows.groupby(["study", "model", "arm"], sort=False))
     return f"Where BF16 has come down to one loss with every batch, {arms}."
 
@@ -168,25 +161,18 @@ def _grows(arm: pd.DataFrame) -> str:
         for batch, gap in zip(arm["effective_batch"], arm["gap_pct"], strict=True)
     )
     text = f"{escape(row['arm'])} is off by {gaps} ({escape(row['model'])}, {row['loss']:.2f} nats)"
-    if pd.isna(row["slope_low_95"]):
+    ends = interval(row["slope_low_95"], row["slope_high_95"], "+.3f")
+    if not ends:
         return text
-    slope, low, high = (
-        number(row[f"slope_{name}"], "+.3f") for name in ("points", "low_95", "high_95")
-    )
     return (
-        f"{text}: {slope} points with each doubling (95 % CI {low} to {high}, "
+        f"{text}: {number(row['slope_points'], '+.3f')} points with each doubling (95 % CI {ends}, "
         f"n = {arm['num_pairs'].min()})"
     )
 
 
-def formats(table: pd.DataFrame) -> str:
+@each_machine("\n\n", missing("Optimizer states and FP16", "optimizer-states"))
+def formats(rows: pd.DataFrame) -> str:
     """Say what narrower states and FP16 cost, from `losses.formats_table`."""
-    if table.empty:
-        return f"**Optimizer states and FP16: no records yet:** {how_to_get('optimizer-states')}."
-    return per_machine(table, _formats)
-
-
-def _formats(rows: pd.DataFrame) -> str:
     arms = "; ".join(_format(row) for _, row in rows.iterrows())
     return f"Against BF16 with FP32 optimizer states: {arms}."
 
@@ -195,8 +181,8 @@ def _format(row: pd.Series) -> str:
     name = f"{recipe(row['precision'])} with {recipe(row['optimizer_state'])} states"
     if row["verdict"] == DIVERGED:
         return f"{name} diverged in {count(row['num_diverged'], 'seed')}"
-    low, high = (number(row[end], "+.2f") for end in ("low_95", "high_95"))
-    ci = f" (95 % CI {low} to {high})" if pd.notna(row["low_95"]) else ""
+    ends = interval(row["low_95"], row["high_95"], "+.2f")
+    ci = f" (95 % CI {ends})" if ends else ""
     memory = row["memory_change_pct"]
     peak = f", peak memory {number(memory, '+.0f')} %" if pd.notna(memory) else ""
     return (

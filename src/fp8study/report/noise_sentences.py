@@ -11,13 +11,13 @@ from scipy.stats import binom
 from fp8study.analysis.noise import tables
 from fp8study.analysis.pairing import in_fp8
 from fp8study.core.records import RESULTS, StoredRun
-from fp8study.report.words import count, escape, how_to_get, recipe, span
+from fp8study.report.words import count, escape, missing, recipe, span
 
 #: Document A's transition is called far from a batch that is ten times its upper end.
 FAR = 20
 #: Tokens in a step of a large pre-training.
 LARGE_BATCH_TOKENS = 1_000_000
-_MISSING = f"**Precision noise: no records yet:** {how_to_get('precision-noise')}."
+_MISSING = missing("Precision noise", "precision-noise")
 
 
 def measured(stored: Sequence[StoredRun]) -> list[StoredRun]:

@@ -17,7 +17,16 @@ from fp8study.core.records import StoredRun
 from fp8study.report import layouts
 from fp8study.report.page import Report
 from fp8study.report.table import Layout
-from fp8study.report.words import count, in_words, machine_name, number, own_first, recipe, span
+from fp8study.report.words import (
+    count,
+    in_words,
+    interval,
+    machine_name,
+    number,
+    own_first,
+    recipe,
+    span,
+)
 
 #: The checks of the pipeline itself, which ask nothing about FP8.
 _CHECKS = ("adhoc", "smoke", "bench-cpu")
@@ -130,9 +139,11 @@ def overhead(frame: pd.DataFrame) -> pd.DataFrame:
         pairs = instruments.overhead_pairs(runs)
         if len(pairs) >= stats.MIN_FOR_MEDIAN_INTERVAL:
             ends = stats.median_interval(pairs, 0.95)
-            row = {"machine": machine, "gpu_name": gpu, "num_pairs": len(pairs)}
-            row |= {"interval": f"{number(ends.low, '+.2f')} to {number(ends.high, '+.2f')}"}
-            rows.append(row | {"median_pct": statistics.median(pairs), "high_pct": ends.high})
+            rows.append({
+                "machine": machine, "gpu_name": gpu, "num_pairs": len(pairs),
+                "interval": interval(ends.low, ends.high, "+.2f"),
+                "median_pct": statistics.median(pairs), "high_pct": ends.high,
+            })  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -183,8 +194,7 @@ def losses(report: Report) -> pd.DataFrame:
     unseen = report.validation_gaps.set_index("arm_key")[[*beside]].rename(columns=beside)
     table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(unseen, on="arm_key"))
     ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float).to_numpy()
-    texts = [" to ".join(number(end, "+.2f") for end in pair) for pair in ends]
-    return table.assign(interval=["" if "nan" in text else text for text in texts])
+    return table.assign(interval=[interval(low, high, "+.2f") for low, high in ends])
 
 
 def with_labels(gaps: pd.DataFrame) -> pd.DataFrame:

@@ -7,24 +7,22 @@ import re
 
 import pandas as pd
 
-from fp8study.report.words import count, number, own_first
+from fp8study.report.words import count, interval, number, own_first
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
     """Add to the table of decisions what it says in words: interval, loss, form."""
-    found = table.assign(
-        ci=[_interval(row["ci_low_pct"], row["ci_high_pct"]) for _, row in table.iterrows()]
-    )
-    return found.assign(
+    return table.assign(
+        ci=_intervals(table),
         action=table["action"].str.replace(r"(?<![,:]) ", "\u00a0", regex=True),
         loss=[_loss(row) for _, row in table.iterrows()],
         form=[_form(row) for _, row in table.iterrows()],
     )
 
 
-def _interval(low: float, high: float) -> str:
-    text = f"{number(low, '+.1f')} to {number(high, '+.1f')}".replace(" ", "\u00a0")
-    return "" if math.isnan(low) else text
+def _intervals(table: pd.DataFrame) -> list[str]:
+    ends = table[["ci_low_pct", "ci_high_pct"]].to_numpy()
+    return [interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends]
 
 
 def _loss(row: pd.Series) -> str:
@@ -60,7 +58,7 @@ def sessions(leads: pd.DataFrame) -> pd.DataFrame:
     path = found["path"].map({"tuned": "tuned path", "plain": "plain path, compiled"})
     table = found.assign(
         weights=path + ", " + found["master_dtype"].astype(str).str.upper() + " master weights",
-        ci=[_interval(low, high) for low, high in found[["ci_low_pct", "ci_high_pct"]].to_numpy()],
+        ci=_intervals(found),
         by_session=[
             _lines(*re.sub(r" on \w+", "", text).replace(": -", ": \u2212").split("; "))
             .replace("-", "\u2011")  # a date stays in its line

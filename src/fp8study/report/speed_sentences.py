@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.report.words import escape, one_line, recipe, span
+from fp8study.report.words import each_machine, escape, recipe, span
 
 _LEAD = "A lead: medians of paired ratios, averaged over sessions."
 
@@ -14,7 +14,7 @@ def rates(table: pd.DataFrame) -> str:
     return f"{_rates(table.dropna(subset='lead_pct'))} Dots: medians; bars: all runs."
 
 
-@one_line
+@each_machine()
 def _rates(rows: pd.DataFrame) -> str:
     ahead, behind = rows[rows["lead_pct"] > 0], rows[rows["lead_pct"] <= 0]
     said = [
@@ -33,7 +33,7 @@ def memory(table: pd.DataFrame) -> str:
     )
 
 
-@one_line
+@each_machine()
 def _memory(rows: pd.DataFrame) -> str:
     change = rows["memory_change_pct"].dropna()
     return f"{span(change, '+.1f', ' %')}." if len(change) else ""
@@ -47,7 +47,7 @@ def steps(table: pd.DataFrame) -> str:
     )
 
 
-@one_line
+@each_machine()
 def _steps(rows: pd.DataFrame) -> str:
     bf16, fp8 = (rows[rows["precision"].eq("bf16") == of] for of in (True, False))
     if bf16.empty or len(bf16) != len(fp8):
@@ -68,7 +68,7 @@ def scaling(table: pd.DataFrame) -> str:
     return f"What each GPU keeps of its tokens/s on the fewest GPUs. {kept}"
 
 
-@one_line
+@each_machine()
 def _scaling(rows: pd.DataFrame) -> str:
     line = ["model", "precision"]
     last = rows.sort_values("num_gpus").drop_duplicates(line, keep="last")

@@ -10,6 +10,9 @@ import pandas as pd
 
 from fp8study.analysis.pairing import PRECISION_LABELS
 
+#: Says something of a table.
+Say = Callable[[pd.DataFrame], str]
+
 
 def escape(text: object) -> str:
     """Make a text from a record safe inside Markdown."""
@@ -20,6 +23,11 @@ def how_to_get(study: str = "") -> str:
     """Say which command makes the records of a study, or of the one that fits the machine."""
     named = f" STUDY={study}" if study else ""
     return f"run `make reproduce{named}` on NVIDIA GPUs"
+
+
+def missing(what: str, study: str) -> str:
+    """Say that the records of a study are not there yet, in place of a sentence about them."""
+    return f"**{what}: no records yet:** {how_to_get(study)}."
 
 
 def no_gpu_records(study: str = "") -> str:
@@ -51,6 +59,11 @@ def span(values: Iterable[float], spec: str, unit: str = "") -> str:
     known = pd.Series(values, dtype=float)
     low, high = (number(float(end), spec) for end in (known.min(), known.max()))
     return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def interval(low: float, high: float, spec: str) -> str:
+    """Write an interval, or nothing where there is none."""
+    return "" if pd.isna(low) else f"{number(low, spec)} to {number(high, spec)}"
 
 
 def in_words(text: str) -> str:
@@ -95,9 +108,7 @@ def by_machine(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[str, 
     return parts
 
 
-def per_machine(
-    table: pd.DataFrame, say: Callable[[pd.DataFrame], str], between: str = "\n\n"
-) -> str:
+def per_machine(table: pd.DataFrame, say: Say, between: str = "\n\n") -> str:
     """Say a sentence of each machine's rows alone, and of which machine where there are several."""
     said = [(machine, say(rows)) for machine, rows in by_machine(table)]
     told = [(machine, f"{text[0].upper()}{text[1:]}") for machine, text in said if text]
@@ -110,11 +121,16 @@ def at_start(machine: str) -> str:
     return machine.replace("your", "Your", 1) if machine.startswith("your ") else machine
 
 
-def one_line(say: Callable[[pd.DataFrame], str]) -> Callable[[pd.DataFrame], str]:
-    """Make a caption's sentence say each machine's rows alone, machine after machine."""
+def each_machine(between: str = " ", empty: str = "") -> Callable[[Say], Say]:
+    """Make a function of a table say each machine's rows alone, and of an empty table `empty`."""
 
-    @functools.wraps(say)
-    def said(table: pd.DataFrame) -> str:
-        return per_machine(table, say, " ") if "machine" in table else say(table)
+    def decorate(say: Say) -> Say:
+        @functools.wraps(say)
+        def said(table: pd.DataFrame) -> str:
+            if table.empty:
+                return empty
+            return per_machine(table, say, between) if "machine" in table else say(table)
 
-    return said
+        return said
+
+    return decorate

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis.laws import scale
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.report.scale_text import SCALE, scale_rows, scale_words
+from fp8study.report.predictions import SCALE, scale_rows, scale_words
 from fp8study.report.table import show
 from tests.checkout import ROOT
 

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fp8study.analysis.frames import run_path
 from fp8study.analysis.laws.account import (
     CLEAR_PCT,
     HOST_PCT,
@@ -20,12 +21,14 @@ from fp8study.analysis.laws.account import (
     OTHER_GPU,
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
-from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
+from fp8study.analysis.laws.scale import check_means
 from fp8study.analysis.pairing import together
 from fp8study.core.records import StoredRun
+from fp8study.report import figures
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
 from fp8study.report.table import Layout
-from fp8study.report.words import count, how_to_get, number, recipe
+from fp8study.report.words import count, how_to_get, number, recipe, span
 
 #: By what each test predicts.
 TESTS = {
@@ -47,19 +50,23 @@ MEMORY_GOALS = Layout(_GOALS | {
     "num_missed": (f"by more than {MEMORY_PCT:g} % (goal 0)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
 }, cards=True)  # fmt: skip
+#: Sizes that nobody here has run.
+SCALE = Layout(
+    {
+        "label": ("precision", ""), "recomputed": ("layers recomputed", ""),
+        "micro_batch_size": ("batch", ".0f"), "memory_gib": ("GiB", ".0f"),
+        "tokens_per_second_per_gpu": ("tokens/s a GPU", ",.0f"),
+        "lead_pct": ("over BF16, %", "+.0f"), "within_points": ("± points", ".0f"),
+        "exposed_pct": ("waits for communication, %", ".1f"),
+        "efficiency_pct": ("of one node's tokens/s, %", ".0f"),
+    },
+    group="{model}, {num_gpus} × NVIDIA H200 on {num_nodes} nodes: modelled",
+)  # fmt: skip
 
 
 def cells(stored: Sequence[StoredRun]) -> list[Cell]:
     """Return the measured cells of the report's records."""
-    return cells_of(named(stored))
-
-
-def named(stored: Sequence[StoredRun]) -> Runs:
-    """Return records with their names, as the laws take them."""
-    return [
-        (f"{run.machine_label}/{run.record.study}/{run.record.run_id}", run.record)
-        for run in stored
-    ]
+    return cells_of([(run_path(run), run.record) for run in stored])
 
 
 def lead_goals(leads: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -136,6 +143,37 @@ def freeze_words(freezes: pd.DataFrame) -> str:
     return (
         f"The constants' set {used['freeze']} is in use{rule}. The form of the laws was chosen "
         "with the records of all sets at hand: only later runs test it."
+    )
+
+
+def scale_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what fits of `scale_table` as it is shown."""
+    if table.empty:
+        return table
+    recomputed = table["activation_checkpointing"].map({True: "yes", False: "no"})
+    return table.assign(recomputed=recomputed)[table["fits"]]
+
+
+def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
+    """Say what `scale_table` rests on, and what `check_table` and `published_table` show of it."""
+    assumed = (
+        f"Assumed: {GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
+        f"GPU (400 Gb/s, four fifths used) and a latency of {NETWORK.hop_us:g} µs."
+    )
+    if check.empty:
+        return f"{assumed} No records of several GPUs hold it to account here."
+    means = check_means(check)
+    off = [f"{number(row['step_error_pct'], '.1f')} % on {n:.0f}" for n, row in means.iterrows()]
+    wide = means.iloc[-1]
+    hopeful = published["predicted_pct"] - published["published_pct"]
+    measured, law = (number(wide[f"exposed_{side}_pct"], ".1f") for side in ("measured", "law"))
+    return (
+        f"{assumed} The laws are fitted within one node. There, the time of a step is off by "
+        f"{', '.join(off)} GPUs; on {means.index[-1]:.0f} GPUs a step waits for communication for "
+        f"{measured} % of its time, by the law for {law} % "
+        f"({figures.download(check, 'at-scale-check', 'by model')}). Of the speed that others kept "
+        f"on up to 128 GPUs the law promises {span(hopeful, '.1f')} points too much "
+        f"({figures.download(published, 'at-scale-published', 'figures and sources')})."
     )
 
 

@@ -1,14 +1,15 @@
 """Every page stands on any records, and says what to run where there are none."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fp8study.report import page as pages
 from tests.instrument_factories import make_instruments
 from tests.noise_factories import make_noise
+from tests.report.pages import NAMES, REPORT, plain
 from tests.study_factories import (
     make_attribution,
     make_broken,
@@ -18,16 +19,16 @@ from tests.study_factories import (
     make_smoke,
 )
 
-ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "report"
-NAMES = [Path(name).stem for name in
-         yaml.safe_load((REPORT / "_quarto.yml").read_text())["project"]["render"]]  # fmt: skip
 #: The pages that show something of the records.
 MEASURED = [name for name in NAMES if "load_report" in (REPORT / f"{name}.qmd").read_text()]
 
 
-def plain(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+@pytest.fixture
+def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of results, which the pages read from now on."""
+    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
+    monkeypatch.chdir(REPORT)
+    return tmp_path
 
 
 def run_cells(page: str) -> str:
@@ -62,29 +63,21 @@ def run_cells(page: str) -> str:
     ],
 )
 def test_page_stands_on_any_subset(
-    page: str, make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, make: Callable[[Path], object], own_results: Path
 ) -> None:
-    make(tmp_path)  # type: ignore[operator]
-    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
-    monkeypatch.chdir(REPORT)
+    make(own_results)
     assert run_cells(page)
 
 
 @pytest.mark.parametrize("page", MEASURED)
-def test_page_says_what_to_run_when_there_is_nothing(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
-    monkeypatch.chdir(REPORT)
+def test_page_says_what_to_run_when_there_is_nothing(page: str, own_results: Path) -> None:
     text = run_cells(page).replace("`", "")
     assert "run make reproduce" in text
     assert re.search("No GPU records (here )?yet|no records yet", text)
 
 
-def test_cpu_runs_alone_claim_no_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_smoke(tmp_path)
-    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
-    monkeypatch.chdir(REPORT)
+def test_cpu_runs_alone_claim_no_speed(own_results: Path) -> None:
+    make_smoke(own_results)
     text = "".join(run_cells(page) for page in NAMES)
     assert "No answer yet" in text
     assert "once its loss is checked" not in text and "so far)" not in text
@@ -94,11 +87,9 @@ def test_cpu_runs_alone_claim_no_speed(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("make", [make_attribution, make_document_a])
 def test_attribution_says_which_parts_are_missing(
-    make: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Path], object], own_results: Path
 ) -> None:
-    make(tmp_path)  # type: ignore[operator]
-    monkeypatch.setenv(pages.RESULTS_VARIABLE, str(tmp_path))
-    monkeypatch.chdir(REPORT)
+    make(own_results)
     text = run_cells("attribution").replace("`", "")
     _, _, missing = text.partition("Not measured there:")
     assert ("FP8 itself, rowwise (BF16 master weights)" in missing) == (make is make_document_a)

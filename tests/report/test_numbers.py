@@ -8,7 +8,6 @@ Runs prints records.
 import bisect
 import html
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,8 +16,8 @@ from fp8study.analysis.laws import account, scale
 from fp8study.core.records import StoredRun
 from fp8study.report import predictions
 from fp8study.report.export import tables_of
+from tests.report.pages import REPORT, plain
 
-ROOT = Path(__file__).parents[2]
 #: Tables that rest on no run in reach: data sheets, what others published, a fit that is frozen.
 OF_NO_RUN = {
     "tbl-peaks", "tbl-published", "tbl-restated", "tbl-scale",
@@ -26,10 +25,6 @@ OF_NO_RUN = {
 #: A claim that rests on no run: its row prints the document's figures, or those of data sheets.
 UNANSWERED = re.compile(r'.*data-label="records"[^>]*>–</td>.*', re.S)
 NUMBER = re.compile(r"(?<![\w.:,/-])[+\u2212]?\d[\d,]*(?:\.\d+)?(?![\w:/])")
-
-
-def text_of(markup: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", markup).split())
 
 
 def measured(text: str) -> list[str]:
@@ -68,7 +63,7 @@ def known(records: list[StoredRun], site: dict[str, str]) -> Known:
     columns = [c for table in (*tables_of(records).values(), *laws) for _, c in table.items()]
     numeric = pd.concat([pd.to_numeric(c, errors="coerce") for c in columns]).dropna()
     cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", "".join(site.values()), flags=re.S)
-    printed = [value_of(n) for cell in cells for n in NUMBER.findall(text_of(cell))]
+    printed = [value_of(n) for cell in cells for n in NUMBER.findall(plain(cell))]
     return Known([*numeric.astype(float), *printed])
 
 
@@ -80,8 +75,8 @@ def test_a_number_in_the_prose_is_in_a_table(site: dict[str, str], known: Known)
             continue
         main = page.partition("<main")[2].partition("</main>")[0]
         main = re.sub(r"<(table|svg|math|code|time)\b.*?</\1>", " ", main, flags=re.S)
-        own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
-        for number in measured(text_of(main)):
+        own = (REPORT / f"{name}.qmd").read_text(encoding="utf-8")
+        for number in measured(plain(main)):
             if number.replace("\u2212", "-") not in own:
                 checked += 1
                 if not known.holds(number):
@@ -95,7 +90,7 @@ def test_every_figure_is_also_told_in_numbers(site: dict[str, str], known: Known
     """Who cannot see a figure hears its result, or why there is none."""
     figures = 0
     for name, page in site.items():
-        own = (ROOT / "report" / f"{name}.qmd").read_text(encoding="utf-8")
+        own = (REPORT / f"{name}.qmd").read_text(encoding="utf-8")
         for alt in re.findall(r'<img[^>]* alt="([^"]*)"', page):
             figures += 1
             told = [n for n in NUMBER.findall(html.unescape(alt)) if n not in own]
@@ -113,11 +108,11 @@ def test_every_row_with_a_number_leads_to_its_runs(site: dict[str, str]) -> None
         ):
             for row in re.findall(r"<tr>(.*?)</tr>", table, flags=re.S):
                 row = UNANSWERED.sub("", row)
-                if label not in OF_NO_RUN and measured(text_of(row)) and "<td" in row:
+                if label not in OF_NO_RUN and measured(plain(row)) and "<td" in row:
                     checked += 1
                     (target,) = re.findall(r'href="runs\.html\?[^#]+#([^"]+)"', row) or [None]
                     if target is None or f'id="{target}"' not in site["runs"]:
-                        astray.append((name, label, text_of(row)))
+                        astray.append((name, label, plain(row)))
     assert not astray
     assert checked > 80
 

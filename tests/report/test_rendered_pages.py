@@ -1,24 +1,15 @@
 """The real pages on synthetic records of every kind: whole, short, and of these records."""
 
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 
 from scripts.count_words import count_words
+from tests.report.pages import NAMES, plain
 
-ROOT = Path(__file__).parents[2]
-REPORT = ROOT / "report"
-NAMES = [Path(name).stem for name in
-         yaml.safe_load((REPORT / "_quarto.yml").read_text())["project"]["render"]]  # fmt: skip
 STALE = "stale optimizer (78.4 % of parameters not trained)"
 
 pytestmark = pytest.mark.slow
-
-
-def plain(page: str) -> str:
-    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
 
 
 def test_report_renders_without_torch_and_network(site: dict[str, str]) -> None:

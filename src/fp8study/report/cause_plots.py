@@ -10,12 +10,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
-from matplotlib.transforms import blended_transform_factory
 
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
 from fp8study.report.plotstyle import (
     DASHED,
     GREY,
+    add_heading,
     add_legend,
     colour,
     message_figure,
@@ -39,13 +39,11 @@ def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> F
     label = ("difference in final loss, %", "")
     height = 0.24 * len(lines)
     figure, [(axis, _, _)] = panels(table[:1], ["model"], lambda _: "", label, height)
-    across = blended_transform_factory(figure.transFigure, axis.transData)
     equal = table["difference_pct"] == 0
     floor = 1e-4 if equal.all() else table.loc[~equal, "difference_pct"].min() / 3
     for place, (name, rows) in enumerate(lines):
         if rows is None:
-            title = axis.text(0.01, place, name, transform=across, va="center", fontweight="bold")
-            title.set(fontsize=9, in_layout=False)
+            add_heading(axis, place, name)
             continue
         shade = GREY if name in (AGAIN, SEED) else colour(rows["precision"].iloc[0])
         shown = rows["difference_pct"].clip(lower=floor)

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.transforms import blended_transform_factory
 
 from fp8study.analysis.losses import gap_by_step, seed_spread
 from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
@@ -20,6 +19,7 @@ from fp8study.report.plotstyle import (
     BAND,
     GREY,
     SETTING,
+    add_heading,
     add_legend,
     colour,
     line_styles,
@@ -61,13 +61,11 @@ def forest_figure(
     height = _ROW_INCHES * (sum(lines) + 3)
     labels = ("FP8 − BF16, % of the BF16 loss", "")
     figure, [(axis, _, _)] = panels(training[:1], ["device"], lambda _: "", labels, height)
-    across = blended_transform_factory(figure.transFigure, axis.transData)
     labelled, place = {}, 0.0
     for (text, row), num in zip(rows, lines, strict=True):
         place -= num / 2
         if row is None:
-            title = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
-            title.set(fontsize=9, in_layout=False)
+            add_heading(axis, place, text)
         else:
             labelled[place] = text
             _draw_row(axis, place, row, unseen)

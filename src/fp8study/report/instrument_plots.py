@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -10,6 +14,7 @@ from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, 
 from fp8study.report.words import count
 
 #: Column → label and colour, from the left of the bar.
+Parts = Mapping[str, tuple[str, str]]
 TIME = {
     "gemm_fp8": ("FP8 GEMMs", colour("fp8_tensorwise")),
     "gemm_bf16": ("BF16 GEMMs", colour("bf16")),
@@ -39,9 +44,7 @@ def memory_figure(table: pd.DataFrame, empty: str = "No memory split yet") -> Fi
     return _stacked(table, _MEMORY, "GiB per GPU", "steady_reserved_gib", empty)
 
 
-def _stacked(
-    table: pd.DataFrame, parts: dict[str, tuple[str, str]], label: str, line: str, empty: str
-) -> Figure:
+def _stacked(table: pd.DataFrame, parts: Parts, label: str, line: str, empty: str) -> Figure:
     """One panel per model and number of GPUs, one bar per arm, `line` as a mark across it."""
     if table.empty:
         return message_figure(empty)
@@ -53,16 +56,24 @@ def _stacked(
         0.7 + 0.25 * table.groupby(_PANEL).size().max(),
     )
     for axis, _, group in drawn:
-        left = pd.Series(0.0, index=group.index)
-        for column, (_, shade) in parts.items():
-            width = group[column].astype(float).fillna(0)
-            axis.barh(range(len(group)), width, 0.7, left, fc=shade, ec="white", lw=0.5)
-            left += width
+        handles = bars(axis, range(len(group)), group, parts, 0.7)
         for place, mark in enumerate(group[line]):
             axis.plot([mark] * 2, [place - 0.42, place + 0.42], color="black", lw=1.4)
         axis.set_yticks(range(len(group)), [str(arm) for arm in group["arm"]])
         axis.invert_yaxis()
         axis.set_xlim(left=0)
-        axis.grid(False, axis="y")
-    add_legend(figure, [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in parts.values()])
+    add_legend(figure, handles)
     return figure
+
+
+def bars(
+    axis: Axes, places: Sequence[int], table: pd.DataFrame, parts: Parts, height: float
+) -> list[Patch]:
+    """Draw a bar of its parts for each row of a table, and return what the legend shows."""
+    left = np.zeros(len(table))
+    for column, (_, shade) in parts.items():
+        width = table[column].astype(float).fillna(0).to_numpy()
+        axis.barh(places, width, height, left, fc=shade, ec="white", lw=0.5)
+        left += width
+    axis.grid(False, axis="y")
+    return [Patch(facecolor=shade, edgecolor=GREY, label=name) for name, shade in parts.values()]

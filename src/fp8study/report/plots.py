@@ -7,7 +7,6 @@ optimizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import pandas as pd
@@ -30,15 +29,6 @@ SMOOTHING_STEPS = 20
 _MOST_POINTS, _MOST_COLUMNS = 250, 50
 PandasObject = TypeVar("PandasObject", pd.Series, pd.DataFrame)
 _LOSS_AXES = ("step", "training loss, nats/token")
-
-
-def _curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Yield every run of `runs` that logged a loss, with its losses by step."""
-    by_run = dict(iter(metrics.groupby(["machine", "study", "run_id"], sort=False)))
-    for _, run in runs.iterrows():
-        curve = by_run.get((run["machine"], run["study"], run["run_id"]))
-        if curve is not None and curve["loss"].notna().any():
-            yield run, curve.sort_values("step").set_index("step")["loss"]
 
 
 def thin(curves: PandasObject) -> PandasObject:
@@ -79,25 +69,23 @@ def document_a_figure(
     the legend has the mean of the records' final losses.
     """
     runs = newest_per_seed(runs)
-    curves = list(_curves(metrics, runs[runs["status"].isin(["completed", "diverged"])]))
-    if not curves:
+    logged = runs.merge(metrics.dropna(subset="loss"), on=["machine", "study", "run_id"])
+    logged = logged[logged["status"].isin(["completed", "diverged"])]
+    if logged.empty:
         return message_figure(empty)
     figure, [(axis, _, _)] = panels(runs[:1], ["model"], lambda _: "", _LOSS_AXES, 4.0)
-    arms: dict[tuple[str, str], list[tuple[pd.Series, pd.Series]]] = {}
-    for run, loss in curves:
-        arms.setdefault((str(run["arm"]), str(run["master_dtype"])), []).append((run, loss))
     styles, handles = line_styles(runs), []
-    for (arm, master), seeds in sorted(arms.items()):
+    for (arm, master), rows in logged.groupby(["arm", "master_dtype"]):
         # The paler of two lines in one style has the finer master weights.
-        style = styles[arm] | {"alpha": 0.5 if master == "fp32" else 1.0}
-        logged = pd.concat([loss for _, loss in seeds], axis=1)
-        axis.plot(thin(logged), color=style["color"], alpha=0.13, linewidth=0.6)
-        axis.plot(thin(smooth(logged.mean(axis=1))), **style)
+        style = styles[str(arm)] | {"alpha": 0.5 if master == "fp32" else 1.0}
+        seeds = rows.pivot(index="step", columns="run_id", values="loss")[rows["run_id"].unique()]
+        axis.plot(thin(seeds), color=style["color"], alpha=0.13, linewidth=0.6)
+        axis.plot(thin(smooth(seeds.mean(axis=1))), **style)
         # The record's own mean is over steps; the curve holds logged rows only.
-        end = pd.Series([run["loss_last20_mean"] for run, _ in seeds], dtype=float).mean()
+        end = rows.drop_duplicates("run_id")["loss_last20_mean"].astype(float).mean()
         final = "diverged" if pd.isna(end) else f"{end:.2f}"
         handles.append(
-            Line2D([], [], label=f"{arm}, {master.upper()} master weights: {final}", **style)
+            Line2D([], [], label=f"{arm}, {str(master).upper()} master weights: {final}", **style)
         )
     if guess := _uniform_guess(runs):
         line: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (6, 4))}

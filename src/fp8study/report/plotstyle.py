@@ -16,6 +16,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import blended_transform_factory
 
 from fp8study.report.figures import WIDTH_INCHES
 from fp8study.report.words import in_words, number
@@ -49,8 +50,6 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
 }
 
-Panels = tuple[Figure, list[tuple[Axes, Any, pd.DataFrame]]]
-
 
 def colour(precision: str) -> str:
     """Return the colour that stands for a precision in every figure."""
@@ -83,26 +82,32 @@ def message_figure(message: str) -> Figure:
     return figure
 
 
+def canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """Make an empty figure of our style, so many inches high, its axes below one another."""
+    with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
+        axes = list(figure.subplots(rows, 1, squeeze=False, **shared).flat)
+    for axis in axes:
+        sns.despine(ax=axis)
+        axis.tick_params(length=0)
+    return figure, axes
+
+
 def panels(
     table: pd.DataFrame,
     keys: Sequence[str],
     title: Callable[..., str],
     labels: tuple[str, str],
     height: float = 2.6,
-) -> Panels:
+) -> tuple[Figure, list[tuple[Axes, Any, pd.DataFrame]]]:
     """Make one panel for each group of a table that has rows: the figure, then axes, key, rows.
 
     The `title` is made from the values of `keys`; `labels` are of the horizontal and the vertical
     axis; the `height` of a panel is in inches. One below the other they fit a phone.
     """
     groups = list(table.groupby(list(keys), sort=False))
-    with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        size = (WIDTH_INCHES, height * len(groups) + 0.4)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = list(figure.subplots(len(groups), squeeze=False).flat)
+    figure, axes = canvas(height * len(groups) + 0.4, len(groups))
     for axis, (key, _) in zip(axes, groups, strict=True):
-        sns.despine(ax=axis)
-        axis.tick_params(length=0, labelsize=10)
         text = textwrap.fill(in_words(title(*key)), round(12 * WIDTH_INCHES))
         axis.set_title(text, loc="left", fontsize=9.5)
         axis.set_ylabel(labels[1])
@@ -122,6 +127,13 @@ def add_legend(figure: Figure, handles: Sequence[Any]) -> None:
     figure.legend(
         handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=10
     )
+
+
+def add_heading(axis: Axes, place: float, text: str) -> None:
+    """Write a line in bold over rows of an axis, from the left edge of the figure on."""
+    across = blended_transform_factory(axis.figure.transFigure, axis.transData)
+    line = axis.text(0.01, place, text, transform=across, va="center", fontweight="bold")
+    line.set(fontsize=9, in_layout=False)
 
 
 def signed_ticks(value: float, _: object) -> str:

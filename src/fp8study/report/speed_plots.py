@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator
 
-from fp8study.report.figures import WIDTH_INCHES
-from fp8study.report.instrument_plots import TIME
-from fp8study.report.plotstyle import GREY, STYLE, add_legend, colour, message_figure, signed_ticks
+from fp8study.report.instrument_plots import TIME, bars
+from fp8study.report.plotstyle import (
+    GREY,
+    STYLE,
+    add_legend,
+    canvas,
+    colour,
+    message_figure,
+    signed_ticks,
+)
 from fp8study.report.speed_rows import setting_name
 from fp8study.report.words import count, machine_name, recipe
 
@@ -36,16 +41,6 @@ _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
 _ROW_INCHES = 0.3
 #: Between two ticks of a lead, %.
 _TICK_PCT = 20
-
-
-def _canvas(height: float, rows: int = 1, **shared: Any) -> tuple[Figure, list[Axes]]:
-    with sns.axes_style("ticks", STYLE), sns.plotting_context("paper", rc=STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-        axes = list(figure.subplots(rows, 1, squeeze=False, **shared).flat)
-    for axis in axes:
-        sns.despine(ax=axis)
-        axis.tick_params(length=0)
-    return figure, axes
 
 
 def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
@@ -63,7 +58,7 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     ends = [_percents(leads[leads["machine"] == machine]) for machine in machines]
     heights = [high - low for low, high in ends]
     # Low, so that the table below it begins on the first screen, also of a phone.
-    figure, axes = _canvas(
+    figure, axes = canvas(
         1.0 + 1.1 * sum(heights) / max(heights), len(machines), sharex=True,
         gridspec_kw={"height_ratios": heights},
     )  # fmt: skip
@@ -127,7 +122,7 @@ def _percents(rows: pd.DataFrame) -> tuple[float, float]:
 
 def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
     """Make a figure whose rows are named on the left, the first at the top."""
-    figure, [axis] = _canvas(1.1 + _ROW_INCHES * num)
+    figure, [axis] = canvas(1.1 + _ROW_INCHES * num)
     axis.set_yticks(range(num), names)
     axis.set_ylim(num - 0.4, -0.6)
     axis.set_xlabel(label)
@@ -200,13 +195,8 @@ def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
     if kernels.empty:
         return message_figure(empty)
     figure, axis, places = _rows_by_machine(kernels, list(kernels["name"]), "% of the BF16 step")
-    left = np.zeros(len(kernels))
-    for column, (_, shade) in TIME.items():
-        width = 100 * kernels[column].astype(float).fillna(0) / kernels["bf16_step_ms"]
-        axis.barh(places, width, 0.72, left, fc=shade, ec="white", lw=0.5)
-        left += width.to_numpy()
-    axis.grid(False, axis="y")
-    handles = [Patch(facecolor=s, edgecolor=GREY, label=n) for n, s in TIME.values()]
+    shares = kernels[[*TIME]].astype(float).mul(100 / kernels["bf16_step_ms"], axis="index")
+    handles = bars(axis, places, shares, TIME, 0.72)
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
     return figure
 
@@ -219,7 +209,7 @@ def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
     if table.empty:
         return message_figure(empty)
     groups = list(table.groupby(["machine", "model"], sort=False))
-    figure, axes = _canvas(0.8 + 1.7 * len(groups), len(groups), sharex=True)
+    figure, axes = canvas(0.8 + 1.7 * len(groups), len(groups), sharex=True)
     for axis, ((machine, model), rows) in zip(axes, groups, strict=True):
         for precision, line in rows.groupby("precision", sort=False):
             dashes = "-" if precision == "bf16" else "--"

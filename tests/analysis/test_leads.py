@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -15,6 +16,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import sessions_of
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import UNSTEADY
+from tests.checkout import ROOT
 from tests.factories import CPU, make_record, store
 from tests.table_factories import frame
 
@@ -46,14 +48,26 @@ def test_sessions_are_pooled_and_the_last_one_replaces_nothing(tmp_path: Path) -
     store_leads(tmp_path, 9, 1.5)
     row = only(leads_table(frame(tmp_path)))
     assert (row["num_sessions"], row["num_pairs"], row["num_runs"]) == (2, 4, 8)
-    assert row["lead_pct"] == pytest.approx(100 * ((1.2 * 1.5) ** 0.5 - 1))
+    in_first = (1.1 * 1.2 * 1.2) ** (1 / 3)
+    assert row["lead_pct"] == pytest.approx(100 * ((in_first * 1.5) ** 0.5 - 1))
     assert (row["lead_low_pct"], row["lead_high_pct"]) == (pytest.approx(10), pytest.approx(50))
     assert row["ci_low_pct"] < 0 < row["lead_high_pct"] < row["ci_high_pct"]
-    assert row["sessions"] == "2000-01-01 01:00: +20.0 %; 2000-01-01 09:00: +50.0 %"
+    assert row["sessions"] == "2000-01-01 01:00: +16.6 %; 2000-01-01 09:00: +50.0 %"
     assert row["studies"] == "at-1, at-9"
     assert len(row["run_ids"].split()) == 8
     assert "local/at-9/bf16-0-9-1-" in row["run_ids"]
     assert row["energy_change_pct"] == pytest.approx(100 * (1 / 1.2 - 1))
+
+
+@pytest.mark.parametrize("machine", ["h100x1", "h200x2", "h200x4"])
+def test_every_lead_lies_in_the_middle_of_its_interval(machine: str) -> None:
+    path = ROOT / "results/reference" / machine / "tables/leads.csv"
+    leads = pd.read_csv(path).dropna(subset="ci_low_pct")
+    low, lead, high = (
+        np.log1p(leads[f"{name}_pct"] / 100) for name in ("ci_low", "lead", "ci_high")
+    )
+    assert len(leads) and (low < lead).all()
+    assert np.allclose((low + high) / 2, lead, atol=1e-4)
 
 
 def test_the_spread_between_sessions_is_learnt_from_every_setting(tmp_path: Path) -> None:

@@ -33,6 +33,13 @@ def per_cent(value: float, digits: int = 1) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") + " %"
 
 
+def ends(lead: pd.Series) -> str:
+    """The ends of a lead's interval."""
+    return " to ".join(
+        per_cent(lead[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high")
+    )
+
+
 def tuned_texts(runs: pd.DataFrame) -> list[str]:
     """What is said of the tuned path."""
     speed = throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
@@ -51,7 +58,11 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
     shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
     shared = shared[(shared["path"] == "tuned") & (shared["num_gpus"] == 2)]
-    two = one(shared, precision="fp8_tensorwise")
+    leads = leads_table(runs)
+    leads = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
+    two = one(leads[leads["studies"] == "tuned-loss-fsdp"], num_gpus=2)
+    pooled = one(leads, model="llama-3.2-1b-untied", micro_batch_size=1)
+    assert two["num_pairs"] == 3
     paired = leads_table(runs[runs["study"].str.startswith("beside-torchtitan")])
     keys = ["model", "num_gpus", "setting"]
     both = fp8.merge(paired[paired["precision"] == "fp8_tensorwise"], on=keys)
@@ -71,7 +82,8 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
         f"({tensorwise['tokens_per_second_per_gpu']:,.0f}), rowwise "
         f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
         *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
-        f"{per_cent(two['speedup_pct'])} on 2 GPUs",
+        f"{per_cent(two['lead_pct'])} on 2 GPUs, the mean of three pairs (95 % CI {ends(two)})",
+        f"of another study {per_cent(pooled['lead_pct'])}, 95 % CI {ends(pooled)})",
         f"moves them by at most {moved:.1f} points",
         f"{rate['fp8_tensorwise']:,.0f} against {rate['bf16']:,.0f} tokens/s, give "
         f"{per_cent(100 * (rate['fp8_tensorwise'] / rate['bf16'] - 1))}",
@@ -145,17 +157,13 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
     tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
     alone, four = (one(tuned, model="llama-3.1-8b", num_gpus=n) for n in (1, 4))
-    ends = [
-        [per_cent(row[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high")]
-        for row in (alone, four)
-    ]
     less = [[f"{-row[f'{of}_change_pct']:.1f} %" for row in (alone, four)]
             for of in ("memory", "energy")]  # fmt: skip
     plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
-    pooled = [per_cent(plain[f"{name}_pct"]) for name in ("lead", "ci_low", "ci_high")]
     beside = pd.concat([leads, leads_table(shorten_arms(runs_frame(stored("h200x2"))))])
     small = beside[beside["model"].str.startswith("llama-3.2-1b")]
     small = small[small["micro_batch_size"].eq(1) & small["precision"].eq("fp8_tensorwise")]
+    spans = small.groupby("path")["lead_pct"].agg(["min", "max"]).map(per_cent)
     eight = one(tuned, model="llama-3.2-1b-untied", micro_batch_size=8)["lead_pct"]
     cells = leads[leads["studies"] == "document-a-grid"]
     grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)
@@ -169,14 +177,14 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     )
     return [
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
-        f"pooled {pooled[0]} (95 % CI {pooled[1].removesuffix(' %')} to "
-        f"{pooled[2].removesuffix(' %')})",
-        f"by {per_cent(alone['lead_pct'])} on 1 GPU at batch 1 (95 % CI {' to '.join(ends[0])}) "
-        f"and by {per_cent(four['lead_pct'])} on 4 GPUs at batch 2 ({' to '.join(ends[1])})",
+        f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
+        f"by {per_cent(alone['lead_pct'])} on 1 GPU at batch 1 (95 % CI {ends(alone)}) "
+        f"and by {per_cent(four['lead_pct'])} on 4 GPUs at batch 2 ({ends(four)})",
         f"with {less[0][0]} and {less[0][1]} less memory and "
         f"{less[1][0]} and {less[1][1]} less energy per token",
-        f"{per_cent(eight)} on 1 GPU at batch 8. At batch 1 from "
-        f"{per_cent(small['lead_pct'].min())} to {per_cent(small['lead_pct'].max())}:",
+        f"{per_cent(eight)} on 1 GPU at batch 8 (a 1B with",
+        f"At batch 1 from {spans['min']['tuned']} to {spans['max']['tuned']} on the tuned path and "
+        f"down to {spans['min']['plain']} on the plain one:",
         "; ".join(
             f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
             for name, model in models.items()

@@ -2,7 +2,7 @@
 
 A lead is a ratio of tokens per second, FP8 over BF16, of two runs that differ in precision alone
 and ran in one session. Sessions on one machine differ by more than the repeats of one, so they are
-pooled rather than replaced: the median of a session's paired ratios, and the geometric mean over
+pooled rather than replaced: the geometric mean of a session's paired ratios, and that over its
 sessions. How far sessions differ is learnt from all settings of a machine and path that were timed
 in several, and where none was, how far pairs differ from all that were timed in several blocks.
 """
@@ -79,7 +79,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns of `LEAD_COLUMNS`, one row per setting and FP8 arm. ``lead_pct`` is the
-        geometric mean over sessions of the median ratio of a session's pairs, less one, in %;
+        geometric mean over sessions of that of a session's paired ratios, less one, in %;
         ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
         the highest pair, and the ``ci`` is that of `_intervals`. Rates, memory and energy are
         medians over pairs, changes medians of paired ratios; memory and energy do not ask whether
@@ -93,7 +93,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     keys = [*names, "kept_in_bf16"] if "kept_in_bf16" in pairs else names
     pairs["log"] = np.log(pairs["ratio"].astype(float))
     pairs["key"] = pairs.groupby(keys, dropna=False, sort=False).ngroup()
-    by_session = pairs.groupby(["key", "session"])["log"].median().dropna()
+    by_session = pairs.groupby(["key", "session"])["log"].mean().dropna()
     rows = []
     for key, group in pairs.groupby("key", sort=False):
         row = {name: group[name].iloc[0] for name in [*names, "fp8_all_gather"]}

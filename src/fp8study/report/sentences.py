@@ -147,7 +147,7 @@ def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
 def lead_caption(report: Report, peers: pd.DataFrame) -> str:
     """Say what the picture of the leads shows, and so what to do on which machine, line by line."""
     theirs = " ×: ratio of geometric means." if peers["peer_lead_pct"].notna().any() else ""
-    read = f"Marks: medians of paired ratios; bars: all pairs.{theirs}"
+    read = f"Marks: means of paired ratios; bars: all pairs.{theirs}"
     return "\\\n".join([*conditions(report), read])
 
 
@@ -161,11 +161,11 @@ def rule() -> str:
         "its loss in this very setting is equivalent, BF16 if it is worse; check it first if no "
         f"study decided it. Wholly below {worth}: BF16; if even below zero with weights gathered "
         "in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
-        "**The lead** is the median of a session's paired ratios; of several sessions, the "
-        "geometric mean. Its CI, Student's t of the logarithms, is of how far sessions differ, "
-        "over all settings of a machine and path that had several; where none had, of how far "
-        "pairs differ, which is too narrow for another day. A setting whose step times had not "
-        "settled counts by itself; older runs do not tell. After "
+        "**The lead** is the geometric mean of a session's paired ratios, and of sessions. Its CI "
+        "is Student's t of the logarithms: of how far sessions differ, over all settings of a "
+        "machine and path that had several. Where none had, it is of how far pairs differ, and "
+        "another day may fall outside it. A setting whose step times had not settled counts by "
+        "itself; older runs do not tell. After "
         f"{SESSION_GAP.seconds // 60} idle minutes a new session begins.\n\n"
         "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
         "nearest to 4,096 tokens, no clipping, the most pairs; of its recipes the one with the "

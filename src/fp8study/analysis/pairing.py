@@ -189,8 +189,8 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     )
     pairs = usable[in_fp8(usable)].merge(baseline, on="pair_key", how="inner")
     pairs["run_ids"] += " " + pairs.pop("run_ids_bf16")
-    pairs["diverged"] = pairs["arm_key"].isin(set(diverged_alone(runs)["arm_key"]))
-    return pairs
+    has_diverged = pairs["arm_key"].isin(set(diverged_alone(runs)["arm_key"])).rename("diverged")
+    return pd.concat([pairs, has_diverged], axis=1)
 
 
 def paired_losses(runs: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -24,6 +25,7 @@ from fp8study.analysis.claims import (  # noqa: F401
 from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict
 from fp8study.analysis.claims.tables import Frames, Tables
 from fp8study.core.errors import UserError
+from fp8study.core.studies import estimated_minutes, load_study
 
 #: The label of what ran in this checkout.
 _OWN, _OURS = "local", "this machine"
@@ -135,5 +137,10 @@ def claims_table(ledger: Sequence[Judged]) -> pd.DataFrame:
 
 
 def settles(each: Judged) -> str:
-    """Say what would settle a claim that is open."""
-    return each.claim.settles if each.finding.verdict is Verdict.UNDECIDED else ""
+    """Say what would settle a claim that is open, and what the studies that it names cost."""
+    if each.finding.verdict is not Verdict.UNDECIDED:
+        return ""
+    named = re.findall(r"STUDY=([\w-]+)", each.claim.settles)
+    runs = [run for study in named for run in load_study(study).runs]
+    cost = f", about {estimated_minutes(runs, 1):.0f} GPU-minutes" if runs else ""
+    return each.claim.settles + cost

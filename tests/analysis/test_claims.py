@@ -452,9 +452,11 @@ def test_what_would_settle_a_claim_costs_what_its_studies_say(
         for study in ("quick", "new-text")
         for run in load_study(study).runs
     )
-    for claim, cost in ((both, f", about {minutes:.0f} GPU-minutes"), (CLAIMS["C02"], "")):
+    gone = dataclasses.replace(CLAIMS["A13"], settles="make STUDY=that-was-taken-out")
+    cost = f", about {minutes:.0f} GPU-minutes"
+    for claim, added in ((both, cost), (gone, ""), (CLAIMS["C02"], "")):
         judged = Judged(claim, "", Finding(OPEN, ""), is_own=False)
-        assert settles(judged) == claim.settles + cost
+        assert settles(judged) == claim.settles + added
 
 
 def test_a_claim_on_several_recipes_is_asked_of_studies_that_have_them(

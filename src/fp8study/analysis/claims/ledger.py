@@ -141,6 +141,9 @@ def settles(each: Judged) -> str:
     if each.finding.verdict is not Verdict.UNDECIDED:
         return ""
     named = re.findall(r"STUDY=([\w-]+)", each.claim.settles)
-    runs = [run for study in named for run in load_study(study).runs]
+    try:
+        runs = [run for study in named for run in load_study(study).runs]
+    except UserError:  # the page does not depend on a study that this checkout has not
+        runs = []
     cost = f", about {estimated_minutes(runs, 1):.0f} GPU-minutes" if runs else ""
     return each.claim.settles + cost

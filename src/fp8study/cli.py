@@ -118,6 +118,10 @@ def advise(
         int | None, typer.Option(help="A GPU's; default: what fits.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="To train on, as 160e9; default: 20 a weight.")
+    ] = None,
+    set_: Overrides = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +132,10 @@ def advise(
 
     here = [(device.name, device.memory_gib) for device in this_machine().gpus]
     with using_model(model):
-        asked = question_for(here, model, num_gpus, sequence_length, micro_batch_size, gpu)
+        asked = question_for(
+            here, model, num_gpus, sequence_length, micro_batch_size, gpu,
+            parse_assignments(set_), tokens,
+        )  # fmt: skip
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
 

@@ -228,7 +228,7 @@ def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
     assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
     asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
     assert not asked.fits and not asked.settings
-    both = "reshard_after_forward=true activation_checkpointing=true"
+    both = "--set reshard_after_forward=true --set activation_checkpointing=true"
     assert both in [remedy.what for remedy in asked.remedies]
     (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies
     assert alone.what.startswith(both) and "--num-gpus" in alone.what

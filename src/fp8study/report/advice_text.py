@@ -68,6 +68,8 @@ def _verdict(verdict: Verdict) -> str:
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
+    if lead is not None and lead.kind == MODELLED:
+        action = f"Not measured. By the laws: {verdict.action}"
     return f"{action}. {verdict.label}: {says}{where}{unsteady}."
 
 
@@ -98,13 +100,27 @@ def _memory(advice: Advice) -> list[str]:
     if not advice.fits:
         found = [f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind})" for c in advice.remedies]
         lines.append(f"  would fit  {'; '.join(found) or 'with nothing tried here'}")
+        if any("master_dtype=bf16" in remedy.what for remedy in advice.remedies):
+            lines.append("  BF16 master weights round small updates away: check the loss first")
     return lines
 
 
 def _options(advice: Advice) -> list[str]:
     head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
-    return ["", head, *rows, *_sources(advice)]
+    return ["", head, *rows, *_sources(advice), _days(advice)]
+
+
+def _days(advice: Advice) -> str:
+    """Say how long the training takes in BF16 and in the FP8 of the verdict."""
+    rates = {
+        option.label: option.tokens_per_second_per_gpu.value * advice.config["num_gpus"]
+        for option in advice.options
+        if option.label in ("BF16", advice.verdict.label)
+    }
+    days = [f"{advice.tokens / rate / 86400:,.1f} in {label}" for label, rate in rates.items()]
+    billions = f"{advice.tokens / 1e9:{',.0f' if advice.tokens >= 1e10 else '.3g'}}"
+    return f"  days for {billions} billion tokens, at these rates: {', '.join(days)}"
 
 
 def _option(option: Option, fits: bool) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis import decision
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import HOST_PCT, WIDER, label_of, lead_table
 from fp8study.analysis.laws.cells import cell_key, cells_of
@@ -31,6 +30,7 @@ from fp8study.analysis.laws.evidence import (
     nearest_losses,
     of_cell,
     of_row,
+    predicted_verdict,
     verdict_of,
     way_of,
 )
@@ -38,6 +38,7 @@ from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
     HEADROOM,
+    SAVERS,
     Changed,
     Law,
     as_fp8,
@@ -48,13 +49,18 @@ from fp8study.analysis.laws.nearby import (
     ways,
     written,
 )
-from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
 #: Fields as options of this command.
-_OPTIONS = {"num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}"}
+_OPTIONS = {
+    "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
+    **{name: f"--set {name}={{}}" for name in SAVERS},
+}  # fmt: skip
+#: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
+TOKENS_PER_WEIGHT = 20
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ class Advice:
     """What is set in it so that it fits, or so that the tuned path takes its model."""
     gpu: str
     capacity_gib: float
+    tokens: float
+    """How many are trained on, for the days that it takes: what was asked, else 20 a weight."""
     verdict: Verdict
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""
@@ -144,6 +152,7 @@ class Advisor:
         self.runs, self.loss_gaps, self.decisions = runs, loss_gaps, decisions
         cells = cells_of(runs)
         self.timed = [cell for cell in cells if is_fitted(cell)]
+        self.most_gpus = max((cell.config.num_gpus for cell in self.timed), default=0)
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = lead_table(cells)
         errors = tested[["error_points", "step_error_pct"]].abs()
@@ -165,6 +174,7 @@ class Advisor:
         gpu_name: str,
         capacity: float,
         measured: Measured | None,
+        tokens: float | None = None,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
@@ -174,6 +184,7 @@ class Advisor:
             gpu_name: As its driver or `name_of` names it.
             capacity: Its memory, GiB.
             measured: What was measured of the model's layers on this GPU, if anything.
+            tokens: As `Advice.tokens`.
 
         Raises:
             UserError: As `shape_of`.
@@ -194,7 +205,8 @@ class Advisor:
         if decided:
             verdicts = [verdict_of(config, each) for each in decided]
         else:
-            verdicts = [_predicted_verdict((fitting or options[1:])[0])]
+            guess = (fitting or options[1:])[0]
+            verdicts = [predicted_verdict(guess.label, guess.lead_pct)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
@@ -212,6 +224,7 @@ class Advisor:
             settings=tuple(written(settings(config))),
             gpu=gpu_name,
             capacity_gib=capacity,
+            tokens=tokens or TOKENS_PER_WEIGHT * shape.num_parameters,
             verdict=verdicts[0],
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
@@ -231,7 +244,7 @@ class Advisor:
             },
             measured=measured,
             beyond=tuple(beyond(config)),
-            left_out=tuple(_left_out(config, shape)),
+            left_out=tuple(left_out_of(shape, config.sequence_length)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(change(each, {}) for each in changes(config, shape, law, capacity)),
@@ -280,7 +293,8 @@ class Advisor:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
         wider = WIDER if kind == MODELLED else 1.0
         step = law(way)
-        busy = step.host > HOST_PCT / 100 * step.device
+        # What more GPUs than were ever timed add is known no better than what a busy host does.
+        busy = step.host > HOST_PCT / 100 * step.device or way.num_gpus > self.most_gpus
         lead_error, step_error = (wider * e for e in self.errors[busy])
         lead = speed.lead_pct(law(bf16).total, step.total)
         rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
@@ -331,17 +345,3 @@ class Advisor:
         elif shape.left_out:
             found.append("a model with what is left out below: none was measured")
         return found
-
-
-def _predicted_verdict(option: Option) -> Verdict:
-    """Apply the report's rule to what the law says, within what its errors are."""
-    lead = option.lead_pct
-    assert lead is not None and lead.low is not None and lead.high is not None
-    return Verdict(decision.advise(lead.low, lead.high, None), option.label, lead)
-
-
-def _left_out(config: ResolvedConfig, shape: ModelShape) -> list[str]:
-    found = list(shape.left_out)
-    if shape.window and shape.window < config.sequence_length:
-        found.append(f"attention's window of {shape.window:,} tokens: it is counted over them all")
-    return found

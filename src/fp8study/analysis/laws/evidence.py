@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.decision import decision_table
+from fp8study.analysis.decision import advise, decision_table
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import Cell
@@ -160,6 +160,12 @@ def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
     row = found.decision
     label = way_of(bf16, row)[1]
     return Verdict(row["action"], label, lead_of(row), found.machine, found.num_unsteady)
+
+
+def predicted_verdict(label: str, lead: Quantity | None) -> Verdict:
+    """Apply the report's rule to what the law says, within what its errors are."""
+    assert lead is not None and lead.low is not None and lead.high is not None
+    return Verdict(advise(lead.low, lead.high, None), label, lead)
 
 
 def read_loss_gaps(results: Path) -> pd.DataFrame:

@@ -75,7 +75,7 @@ def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
 
 
 #: What saves memory on the same GPUs, in the order of what it costs.
-_SAVERS: dict[str, Any] = {
+SAVERS: dict[str, Any] = {
     "reshard_after_forward": True, "activation_checkpointing": True, "master_dtype": "bf16",
 }  # fmt: skip
 #: Fields that are changed, the run then, and a figure of it.
@@ -98,7 +98,7 @@ def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) ->
 def _savings(
     config: ResolvedConfig, shape: ModelShape, capacity: float, among: dict[str, Any]
 ) -> list[Changed]:
-    """Return the smallest combinations of some `_SAVERS` that make a run fit."""
+    """Return the smallest combinations of some `SAVERS` that make a run fit."""
     names = [name for name, value in among.items() if getattr(config, name) != value
              and (config.strategy == "fsdp2" or "reshard" not in name)]  # fmt: skip
     for number in range(1, len(names) + 1):
@@ -113,7 +113,7 @@ def _savings(
 
 def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[str, Any]:
     """Return the fewest changes that make a run fit its GPUs and keep its task; empty: none do."""
-    same_task = {name: value for name, value in _SAVERS.items() if "master" not in name}
+    same_task = {name: value for name, value in SAVERS.items() if "master" not in name}
     found = _savings(config, shape, capacity, same_task)
     return found[0][0] if found else {}
 
@@ -130,8 +130,8 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         found = (_cure(config, shape, changes) for changes in tries)
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
-    found = [*first(one), *first(more), *_savings(config, shape, capacity, _SAVERS)]
-    return found or first(_SAVERS | changes for changes in more)
+    found = [*first(one), *first(more), *_savings(config, shape, capacity, SAVERS)]
+    return found or first(SAVERS | changes for changes in more)
 
 
 def written(
@@ -239,7 +239,7 @@ def _said(config: ResolvedConfig) -> dict[str, Any]:
 
 def settings(config: ResolvedConfig) -> dict[str, Any]:
     """Return what was set so that a run fits, or so that the tuned path takes its model."""
-    found = {name: value for name, value in _SAVERS.items() if getattr(config, name) == value}
+    found = {name: value for name, value in SAVERS.items() if getattr(config, name) == value}
     if config.strategy != "fsdp2":
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":

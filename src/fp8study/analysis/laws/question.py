@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fp8study.analysis.laws.advise import Advice, Advisor
 from fp8study.analysis.laws.cells import read_runs
@@ -23,6 +25,12 @@ from fp8study.core.recipes import ARITHMETICS
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
+#: Fields that are said otherwise, and how.
+_OWN_OPTIONS = {
+    "model": "--model", "num_gpus": "--num-gpus", "num_nodes": "counted from --num-gpus",
+    "sequence_length": "--sequence-length", "micro_batch_size": "--micro-batch-size",
+    "precision": "answered for all recipes",
+}  # fmt: skip
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 
@@ -37,6 +45,8 @@ class Question:
     gpu_name: str | None
     """As its driver names the GPU that is here; None for one that is named."""
     capacity_gib: float
+    tokens: float | None = None
+    """As `Advice.tokens`."""
 
     def layers_to_measure(self) -> list[ResolvedConfig]:
         """Return a run in BF16 and in each scaling of FP8, for `measure_here`.
@@ -63,6 +73,8 @@ def question_for(
     sequence_length: int,
     micro_batch_size: int | None,
     gpu: str | None,
+    others: Mapping[str, Any] | None = None,
+    tokens: float | None = None,
 ) -> Question:
     """Ask about a model on a number of GPUs, by default all that are here.
 
@@ -74,11 +86,17 @@ def question_for(
         micro_batch_size: Sequences a GPU; None: the largest that fits, at need with layers
             gathered twice or recomputed.
         gpu: A `GpuPeak.slug`, in place of those here.
+        others: Further fields of a run.
+        tokens: As `Advice.tokens`.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
-            of an unknown kind, or a number is outside its range.
+            of an unknown kind, or a number or another field cannot be that.
     """
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
+    if own := sorted(_OWN_OPTIONS.keys() & (others or {}).keys()):
+        raise UserError(f"--set: '{own[0]}' is {_OWN_OPTIONS[own[0]]}; leave it out of --set")
     peak, capacity = _gpu(gpus, gpu)
     number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
     if not 1 <= number <= _MOST_GPUS:
@@ -90,6 +108,7 @@ def question_for(
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
         "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
     }  # fmt: skip
+    values |= others or {}
     shape = shape_of(model)
     if needs_plain_head(model):
         values["loss_head"] = "plain"
@@ -102,7 +121,7 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
-    return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity)
+    return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity, tokens)
 
 
 def answer(asked: Question, results: Path | None = None) -> Advice:
@@ -115,7 +134,7 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
     advisor, here = _advisor(results), asked.gpu_name
     measured = find(asked.config, here, results) if here else None
     name = here or advisor.name_of(asked.gpu)
-    return advisor.advise(asked.config, asked.gpu, name, asked.capacity_gib, measured)
+    return advisor.advise(asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens)
 
 
 @cache  # a process reads the records once

@@ -286,3 +286,11 @@ def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
     if shape.num_experts > 1:
         yield "routing, moving tokens between experts, experts with more tokens than others"
         yield "FP8 for the experts, which torchao does not convert: FP8 is attention's alone"
+
+
+def left_out_of(shape: ModelShape, sequence_length: int) -> list[str]:
+    """Say what the laws leave out of a model's sequences of so many tokens."""
+    found = list(shape.left_out)
+    if shape.window and shape.window < sequence_length:
+        found.append(f"attention's window of {shape.window:,} tokens: it is counted over them all")
+    return found

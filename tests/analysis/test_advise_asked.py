@@ -1,0 +1,70 @@
+"""What is asked besides the model: other fields, tokens, more GPUs than were ever timed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fp8study.analysis.laws.evidence import MODELLED
+from fp8study.analysis.laws.question import answer, question_for
+from fp8study.core.errors import UserError
+from fp8study.report.advice_text import advice_text
+from tests.checkout import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def ask(model: str, num_gpus: int, gpu: str, *further: Any) -> Any:
+    return answer(question_for([], model, num_gpus, 4096, 1, gpu, *further))
+
+
+def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
+    first = ask("llama-3.1-8b", 1, "h100-80gb")
+    assert not first.fits
+    (cure,) = (c for c in first.remedies if c.what == "--set master_dtype=bf16")
+    assert "check the loss first" in advice_text(first)
+    again = ask("llama-3.1-8b", 1, "h100-80gb", {"master_dtype": "bf16"})
+    assert again.fits
+    assert again.options[0].memory_gib.value == pytest.approx(cure.then.value)
+    assert "Set for it: master_dtype=bf16" in advice_text(again)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_gpus": 2}, "--set: 'num_gpus' is --num-gpus"),
+        ({"precision": "fp8"}, "--set: 'precision' is answered for all recipes"),
+        ({"master_dtpye": "bf16"}, "master_dtype"),
+    ],
+)
+def test_other_fields_are_checked(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        ask("llama-3.1-8b", 1, "h200", fields)
+
+
+def test_days_follow_from_tokens_gpus_and_rates() -> None:
+    found = ask("llama-3.1-8b", 1, "h200", None, 86400e6)
+    days = 1e6 / found.options[0].tokens_per_second_per_gpu.value
+    assert f"days for 86 billion tokens, at these rates: {days:,.1f} in BF16" in advice_text(found)
+    size = ask("llama-3.1-8b", 1, "h200").tokens
+    assert size == pytest.approx(20 * 8.03e9, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_tokens_are_refused(tokens: float) -> None:
+    with pytest.raises(UserError, match=r"^--tokens: .* give a number"):
+        ask("llama-3.1-8b", 1, "h200", None, tokens)
+
+
+def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
+    def width(num_gpus: int) -> float:
+        lead = ask("llama-3.1-8b", num_gpus, "h100-80gb").verdict.lead_pct
+        assert lead.kind == MODELLED
+        return round(lead.high - lead.low, 6)
+
+    assert width(64) >= width(8) >= width(4)
+    assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))

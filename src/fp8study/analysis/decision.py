@@ -17,7 +17,7 @@ from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 #: A lead that is surely above this pays for the work of checking the loss; in %.
 WORTH_PCT = 3.0
 FP8, CHECK, BF16, MORE = "FP8", "FP8, check its loss first", "BF16", "measure more"
-WORSE, LITTLE = "BF16: worse loss in FP8", f"BF16: gain below {WORTH_PCT:g} %"
+WORSE, LITTLE = "BF16: worse loss in FP8", f"BF16: no gain above {WORTH_PCT:g} %"
 TRY = "BF16, or try BF16 all-gather"
 #: Every action, and what somebody may do who follows it.
 TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16", TRY: "bf16",

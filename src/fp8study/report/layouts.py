@@ -129,12 +129,16 @@ _CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs"}
 QUESTIONS = replace(
     _layout("study question lead loss gpu_hours", "{machine}", lead="FP8's lead, %"), cards=True
 )
-DECISIONS = _layout(
-    "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
-    "{model} on {machine}",
-    lead_pct="lead, %",
-    memory_change_pct="memory, %",
-    energy_change_pct="energy, %",
+DECISIONS = replace(
+    _layout(
+        "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss "
+        "form",
+        "{model} on {machine}",
+        lead_pct="lead, %",
+        memory_change_pct="memory, %",
+        energy_change_pct="energy, %",
+    ),
+    cards=True,
 )
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",

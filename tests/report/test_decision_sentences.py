@@ -20,14 +20,14 @@ def test_slower_fp8_is_left_alone(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
     decision, condition = told(tmp_path)
     assert decision == "**No: stay with BF16.**"
-    assert condition.endswith(":** BF16 for llama-3.2-1b (\u22129.0 %).")
+    assert condition.endswith(":** BF16 for llama-3.2-1b: \u22129.0 %.")
 
 
 def test_faster_fp8_is_recommended_once_its_loss_is_known(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
     decision, condition = told(tmp_path)
     assert decision == "**Yes, once its loss is checked.**"
-    assert condition.endswith(":** FP8 for llama-3.2-1b (+21.0 %).")
+    assert condition.endswith(":** FP8 for llama-3.2-1b: +21.0 %.")
 
 
 def test_what_is_open_is_not_decided(tmp_path: Path) -> None:
@@ -43,12 +43,12 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
     decision, condition = told(tmp_path)
     assert decision == "**In some settings, once its loss is checked; in others BF16.**"
     assert condition.endswith(
-        "FP8 for llama-3.2-1b (4 GPUs, batch 1) (+21.0 %); BF16 for llama-3.2-1b (1 GPU, batch 1) "
-        "(\u22129.0 %); 1 of 3 open."
+        "FP8 for llama-3.2-1b (4 GPUs, batch 1): +21.0 %; BF16 for llama-3.2-1b (1 GPU, batch 1): "
+        "\u22129.0 %; 1 of 3 open."
     )
     report = pages.load_report(tmp_path)
     unknown = sentences.unknown(report)
-    assert "Of 1 setting surely faster in FP8, none has a conclusive loss" in unknown
+    assert "Of 1 setting surely faster, none has a conclusive loss" in unknown
     assert "decides between FP8 and BF16" in sentences.changes(report)
 
 
@@ -66,20 +66,22 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
     assert decision == (
-        "**Yes, with many tokens per GPU and step, once its loss is checked; else BF16.**"
+        "**Yes, from 32,768 tokens per GPU and step on (in 1 of 1 setting), once its loss is checked; "
+        "below that BF16 (in 1 of 1).**"
     )
     assert condition.endswith(
-        "FP8 at 32,768 tokens (+21.0 %); BF16 up to 1.2B and 4,096 tokens (\u22129.0 %)."
+        "FP8 at 32,768 tokens (1 GPU, plain): +21.0 %; BF16 up to 1.2B (1 GPU, plain) and 4,096 "
+        "tokens: \u22129.0 %."
     )
     store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
-    assert "Yes, with a large model or many tokens per GPU and step" in decision
-    assert "FP8 at 4B or 32,768 tokens (" in condition
+    assert "Yes, from 4B or 32,768 tokens per GPU and step on (in 2 of 2 settings)" in decision
+    assert "FP8 at 4B (1 GPU, plain) or 32,768 tokens (1 GPU, plain): " in condition
     store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
-    assert "large model" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
+    assert " on (" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
 
 
 def test_ones_own_machine_is_decided_for_alone(tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_ones_own_machine_is_decided_for_alone(tmp_path: Path) -> None:
     store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
     decision, condition = told(tmp_path)
     assert decision == "**Yes, once its loss is checked.**"
-    assert "**Your machine (" in condition and "**box:** BF16 for" in condition
+    assert "**Your machine (" in condition and "(box):** BF16 for" in condition
 
 
 def test_no_range_joins_two_machines(tmp_path: Path) -> None:
@@ -134,3 +136,13 @@ def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> No
     said = sentences.beside(pages.load_report(tmp_path))
     assert said.startswith("Your machine has no GPU: its [losses](quality.qmd) count, ")
     assert said.endswith("`make reproduce` on NVIDIA GPUs.")
+
+
+def test_a_page_names_machines_by_their_gpus_where_that_tells_them_apart(tmp_path: Path) -> None:
+    places = {"local": 4, "reference/a": 4, "reference/b": 2, "reference/c": 2, "reference/d": None}
+    for place, num in places.items():
+        facts = {"gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus_on_machine": num}
+        store_leads(tmp_path, 1, 1.2, 1.21, 1.22, place=place, machine=facts)
+    report = pages.titled(pages.load_report(tmp_path))
+    for table in (report.runs, report.leads, report.decisions):
+        assert set(table["machine"]) == {"local", "4 × H100", "b", "c", "d"}

@@ -23,7 +23,7 @@ from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
-from fp8study.report.words import own_first
+from fp8study.report.words import gpu_titles, own_first
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -130,3 +130,14 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
         stored=stored,
         unreadable=(),
     )
+
+
+def titled(report: Report) -> Report:
+    """Name machines by their GPUs in every table, for a page that says nothing of files."""
+    titles = gpu_titles(report.runs)
+    tables = {
+        name: table.assign(**{column: table[column].replace(titles)
+                              for column in ("machine", "loss_machine") if column in table})
+        for name, table in vars(report).items() if isinstance(table, pd.DataFrame)
+    }  # fmt: skip
+    return dataclasses.replace(report, **tables)

@@ -7,6 +7,7 @@ yet is said together with the command that would make it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pandas as pd
 
@@ -20,6 +21,7 @@ from fp8study.report.words import (
     by_machine,
     count,
     escape,
+    gpu_titles,
     how_to_get,
     number,
     per_machine,
@@ -27,6 +29,11 @@ from fp8study.report.words import (
 )
 
 _CONCLUSIVE = ["equivalent", "different"]
+#: What makes a setting large, a column, and how it is written.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "num_parameters": lambda size: f"{number(size / 1e9, '.2g')}B",
+    "tokens_per_gpu": lambda tokens: f"{tokens:,.0f} tokens",
+}
 
 
 def decide(report: Report) -> str:
@@ -47,17 +54,29 @@ def decide(report: Report) -> str:
         return "**No: stay with BF16.**" if len(bf16) else "**Not decided: measure more.**"
     if bf16.empty:
         return f"**Yes{once}.**"
-    where = [_thresholds(*of[:2]) for of in parts if len(of[0]) and len(of[1])]
-    if not where or not all(where):
+    tell = [_tells(*of[:2]) for of in parts if len(of[0]) and len(of[1])]
+    above = _above(fp8, bf16) if tell and all(tell) else {}
+    if not above:
         return f"**In some settings{once}; in others BF16.**"
-    kinds = dict.fromkeys(kind for found in where for kind in found)
-    return f"**Yes, with {' or '.join(kinds)}{once}; else BF16.**"
+    all_ = pd.concat(rows for of in parts for rows in of)
+    least = {column: rows[column].min() for column, rows in above.items()}
+    there = pd.concat([all_[c] >= low for c, low in least.items()], axis=1).any(axis=1)
+    ends = " or ".join(_UNITS[column](low) for column, low in least.items())
+    ends += " per GPU and step" * ("tokens_per_gpu" in least)
+    pays, stays = fp8.index.isin(all_.index[there]), bf16.index.isin(all_.index[~there])
+    return (
+        f"**Yes, from {ends} on (in {pays.sum()} of {count(int(there.sum()), 'setting')})"
+        f"{once}; below that BF16 (in {stays.sum()} of {(~there).sum()}).**"
+    )
 
 
 def conditions(report: Report) -> list[str]:
     """Say machine by machine where FP8 pays, where BF16 does, what is open, and by how much."""
+    titles = {escape(label): f"{title} ({escape(label)})"
+              for label, title in gpu_titles(report.runs).items()}  # fmt: skip
     return [
-        f"**{at_start(name)}:** {_condition(rows)}" for name, rows in by_machine(_sized(report))
+        f"**{titles.get(name, at_start(name))}:** {_condition(rows)}"
+        for name, rows in by_machine(_sized(report))
     ]
 
 
@@ -76,14 +95,15 @@ def _by_action(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.Data
 
 def _condition(table: pd.DataFrame) -> str:
     fp8, bf16, open_ = _by_action(table)
-    found = _thresholds(fp8, bf16)
-    if found:
-        most = bf16[["num_parameters", "tokens_per_gpu"]].max()
-        low = f"{_billions(most['num_parameters'])} and {most['tokens_per_gpu']:,.0f} tokens"
-        where = [f"FP8 at {' or '.join(found.values())}", f"BF16 up to {low}"]
+    if _tells(fp8, bf16):
+        above = [_of_rows(rows, column) for column, rows in _above(fp8, bf16).items()]
+        most = bf16[[*_UNITS]].max()
+        size = _of_rows(bf16[bf16["num_parameters"] == most["num_parameters"]], "num_parameters")
+        low = f"{size} and {_UNITS['tokens_per_gpu'](most['tokens_per_gpu'])}"
+        where = [f"FP8 at {' or '.join(above)}", f"BF16 up to {low}"]
     else:
         where = [f"FP8 for {_named(fp8, table)}", f"BF16 for {_named(bf16, table)}"]
-    parts = [f"{said} ({_leads(rows)})" for said, rows in zip(where, (fp8, bf16), strict=True)
+    parts = [f"{said}: {_leads(rows)}" for said, rows in zip(where, (fp8, bf16), strict=True)
              if len(rows)]  # fmt: skip
     if len(open_):
         so_far = (
@@ -97,35 +117,32 @@ def _leads(rows: pd.DataFrame) -> str:
     return span(rows["lead_pct"].dropna(), "+.1f", " %")
 
 
-def _thresholds(fp8: pd.DataFrame, bf16: pd.DataFrame) -> dict[str, str]:
-    """Tell the settings for FP8 from those for BF16 by the model's size and a GPU's tokens a step.
+def _above(fp8: pd.DataFrame, bf16: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the settings for FP8 with a larger model than any for BF16, and with more tokens.
 
-    Returns:
-        What is large in the settings for FP8, and where that was measured; empty where no two such
-        thresholds tell them apart, or where one of the two has no setting.
+    By what is larger, a column; a setting with both is of a larger model.
     """
-    if fp8.empty or bf16.empty or bf16["num_parameters"].isna().any():
-        return {}
-    most = bf16[["num_parameters", "tokens_per_gpu"]].max()
+    most = bf16[[*_UNITS]].max()
     larger = fp8["num_parameters"] > most["num_parameters"]
-    longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
-    if not (larger | longer).all():
-        return {}
-    sizes = _ends(fp8.loc[larger, "num_parameters"].map(_billions))
-    tokens = _ends(fp8.loc[longer & ~larger, "tokens_per_gpu"].map("{:,.0f}".format))
-    kinds = {"a large model": (larger, sizes),
-             "many tokens per GPU and step": (longer & ~larger, f"{tokens} tokens")}  # fmt: skip
-    return {kind: said for kind, (rows, said) in kinds.items() if rows.any()}
+    longer = (fp8["tokens_per_gpu"] > most["tokens_per_gpu"]) & ~larger
+    found = {"num_parameters": fp8[larger], "tokens_per_gpu": fp8[longer]}
+    return {column: rows for column, rows in found.items() if len(rows)}
 
 
-def _ends(texts: pd.Series) -> str:
-    """Join the first and the last of some texts, in the order of their numbers."""
-    ordered = sorted(texts, key=lambda text: float(text.strip("B").replace(",", "")))
-    return " to ".join(dict.fromkeys(ordered[:1] + ordered[-1:]))
+def _tells(fp8: pd.DataFrame, bf16: pd.DataFrame) -> bool:
+    """Return whether a model's size and a GPU's tokens a step tell FP8's settings from BF16's."""
+    if fp8.empty or bf16.empty or bf16["num_parameters"].isna().any():
+        return False
+    return sum(map(len, _above(fp8, bf16).values())) == len(fp8)
 
 
-def _billions(parameters: float) -> str:
-    return f"{number(parameters / 1e9, '.2g')}B"
+def _of_rows(rows: pd.DataFrame, column: str) -> str:
+    """Write how large settings are, and on how many GPUs; the tuned path is the usual one."""
+    ends = dict.fromkeys(_UNITS[column](end) for end in (rows[column].min(), rows[column].max()))
+    gpus = sorted({int(n) for n in rows["num_gpus"]})
+    path = ", plain" if rows["path"].eq("plain").all() else ""
+    on = f"{', '.join(map(str, gpus))} GPU{'s' * (gpus[-1] > 1)}"
+    return f"{' to '.join(ends)} ({on}{path})"
 
 
 def _named(chosen: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -157,10 +174,10 @@ def rule() -> str:
     return (
         "Unless [*path*](glossary.qmd) says otherwise: tensorwise, 4,096 tokens, FP32 master "
         "weights, compiled.\n\n"
-        f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}: FP8 if "
-        "its loss in this very setting is equivalent, BF16 if it is worse; check it first if no "
-        f"study decided it. Wholly below {worth}: BF16; if even below zero with weights gathered "
-        "in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
+        f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}, "
+        "*surely faster*: FP8 if its loss in this very setting is equivalent, BF16 if it is worse; "
+        f"check it first if no study decided it. Wholly below {worth}: BF16; if even below zero "
+        "with weights gathered in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
         "**The lead** is the geometric mean of a session's paired ratios, and of sessions. Its CI "
         "is Student's t of the logarithms: of how far sessions differ, over all settings of a "
         "machine and path that had several. Where none had, it is of how far pairs differ, and "
@@ -185,8 +202,8 @@ def _changes(table: pd.DataFrame) -> str:
     check = table[table["action"] == decision.CHECK]
     if len(check):
         lines.append(
-            f"the loss in {count(len(check), 'setting')} faster by {_leads(check)}: a study of it "
-            "decides between FP8 and BF16"
+            f"the loss in {count(len(check), 'setting')} surely faster ({_leads(check)}): a study "
+            "of it decides between FP8 and BF16"
         )
     if (table["action"] == decision.TRY).any():
         lines.append(
@@ -241,12 +258,12 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
     )
     gaps = gaps[~gaps["stale"].astype(bool)]
     parts = []
-    faster = settings[settings["ci_low_pct"] > 0]
+    faster = settings[settings["ci_low_pct"] > decision.WORTH_PCT]
     if len(faster):
         known = faster["loss_is_same"].eq(True) & faster["loss_verdict"].isin(_CONCLUSIVE)
         judged = int(known.sum())
         parts.append(
-            f"of {count(len(faster), 'setting')} surely faster in FP8, {judged or 'none'} "
+            f"of {count(len(faster), 'setting')} surely faster, {judged or 'none'} "
             f"{'have' if judged > 1 else 'has'} a conclusive loss verdict"
         )
     once, full = (settings["num_sessions"] == 1).sum(), (leads["num_pairs"] == 0).sum()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from fp8study.analysis.pairing import PRECISION_LABELS
+from fp8study.core.hardware import find_peak
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]
@@ -74,6 +76,26 @@ def in_words(text: str) -> str:
 def machine_name(machine: object) -> str:
     """Name a machine for its reader, whose own records are in ``results/local``."""
     return "your machine" if machine == "local" else str(machine)
+
+
+def gpu_titles(runs: pd.DataFrame) -> dict[str, str]:
+    """Name committed machines by their GPUs, as ``4 × H200``: their labels are names of folders.
+
+    Machines without GPUs, or with the same GPUs as another, keep their labels.
+    """
+    known = runs.dropna(subset=["gpu_name", "num_gpus_on_machine"])
+    known = known[known["machine"] != "local"]
+    found = {}
+    for label, rows in known.groupby("machine"):
+        most = rows.groupby(rows["gpu_name"].map(_short))["num_gpus_on_machine"].max()
+        found[str(label)] = ", ".join(f"{int(n)} × {gpu}" for gpu, n in most.items())
+    shared = Counter(found.values())
+    return {label: text for label, text in found.items() if shared[text] == 1}
+
+
+def _short(gpu_name: str) -> str:
+    peak = find_peak(gpu_name)
+    return peak.name_part if peak else gpu_name
 
 
 def place(row: pd.Series) -> str:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fp8study.analysis.losses import formats_table
@@ -33,6 +34,9 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
             )  # fmt: skip
             store(tmp_path, "local", record)
     report = pages.load_report(tmp_path)
+    is_worse = "1" if unseen_gap > 0 else "none"
+    opening = loss_sentences.answer(report)
+    assert f"FP8 is worse in {is_worse} of 1 decided comparison, at a margin of 0.25 %" in opening
     said = loss_sentences.validation(report)
     assert ("FP8 is behind only on text that it has seen" in said) == is_said
     assert ("1 equivalent" in said) == (unseen_gap == 0.0)
@@ -53,17 +57,20 @@ def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:
     slower = told([6, 5, 4, 3], step_ms=110.0)
     assert "saves \u221210.0 % of BF16's time, so it takes longer" in slower
     assert "CI" not in slower
-    none = equal_time_table([], races([6, 5, 4, 3]).runs[:0], races([6, 5, 4, 3]).metrics[:0])
-    assert "make reproduce STUDY=equal-time" in loss_sentences.equal_time(none)
 
 
 def test_how_the_gap_grows_with_the_batch_is_told_at_one_loss() -> None:
     frames = grown(slope=0.05)
-    told = loss_sentences.matched(matched_loss_table(frames.metrics, frames.runs))
+    table = matched_loss_table(frames.metrics, frames.runs)
+    told = loss_sentences.matched(table)
     assert "+0.00 % at 1 sequence, +0.10 % at 4 sequences, +0.20 % at 16 sequences" in told
     assert "+0.050 points with each doubling (95 % CI +0.050 to +0.050, n = 3)" in told
-    none = matched_loss_table(frames.metrics[:0], frames.runs[:0])
-    assert "make reproduce STUDY=batch-growth" in loss_sentences.matched(none)
+    further = loss_sentences.further(pd.DataFrame(), table, pd.DataFrame())
+    assert f"**Batches at one loss.** {told}" in further
+    line = (
+        "time to the same loss (`STUDY=equal-time`), optimizer states and FP16 (`STUDY=optimizer-st"
+    )
+    assert f"No records yet: {line}" in further
 
 
 def test_narrower_states_are_told_with_their_memory_and_what_diverged(tmp_path: Path) -> None:
@@ -74,4 +81,3 @@ def test_narrower_states_are_told_with_their_memory_and_what_diverged(tmp_path: 
     assert "BF16 with BF16 states +0.10 % of the loss (95 % CI" in told
     assert "equivalent at ±0.25 %, peak memory" in told
     assert "FP16 with FP32 states diverged in 1 seed" in told
-    assert "make reproduce STUDY=optimizer-states" in loss_sentences.formats(table[:0])

@@ -22,6 +22,8 @@ TRY = "BF16, or try BF16 all-gather"
 #: Every action, and what somebody may do who follows it.
 TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16", TRY: "bf16",
                WORSE: "bf16"}  # fmt: skip
+#: Verdicts on a loss that settle whether FP8's is BF16's.
+CONCLUSIVE = ["equivalent", "different"]
 
 #: What tells the setting of a loss from that of a speed.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
@@ -95,6 +97,16 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     top = table.groupby(["machine", "model"])["lead_pct"].transform("max")
     by = ["machine", "_top", "model", "num_gpus", "micro_batch_size"]
     return table.assign(_top=-top).sort_values(by, kind="stable").drop(columns="_top")
+
+
+def surely_faster(table: pd.DataFrame) -> pd.Series:
+    """Return in which decisions FP8's lead is wholly above what pays for a check of its loss."""
+    return table["ci_low_pct"] > WORTH_PCT
+
+
+def loss_is_known(table: pd.DataFrame) -> pd.Series:
+    """Return in which decisions the loss has a conclusive verdict in the very setting."""
+    return table["loss_is_same"].eq(True) & table["loss_verdict"].isin(CONCLUSIVE)
 
 
 def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

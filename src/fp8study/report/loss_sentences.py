@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fp8study.analysis import decision
+from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.report import figures
 from fp8study.report.page import Report
 from fp8study.report.words import (
     by_machine,
@@ -13,11 +16,33 @@ from fp8study.report.words import (
     escape,
     how_to_get,
     interval,
-    missing,
     number,
     recipe,
     span,
 )
+
+
+def answer(report: Report) -> str:
+    """Say what decided studies found on text kept out, and what is judged where FP8 is faster."""
+    gaps = _healthy(report.validation_gaps)
+    decided = gaps[(gaps["device"] == "cuda") & gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
+    lost = decided["verdict"].eq(DIVERGED) | (
+        decided["verdict"].eq("different") & (decided["gap_pct"] > 0)
+    )
+    margins = " or ".join(f"{margin:g} %" for margin in sorted(set(decided["margin_pct"])))
+    found = (
+        f"on text kept out of training FP8 is worse in {int(lost.sum()) or 'none'} of "
+        f"{count(len(decided), 'decided comparison')}, at a margin of {margins}"
+        if len(decided) else "on text kept out of training nothing is decided"
+    )  # fmt: skip
+    faster = report.decisions[decision.surely_faster(report.decisions)]
+    if faster.empty:
+        return f"**{found[0].upper()}{found[1:]}.**"
+    judged = int(decision.loss_is_known(faster).sum())
+    return (
+        f"**{found[0].upper()}{found[1:]}; of {count(len(faster), 'setting')} surely faster in "
+        f"FP8, {judged or 'none'} {'have' if judged > 1 else 'has'} a verdict.**"
+    )
 
 
 def training(report: Report) -> str:
@@ -126,7 +151,7 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
     )
 
 
-@each_machine("\n\n", missing("Time to the same loss", "equal-time"))
+@each_machine("\n\n")
 def equal_time(rows: pd.DataFrame) -> str:
     """Say what share of BF16's time to one loss FP8 saves, from `matched.equal_time_table`."""
     arms = "; ".join(_saved(row) for _, row in rows.iterrows())
@@ -147,7 +172,7 @@ def _saved(row: pd.Series) -> str:
     )
 
 
-@each_machine("\n\n", missing("Batches at one loss", "batch-growth"))
+@each_machine("\n\n")
 def matched(rows: pd.DataFrame) -> str:
     """Say whether FP8's gap grows with the batch, from `matched.matched_loss_table`."""
     arms = "; ".join(_grows(arm) for _, arm in rows.groupby(["study", "model", "arm"], sort=False))
@@ -170,7 +195,7 @@ def _grows(arm: pd.DataFrame) -> str:
     )
 
 
-@each_machine("\n\n", missing("Optimizer states and FP16", "optimizer-states"))
+@each_machine("\n\n")
 def formats(rows: pd.DataFrame) -> str:
     """Say what narrower states and FP16 cost, from `losses.formats_table`."""
     arms = "; ".join(_format(row) for _, row in rows.iterrows())
@@ -189,3 +214,24 @@ def _format(row: pd.Series) -> str:
         f"{name} {number(row['gap_pct'], '+.2f')} % of the loss{ci}, {row['verdict']} at "
         f"±{row['margin_pct']:g} %{peak}"
     )
+
+
+#: What else pairs of losses tell → the study that makes its records, its download, how it is said.
+_FURTHER = {
+    "Time to the same loss": ("equal-time", "equal-time", equal_time),
+    "Batches at one loss": ("batch-growth", "matched-loss", matched),
+    "Optimizer states and FP16": ("optimizer-states", "formats", formats),
+}
+
+
+def further(*tables: pd.DataFrame) -> str:
+    """Say what the tables of `_FURTHER` tell, in its order, and in one line which have no rows."""
+    said, open_ = [], []
+    for (name, (study, file, say)), table in zip(_FURTHER.items(), tables, strict=True):
+        if len(table):
+            said.append(f"**{name}.** {say(table)} {figures.download(table, file)}")
+        else:
+            open_.append(f"{name.lower().replace('fp', 'FP')} (`STUDY={study}`)")
+    if open_:
+        said.append(f"No records yet: {', '.join(open_)}; {how_to_get()}.")
+    return "\n\n".join(said)

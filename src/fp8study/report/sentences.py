@@ -28,7 +28,6 @@ from fp8study.report.words import (
     span,
 )
 
-_CONCLUSIVE = ["equivalent", "different"]
 #: What makes a setting large, a column, and how it is written.
 _UNITS: dict[str, Callable[[float], str]] = {
     "num_parameters": lambda size: f"{number(size / 1e9, '.2g')}B",
@@ -258,10 +257,9 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
     )
     gaps = gaps[~gaps["stale"].astype(bool)]
     parts = []
-    faster = settings[settings["ci_low_pct"] > decision.WORTH_PCT]
+    faster = settings[decision.surely_faster(settings)]
     if len(faster):
-        known = faster["loss_is_same"].eq(True) & faster["loss_verdict"].isin(_CONCLUSIVE)
-        judged = int(known.sum())
+        judged = int(decision.loss_is_known(faster).sum())
         parts.append(
             f"of {count(len(faster), 'setting')} surely faster, {judged or 'none'} "
             f"{'have' if judged > 1 else 'has'} a conclusive loss verdict"

@@ -25,6 +25,23 @@ def test_every_judged_arm_has_a_row_with_its_verdict_and_margin(tmp_path: Path) 
     assert len(axis.collections) == len(judged)  # a band a row
 
 
+def test_what_most_studies_share_is_said_once(tmp_path: Path) -> None:
+    for study, length in (("a", 4096), ("b", 4096), ("c", 2048)):
+        for seed in range(3):
+            for precision in ("bf16", "fp8_rowwise"):
+                loss = {"loss_last20_mean": 8 + seed / 9 + (precision != "bf16") / (900 + seed)}
+                run = make_record(precision=precision, seed=seed, study=study, results=loss,
+                                  sequence_length=length)  # fmt: skip
+                store(tmp_path, "local", run)
+    gaps = load_report(tmp_path).loss_gaps
+    said = gap_plots.forest_settings(gaps)
+    assert "llama-3.2-1b, 1 GPU, " in said and "4096 tokens" in said and "2048" not in said
+    (axis,) = gap_plots.forest_figure(gaps, gaps).axes
+    titles = [text.get_text() for text in axis.texts if " on " in text.get_text()]
+    assert titles == ["a on your machine", "b on your machine", "c on your machine: 2048 tokens"]
+    assert gap_plots.forest_settings(gaps[:0]) == ""
+
+
 def test_what_has_no_interval_is_not_drawn(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision))

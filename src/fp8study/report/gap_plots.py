@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 
 import pandas as pd
@@ -28,7 +29,7 @@ from fp8study.report.plotstyle import (
     signed_ticks,
 )
 from fp8study.report.rows import with_labels
-from fp8study.report.words import number
+from fp8study.report.words import escape, number
 
 #: Their losses are on the page Why it fails.
 ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
@@ -104,10 +105,26 @@ def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) ->
 
 def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
     """Yield the rows' labels from above, each study's own line first, without a row."""
+    said = _usual(table)
     for title, rows in with_labels(table).groupby("title", sort=False):
-        yield textwrap.fill(str(title), _TITLE_WIDTH), None
+        study, _, parts = str(title).partition(": ")
+        own = ", ".join(part for part in parts.split(", ") if part not in said)
+        yield textwrap.fill(f"{study}{': ' * bool(own)}{own}", _TITLE_WIDTH), None
         for _, row in rows.iterrows():
             yield textwrap.fill(row["label"], _LABEL_WIDTH), row
+
+
+def _usual(table: pd.DataFrame) -> list[str]:
+    """Return what the settings of most studies share; a study that differs names its own."""
+    titles = with_labels(table)["title"].unique()
+    parts = Counter(part for title in titles for part in title.partition(": ")[2].split(", "))
+    return [part for part, times in parts.items() if times > len(titles) / 2]
+
+
+def forest_settings(gaps: pd.DataFrame) -> str:
+    """Say once, for the caption, what the lines of `forest_figure` leave out."""
+    said = ", ".join(map(escape, _usual(judged(gaps))))
+    return f"Unless a line says otherwise: {said}." if said else ""
 
 
 def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure, pd.DataFrame]]:

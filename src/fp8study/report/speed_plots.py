@@ -28,7 +28,7 @@ from fp8study.report.plotstyle import (
     signed_ticks,
 )
 from fp8study.report.speed_rows import setting_name
-from fp8study.report.words import count, machine_name, recipe
+from fp8study.report.words import count, machine_name, number, recipe
 
 #: One colour per model, the most timed first, and one for all others; Okabe and Ito's, no yellow.
 _MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -139,8 +139,8 @@ def _rows_by_machine(
         out.
     """
     machines, lines, places = list(table["machine"]), [], []
-    for number, (machine, name) in enumerate(zip(machines, names, strict=True)):
-        if len(set(machines)) > 1 and machine not in machines[:number]:
+    for index, (machine, name) in enumerate(zip(machines, names, strict=True)):
+        if len(set(machines)) > 1 and machine not in machines[:index]:
             lines.append(f"{machine_name(machine)}:")
         places.append(len(lines))
         lines.append(name)
@@ -151,8 +151,11 @@ def _rows_by_machine(
     return figure, axis, places
 
 
-def _dots(table: pd.DataFrame, column: str, label: str, empty: str) -> Figure:
-    """Draw a quantity of both precisions, one row per setting; equal ratios are equally far."""
+def _dots(table: pd.DataFrame, column: str, change: str, label: str, empty: str) -> Figure:
+    """Draw a quantity of both precisions, one row per setting; equal ratios are equally far.
+
+    At the end of each row stands its `change`, FP8 against BF16, %: the dots differ by millimetres.
+    """
     table = table.dropna(subset=[column, f"{column}_bf16"])
     if table.empty:
         return message_figure(empty)
@@ -163,9 +166,14 @@ def _dots(table: pd.DataFrame, column: str, label: str, empty: str) -> Figure:
             low, high = row.get(f"{name}_low", row[name]), row.get(f"{name}_high", row[name])
             axis.plot([low, high], [place] * 2, color=colour(precision), lw=5, alpha=0.35)
             axis.plot(row[name], place, "o", color=colour(precision), ms=6, mec="white", mew=0.6)
+        if pd.notna(row[change]):
+            axis.text(1.01, place, f"{number(row[change], '+.1f')} %", fontsize=9, va="center",
+                      transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.xaxis.set_major_formatter(lambda tick, _: f"{tick:,.0f}")
+    axis.xaxis.set_major_formatter(
+        lambda tick, _: f"{tick / 1e3:g}k" if tick >= 1e3 else f"{tick:g}"
+    )
     axis.xaxis.set_minor_locator(NullLocator())
     add_legend(figure, _precisions(["bf16", *table["precision"]]))
     return figure
@@ -178,12 +186,12 @@ def _precisions(names: Sequence[str]) -> list[Line2D]:
 
 def rate_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw tokens/s per GPU in both precisions, with the range over runs."""
-    return _dots(table, "tokens_per_second_per_gpu", "tokens/s per GPU", empty)
+    return _dots(table, "tokens_per_second_per_gpu", "lead_pct", "tokens/s per GPU", empty)
 
 
 def memory_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw peak memory per GPU in both precisions, with the range over runs."""
-    return _dots(table, "memory_peak_gib", "peak memory per GPU, GiB", empty)
+    return _dots(table, "memory_peak_gib", "memory_change_pct", "peak memory, GiB", empty)
 
 
 def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:

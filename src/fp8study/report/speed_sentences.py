@@ -11,7 +11,8 @@ _LEAD = "A lead: medians of paired ratios, averaged over sessions."
 
 def rates(table: pd.DataFrame) -> str:
     """Say where FP8 makes more tokens than BF16, and where fewer."""
-    return f"{_rates(table.dropna(subset='lead_pct'))} Dots: medians; bars: all runs."
+    told = _rates(table.dropna(subset="lead_pct"))
+    return f"{told} Dots: medians; bars: all runs; at the right, FP8's lead."
 
 
 @each_machine()
@@ -28,8 +29,8 @@ def _rates(rows: pd.DataFrame) -> str:
 def memory(table: pd.DataFrame) -> str:
     """Say what FP8 does to peak memory."""
     return (
-        f"FP8's peak over BF16's. {_memory(table)} Peaks are the allocator's; changes are medians "
-        "of paired ratios."
+        f"FP8's peak over BF16's. {_memory(table)} Peaks are the allocator's; changes, at the "
+        "right, are medians of paired ratios."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,11 @@ def test_arms_are_paired_by_what_they_are(tmp_path: Path) -> None:
         assert row["memory_ratio"] == 1
         assert row["notes"] == ()
     assert found.rows[1]["tokens_per_second_per_gpu_b"] == pytest.approx(88_000)
+    bf16, fp8 = ([row[f"over_bf16_{side}"] for side in "ab"] for row in found.rows)
+    assert bf16 == [None, None]
+    assert [ratio.estimate for ratio in fp8] == pytest.approx([2, 2])
+    many = replace(found, without_partner=found.without_partner * 3)
+    assert "only in A: 3 arms\nonly in B: 3 arms" in comparison_text(many)
     rowwise, longer = found.without_partner
     assert rowwise.startswith("only in A: llama-3.2-1b × 1, FP8 rowwise (nearest in B differs in")
     assert "precision: fp8_rowwise v" in rowwise
@@ -204,5 +210,5 @@ def test_a_note_of_some_arms_is_numbered_and_written_once(tmp_path: Path) -> Non
         put(tmp_path / side, precision="fp8_rowwise")
     text = comparison_text(compared(tmp_path))
     assert text.count("B: 3 from uncommitted changes") == 1
-    rows = re.findall(r"^llama.*\n  (.*)$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^llama.*\n  (.*\|.*)$", text, flags=re.MULTILINE)
     assert [row.endswith(" 1") for row in rows] == [True, True, False]

@@ -14,6 +14,7 @@ from typing import Any
 
 from fp8study.analysis.arms import (
     Arm,
+    Ratio,
     arm_caveats,
     arm_names,
     differing,
@@ -60,7 +61,8 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
         ignored: Fields in which paired arms may differ.
 
     Returns:
-        Rows of the ``arm``; of each side, ``_a`` and ``_b``, ``num_runs`` whose timings count and
+        Rows of the ``arm``; of each side, ``_a`` and ``_b``, its speed ``over_bf16``, the ratio
+        that says something of another machine; ``num_runs`` whose timings count and
         their median ``tokens_per_second_per_gpu``; ``speed_ratio`` and ``memory_ratio`` (of the
         largest peaks), B ÷ A; ``loss_difference``, B − A of the final training loss, nats per
         token, mean over the seeds in both, None without such a seed or on other data; ``notes``.
@@ -78,8 +80,12 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
         for key, arm in ours.items()
         if key not in others
     ]
+    bf16 = {"precision": "bf16"}
+    bases = [_with_references(arms, bf16) for arms in (arms_a, arms_b)]
     rows = tuple(
-        {"arm": names[key]} | _compared(arm, arms_b[key], ignored)
+        {"arm": names[key]}
+        | {f"over_bf16_{side}": _speed(of.get(key)) for side, of in zip("ab", bases, strict=True)}
+        | _compared(arm, arms_b[key], ignored)
         for key, arm in arms_a.items()
         if key in arms_b
     )
@@ -90,6 +96,11 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
         )
     sides = side_line("A", str(a), records[0]), side_line("B", str(b), records[1])
     return Comparison(sides, rows, tuple(alone))
+
+
+def _speed(pair: tuple[Arm, Arm | None] | None) -> Ratio | None:
+    """Return an arm's rate over its reference's, if it has one."""
+    return ratio_of(*_over(pair[0], pair[1])) if pair and pair[1] else None
 
 
 def _check_fields(names: Sequence[str], option: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from fp8study.analysis.compare import Comparison
-from fp8study.report.words import number
+from fp8study.report.words import count, number
 
 #: Stands for what is not known.
 NONE = "–"
+#: So many arms without a partner are each named.
+_FEW = 4
 Row = Mapping[str, Any]
 
 
@@ -28,6 +31,10 @@ def _interval(key: str) -> Callable[[Row], str]:
 
 
 #: Heading, of two lines, → how its cell is written.
+_OVER_BF16: dict[str, Callable[[Row], str]] = {
+    "tok/s ÷ BF16's\nin A": _ratio("over_bf16_a"),
+    "\nin B": _ratio("over_bf16_b"),
+}
 _FOLDERS: dict[str, Callable[[Row], str]] = {
     "runs\nA|B": lambda row: f"{row['num_runs_a']} | {row['num_runs_b']}",
     "tok/s/GPU\nA": _number("tokens_per_second_per_gpu_a", ",.0f"),
@@ -60,8 +67,11 @@ def comparison_text(found: Comparison) -> str:
     rows = [dict(row, marks=own) for row, own in zip(found.rows, marks, strict=True)]
     reference = [f"reference arms: {found.reference}"] if found.reference else []
     parts = [*found.sides, *reference, ""]
+    if over := [row for row in rows if row.get("over_bf16_a") or row.get("over_bf16_b")]:
+        parts += [_table(over, _OVER_BF16), ""]
     parts += [_table(rows, _RELATIVE if found.reference else _FOLDERS), *listed]
-    parts += [*(f"every arm: {note}" for note in shared), *found.without_partner]
+    parts += [*(f"every arm: {note}" for note in shared)]
+    parts += _counted(found.without_partner)
     if any(row.get("speed_baseline") for row in rows):
         parts += [
             "",
@@ -72,6 +82,14 @@ def comparison_text(found: Comparison) -> str:
     if found.device == "cpu":
         parts.append("No GPU: FP8 is emulated, so that no ratio here says anything of FP8's speed.")
     return "\n".join(parts)
+
+
+def _counted(lines: Sequence[str]) -> list[str]:
+    """Return the lines about arms without a partner, or of more than `_FEW` only their numbers."""
+    if len(lines) <= _FEW:
+        return list(lines)
+    kinds = Counter(line.partition(": ")[0] for line in lines)
+    return [f"{kind}: {count(times, 'arm')}" for kind, times in kinds.items()]
 
 
 def share_notes(

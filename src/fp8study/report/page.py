@@ -133,7 +133,7 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
 
 
 def titled(report: Report) -> Report:
-    """Name machines by their GPUs in every table, for a page that says nothing of files."""
+    """Name machines by their GPUs in every table; names of runs keep the labels."""
     titles = gpu_titles(report.runs)
     tables = {
         name: table.assign(**{column: table[column].replace(titles)

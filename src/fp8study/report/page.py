@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -135,7 +136,7 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
 def titled(report: Report) -> Report:
     """Name machines by their GPUs in every table; names of runs keep the labels."""
     titles = gpu_titles(report.runs)
-    tables = {
+    tables: dict[str, Any] = {
         name: table.assign(**{column: table[column].replace(titles)
                               for column in ("machine", "loss_machine") if column in table})
         for name, table in vars(report).items() if isinstance(table, pd.DataFrame)

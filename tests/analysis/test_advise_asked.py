@@ -36,9 +36,10 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"num_gpus": 2}, "--set: 'num_gpus' is --num-gpus"),
-        ({"precision": "fp8"}, "--set: 'precision' is answered for all recipes"),
-        ({"master_dtpye": "bf16"}, "master_dtype"),
+        ({"num_gpus": 2}, "--set: 'num_gpus' is nothing that the laws answer for"),
+        ({"skip": "*.o_proj"}, "--set: 'skip' is nothing"),  # a lead of other layers
+        ({"master_dtpye": "bf16"}, "one of .*master_dtype"),
+        ({"master_dtype": "fp16"}, "master_dtype: 'fp16' is not valid"),
     ],
 )
 def test_other_fields_are_checked(fields: dict[str, Any], named: str) -> None:

@@ -14,7 +14,7 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
-from fp8study.analysis.laws.nearby import as_fp8, largest_batch_of, savers
+from fp8study.analysis.laws.nearby import SAVERS, as_fp8, largest_batch_of, savers
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError
@@ -25,12 +25,8 @@ from fp8study.core.recipes import ARITHMETICS
 
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
-#: Fields that are said otherwise, and how.
-_OWN_OPTIONS = {
-    "model": "--model", "num_gpus": "--num-gpus", "num_nodes": "counted from --num-gpus",
-    "sequence_length": "--sequence-length", "micro_batch_size": "--micro-batch-size",
-    "precision": "answered for all recipes",
-}  # fmt: skip
+#: Further fields that the laws know, and by which the report tells settings apart.
+_OTHERS = (*SAVERS, "gradient_accumulation_steps", "max_grad_norm")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 
@@ -95,8 +91,12 @@ def question_for(
     """
     if tokens is not None and not 0 < tokens < math.inf:
         raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
-    if own := sorted(_OWN_OPTIONS.keys() & (others or {}).keys()):
-        raise UserError(f"--set: '{own[0]}' is {_OWN_OPTIONS[own[0]]}; leave it out of --set")
+    for name in others or {}:
+        if name not in _OTHERS:
+            raise UserError(
+                f"--set: '{name}' is nothing that the laws answer for; give one of "
+                f"{', '.join(_OTHERS)}, or the options of its own"
+            )
     peak, capacity = _gpu(gpus, gpu)
     number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
     if not 1 <= number <= _MOST_GPUS:

@@ -35,7 +35,7 @@ if config.num_gpus == 2:
     came.touch()
 with lease(config.num_gpus, allowed, poll_seconds=0.02) as held:
     start = time.time()
-    while not came.exists():
+    while not came.exists() and time.time() < start + 100:
         time.sleep(0.02)
     time.sleep(0.5)
     row = [config.repeat, held.indices, start, time.time()]
@@ -124,6 +124,13 @@ def test_a_plans_minutes_are_those_of_the_gpu_with_the_most_to_do() -> None:
     queues = [sum(run.minutes for run in study.runs if gpus[run.run_id] == [n]) for n in (0, 1)]
     assert max(queues) > 1.3 * sum(queues) / 2  # else they would tell nothing
     assert f" to do, about {max(queues):.0f} min." in plan_text(study, there)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3])
+def test_a_study_with_runs_wider_than_the_machine_has_a_plan(num_gpus: int) -> None:
+    study = load_study("quick", {"corpus": "synthetic"})
+    text = plan_text(study, machine(*num_gpus * [H200]))
+    assert "cannot be run here: num_gpus: 4" in text and " to do, about " in text
 
 
 def test_runs_keep_their_gpus_after_a_break() -> None:

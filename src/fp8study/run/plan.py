@@ -71,7 +71,8 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     impossible = impossible_runs(study, machine, cluster)
     pending = [run for run in study.pending() if run not in impossible]
     num_done = len(study.runs) - len(pending) - len(impossible)
-    minutes = _minutes(pending, study, machine)
+    possible = tuple(run for run in study.runs if run not in impossible)
+    minutes = _minutes(pending, dataclasses.replace(study, runs=possible), machine)
     where = machine.gpus_in_words or f"{machine.num_cpus} CPU cores, FP8 emulated"
     judged = f"Losses are judged at ±{study.margin_pct:g} % of BF16's"
     if study.speed_only:
@@ -116,7 +117,10 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
 
 
 def _minutes(pending: list[PlannedRun], study: Study, machine: Machine) -> float:
-    """Return roughly how long runs take here; their studies say it of the GPUs they are for."""
+    """Return roughly how long runs take here; all of the study's are possible.
+
+    Studies say it of the GPUs that they are for.
+    """
     gpus = gpus_to_have(machine, study)
     queued = [dataclasses.replace(run, gpus=tuple(gpus[run.run_id])) for run in pending]
     minutes = estimated_minutes(queued, machine.num_slots)

@@ -157,7 +157,8 @@ class Trainer:
                     if is_told:
                         raise checkpoints.interrupt(step)
                     watch.clock.restart()
-            if self.precision is None and step > self.first_step:
+            # What a run that goes on had trained before is in its checkpoint.
+            if self.precision is None and step > self.first_step == 0:
                 self._log(watch.clock.finish(), metrics)  # or its loss is no number
                 raise UserError(
                     f"num_steps: {step} are too few for precision=fp16, whose loss scale halves "

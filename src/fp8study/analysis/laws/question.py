@@ -117,7 +117,7 @@ def question_for(
     as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
     if micro_batch_size is None:
         if not _batch(config, shape, capacity):  # what saves memory first
-            values |= savers(config.resolved(), shape, capacity)
+            values |= savers(config.resolved(), shape, capacity) | dict(others or {})
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")

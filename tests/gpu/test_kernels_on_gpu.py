@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 from fp8study.core.config import make_config
 from fp8study.measure.audit import stale_casts
 from fp8study.model import kernels
+from fp8study.model.attention import imply_causal_mask
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
 from fp8study.model.float8_layers import FP8, keep_casts, refresh
@@ -107,6 +108,7 @@ def test_a_step_with_both_follows_its_weights_and_does_not_wait(
     AcceleratorState._reset_state()
     GradientState._reset_state()
     model: Any = build_model(config.model, torch.float32, DEVICE, seed=0)
+    assert imply_causal_mask(model, config) is None
     model, optimizer = prepare(
         config, make_accelerator(config, model), model, partial(make_optimizer, config)
     )

@@ -153,6 +153,16 @@ def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) ->
     assert re.findall(r"with GPU-[ab]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
 
 
+def test_a_host_has_no_more_gpus_than_it_says(tmp_path: Path) -> None:
+    """So runs on four, of hosts of two that share a name, were on two hosts: two sessions."""
+    for at, (card, lead) in enumerate(zip("abcad", (1.1, 1.1, 1.2, 1.1, 1.2), strict=True)):
+        gpus = [{"index": 0, "uuid": f"GPU-{card}bcd-0123", "name": "NVIDIA H100"}]
+        there = {"host_hash": "rented", "num_gpus_on_machine": 2, "gpus": gpus}
+        store_leads(tmp_path, 1, lead, study=f"machine-{at}", machine=there)
+    row = only(leads_table(frame(tmp_path)))
+    assert re.findall(r"with GPU-[ac]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

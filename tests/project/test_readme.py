@@ -10,8 +10,6 @@ import pytest
 from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
 from fp8study.analysis.frames import metrics_frame, runs_frame
-from fp8study.analysis.laws.account import lead_table
-from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.pairing import shorten_arms
@@ -30,6 +28,7 @@ from tests.project.quotes import (
     per_cent,
     stored,
     tuned_texts,
+    two_h200_texts,
 )
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -238,71 +237,6 @@ def h100_texts() -> list[str]:
         f"{per_cent(big['lead_pct'])} at batch 1 (95 % CI {ends(big)})",
         f"{per_cent(small[10]['lead_pct'])} on one H100 at batch 10",
         f"{per_cent(small[1]['lead_pct'])} on one H100",
-    ]
-
-
-def two_h200_texts() -> list[str]:
-    """What is said of two H200."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
-    tensorwise = leads[leads["precision"] == "fp8_tensorwise"]
-    both = one(tensorwise, model="llama-3.1-8b", num_gpus=2, micro_batch_size=4)
-    rowwise = one(leads, model="llama-3.1-8b", precision="fp8_rowwise")
-    alone = one(tensorwise, model="llama-3.1-8b", num_gpus=1, micro_batch_size=1)
-    small = one(tensorwise, model="llama-3.2-1b", num_gpus=1)
-    plain = one(tensorwise, model="llama-3.2-1b", arm="FP8 tensorwise, BF16 all-gather")
-    rates = (
-        "{tokens_per_second_per_gpu:,.0f} against {tokens_per_second_per_gpu_bf16:,.0f} tokens/s"
-    )
-    assert plain["num_sessions"] == 2
-    return [
-        f"{per_cent(alone['lead_pct'])} on one GPU and {per_cent(both['lead_pct'])} on both",
-        f"{per_cent(both['lead_pct'])} on both at batch 4 ({rates.format(**both)} a GPU; rowwise "
-        f"{per_cent(rowwise['lead_pct'])})",
-        f"{per_cent(alone['lead_pct'])} on one at batch 1",
-        f"1B at batch 1 on one: {per_cent(small['lead_pct'])}",
-        f"it is undecided: {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)}; two sessions)",
-        f"it is {per_cent(plain['lead_pct'])} on two other machines (95 % CI {ends(plain)};",
-        *gathering_texts(),
-        *width_texts(),
-    ]
-
-
-def gathering_texts() -> list[str]:
-    """What is said of the two ways to gather FP8 weights."""
-    runs = shorten_arms(runs_frame(stored("h200x2")))
-    speed = throughput_table(runs[runs["study"] == "all-gather"]).dropna(subset="speedup_pct")
-    assert set(speed["num_runs"]) == {1}
-    lead = speed.set_index(["model", "arm"])["speedup_pct"].map(per_cent)
-    return [
-        f"the {name} {at}at {lead[model, 'FP8 tensorwise, BF16 all-gather']} instead of "
-        f"{lead[model, 'FP8 tensorwise']}"
-        for name, model, at in (
-            ("1B", "llama-3.2-1b", "is "), ("3B", "llama-3.2-3b", ""), ("8B", "llama-3.1-8b", "")
-        )
-    ]  # fmt: skip
-
-
-def width_texts() -> list[str]:
-    """What is said of models of four widths, and what the frozen law said of them."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
-    leads = leads[leads["studies"] == "shapes"]
-    widths = leads["model"].str.extract(r"llama-1b-width-(\d+)", expand=False)
-    lead = leads.set_index([widths, "precision"])["lead_pct"]
-    lead = lead.map(per_cent)
-    assert set(leads["num_pairs"]) == {1}
-    tensorwise = {w: lead[w, "fp8_tensorwise"] for w in ("512", "1024", "3072", "4096")}
-    rowwise = [lead[w, "fp8_rowwise"] for w in ("512", "1024", "4096")]
-    law = lead_table(cells_of(read_runs(ROOT / "results")))
-    law = law[law["run_ids"].str.contains("h200x2/shapes") & (law["precision"] == "fp8_tensorwise")]
-    said = law.set_index("model")["predicted_pct"].map(per_cent)
-    forecast = [said[f"llama-1b-width-{w}"] for w in tensorwise]
-    return [
-        f"width of 1024 gains {tensorwise['1024']}, 3072 {tensorwise['3072']} and 4096 "
-        f"{tensorwise['4096']}",
-        f"{tensorwise['512']} at a width of 512 (its step times still moved), {tensorwise['1024']} "
-        f"at 1024, {tensorwise['3072']} at 3072, {tensorwise['4096']} at 4096; rowwise "
-        f"{rowwise[0]}, {rowwise[1]} and {rowwise[2]} at",
-        f"frozen before, had said {', '.join(forecast[:3])} and {forecast[3]}",
     ]
 
 

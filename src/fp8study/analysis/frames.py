@@ -33,7 +33,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -98,7 +98,8 @@ def runs_frame(stored_runs: Iterable[StoredRun]) -> pd.DataFrame:
     Where those disagree about the margin, ``margin_pct`` is missing, a warning says so, and no
     verdict is given on their losses.
     """
-    rows = [_row(run) for run in stored_runs]
+    runs = list(stored_runs)
+    rows = [_row(run) | {"host_hash": host} for run, host in zip(runs, _hosts(runs), strict=True)]
     frame = _typed({name: [row[name] for row in rows] for name in RUN_COLUMNS}, RUN_COLUMNS)
     frame["speed_only"] = frame["speed_only"].fillna(False)
     for place, group in frame.groupby(["machine", "study"], sort=False):
@@ -148,7 +149,6 @@ def _row(run: StoredRun) -> dict[str, Any]:
     asked = _key(run, config, varying("repeat"))
     return row | {
         "run_ids": run_path(run),
-        "host_hash": _host(record.machine),
         "model_vocab_size": record.model.get("vocab_size"),
         "num_warnings": len(record.warnings),
         "git_commit": record.git.get("commit"),
@@ -169,11 +169,29 @@ def _row(run: StoredRun) -> dict[str, Any]:
     }
 
 
-def _host(machine: Mapping[str, Any]) -> str | None:
-    """Name a host by its hash, and one of a single GPU by that too: rented ones share a name."""
-    name, gpus = machine.get("host_hash"), machine.get("gpus") or []
-    is_alone = machine.get("num_gpus_on_machine") == len(gpus) == 1
-    return f"{name} with {gpus[0]['uuid'][:8]}" if name and is_alone else name
+def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
+    """Name each run's host: its hash, and its first GPU where hosts share that, as rented ones do.
+
+    A host has no more GPUs than it says: a further one is another host's.
+    """
+    alike: dict[tuple[str, str | None], list[list[str]]] = {}
+    found: dict[int, list[str]] = {}
+    for at, run in sorted(enumerate(runs), key=lambda item: item[1].record.started_at or ""):
+        machine = run.record.machine
+        gpus = [gpu["uuid"] for gpu in machine.get("gpus") or []]
+        hosts = alike.setdefault((run.machine_label, machine.get("host_hash")), [[]])
+        host = next((host for host in hosts if set(host) & set(gpus)), hosts[-1])
+        room = machine.get("num_gpus_on_machine") or math.inf
+        if len(set(host) | set(gpus)) > room and not set(host) & set(gpus):
+            hosts.append(host := [])
+        host += [gpu for gpu in gpus if gpu not in host]
+        found[at] = host
+    names = [run.record.machine.get("host_hash") for run in runs]
+    shared = {name for (_, name), hosts in alike.items() if name and len(hosts) > 1}
+    return [
+        f"{name} with {found[at][0][:8]}" if name in shared and found[at] else name
+        for at, name in enumerate(names)
+    ]
 
 
 def place_of(run: StoredRun) -> dict[str, str]:

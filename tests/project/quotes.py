@@ -273,7 +273,7 @@ def growth_texts() -> list[str]:
     """What is said of a 1B by batch, and what the frozen law said of it."""
     leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
     leads = leads[leads["model"].eq("llama-3.2-1b") & leads["num_gpus"].eq(1)]
-    lead = leads.set_index(["precision", "sequence_length", "micro_batch_size"])
+    lead = leads.set_index(["precision", "sequence_length", "micro_batch_size"]).sort_index()
     tensorwise, rowwise = lead.loc["fp8_tensorwise", 4096], lead.loc["fp8_rowwise", 4096]
     assert tensorwise["num_sessions"].to_dict() == {1: 3, 2: 2, 4: 2, 8: 2, 16: 1}
     apart = (lead["lead_high_pct"] - lead["lead_low_pct"]).max()

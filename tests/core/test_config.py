@@ -217,7 +217,6 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (EARLY | {"master_dtype": "bf16"}, "master_dtype", "master_dtype=fp32"),
         (FP16 | {"master_dtype": "bf16"}, "precision", "master_dtype=fp32"),
         (FP16 | EARLY, "precision", "after_conversion"),
-        (FP16 | {"checkpoint_every": 5}, "precision", "checkpoint_every=0"),
         (FP16 | {"fp8_all_gather": True}, "fp8_all_gather", "set .*=false"),
         (FP16 | {"precision_schedule": "bf16:5,fp8_tensorwise"}, "precision_schedule",
          "precision=fp16 in turns"),

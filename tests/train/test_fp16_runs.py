@@ -9,10 +9,8 @@ import pytest
 
 from fp8study.core.audit_rules import problems
 from fp8study.core.records import read_metrics
-from fp8study.run.launch import RunFailed
-from tests.train.tiny_runs import Run, launch_tiny, started_as
+from tests.train.tiny_runs import Run, Train
 
-WORKER = Path(__file__).with_name("overflow_worker.py")
 #: The first two in every run of the tests.
 WAYS: list[dict[str, Any]] = [
     {"strategy": "none"},
@@ -48,11 +46,9 @@ def test_fp16_trains_as_bf16(values: dict[str, Any], run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_steps_that_overflow_are_skipped_counted_and_not_audited(
-    num_gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_gpus: int, train: Train, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fp8study.run.launch.training_command", started_as(WORKER))
-    values = {"precision": "fp16", "num_gpus": num_gpus, "num_steps": 16, "profile": False}
-    record = launch_tiny(tmp_path, **values)
+    record = train(tmp_path, "scale:24", precision="fp16", num_gpus=num_gpus, num_steps=16)
     assert record.status == "completed"
     scaling = record.instruments["loss_scaling"]
     skipped = scaling["num_skipped"]
@@ -68,9 +64,29 @@ def test_steps_that_overflow_are_skipped_counted_and_not_audited(
 
 @pytest.mark.slow
 def test_a_run_of_which_every_step_overflows_has_trained_nothing_and_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fp8study.run.launch.training_command", started_as(WORKER))
-    values = {"precision": "fp16", "num_steps": 2, "num_warmup_steps": 0, "profile": False}
-    with pytest.raises(RunFailed, match=r"num_steps: 2 are too few .*; raise it"):
-        launch_tiny(tmp_path, **values)
+    """Also if it goes on from a checkpoint of which the same is true."""
+    stopped = train(tmp_path, "told:1 scale:60", precision="fp16")
+    assert (stopped.status, stopped.audit) == ("interrupted", {})
+    record = train(tmp_path, "scale:60", precision="fp16")
+    assert record.status == "failed"
+    words = "num_steps: 8 are too few for precision=fp16, whose loss scale halves"
+    assert str(record.status_detail).startswith(words)
+    assert record.results["resumed"][0]["from_step"] == 3
+
+
+@pytest.mark.slow
+def test_a_resumed_run_that_trained_before_its_last_steps_overflowed_ends_well(
+    train: Train, tmp_path: Path
+) -> None:
+    trained = train(tmp_path, "told:4 overflow:5", precision="fp16")
+    assert (trained.status, trained.instruments["loss_scaling"]["num_skipped"]) == (
+        "interrupted",
+        1,
+    )
+    record = train(tmp_path, precision="fp16")
+    assert (record.status, record.status_detail) == ("completed", None)
+    assert record.results["resumed"][0]["from_step"] == 6
+    assert record.instruments["loss_scaling"] == {"num_skipped": 3, "scale": 2.0**57}
+    assert record.audit["stalled_pct"] == trained.audit["stalled_pct"]

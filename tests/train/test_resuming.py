@@ -31,12 +31,13 @@ def facts(run_dir: Path) -> list[list[Any]]:
     return [[row[name] for name in names] for row in read_metrics(run_dir)]
 
 
-#: The first two in every run of the tests.
+#: The first three in every run of the tests.
 ARMS: list[dict[str, Any]] = [
     {"strategy": "none", "precision": "fp8", "path": "tuned", "gradient_accumulation_steps": 2,
      "lr_schedule": "cosine", "lr_warmup_steps": 3, "weight_cast": "each_update",
      "update_kernel": "one_pass"},
     {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
+    {"strategy": "none", "precision": "fp16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
      "max_grad_norm": 1.0},
@@ -48,13 +49,15 @@ ARMS: list[dict[str, Any]] = [
     {"strategy": "fsdp2", "num_gpus": 4, "precision": "fp8"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "bf16"},
     {"strategy": "ddp", "num_gpus": 2, "precision": "fp8", "path": "tuned"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp16", "path": "tuned"},
+    {"strategy": "ddp", "num_gpus": 2, "precision": "fp16"},
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
-    [*ARMS[:2], *(pytest.param(arm, marks=pytest.mark.long) for arm in ARMS[2:])],
+    [*ARMS[:3], *(pytest.param(arm, marks=pytest.mark.long) for arm in ARMS[3:])],
     ids=lambda v: "-".join(map(str, v.values())),
 )
 def test_resumed_is_uninterrupted_to_the_bit(
@@ -63,18 +66,22 @@ def test_resumed_is_uninterrupted_to_the_bit(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     if values.get("model") == "tied":
         values = values | {"model": tiny_folder(tmp_path / "tied", tie_word_embeddings=True)}
-    expected = train(whole, **values)
+    # Its first steps overflow, and so would those of one that began with this scale again.
+    scale = "scale:20" if values["precision"] == "fp16" else ""
+    expected = train(whole, scale, **values)
     # One rank is told, and its word travels with the loss of the next step, read one step later.
-    stopped = train(parts, "told:4", **values)
+    stopped = train(parts, f"told:4 {scale}", **values)
     assert stopped.status == "interrupted"
     told = "told to end: all 6 steps are saved; start the run again to go on"
     assert stopped.status_detail == told
-    record = train(parts, **values)
+    record = train(parts, scale, **values)
     assert (expected.status, record.status) == ("completed", "completed")
     assert facts(parts) == facts(whole)
     assert [row[0] for row in facts(parts)] == list(range(1, 9))
     names = ("steps_completed", "loss_start", "loss_last20_mean")
     assert [record.results[n] for n in names] == [expected.results[n] for n in names]
+    scaling, own_scaling = (r.instruments.get("loss_scaling") for r in (expected, record))
+    assert own_scaling == scaling
     last, own_last = tensors(whole, 8), tensors(parts, 8)
     assert set(own_last) == set(last)
     assert [name for name in last if not torch.equal(last[name], own_last[name])] == []

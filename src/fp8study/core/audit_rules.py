@@ -62,8 +62,8 @@ def audit_of(record: RunRecord) -> dict[str, Any]:
     if not record.audit:
         reason = (
             "the record is older than the audit: make the run again to have one"
-            if record.results.get("steps_completed")
-            else f"the run ended before its first step (status {record.status}): run it again"
+            if record.status == "completed"
+            else f"the run ended before a step was audited (status {record.status}): run it again"
         )
         raise UserError(f"audit: '{record.run_id}' holds none; {reason}")
     return without_hidden_products(record.audit, record.config)

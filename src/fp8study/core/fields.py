@@ -55,8 +55,6 @@ class _Described:
             (lambda c: RECIPES[c.precision].scales_loss
              and c.optimizer_binding == "before_conversion",
              "needs an optimizer that skips steps; use optimizer_binding=after_conversion"),
-            (lambda c: RECIPES[c.precision].scales_loss and c.checkpoint_every,
-             "has a loss scale, which no checkpoint saves yet; use checkpoint_every=0"),
             (lambda c: RECIPES[c.precision].needs_fsdp2 and c.strategy != "fsdp2",
              "fails in torchao under strategy={strategy} (its BF16 GEMM would mix FP32 weights "
              "with BF16 activations); use strategy=fsdp2"),))

@@ -85,6 +85,15 @@ class AfterBackward:
             return {}
         return {"num_skipped": int(self._num_skipped), "scale": self._scaler.get_scale()}
 
+    def scaler_state(self) -> dict[str, float]:
+        """Return what `go_on` needs, alike on all ranks; nothing where no loss is scaled."""
+        return self._scaler.state_dict() | self.scaling()
+
+    def go_on(self, scaler_state: dict[str, float]) -> None:
+        """Scale the next loss, and count skipped steps, as the run did that left this state."""
+        self._scaler.load_state_dict(scaler_state)
+        self._num_skipped.fill_(scaler_state["num_skipped"])
+
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """Announce that the next backward pass completes the gradients.
 

@@ -178,6 +178,7 @@ class Checkpoints:
             "steps": list(trainer.steps),
             "validation_losses": list(trainer.validation_losses.items()),
             "audit": dict(trainer.audit),
+            "loss_scaler": trainer.updates.scaler_state(),
         }
 
     def _model_state(self) -> dict[str, Any]:
@@ -209,6 +210,8 @@ class Checkpoints:
         trainer.steps = [FinishedStep(number, *step) for number, step in enumerate(columns)]
         trainer.validation_losses = dict(about["validation_losses"])
         trainer.audit = about["audit"] | trainer.audit
+        if scaler_state := about.get("loss_scaler"):
+            trainer.updates.go_on(scaler_state)
 
     def _start_from(self, place: Path) -> None:
         """Give the model a checkpoint's weights."""

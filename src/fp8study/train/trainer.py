@@ -157,8 +157,7 @@ class Trainer:
                     if is_told:
                         raise checkpoints.interrupt(step)
                     watch.clock.restart()
-            # What a run that goes on had trained before is in its checkpoint.
-            if self.precision is None and step > self.first_step == 0:
+            if self.updates.scaling().get("num_skipped") == step:
                 self._log(watch.clock.finish(), metrics)  # or its loss is no number
                 raise UserError(
                     f"num_steps: {step} are too few for precision=fp16, whose loss scale halves "
@@ -239,8 +238,8 @@ class Trainer:
             phases[-1] |= {name: seen[name] for name in ("num_frozen", "stalled_pct")}
         if not self._is_audited:
             self._is_audited = True
-            earlier = self.audit.get("stalled_pct")  # of a larger learning rate
-            self.audit |= seen | ({"stalled_pct": earlier} if self.first_step else {})
+            earlier = {n: v for n, v in self.audit.items() if n == "stalled_pct"}  # at a peak rate
+            self.audit |= seen | earlier
             self.instruments.memory.first_step_done(self.model, self.optimizer)
         found = problems(self.audit | seen)
         if found and self.config.optimizer_binding == "after_conversion":
@@ -299,7 +298,7 @@ class Trainer:
             machine=rank_layout(self.config),
             model=self.model_facts,
             results=results,
-            audit=self.audit,
+            audit=self.audit if "stalled_pct" in self.audit else {},  # no step was looked at
             instruments=found,
             noise=self.noise.to_dict(),
             warnings=notes,

@@ -56,6 +56,7 @@ DAMAGES: dict[str, Damage] = {
     "a precision that is a number": field("config.precision", 8),
     "no GPUs": field("config.num_gpus", None),
     "steps in words": field("config.num_steps", "many"),
+    "a logging interval in words": field("config.log_every", "often"),
     "a flag in words": field("config.compile", "yes"),
     "patterns that are one text": field("config.skip", "lm_head"),
     "a speed in words": field("results.tokens_per_second_per_gpu", "fast"),
@@ -75,7 +76,10 @@ DAMAGES: dict[str, Damage] = {
     "metrics that are no UTF-8": metrics(b'{"step": 1, "loss": "\xff"}\n'),
     "numbers for lines of metrics": metrics(b"1\n2\n3\n"),
     "a step in words": metrics(b'{"step": "one", "loss": 1.0}\n'),
+    "no metrics": lambda run_dir: (run_dir / "metrics.jsonl").unlink(),
+    "emptied metrics": metrics(b""),
     "metrics cut short": metrics(b'{"step": 1, "loss": 5.0}\n{"step": 2, "lo'),
+    "a line taken out": metrics(b"".join(b'{"step": %d}\n' % n for n in range(2, 61))),
     "a hole in the metrics": metrics(b'{"step": 1}\n{"st\n{"step": 3}\n'),
 }
 

@@ -72,7 +72,7 @@ _BY_PARAMETER = ("error_square", "error_dot_reference", "error_batch_square")
 #: names (``*``: of all names) to shapes. Null is missing, and neither may be where ``!`` follows.
 SHAPE: dict[str, Any] = COLUMNS | {
     "config": COLUMNS["config"]
-    | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm")
+    | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm", count="log_every")
     | {"skip": ["text!"], "untrained": ["text!"]},
     "machine": COLUMNS["machine"]
     | kinds(text="network_link")

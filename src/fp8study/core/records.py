@@ -258,12 +258,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
-    """Refuse metrics that end before their run did: its curve would end there, unseen."""
-    last, steps = lines[-1].get("step") if lines else None, record.results.get("steps_completed")
-    if record.status == "completed" and last and steps and last < steps:
+    """Refuse metrics that lack steps of their run: its curve would lack them too, unseen."""
+    steps, every = record.results.get("steps_completed") or 0, record.config.get("log_every") or 1
+    logged = math.ceil(steps / every)  # the last step always is
+    if record.status == "completed" and len(lines) < logged:
         raise UserError(
-            f"{run_dir}/metrics.jsonl: ends at step {last} of {steps}; move the run away, and do "
-            "it again"
+            f"{run_dir}/metrics.jsonl: {len(lines)} lines of {logged} are left; move the run away, "
+            "and do it again"
         )
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fp8study.run.machine import (
     gpu_link,
     host_hash,
     machine_facts,
+    memory_gib,
     this_machine,
     versions,
 )
@@ -107,6 +109,30 @@ def test_this_machine_is_described() -> None:
     assert facts["device"] == machine.device in ("cpu", "cuda")
     assert facts["num_cpus"] == machine.num_cpus >= 1
     assert facts["memory_gib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "gib"),
+    [
+        ("0::/", {"memory.max": "2147483648\n"}, 2),
+        ("0::/a/b", {"memory.max": "3221225472\n", "a/b/memory.max": "max\n"}, 3),
+        ("0::/a/b", {"a/memory.max": "3221225472\n", "a/b/memory.max": "1073741824\n"}, 1),
+        ("5:cpu:/\n4:memory:/out", {"memory/memory.limit_in_bytes": "1073741824\n"}, 1),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("0::/", {"memory.max": "max\n"}, None),
+        ("0::/", {}, None),
+    ],
+)
+def test_memory_is_what_the_control_group_leaves_of_the_hosts(
+    group: str, limits: dict[str, str], gib: float | None, tmp_path: Path
+) -> None:
+    host = memory_gib(tmp_path)  # nothing is said of limits there
+    files = {"proc/self/cgroup": group} | {f"sys/fs/cgroup/{n}": x for n, x in limits.items()}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_gib(tmp_path) == (gib or host)
+    assert host == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def test_facts_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -232,8 +232,25 @@ def network_link() -> str:
     return " and ".join(f"{n} × {link}" for link, n in sorted(links.items())) or "Ethernet"
 
 
-def memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+def memory_gib(root: Path = Path("/")) -> float:
+    """Return the host's memory, or what a container or a scheduler leaves this process of it."""
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([host, *_memory_limits(root)]) / 2**30
+
+
+def _memory_limits(root: Path) -> Iterator[int]:
+    """Yield the limits of this process's control group, of either version, and of those above."""
+    own = root / "proc/self/cgroup"
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            file = "memory.limit_in_bytes" if controllers else "memory.max"
+            folder = root / "sys/fs/cgroup" / controllers / group.lstrip("/")
+            # A container sees its own group as the topmost, whatever its name is outside.
+            for place in (folder, *folder.parents):
+                limit = (place / file).read_text() if (place / file).is_file() else "max"
+                if limit.strip() != "max":
+                    yield int(limit)
 
 
 def versions() -> dict[str, str | None]:

@@ -120,28 +120,6 @@ def test_without_a_command_there_is_help_and_a_version() -> None:
     done = run_python(ROOT, "-m", "fp8study.cli")
     assert done.returncode == 0
     assert "reproduce" in done.stdout
-    assert "ceilings" not in done.stdout  # an old name
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (["studies"], ["plan", "--list"]),
-        (
-            ["flops", "--model", "tiny-llama", "--sequence-length=128", "--json"],
-            ["flops", "--set", "model=tiny-llama", "--set", "sequence_length=128", "--json"],
-        ),
-        (["ceilings", "--model", "tiny-llama"], ["flops", "--measure"]),
-        (["tables", "out"], ["report", "--tables", "out"]),
-    ],
-    ids=lambda words: words[0],
-)
-@pytest.mark.usefixtures("checkout")
-def test_old_names_do_the_same_and_warn(old: list[str], new: list[str]) -> None:
-    ours, theirs = fp8study(*new), fp8study(*old)
-    assert (theirs.returncode, theirs.stdout) == (ours.returncode, ours.stdout)
-    assert " is now '" in theirs.stderr
-    assert " is now '" not in ours.stderr
 
 
 @pytest.mark.usefixtures("checkout")

@@ -1,4 +1,4 @@
-"""What all commands share: one-line errors, old names, assignments, text that fits the terminal."""
+"""What all commands share: one-line errors, assignments, text that fits the terminal."""
 
 from __future__ import annotations
 
@@ -55,43 +55,13 @@ _LONGEST = 300
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
-#: Commands of version 0.1, and how each is written now.
-_OLD_COMMANDS = {
-    "studies": ["plan", "--list"],
-    "tables": ["report", "--tables"],
-    "benchmarks": ["report", "--benchmarks"],
-    "ceilings": ["flops", "--measure"],
-}
-#: Fields that `flops` and `ceilings` had options for.
-_OLD_OPTION = re.compile(r"--(model|sequence-length|micro-batch-size|precision|skip)(?:=(.*))?")
-
-
-def _modern(arguments: list[str]) -> list[str]:
-    """Write the old names of commands and options as they are now, with a warning for each."""
-    command, *rest = arguments or [""]
-    new = [*_OLD_COMMANDS.get(command, [command]), *rest] if arguments else []
-    if command in _OLD_COMMANDS:
-        complain(f"'{command}' is now '{' '.join(_OLD_COMMANDS[command])}'")
-    if new[:1] != ["flops"]:
-        return new
-    words, found = iter(new), []
-    for word in words:
-        if old := _OLD_OPTION.fullmatch(word):
-            field = old[1].replace("-", "_")
-            complain(f"'--{old[1]}' is now '--set {field}=…'")
-            value = next(words, "") if old[2] is None else old[2]
-            word = f"--set={field}={value}"
-        found.append(word)
-    return found
-
-
 class OneLineErrors(TyperGroup):
     """Ends a command that the user can mend in one line and status 2, or 130 after Ctrl-C."""
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]
         extra["standalone_mode"] = False
         try:
-            status = super().main(_modern(list(sys.argv[1:] if args is None else args)), **extra)
+            status = super().main(args, **extra)
         except _UsageError as error:
             message = " ".join(getattr(error, "format_message", error.__str__)().split())
             context = getattr(error, "ctx", None)

@@ -67,6 +67,20 @@ def test_a_fresh_compile_cache_is_the_runs_own_and_goes_with_it(
     assert not Path(said).exists()
 
 
+def test_a_run_that_died_between_logged_steps_has_done_those_before(
+    tmp_path: Path, instead_of_training: Callable[[str], None]
+) -> None:
+    instead_of_training(
+        "import sys; rows = open(f'{sys.argv[1]}/metrics.jsonl', 'w'); "
+        'rows.write(\'{"step": 4}\\n{"step": 8}\\n\'); rows.close(); raise SystemExit(1)'
+    )
+    with pytest.raises(RunFailed):
+        launch_tiny(tmp_path / "run", strategy="none", num_steps=9, log_every=4)
+    record = read_record(tmp_path / "run" / "run.json")
+    assert record.results["steps_completed"] == 8
+    assert record.data["num_tokens_seen"] == 8 * 2 * 64
+
+
 def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
     tmp_path: Path, instead_of_training: Callable[[str], None]
 ) -> None:

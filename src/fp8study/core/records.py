@@ -257,6 +257,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
         ) from error
 
 
+def last_logged_step(run_dir: Path) -> int:
+    """Return how many steps a run has done as far as its metrics tell; 0 without any."""
+    return max((row.get("step") or 0 for row in read_metrics(run_dir)), default=0)
+
+
 def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
     """Refuse metrics that lack steps of their run: its curve would lack them too, unseen."""
     steps, every = record.results.get("steps_completed") or 0, record.config.get("log_every") or 1

@@ -23,7 +23,14 @@ from fp8study.core.config import RunConfig, save_config
 from fp8study.core.errors import one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
-from fp8study.core.records import RESULTS, RunRecord, read_metrics, set_aside, utc_now, write_record
+from fp8study.core.records import (
+    RESULTS,
+    RunRecord,
+    last_logged_step,
+    set_aside,
+    utc_now,
+    write_record,
+)
 from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
@@ -241,7 +248,7 @@ def _finish(
     """Write the record and remove the files that only served the run."""
     ours = claimed(run_dir) or []
     first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
-    steps = outcome.results.get("steps_completed", len(read_metrics(run_dir)))
+    steps = outcome.results.get("steps_completed", last_logged_step(run_dir))
     times = checkpoints.times_resumed(run_dir)
     resumed = {"resumed": times} if times else {}
     record = RunRecord(

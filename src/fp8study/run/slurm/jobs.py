@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 
 from fp8study.core.files import project_root
-from fp8study.core.records import RunRecord, read_metrics, utc_now, write_record
+from fp8study.core.records import RunRecord, last_logged_step, utc_now, write_record
 from fp8study.core.studies import PlannedRun, judgement_of
 from fp8study.run.machine import git_state, versions
 
@@ -98,7 +98,7 @@ def record_loss(run: PlannedRun, study: str, job: SlurmJob, why: str) -> RunReco
         ended_at=now,
         versions=versions(),
         git=git_state(project_root()),
-        results={"steps_completed": len(read_metrics(run.run_dir))},
+        results={"steps_completed": last_logged_step(run.run_dir)},
         judgement=judgement_of(study),
     )
     run.run_dir.mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,19 @@ def test_a_run_of_which_every_step_overflows_has_trained_nothing_and_fails(
 
 
 @pytest.mark.slow
+def test_saving_before_a_step_changed_anything_changes_nothing(
+    train: Train, tmp_path: Path
+) -> None:
+    values = {"precision": "fp16", "optimizer_state": "bf16", "num_steps": 10}
+    ends = []
+    for every in (0, 3):
+        record = train(tmp_path / str(every), "scale:22", checkpoint_every=every, **values)
+        assert 3 <= record.instruments["loss_scaling"]["num_skipped"] < 8
+        ends.append([row["loss"] for row in read_metrics(tmp_path / str(every))])
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_that_trained_before_its_last_steps_overflowed_ends_well(
     train: Train, tmp_path: Path
 ) -> None:

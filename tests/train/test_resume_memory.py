@@ -34,7 +34,7 @@ def trainer_of(run_dir: Path, first_step: int) -> Any:
         job=SimpleNamespace(first_step=first_step, start_from=start, data=data),
         pace=SimpleNamespace(num_steps=20), steps=[], validation_losses={}, audit={},
         state=SimpleNamespace(is_main_process=True, process_index=0),
-        updates=SimpleNamespace(after=lambda: None, adamw=optimizer),
+        updates=SimpleNamespace(after=lambda: None, adamw=optimizer, scaler_state=dict),
     )  # fmt: skip
 
 

@@ -186,6 +186,8 @@ class Checkpoints:
         return cast("dict[str, Any]", tree_map_only(torch.Tensor, plain, state))
 
     def _state(self) -> dict[str, Any]:
+        if not self._trainer.updates.adamw.state:  # else torch would make them, of one step done
+            make_states(self._trainer.updates.adamw)
         # Not of Accelerate's wrapper, whose state has other names.
         held = get_optimizer_state_dict(self._trainer.model, self._trainer.updates.adamw)
         return {
@@ -197,7 +199,6 @@ class Checkpoints:
     def _go_on(self, place: Path) -> None:
         """Bring the run back to where a checkpoint was made."""
         trainer, about = self._trainer, read_checkpoint(place).about
-        make_states(trainer.updates.adamw)
         state, rank = self._state(), str(trainer.state.process_index)
         saved = FileSystemReader(place).read_metadata().state_dict_metadata
         # There may be more ranks now.
@@ -236,7 +237,7 @@ class Checkpoints:
 
 
 def make_states(optimizer: torch.optim.Optimizer) -> None:
-    """Give each weight the optimizer states to load into, by an update that changes nothing.
+    """Give each weight the optimizer states of no step, by an update that changes nothing.
 
     Weight by weight: torch would do it for all at once, with every gradient in memory beside the
     states, four bytes a weight more than a run needs that updates in its backward pass.
@@ -249,6 +250,8 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
         weight.grad = None
+    for state in optimizer.state.values():
+        state["step"].zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 

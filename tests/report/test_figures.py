@@ -26,6 +26,18 @@ def test_an_svg_is_small_and_the_same_each_time() -> None:
     assert {"".join(link) for link in links} == {*re.findall(r' id="([^"]+)"', text)}
 
 
+def test_an_svg_is_the_same_where_a_layout_differs_by_a_float() -> None:
+    """Clips are named for where they lie: their names must not tell the last digits of that."""
+
+    def moved(by: float) -> bytes:
+        figure = draw()
+        figure.axes[0].set_position((0.1 + by, 0.1, 0.8, 0.8))
+        return figures.svg(figure)
+
+    assert moved(0) == moved(1e-12) != moved(0.1)
+    assert b"clip-path=" in moved(0)
+
+
 def test_an_svg_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     def lines() -> list[list[float]]:
         text = figures.svg(draw()).decode()

@@ -41,8 +41,9 @@ def _smaller(text: str) -> str:
     text = re.sub(r"-?\d+\.\d{3,}", _rounded, text)
     linked = set(re.findall(r"#([\w-]+)", text))
     text = re.sub(r' id="([^"]+)"', lambda id_: id_[0] if id_[1] in linked else "", text)
-    for number, name in enumerate(dict.fromkeys(re.findall(r'id="(DejaVu[\w-]+)"', text))):
-        text = re.sub(rf"\b{name}\b", f"g{number}", text)  # a glyph is named for each letter
+    # Glyphs are named for their letter; clips for where they lie, to the last digit of a float.
+    names = {name: f"g{n}" for n, name in enumerate(re.findall(r' id="([^"]+)"', text))}
+    text = re.sub(r'( id="|#)([\w-]+)', lambda id_: id_[1] + names.get(id_[2], id_[2]), text)
     place = r'(<use xlink:href="#g\d+") transform="translate\(([-\d.]+) ([-\d.]+)\)"'
     text = re.sub(place, _placed, text)
     text = re.sub(r"\s*\n\s*", "\n", text)

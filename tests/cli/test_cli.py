@@ -73,6 +73,14 @@ def test_mistake_is_one_line_on_stderr_and_status_2(
     assert not (checkout / "results" / "local" / "adhoc").exists()
 
 
+@pytest.mark.usefixtures("checkout")
+def test_two_mistakes_are_two_lines() -> None:
+    done = fp8study("advise", "--gpu", "nosuch", "--model", "nosuch")
+    assert (done.returncode, done.stdout) == (2, "")
+    starts = [" ".join(line.split()[:3]) for line in done.stderr.splitlines()]
+    assert starts == ["fp8study: --gpu: 'nosuch'", "fp8study: model: 'nosuch'"]
+
+
 def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:
     (checkout / "run.json").write_text("{")
     done = fp8study("compare", str(checkout), str(checkout))

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class UserError(Exception):
     """A mistake that the user can mend: one line naming the field, the value and the remedy.
 
-    The command line prints it without a traceback and exits with status 2.
+    Of several mistakes a line each. The command line prints it without a traceback and exits with
+    status 2.
     """
+
+
+def together(*checks: Callable[[], Any]) -> list[Any]:
+    """Return what each check returns.
+
+    Raises:
+        UserError: What all of them refuse, a line each, so that it can be mended at once.
+    """
+    found, wrong = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UserError("\n".join(wrong))
+    return found
 
 
 def first_line(error: Exception) -> str:

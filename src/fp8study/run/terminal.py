@@ -68,7 +68,8 @@ class OneLineErrors(TyperGroup):
             command = context.command_path if context else "fp8study"
             status = complain(f"{message.rstrip('.')}; {command} --help lists what there is")
         except UserError as error:
-            status = complain(str(error))
+            for line in str(error).splitlines() or [""]:
+                status = complain(line)
         except OSError as error:
             if error.errno not in _REMEDIES:
                 raise

@@ -17,7 +17,7 @@ from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import SAVERS, as_fp8, largest_batch_of, savers
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
 from fp8study.core.presets import check_model, needs_plain_head
@@ -89,19 +89,13 @@ def question_for(
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number or another field cannot be that.
     """
-    if tokens is not None and not 0 < tokens < math.inf:
-        raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
-    for name in others or {}:
-        if name not in _OTHERS:
-            raise UserError(
-                f"--set: '{name}' is nothing that the laws answer for; give one of "
-                f"{', '.join(_OTHERS)}, or the options of its own"
-            )
-    peak, capacity = _gpu(gpus, gpu)
-    number = (1 if gpu else len(gpus)) if num_gpus is None else num_gpus
-    if not 1 <= number <= _MOST_GPUS:
-        nearest = min(max(number, 1), _MOST_GPUS)
-        raise UserError(f"--num-gpus: {number} is outside 1 to {_MOST_GPUS}; try {nearest}")
+    (peak, capacity), number, shape, *_ = together(
+        lambda: _gpu(gpus, gpu),
+        lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
+        lambda: shape_of(model),
+        lambda: _check_tokens(tokens),
+        lambda: _check_names(others or {}),
+    )
     values = {
         "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
         "sequence_length": sequence_length,
@@ -109,7 +103,6 @@ def question_for(
         "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
     }  # fmt: skip
     values |= others or {}
-    shape = shape_of(model)
     if needs_plain_head(model):
         values["loss_head"] = "plain"
     config = make_config(values, "advise")
@@ -122,6 +115,27 @@ def question_for(
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
     return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity, tokens)
+
+
+def _checked_number(num_gpus: int) -> int:
+    if not 1 <= num_gpus <= _MOST_GPUS:
+        nearest = min(max(num_gpus, 1), _MOST_GPUS)
+        raise UserError(f"--num-gpus: {num_gpus} is outside 1 to {_MOST_GPUS}; try {nearest}")
+    return num_gpus
+
+
+def _check_tokens(tokens: float | None) -> None:
+    if tokens is not None and not 0 < tokens < math.inf:
+        raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
+
+
+def _check_names(others: Mapping[str, Any]) -> None:
+    for name in others:
+        if name not in _OTHERS:
+            raise UserError(
+                f"--set: '{name}' is nothing that the laws answer for; give one of "
+                f"{', '.join(_OTHERS)}, or the options of its own"
+            )
 
 
 def answer(asked: Question, results: Path | None = None) -> Advice:

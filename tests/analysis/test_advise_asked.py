@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from fp8study.analysis.laws import account
 from fp8study.analysis.laws.evidence import MODELLED
 from fp8study.analysis.laws.question import answer, question_for
 from fp8study.core.errors import UserError
+from fp8study.report import predictions
 from fp8study.report.advice_text import advice_text
+from fp8study.report.page import load_report
+from fp8study.report.words import number
 from tests.checkout import ROOT
 
 
@@ -69,3 +74,40 @@ def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
 
     assert width(64) >= width(8) >= width(4)
     assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
+
+
+@pytest.mark.parametrize(("gpu", "is_elsewhere"), [("h200", False), ("rtx-4090-24gb", True)])
+def test_an_advice_says_how_far_the_laws_were_off_as_the_page_does(
+    gpu: str, is_elsewhere: bool
+) -> None:
+    stored = load_report(ROOT / "results").stored
+    cells = predictions.cells([run for run in stored if run.machine_label != "local"])
+    leads = account.lead_verdicts(account.lead_table(cells))
+    sizes = account.memory_verdicts(account.memory_table(cells))
+    leads, sizes = (of[(of["test"] == account.OTHER_GPU) == is_elsewhere] for of in (leads, sizes))
+    found = ask("llama-3.2-1b", 1, gpu)
+    by_test = {each.test: each for each in found.law_errors}
+    assert set(by_test) == {*leads["test"], *sizes["test"]} and by_test
+    for _, row in leads.iterrows():
+        assert by_test[row["test"]].mean_points == pytest.approx(row["mean_points"])
+        assert by_test[row["test"]].num_leads == row["num_cells"]
+    for _, row in sizes.iterrows():
+        assert by_test[row["test"]].mean_pct == pytest.approx(row["mean_pct"])
+    text = " ".join(advice_text(found).split())
+    ends = [number(leads["most_points"].agg(end), ".1f") for end in ("min", "max")]
+    assert f"nine of ten within {' to '.join(dict.fromkeys(ends))} (goal 6)" in text
+    missed = f"({sizes['num_missed'].sum()} of {sizes['num_cells'].sum()} by more than 5 %)"
+    assert missed in text
+
+
+def test_laws_that_nothing_tested_say_so() -> None:
+    found = ask("llama-3.2-1b", 1, "rtx-4090-24gb")
+    text = advice_text(dataclasses.replace(found, law_errors=()))
+    assert "laws so far (page Predictions): untested on another GPU" in text
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(UserError) as error:
+        ask("no-such-model", 2000, "no-such-gpu", {"skip": "*"}, -1.0)
+    starts = [line.partition(":")[0] for line in str(error.value).splitlines()]
+    assert starts == ["--gpu", "--num-gpus", "model", "--tokens", "--set"]

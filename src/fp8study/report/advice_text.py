@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.laws.account import HOST_PCT
+from fp8study.analysis.laws.account import HOST_PCT, MEAN_POINTS, MEMORY_PCT, MOST_POINTS, LawErrors
 from fp8study.analysis.laws.advise import Advice, Option
 from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity, Verdict
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import STUDY
-from fp8study.report.words import count, interval, machine_name, number, recipe
+from fp8study.report.words import count, interval, machine_name, number, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -108,7 +108,28 @@ def _memory(advice: Advice) -> list[str]:
 def _options(advice: Advice) -> list[str]:
     head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
-    return ["", head, *rows, *_sources(advice), _days(advice)]
+    return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors), _days(advice)]
+
+
+def _law_errors(tests: tuple[LawErrors, ...]) -> str:
+    """Say how far the laws were off where they could be tested, as the page of predictions does."""
+    leads = [each for each in tests if each.num_leads]
+    sizes = [each for each in tests if each.num_memory]
+    said = []
+    if leads:
+        mean, most = (span([getattr(each, name) for each in leads], ".1f")
+                      for name in ("mean_points", "most_points"))  # fmt: skip
+        said.append(
+            f"leads off by {mean} points on average (goal {MEAN_POINTS:g}), nine of ten within "
+            f"{most} (goal {MOST_POINTS:g})"
+        )
+    if sizes:
+        missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)
+        said.append(
+            f"memory by {span([e.mean_pct or 0.0 for e in sizes], '.1f')} % "
+            f"({missed} of {cells} by more than {MEMORY_PCT:g} %)"
+        )
+    return f"  laws so far (page Predictions): {'; '.join(said) or 'untested on another GPU'}"
 
 
 def _days(advice: Advice) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
@@ -269,6 +270,49 @@ def memory_verdicts(table: pd.DataFrame) -> pd.DataFrame:
             "worst_pct": float(worst["error_pct"]),
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class LawErrors:
+    """How far the laws were off in one test: a row of `lead_verdicts` and one of `memory_verdicts`.
+
+    Points of FP8's lead and % of memory, on average but for ``most_points``; None: nothing to test.
+    """
+
+    test: str
+    num_leads: int
+    mean_points: float | None
+    most_points: float | None
+    host_points: float | None
+    gpu_points: float | None
+    num_memory: int
+    mean_pct: float | None
+    num_missed: int
+
+
+def law_errors(leads: pd.DataFrame, memory_: pd.DataFrame) -> list[LawErrors]:
+    """Return how far the laws were off, test by test, from `lead_table` and `memory_table`."""
+    sides = (lead_verdicts(leads), "num_leads"), (memory_verdicts(memory_), "num_memory")
+    names = [field.name for field in fields(LawErrors)]
+    found: dict[str, dict[str, Any]] = {}
+    for verdicts, num in sides:
+        for row in verdicts.rename(columns={"num_cells": num}).to_dict("records"):
+            known = {name: row[name] for name in names if name in row and not pd.isna(row[name])}
+            nothing = {name: 0 if name.startswith("num") else None for name in names}
+            found[row["test"]] = found.get(row["test"], nothing) | known
+    return [LawErrors(**each) for each in found.values()]
+
+
+def nine_of_ten(leads: pd.DataFrame) -> dict[bool, tuple[float, ...]]:
+    """Return within what nine of ten predictions of `lead_table` are: leads, points, and steps, %.
+
+    By whether the host matters.
+    """
+    errors, busy = leads[["error_points", "step_error_pct"]].abs(), leads["host_pct"] > HOST_PCT
+    return {
+        is_busy: tuple(map(float, errors[busy == is_busy].quantile(0.9)))
+        for is_busy in (False, True)
+    }
 
 
 def constants_table() -> pd.DataFrame:

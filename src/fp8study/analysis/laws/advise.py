@@ -14,8 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import HOST_PCT, WIDER, label_of, lead_table
+from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.evidence import (
@@ -127,6 +126,8 @@ class Advice:
     """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]
     """In what this goes beyond what was measured."""
+    law_errors: tuple[account.LawErrors, ...]
+    """How far the laws were off, as frozen, in the tests that speak of this kind of GPU."""
     left_out: tuple[str, ...]
     """What the laws leave out."""
     loss_evidence: tuple[str, ...]
@@ -154,14 +155,9 @@ class Advisor:
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.most_gpus = max((cell.config.num_gpus for cell in self.timed), default=0)
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
-        tested = lead_table(cells)
-        errors = tested[["error_points", "step_error_pct"]].abs()
-        #: By whether the host matters: within what nine of ten predictions of leads, points, and
-        #: of steps, %, are.
-        self.errors = {
-            busy: tuple(map(float, errors[(tested["host_pct"] > HOST_PCT) == busy].quantile(0.9)))
-            for busy in (False, True)
-        }
+        tested = account.lead_table(cells)
+        self.nine_of_ten = account.nine_of_ten(tested)
+        self.law_errors = account.law_errors(tested, account.memory_table(cells))
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -244,6 +240,10 @@ class Advisor:
             },
             measured=measured,
             beyond=tuple(beyond(config)),
+            law_errors=tuple(
+                each for each in self.law_errors
+                if (each.test == account.OTHER_GPU) == (gpu_name != speed.FITTED_GPU)
+            ),
             left_out=tuple(left_out_of(shape, config.sequence_length)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
@@ -275,14 +275,14 @@ class Advisor:
             return Option(way.precision, label, gathers, rate, lead, gib, law(way).limit)
 
         base = None
-        bf16 = option(config, label_of(config), decided[0].decision if decided else None)
+        bf16 = option(config, account.label_of(config), decided[0].decision if decided else None)
         if bf16.tokens_per_second_per_gpu.kind == MEASURED:
             base = bf16.tokens_per_second_per_gpu.value
         timed: dict[str, Option] = {}
         for row in (row for found in decided for row in found.leads):
             way, label = way_of(config, row)
             timed.setdefault(label, option(way, label, row))
-        every = {label_of(way): way for way in ways(config, shape)[1:]}
+        every = {account.label_of(way): way for way in ways(config, shape)[1:]}
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
@@ -291,11 +291,11 @@ class Advisor:
         self, bf16: ResolvedConfig, way: ResolvedConfig, law: Law, kind: str, base: float | None
     ) -> tuple[Quantity, Quantity | None]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
-        wider = WIDER if kind == MODELLED else 1.0
+        wider = account.WIDER if kind == MODELLED else 1.0
         step = law(way)
         # What more GPUs than were ever timed add is known no better than what a busy host does.
-        busy = step.host > HOST_PCT / 100 * step.device or way.num_gpus > self.most_gpus
-        lead_error, step_error = (wider * e for e in self.errors[busy])
+        busy = step.host > account.HOST_PCT / 100 * step.device or way.num_gpus > self.most_gpus
+        lead_error, step_error = (wider * e for e in self.nine_of_ten[busy])
         lead = speed.lead_pct(law(bf16).total, step.total)
         rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
         if base is not None:
@@ -339,7 +339,7 @@ class Advisor:
         if config.activation_checkpointing:
             found.append("layers recomputed in the backward pass: never timed")
         if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
-            found.append(f"{label_of(config)}: never timed")
+            found.append(f"{account.label_of(config)}: never timed")
         if shape.num_experts > 1:
             found.append("a mixture of experts: none was measured")
         elif shape.left_out:

@@ -4,10 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from fp8study.analysis.frames import cost_table
+from fp8study.core.hardware import find_peak
 from fp8study.report import loss_sentences, rows, sentences, speed_rows
 from fp8study.report import page as pages
+from fp8study.report.words import machine_name
 from tests.analysis.test_leads import store_leads
+from tests.checkout import ROOT
 from tests.factories import CPU, make_record, store
 
 
@@ -90,7 +95,7 @@ def test_ones_own_machine_is_decided_for_alone(tmp_path: Path) -> None:
     store_leads(tmp_path, 2, 1.20, 1.21, 1.22, micro_batch_size=8)
     decision, condition = told(tmp_path)
     assert decision == "**Yes, once its loss is checked.**"
-    assert "**Your machine (" in condition and "(box):** BF16 for" in condition
+    assert "**Your machine (" in condition and "**box:** BF16 for" in condition
 
 
 def test_no_range_joins_two_machines(tmp_path: Path) -> None:
@@ -110,23 +115,23 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
                 store(tmp_path, place, record)
     report = pages.load_report(tmp_path)
     for told in (" ".join(sentences.conditions(report)), loss_sentences.training(report)):
-        own, theirs = told.split("h200x8")
+        own, theirs = told.split("8 × H200")
         assert "our machine (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs
     unknown = sentences.unknown(report).splitlines()
-    assert unknown[0].startswith("- **Your machine (NVIDIA H100") and "h200x8" in unknown[1]
+    assert unknown[0].startswith("- **Your machine (NVIDIA H100") and "8 × H200" in unknown[1]
     (both,) = speed_rows.side_by_side(speed_rows.decisions(report.decisions)).to_dict("records")
     assert (round(both["lead_pct"]), round(both["lead_pct_other"])) == (-20, 20)
     asked = rows.questions(report, cost_table(report.runs))
     assert asked[["machine", "question"]].to_numpy().tolist() == [
-        ["your machine, h200x8", "Is FP8 faster here?"]
+        ["your machine, 8 × H200", "Is FP8 faster here?"]
     ]
-    assert asked["lead"].tolist() == ["your machine: \u221220.0; h200x8: +20.0"]
+    assert asked["lead"].tolist() == ["your machine: \u221220.0; 8 × H200: +20.0"]
     shutil.copytree(tmp_path / "reference/h200x8/quick", tmp_path / "reference/h200x8/quick-2")
     report = pages.load_report(tmp_path)
     (row,) = rows.questions(report, cost_table(report.runs)).to_dict("records")
-    assert (row["machine"], row["study"]) == ("your machine, h200x8", "quick, quick-2")
-    assert row["lead"].endswith("; h200x8: +20.0; h200x8: +20.0")
+    assert (row["machine"], row["study"]) == ("your machine, 8 × H200", "quick, quick-2")
+    assert row["lead"].endswith("; 8 × H200: +20.0; 8 × H200: +20.0")
 
 
 def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> None:
@@ -138,11 +143,20 @@ def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> No
     assert said.endswith("`make reproduce` on NVIDIA GPUs.")
 
 
-def test_a_page_names_machines_by_their_gpus_where_that_tells_them_apart(tmp_path: Path) -> None:
-    places = {"local": 4, "reference/a": 4, "reference/b": 2, "reference/c": 2, "reference/d": None}
-    for place, num in places.items():
-        facts = {"gpu_name": "NVIDIA H100 80GB HBM3", "num_gpus_on_machine": num}
-        store_leads(tmp_path, 1, 1.2, 1.21, 1.22, place=place, machine=facts)
-    report = pages.titled(pages.load_report(tmp_path))
-    for table in (report.runs, report.leads, report.decisions):
-        assert set(table["machine"]) == {"local", "4 × H100", "b", "c", "d"}
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [("h200x4", "4 × H200"), ("rtx-4090x2", "2 × RTX 4090"), ("local", "your machine"),
+     ("box", "box"), ("boxx2", "boxx2"), ("h100-nvlx8", "8 × H100 NVL")],
+)  # fmt: skip
+def test_a_machine_is_named_by_its_gpus(label: str, name: str) -> None:
+    assert machine_name(label) == name
+
+
+def test_labels_of_committed_machines_tell_the_gpus_of_their_records() -> None:
+    runs = pages.load_report(ROOT / "results").runs
+    runs = runs[(runs["machine"] != "local") & runs["gpu_name"].notna()]
+    assert len(runs)
+    for label, own in runs.groupby("machine"):
+        [gpu] = {find_peak(name).name_part for name in own["gpu_name"]}
+        most = int(own["num_gpus_on_machine"].max())
+        assert machine_name(label) == f"{most} × {gpu}"

@@ -41,7 +41,7 @@ def test_stale_run_is_labelled_wherever_it_is_shown(site: dict[str, str]) -> Non
 
 def test_answer_is_computed(site: dict[str, str]) -> None:
     text = plain(site["index"])
-    assert "h200x8: " in text
+    assert "8 × H200: " in text
     assert "+20.0 %" in text
     assert "measure more" in text
     # One sits near the memory limit of one GPU.
@@ -70,7 +70,7 @@ def test_every_image_has_an_alternative(site: dict[str, str]) -> None:
 
 def test_attribution_says_what_its_records_say(site: dict[str, str]) -> None:
     text = plain(site["attribution"])
-    assert "attribution on h200x8" in text
+    assert "attribution on 8 × H200" in text
     assert "The stale optimizer is nearly all of it (99.9 %)" in text
     assert "masters" not in text
     assert "So the fault makes the failure, whatever the precision." in text

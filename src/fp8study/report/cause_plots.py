@@ -85,7 +85,10 @@ def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -
     if table.empty:
         return message_figure(empty)
     figure, drawn = panels(
-        table, ["model", "machine", "margin_pct"], "{} on {}; dashed: margin of ±{:g} %".format,
+        table, ["model", "machine", "margin_pct"],
+        lambda model, machine, margin: (
+            f"{model} on {machine_name(machine)}; dashed: margin of ±{margin:g} %"
+        ),
         ("effective batch, sequences per optimizer step", _GAP), 3.2,
     )  # fmt: skip
     ways = sorted(table["way"].unique(), key=[*_MARKS, *table["way"]].index)

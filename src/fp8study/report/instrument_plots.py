@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
-from fp8study.report.words import count
+from fp8study.report.words import count, machine_name
 
 #: Column → label and colour, from the left of the bar.
 Parts = Mapping[str, tuple[str, str]]
@@ -51,7 +51,9 @@ def _stacked(table: pd.DataFrame, parts: Parts, label: str, line: str, empty: st
     figure, drawn = panels(
         table,
         _PANEL,
-        lambda machine, study, model, n: f"{model}, {count(n, 'GPU')}: {study} on {machine}",
+        lambda machine, study, model, n: (
+            f"{model}, {count(n, 'GPU')}: {study} on {machine_name(machine)}"
+        ),
         (label, ""),
         0.7 + 0.25 * table.groupby(_PANEL).size().max(),
     )

@@ -12,7 +12,7 @@ from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
 from fp8study.analysis.pairing import together
 from fp8study.report.table import Layout
-from fp8study.report.words import count, interval, number
+from fp8study.report.words import count, interval, machine_name, number
 
 #: A shape beside the word, so that neither needs a colour.
 SHAPES = {
@@ -77,7 +77,7 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
     figures = []
     for each in (each for each in of if each.finding.figure):
         labels = "" if _gpu(each) == usual else each.machines
-        named = labels.partition(" (")[2].rstrip(")").replace("local", "your machine")
+        named = ", ".join(map(machine_name, labels.partition(" (")[2].rstrip(")").split(", ")))
         figure = _figure(each).replace("(range of", "(of").replace("(95 % CI", "(CI")
         figures.append(f"{named} {figure}".strip())
     reason = filter(None, (finding.why, settles(of[0])))

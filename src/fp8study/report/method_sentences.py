@@ -22,7 +22,9 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
     for machine, rows in by_machine(runs, with_gpus=True):
         first, last = rows["started_at"].min()[:10], rows["ended_at"].max()[:10]
         days = first if first == last else f"{first} to {last}"
-        own = costs[(costs["machine"] == rows["machine"].iloc[0]) & (costs["study"] == ALL_STUDIES)]
+        label = rows["machine"].iloc[0]
+        folder = f", `results/reference/{label}`" if label != "local" else ""
+        own = costs[(costs["machine"] == label) & (costs["study"] == ALL_STUDIES)]
         held = "".join(f", {hours:.2f} GPU-hours" for hours in own["gpu_hours"])
         done = int((rows["status"] == "completed").sum())
         state = f"{'all' if done == len(rows) else done} completed"
@@ -32,7 +34,7 @@ def records(runs: pd.DataFrame, costs: pd.DataFrame) -> str:
             if len(known := rows[f"version_{name.lower()}"].dropna().unique())
         ]
         lines.append(
-            f"- **{machine}**: {count(len(rows), 'run')}, {state}, {days}{held}; "
+            f"- **{machine}**{folder}: {count(len(rows), 'run')}, {state}, {days}{held}; "
             f"{', '.join(versions)}."
         )
     if not (runs["device"] == "cuda").any():

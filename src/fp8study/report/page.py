@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,7 +23,7 @@ from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
-from fp8study.report.words import gpu_titles, own_first
+from fp8study.report.words import own_first
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -131,14 +130,3 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
         stored=stored,
         unreadable=(),
     )
-
-
-def titled(report: Report) -> Report:
-    """Name machines by their GPUs in every table; names of runs keep the labels."""
-    titles = gpu_titles(report.runs)
-    tables: dict[str, Any] = {
-        name: table.assign(**{column: table[column].replace(titles)
-                              for column in ("machine", "loss_machine") if column in table})
-        for name, table in vars(report).items() if isinstance(table, pd.DataFrame)
-    }  # fmt: skip
-    return dataclasses.replace(report, **tables)

@@ -21,7 +21,7 @@ from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
 from fp8study.report.table import raw, run_key
-from fp8study.report.words import count, escape, in_words, no_gpu_records, number
+from fp8study.report.words import count, escape, in_words, machine_name, no_gpu_records, number
 
 #: What a run's line says first: result → its format and unit.
 _HEADLINE = {
@@ -73,7 +73,7 @@ def _study(rows: pd.DataFrame, stored: Mapping[str, StoredRun]) -> str:
     names = ", ".join(f"`{name}`" for name in varied) or "nothing but time"
     by = "" if shown.made_by else f" Made by {escape(made.pop())}."
     return "\n\n".join([
-        f"## {escape(study)} on {escape(machine)}",
+        f"## {escape(study)} on {escape(machine_name(machine))}",
         " ".join(escape(q) for q in list(filter(None, questions))[-1:]),
         f"{count(len(runs), 'run')} that differ in {names}.{by}",
         raw(html="\n".join(arms)).data,

@@ -21,7 +21,6 @@ from fp8study.report.words import (
     by_machine,
     count,
     escape,
-    gpu_titles,
     how_to_get,
     number,
     per_machine,
@@ -71,12 +70,7 @@ def decide(report: Report) -> str:
 
 def conditions(report: Report) -> list[str]:
     """Say machine by machine where FP8 pays, where BF16 does, what is open, and by how much."""
-    titles = {escape(label): f"{title} ({escape(label)})"
-              for label, title in gpu_titles(report.runs).items()}  # fmt: skip
-    return [
-        f"**{titles.get(name, at_start(name))}:** {_condition(rows)}"
-        for name, rows in by_machine(_sized(report))
-    ]
+    return [f"**{at_start(n)}:** {_condition(rows)}" for n, rows in by_machine(_sized(report))]
 
 
 def _sized(report: Report) -> pd.DataFrame:

@@ -229,7 +229,7 @@ def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_ylim(0, max(110, rows["kept_pct"].max() * 1.05))
-        named = f" on {machine}" if table["machine"].nunique() > 1 else ""
+        named = f" on {machine_name(machine)}" if table["machine"].nunique() > 1 else ""
         axis.set_title(
             f"{model}{named}, {int(rows['sequence_length'].iloc[0]):,} tokens", loc="left"
         )

@@ -7,7 +7,7 @@ import re
 
 import pandas as pd
 
-from fp8study.report.words import count, interval, number, own_first
+from fp8study.report.words import count, interval, machine_name, number, own_first
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
@@ -33,7 +33,7 @@ def _loss(row: pd.Series) -> str:
     said = "worse" if worse else str(row["loss_verdict"])
     gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"
     facts = ["same setting"] if row["loss_is_same"] else []
-    facts += [str(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
+    facts += [machine_name(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
     facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
     return _lines(f"{said}{gap}", f"({row['loss_study']})", ", ".join(facts))
 

@@ -57,6 +57,8 @@ def show(
     """
     if table.empty:
         return _html(f"<tbody><tr><td>{html.escape(empty)}</td></tr></tbody>")
+    if "machine" in table:
+        table = table.assign(machine=table["machine"].map(machine_name))
     columns = _filled(table, layout)
     traced = "run_ids" in table
     lists = (name.partition(":") for name in choose)
@@ -121,7 +123,7 @@ def _groups(table: pd.DataFrame, layout: Layout) -> Iterator[tuple[str, pd.DataF
     """Yield runs of rows under their line; a group that comes again has its line again."""
     titles = [
         in_words(layout.group.format(**{str(k): _cell(v, "") for k, v in row.items()}))
-        for row in _named(table).to_dict("records")
+        for row in table.to_dict("records")
     ]
     lines = pd.Series(titles, index=table.index, dtype="object")
     for _, rows in table.groupby((lines != lines.shift()).cumsum(), sort=False):
@@ -134,10 +136,6 @@ def _shared(titles: list[str]) -> tuple[str, list[str]]:
     shared = [part for part in parts[0] if all(part in of for of in parts[1:])]
     rest = [", ".join(part for part in of if part not in shared) for of in parts]
     return (", ".join(shared), rest) if len(titles) > 1 and all(rest) else ("", titles)
-
-
-def _named(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(machine=table["machine"].map(machine_name)) if "machine" in table else table
 
 
 def _texts(rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> Iterator[list[str]]:

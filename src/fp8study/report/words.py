@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from fp8study.analysis.pairing import PRECISION_LABELS
-from fp8study.core.hardware import find_peak
+from fp8study.core.hardware import GPU_PEAKS
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]
@@ -73,29 +72,22 @@ def in_words(text: str) -> str:
     return re.sub(r"\bmasters\b", "master weights", text)
 
 
+#: The label of a committed machine: a GPU's name, and how many of them.
+_LABEL = re.compile(r"(.+)x(\d+)")
+_GPU_NAMES = {peak.name_part.lower().replace(" ", "-"): peak.name_part for peak in GPU_PEAKS}
+
+
 def machine_name(machine: object) -> str:
-    """Name a machine for its reader, whose own records are in ``results/local``."""
-    return "your machine" if machine == "local" else str(machine)
+    """Name a machine for its reader: by its GPUs, as ``4 × H200``, or as the reader's own.
 
-
-def gpu_titles(runs: pd.DataFrame) -> dict[str, str]:
-    """Name committed machines by their GPUs, as ``4 × H200``: their labels are names of folders.
-
-    Machines without GPUs, or with the same GPUs as another, keep their labels.
+    Committed machines are labelled by their GPUs, as ``h200x4`` (CONTRIBUTING.md): a label stays
+    where a folder is meant. Any other label stays as it is.
     """
-    known = runs.dropna(subset=["gpu_name", "num_gpus_on_machine"])
-    known = known[known["machine"] != "local"]
-    found = {}
-    for label, rows in known.groupby("machine"):
-        most = rows.groupby(rows["gpu_name"].map(_short))["num_gpus_on_machine"].max()
-        found[str(label)] = ", ".join(f"{int(n)} × {gpu}" for gpu, n in most.items())
-    shared = Counter(found.values())
-    return {label: text for label, text in found.items() if shared[text] == 1}
-
-
-def _short(gpu_name: str) -> str:
-    peak = find_peak(gpu_name)
-    return peak.name_part if peak else gpu_name
+    if machine == "local":
+        return "your machine"
+    found = _LABEL.fullmatch(str(machine))
+    gpu = _GPU_NAMES.get(found[1]) if found else None
+    return f"{int(found[2])} × {gpu}" if found and gpu else str(machine)
 
 
 def place(row: pd.Series) -> str:
@@ -115,11 +107,9 @@ def own_first(table: pd.DataFrame) -> pd.DataFrame:
 def by_machine(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[str, pd.DataFrame]]:
     """Split a table by machine, the reader's own first: what two machines did is never pooled.
 
-    A committed machine says in its own name what its GPUs are, and Methods writes them out.
-
     Returns:
-        The machine, `with_gpus` or if it is the reader's with its GPUs, safe inside Markdown, and
-        its rows.
+        The machine, `with_gpus` or if it is the reader's with its GPUs' full names, safe inside
+        Markdown, and its rows.
     """
     parts = []
     for machine in own_first(table)["machine"].unique():

@@ -8,7 +8,7 @@ import pytest
 
 from fp8study.report import layouts, rows, sentences, words
 from fp8study.report import page as pages
-from fp8study.report.table import show
+from fp8study.report.table import Layout, show
 from tests.factories import make_record, store
 from tests.study_factories import make_quick
 
@@ -47,3 +47,12 @@ def test_what_rows_share_is_their_header(tmp_path: Path) -> None:
 def test_numbers_are_written_one_way(value: float, spec: str, text: str) -> None:
     assert words.number(value, spec) == text
     assert words.span([value, value], spec, " %") == f"{text} %"
+
+
+def test_tables_too_wide_for_a_phone_are_cards_there() -> None:
+    """Six columns or more do not fit; on the page of runs they scroll."""
+    shown = {name: of for name, of in vars(layouts).items() if isinstance(of, Layout)}
+    only_in_files = {"THROUGHPUT", "STARTUP", "PEERS"}
+    of_runs = {"DATA", "PROVENANCE", "FAILURES"}
+    wide = {name for name, of in shown.items() if len(of.columns) >= 6}
+    assert {name for name in wide if not shown[name].cards} == only_in_files | of_runs

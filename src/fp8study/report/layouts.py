@@ -5,8 +5,6 @@ Units stand in the headings. A column that is empty throughout is left out when 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fp8study.report.table import IF_ANY, Layout
 
 #: Column → heading, and format; a column without a format is text. A text column whose heading is
@@ -114,11 +112,11 @@ _COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 
-def _layout(columns: str, group: str = "", **headings: str) -> Layout:
+def _layout(columns: str, group: str = "", cards: bool = False, **headings: str) -> Layout:
     """Name a table's columns in order; `headings` replace the usual ones."""
     names = {name: _COLUMNS.get(name, (name, "")) for name in columns.split()}
     shown = {n: (headings.get(n, usual), form) for n, (usual, form) in names.items()}
-    return Layout(shown, group)
+    return Layout(shown, group, cards)
 
 
 _GROUP = "{model}, {study} on {machine}: {setting}"
@@ -126,27 +124,26 @@ _MARGIN = "; margin ±{margin_pct} %"
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 _CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs"}
 
-QUESTIONS = replace(
-    _layout("study question lead loss gpu_hours", "{machine}", lead="FP8's lead, %"), cards=True
+QUESTIONS = _layout(
+    "study question lead loss gpu_hours", "{machine}", cards=True, lead="FP8's lead, %"
 )
-DECISIONS = replace(
-    _layout(
-        "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss "
-        "form",
-        "{model} on {machine}",
-        lead_pct="lead, %",
-        memory_change_pct="memory, %",
-        energy_change_pct="energy, %",
-    ),
+DECISIONS = _layout(
+    "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
+    "{model} on {machine}",
     cards=True,
+    lead_pct="lead, %",
+    memory_change_pct="memory, %",
+    energy_change_pct="energy, %",
 )
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
     "{model}: your machine ({gpus}), then {machine_other}",
+    cards=True,
 )
 SESSIONS = _layout(
     "num_gpus micro_batch_size sequence_length arm by_session lead_pct ci num_pairs",
     "{model} on {machine}: {weights}",
+    cards=True,
     lead_pct="pooled, %",
 )
 THROUGHPUT = _layout(
@@ -171,15 +168,19 @@ PEER_LEADS = _layout(
     "num_gpus tokens_per_gpu arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio "
     "ratio_interval num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
     "{model}, {study} on {machine}; peer: {peer}",
+    cards=True,
     peer_tokens_per_second_per_gpu="peer's",
-    peer_reserved_gib="peer's",
+    peer_reserved_gib="peer's GiB",
 )
 RESTATED = _layout(
-    "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct", "{document}"
+    "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct",
+    "{document}",
+    cards=True,
 )
 LOSS_GAP = _layout(
     "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct num_warned",
     "{title}" + _MARGIN,
+    cards=True,
 )
 PASSES = _layout("label num_pairs passes", "{title}")
 DATA = _layout(
@@ -189,24 +190,31 @@ DATA = _layout(
 DOCUMENT_A = _layout(
     "arm num_runs parameters_outside_optimizer_pct loss_start loss_last20_mean",
     "{model} on {machine}, {masters} master weights",
+    cards=True,
 )
 EFFECTS = _layout(
     "part mean_pct verdict interval share_pct",
     "{model}, {study} on {machine}: {setting}; {masters} master weights" + _MARGIN,
+    cards=True,
     interval="95 % CI, %",
 )
 CROSSING = _layout(
-    "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range", _POINT, **_CIS
+    "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range",
+    _POINT,
+    cards=True,
+    **_CIS,
 )
 UTILISATION = _layout(
     "num_gpus arm tflops_per_gpu mfu_bf16_peak_pct mfu_mixed_peak_pct mfu_achievable_pct "
     "achievable_tflops gemm_pct",
     _GROUP,
+    cards=True,
     mfu_bf16_peak_pct="% of dense BF16 peak",
 )
 ENERGY = _layout(
     "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median power_cap_pct",
     _GROUP,
+    cards=True,
 )
 PEAKS = _layout("name_part bf16_tflops fp8_tflops memory_tb_per_s source")
 PROVENANCE = _layout(

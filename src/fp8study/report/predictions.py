@@ -61,6 +61,7 @@ SCALE = Layout(
         "efficiency_pct": ("of one node's tokens/s, %", ".0f"),
     },
     group="{model}, {num_gpus} × NVIDIA H200 on {num_nodes} nodes: modelled",
+    cards=True,
 )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     same = ["sequence_length", "path", "master_dtype", "arm"]
     alike = [all(row[name] == row[f"{name}_other"] for name in same) for _, row in both.iterrows()]
     return both.assign(
+        machine_other=both["machine_other"].map(machine_name),
         gpus=own["gpu_name"].iloc[0] if len(own) else None,
         differs=["" if equal else "in length, path or recipe" for equal in alike],
     )

@@ -131,7 +131,7 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
     report = pages.load_report(tmp_path)
     (row,) = rows.questions(report, cost_table(report.runs)).to_dict("records")
     assert (row["machine"], row["study"]) == ("your machine, 8 × H200", "quick, quick-2")
-    assert row["lead"].endswith("; 8 × H200: +20.0; 8 × H200: +20.0")
+    assert row["lead"].endswith("; 8 × H200: +20.0, then +20.0")
 
 
 def test_a_laptop_that_ran_its_study_is_not_told_to_run_it(tmp_path: Path) -> None:

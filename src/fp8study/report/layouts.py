@@ -47,7 +47,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "sequence_length": ("tokens", ",d"),
     "lead_pct": ("FP8's lead, %", "+.1f"),
     "ci": ("95 % CI", ""),
-    "by_session": ("lead by session", ""),
+    "by_session": ("lead by session, %", ""),
     "action": ("what to do", ""),
     "energy_change_pct": ("v BF16, %", "+.1f"),
     "loss": ("FP8's loss", ""),

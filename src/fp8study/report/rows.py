@@ -74,8 +74,8 @@ def _of_each(names: pd.Series, answers: pd.Series) -> str:
     """Say whose answers are whose, where several machines were asked."""
     if len(names) == 1:
         return str(answers.iloc[0])
-    pairs = zip(names, answers, strict=True)
-    return "; ".join(f"{name}: {said}" for name, said in pairs if said)
+    told = answers[answers != ""].groupby(names, sort=False)
+    return "; ".join(f"{name}: {', then '.join(said)}" for name, said in told)
 
 
 def _lead(speeds: pd.DataFrame) -> str:

@@ -173,7 +173,7 @@ def rule() -> str:
         "with weights gathered in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
         "**The lead** is the geometric mean of a session's paired ratios, and of sessions. Its CI "
         "is Student's t of the logarithms: of how far sessions differ, over all settings of a "
-        "machine and path that had several. Where none had, it is of how far pairs differ, and "
+        "machine and path that had several; where none had, of how far pairs differ, and "
         "another day may fall outside it. A setting whose step times had not settled counts by "
         "itself; older runs do not tell. After "
         f"{SESSION_GAP.seconds // 60} idle minutes a new session begins.\n\n"

@@ -60,7 +60,7 @@ def sessions(leads: pd.DataFrame) -> pd.DataFrame:
         weights=path + ", " + found["master_dtype"].astype(str).str.upper() + " master weights",
         ci=_intervals(found),
         by_session=[
-            _lines(*re.sub(r" on \w+", "", text).replace(": -", ": \u2212").split("; "))
+            _lines(*re.sub(r" on \w+| with| %", "", text).replace(": -", ": \u2212").split("; "))
             .replace("-", "\u2011")  # a date stays in its line
             for text in found["sessions"]
         ],

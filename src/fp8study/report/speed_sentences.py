@@ -12,7 +12,7 @@ _LEAD = "A lead: medians of paired ratios, averaged over sessions."
 def rates(table: pd.DataFrame) -> str:
     """Say where FP8 makes more tokens than BF16, and where fewer."""
     told = _rates(table.dropna(subset="lead_pct"))
-    return f"{told} Dots: medians; bars: all runs; at the right, FP8's lead."
+    return f"{told} Dots: medians; bars: all runs; right: FP8's lead."
 
 
 @each_machine()
@@ -29,8 +29,7 @@ def _rates(rows: pd.DataFrame) -> str:
 def memory(table: pd.DataFrame) -> str:
     """Say what FP8 does to peak memory."""
     return (
-        f"FP8's peak over BF16's. {_memory(table)} Peaks are the allocator's; changes, at the "
-        "right, are medians of paired ratios."
+        f"FP8's peak over BF16's. {_memory(table)} Changes, at the right: medians of paired ratios."
     )
 
 
@@ -43,8 +42,8 @@ def _memory(rows: pd.DataFrame) -> str:
 def steps(table: pd.DataFrame) -> str:
     """Say what of a step FP8 shortens, and what it adds."""
     return (
-        f"What FP8 changes, % of the BF16 step. {_steps(table)} Kernel times of one profiled step; "
-        "kernels that overlap make a bar longer than the step."
+        f"What FP8 changes, % of the BF16 step. {_steps(table)} One profiled step; kernels that "
+        "overlap make a bar longer."
     )
 
 

@@ -197,7 +197,7 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     text = advice_text(found)
     assert "Measure more. FP8 tensorwise, BF16 all-gather" in text
     assert "steps of 4 runs had not settled" in text
-    assert "also: BF16, or try BF16 all-gather" in text and "on h200x4" in text
+    assert "also: BF16, or try BF16 all-gather" in text and "on 4 × H200" in text
 
 
 def test_what_does_not_fit_is_told_with_what_would():

@@ -210,7 +210,7 @@ def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
     assert noise(rungs_of(rungs)) == "Precision moved the loss less than the seed did (1 setting)."
     louder = rungs_of(rungs)
     louder.loc[louder["rung"] == "FP8 rowwise", "median_pct"] = 99.0
-    assert "more than the seed did in attribution on h200x8: FP8 rowwise." in noise(louder)
+    assert "more than the seed did in attribution on 8 × H200: FP8 rowwise." in noise(louder)
     runs = frame(tmp_path)
     assert ladder_table(runs.assign(speed_only=True)).empty  # asks for speed alone
 

@@ -30,7 +30,7 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     effective_batch_figure(batches).savefig(tmp_path / "batch.png")
     ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
-    assert "**h200x8.** With a healthy optimizer FP8 learns at an effective" in text
+    assert "**8 × H200.** With a healthy optimizer FP8 learns at an effective" in text
     assert "**local" not in text  # one seed at one batch says nothing of batches
     assert "Two ways to the same effective batch are equivalent in 6 of 6 cases." in text
     failing = batches.assign(gap_pct=40.0)

@@ -119,7 +119,10 @@ def test_this_machine_is_described() -> None:
         ("0::/a/b", {"a/memory.max": "3221225472\n", "a/b/memory.max": "1073741824\n"}, 1),
         ("5:cpu:/\n4:memory:/out", {"memory/memory.limit_in_bytes": "1073741824\n"}, 1),
         ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ("4:cpu,memory:/a", {"cpu,memory/a/memory.limit_in_bytes": "1073741824\n"}, 1),
         ("0::/", {"memory.max": "max\n"}, None),
+        ("0::/", {"memory.max": ""}, None),
+        ("0::/", {"memory.max": "0\n"}, None),
         ("0::/", {}, None),
     ],
 )

@@ -172,7 +172,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
 def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
     """Name each run's host: its hash, and its first GPU where hosts share that, as rented ones do.
 
-    A host has no more GPUs than it says: a further one is another host's.
+    A host has no more GPUs than it says: a further one is another host's. That tells hosts apart
+    that ran one after the other, on all of their GPUs; not those that ran by turns.
     """
     alike: dict[tuple[str, str | None], list[list[str]]] = {}
     found: dict[int, list[str]] = {}

@@ -243,14 +243,17 @@ def _memory_limits(root: Path) -> Iterator[int]:
     own = root / "proc/self/cgroup"
     for line in own.read_text().splitlines() if own.exists() else ():
         _, controllers, group = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if not controllers or "memory" in controllers.split(","):
             file = "memory.limit_in_bytes" if controllers else "memory.max"
             folder = root / "sys/fs/cgroup" / controllers / group.lstrip("/")
             # A container sees its own group as the topmost, whatever its name is outside.
             for place in (folder, *folder.parents):
-                limit = (place / file).read_text() if (place / file).is_file() else "max"
-                if limit.strip() != "max":
-                    yield int(limit)
+                try:
+                    limit = int((place / file).read_text())
+                except (OSError, ValueError):  # none, "max", or not ours to read
+                    continue
+                if limit > 0:
+                    yield limit
 
 
 def versions() -> dict[str, str | None]:

@@ -160,3 +160,12 @@ def test_leads_are_of_pairs_that_differ_in_their_precision_alone():
         same = ("model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
                 "master_dtype", "loss_head", "optimizer_step")  # fmt: skip
         assert [getattr(fp8, n) for n in same] == [getattr(bf16, n) for n in same]
+
+
+def test_runs_for_their_loss_alone_hide_none_that_was_timed():
+    """They may share a cell, and came first in that of a 1B at batch 4."""
+    table = account.lead_table(cells_of(read_runs(ROOT / "results")))
+    compared = set(" ".join(table["run_ids"]).split())
+    timed = {str(path.parent.relative_to(ROOT / "results/reference"))
+             for path in ROOT.glob("results/reference/h200x2/shapes/*-fp8_*/run.json")}  # fmt: skip
+    assert len(timed) == 19 and timed <= compared

@@ -285,7 +285,7 @@ def growth_texts() -> list[str]:
     law = law[law["model"].eq("llama-3.2-1b") & law["setting"].str.contains("4096 tokens")]
     said = law.assign(batch=law["setting"].str.extract(r"batch (\d+)", expand=False).astype(int))
     said = said.sort_values("batch")
-    assert list(said["batch"]) == [1, 2, 8, 16]
+    assert list(said["batch"]) == [1, 2, 4, 8, 16]
     forecast = [per_cent(points) for points in said["predicted_pct"]]
     return [
         f"{gains[0]} at batch 1, {gains[1]} at 2, {gains[2]} at 4, {gains[3]} at 8 and {gains[4]} "
@@ -294,5 +294,5 @@ def growth_texts() -> list[str]:
         f"at 4, {gains[3]} at 8, {gains[4]} at 16; rowwise {', '.join(less[:3])} and {less[3]} at",
         f"differ by at most {apart:.1f} points",
         f"lead by {per_cent(shorter)}",
-        f"had said {', '.join(forecast[:3])} and {forecast[3]} at 1, 2, 8 and 16",
+        f"frozen before, had said {', '.join(forecast[:4])} and {forecast[4]}.",
     ]

@@ -31,7 +31,7 @@ def is_fitted(cell: Cell) -> bool:
     """Whether the law is about such a cell: compiled, timed, and all of its weights trained."""
     config = cell.config
     trained = not config.untrained and config.optimizer_binding == "after_conversion"
-    return bool(cell.step_ms and config.compile and config.is_timed and trained)
+    return bool(cell.step_ms and config.compile and trained)
 
 
 def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:

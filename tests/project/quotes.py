@@ -1,5 +1,6 @@
 """What the README and docs/results.md may say of speed and memory, made from the records."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +207,24 @@ def path_texts(runs: pd.DataFrame) -> list[str]:
     return texts
 
 
+@cache
+def leads_of_two() -> pd.DataFrame:
+    """The leads of the machines of two H200."""
+    return leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+
+
+@cache
+def forecasts() -> pd.DataFrame:
+    """What the frozen law said of FP8 tensorwise in the study `shapes`."""
+    law = lead_table(cells_of(read_runs(ROOT / "results")))
+    return law[
+        law["run_ids"].str.contains("h200x2/shapes") & (law["precision"] == "fp8_tensorwise")
+    ]
+
+
 def two_h200_texts() -> list[str]:
     """What is said of two H200."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+    leads = leads_of_two()
     tensorwise = leads[leads["precision"] == "fp8_tensorwise"]
     both = one(tensorwise, model="llama-3.1-8b", num_gpus=2, micro_batch_size=4)
     rowwise = one(leads, model="llama-3.1-8b", precision="fp8_rowwise")
@@ -248,15 +264,14 @@ def gathering_texts() -> list[str]:
 
 def width_texts() -> list[str]:
     """What is said of models of four widths, and what the frozen law said of them."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+    leads = leads_of_two()
     widths = leads["model"].str.extract(r"llama-1b-width-(\d+)", expand=False)
     lead = leads.set_index([widths, "precision"])["lead_pct"]
     assert set(leads.loc[widths.notna(), "num_pairs"]) == {1}
     lead = lead.map(per_cent)
     tensorwise = {w: lead[w, "fp8_tensorwise"] for w in ("512", "1024", "3072", "4096")}
     rowwise = [lead[w, "fp8_rowwise"] for w in ("512", "1024", "4096")]
-    law = lead_table(cells_of(read_runs(ROOT / "results")))
-    law = law[law["run_ids"].str.contains("h200x2/shapes") & (law["precision"] == "fp8_tensorwise")]
+    law = forecasts()
     said = law.set_index("model")["predicted_pct"].map(per_cent)
     forecast = [said[f"llama-1b-width-{w}"] for w in tensorwise]
     return [
@@ -271,7 +286,7 @@ def width_texts() -> list[str]:
 
 def growth_texts() -> list[str]:
     """What is said of a 1B by batch, and what the frozen law said of it."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h200x2"))))
+    leads = leads_of_two()
     leads = leads[leads["model"].eq("llama-3.2-1b") & leads["num_gpus"].eq(1)]
     lead = leads.set_index(["precision", "sequence_length", "micro_batch_size"]).sort_index()
     tensorwise, rowwise = lead.loc["fp8_tensorwise", 4096], lead.loc["fp8_rowwise", 4096]
@@ -280,8 +295,7 @@ def growth_texts() -> list[str]:
     gains = [per_cent(gain) for gain in tensorwise["lead_pct"]]
     less = [per_cent(gain) for gain in rowwise["lead_pct"]]
     shorter = lead.loc[("fp8_tensorwise", 2048, 16), "lead_pct"]
-    law = lead_table(cells_of(read_runs(ROOT / "results")))
-    law = law[law["run_ids"].str.contains("h200x2/shapes") & (law["precision"] == "fp8_tensorwise")]
+    law = forecasts()
     law = law[law["model"].eq("llama-3.2-1b") & law["setting"].str.contains("4096 tokens")]
     said = law.assign(batch=law["setting"].str.extract(r"batch (\d+)", expand=False).astype(int))
     said = said.sort_values("batch")

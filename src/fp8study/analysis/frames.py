@@ -183,7 +183,7 @@ def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
         hosts = alike.setdefault((run.machine_label, machine.get("host_hash")), [[]])
         host = next((host for host in hosts if set(host) & set(gpus)), hosts[-1])
         room = machine.get("num_gpus_on_machine") or math.inf
-        if len(set(host) | set(gpus)) > room and not set(host) & set(gpus):
+        if set(host).isdisjoint(gpus) and len(host) + len(gpus) > room:
             hosts.append(host := [])
         host += [gpu for gpu in gpus if gpu not in host]
         found[at] = host

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.laws.account import HOST_PCT, MEAN_POINTS, MEMORY_PCT, MOST_POINTS, LawErrors
+from fp8study.analysis.laws.account import (
+    HOST_PCT,
+    MEAN_POINTS,
+    MEMORY_PCT,
+    MOST_POINTS,
+    OTHER_GPU,
+    LawErrors,
+)
 from fp8study.analysis.laws.advise import Advice, Option
 from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity, Verdict
 from fp8study.analysis.laws.here import Measured
@@ -119,9 +126,11 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
     if leads:
         mean, most = (span([getattr(each, name) for each in leads], ".1f")
                       for name in ("mean_points", "most_points"))  # fmt: skip
+        tested = count(sum(each.num_leads for each in leads), "lead")
+        where = " on GPUs they were not fitted to" if leads[0].test == OTHER_GPU else ""
         said.append(
-            f"leads off by {mean} points on average (goal {MEAN_POINTS:g}), nine of ten within "
-            f"{most} (goal {MOST_POINTS:g})"
+            f"{tested}{where}, off by {mean} points on average (goal {MEAN_POINTS:g}), nine of ten "
+            f"within {most} (goal {MOST_POINTS:g}), whether or not the host is busy"
         )
     if sizes:
         missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)

@@ -110,6 +110,6 @@ def test_laws_that_nothing_tested_say_so() -> None:
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UserError) as error:
-        ask("no-such-model", 2000, "no-such-gpu", {"skip": "*"}, -1.0)
+        ask("no-such-model", 2000, "no-such-gpu", {"skip": "*", "seed": 1}, -1.0)
     starts = [line.partition(":")[0] for line in str(error.value).splitlines()]
-    assert starts == ["--gpu", "--num-gpus", "model", "--tokens", "--set"]
+    assert starts == ["--gpu", "--num-gpus", "model", "--tokens", "--set", "--set"]

@@ -130,12 +130,13 @@ def _check_tokens(tokens: float | None) -> None:
 
 
 def _check_names(others: Mapping[str, Any]) -> None:
-    for name in others:
-        if name not in _OTHERS:
-            raise UserError(
-                f"--set: '{name}' is nothing that the laws answer for; give one of "
-                f"{', '.join(_OTHERS)}, or the options of its own"
-            )
+    if wrong := [
+        f"--set: '{name}' is nothing that the laws answer for; give one of {', '.join(_OTHERS)}, "
+        "or the options of its own"
+        for name in others
+        if name not in _OTHERS
+    ]:
+        raise UserError("\n".join(wrong))
 
 
 def answer(asked: Question, results: Path | None = None) -> Advice:

@@ -74,6 +74,28 @@ def test_accumulation_repeats_all_but_the_update():
     assert twice.update == pytest.approx(once.update)
 
 
+def test_weights_cast_once_an_update_cost_less_the_more_passes_they_serve():
+    def casts(**changes):
+        each_pass = step(precision="fp8_tensorwise", **changes).casts
+        return each_pass - step(
+            precision="fp8_tensorwise", weight_cast="each_update", **changes
+        ).casts  # fmt: skip
+
+    assert 0 < casts() < casts(update_kernel="one_pass")
+    weights = 1 / (1 - 10 / 14) * casts()  # what a pass casts of them
+    assert casts(gradient_accumulation_steps=4) == pytest.approx(3 * weights + casts())
+
+
+def test_one_pass_updates_take_less_and_clip_in_half_the_time():
+    torch, one_pass = step(), step(update_kernel="one_pass")
+    assert one_pass.update < 0.9 * torch.update
+    clipping = [
+        step(max_grad_norm=1.0, update_kernel=kernel).update - without.update
+        for kernel, without in (("torch", torch), ("one_pass", one_pass))
+    ]
+    assert clipping[1] == pytest.approx(clipping[0] / 2)
+
+
 def test_no_speed_is_predicted_of_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="compile=false"):
         step(compile=False)

@@ -133,17 +133,17 @@ def session_words(sessions: pd.DataFrame) -> str:
 def freeze_words(freezes: pd.DataFrame) -> str:
     """Say which freeze is in use, and whether that is right."""
     used = freezes.iloc[-1]
-    if not used["num_known"] + used["num_later"]:
+    num_leads = used["num_known"] + used["num_later"]
+    if not num_leads:
         return f"No GPU records to hold the freezes to yet: {how_to_get()}."
-    rule = ""
-    if used["num_known"]:
-        best = freezes["known_points"].min()
-        earlier = "**an earlier one was better: bring it back**"
-        state = "none was better" if used["known_points"] == best else earlier
-        rule = f": at the cells that the first set knew, {state}"
+    off = [freezes[f"num_{part}"] * freezes[f"{part}_points"].fillna(0.0)
+           for part in ("known", "later")]  # fmt: skip
+    points = sum(off) / num_leads
+    earlier = "**an earlier one was better: bring it back**"
+    state = "none was better" if points.iloc[-1] == points.min() else earlier
     return (
-        f"The constants' set {used['freeze']} is in use{rule}. The form of the laws was chosen "
-        "with the records of all sets at hand: only later runs test it."
+        f"The constants' set {used['freeze']} is in use: over all {num_leads} leads, {state}. The "
+        "form of the laws was chosen with the records of all sets at hand: only later runs test it."
     )
 
 

@@ -35,9 +35,12 @@ OTHER_KERNELS, CAST_KERNELS = 64, 8
 #: Constants that go with the matrix units' speed, and those that go with memory's.
 BY_MATRIX_UNITS = ("query_ps", "softmax_ps")
 BY_MEMORY = (
-    "elementwise_ps", "cast_ps", "autocast_ps", "plain_logit_ps", "logit_ps", "update_ps",
-    "update_weight_ps", "clip_ps", "shard_ps",
+    "elementwise_ps", "cast_ps", "weight_cast_ps", "autocast_ps", "plain_logit_ps", "logit_ps",
+    "update_ps", "update_weight_ps", "clip_ps", "shard_ps",
 )  # fmt: skip
+#: ``weight_cast=each_update``: bytes of a weight's cast over the 14 of a cast in each pass. It is
+#: read for its largest number, which AdamW finds if it reads once, and read again; two are written.
+_KEPT_CAST = {"torch": 10 / 14, "one_pass": 6 / 14}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class SpeedConstants:
     elementwise_ps: float = 1.0
     """Norms, activations and residuals: a byte that a layer keeps."""
     cast_ps: float = 2.0
-    """FP8 tensorwise: an element of a converted layer's input, output or weight, once a step."""
+    """FP8 tensorwise: an element of a converted layer's input or output, once a pass."""
+    weight_cast_ps: float = 2.0
+    """The same of its weight."""
     rowwise: float = 2.4
     """What FP8 rowwise casts take, over tensorwise."""
     autocast_ps: float = 2.0
@@ -70,8 +75,10 @@ class SpeedConstants:
     """AdamW: a byte of weights, gradients and states, read or written."""
     update_weight_ps: float = 2.0
     """AdamW: a weight, whatever its bytes."""
+    one_pass: float = 0.85
+    """What ``update_kernel=one_pass`` takes of that."""
     clip_ps: float = 0.3
-    """Clipping: a byte of gradients."""
+    """Clipping: a byte of gradients; half of it where they are read for their norm alone."""
     shard_ps: float = 3.0
     """FSDP2: a weight's copies and casts around one gathering or reducing."""
     contention: float = 0.08
@@ -166,15 +173,14 @@ def predicted_step(
     c = c if gpu is None else on_gpu(c, gpu)
     micro_steps = config.gradient_accumulation_steps
     tokens = config.micro_batch_size * config.sequence_length
-    in_fp8, count = fp8_elements(config, shape, tokens), num_converted(config, shape)
-    width = c.rowwise if RECIPES[config.precision].scaling == "rowwise" else 1.0
     layers = shape.num_layers
     each = {  # of one forward and backward pass
         "gemm": _gemm_ms(config, shape, tokens, c),
         "attention": _attention_ms(config, shape, tokens, c),
         "elementwise": c.elementwise_ps * tokens * layers * layer_bytes(config, shape) * 1e-9
         + OTHER_KERNELS * layers * c.kernel_us * 1e-3,
-        "casts": width * (c.cast_ps * in_fp8 * 1e-9 + CAST_KERNELS * count * c.kernel_us * 1e-3),
+        "casts": converted_share(config, shape) * layers
+        * sum(_casts_ms(config, size, tokens, c) for size in shape.convertible.values()),
         "loss": (c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps)
         * tokens * shape.vocab_size * 1e-9,
         "sharding": _copies_ms(config, shape, c),
@@ -221,22 +227,23 @@ def num_converted(config: ResolvedConfig, shape: ModelShape) -> float:
     return converted_share(config, shape) * shape.num_layers * len(shape.convertible)
 
 
-def fp8_elements(config: ResolvedConfig, shape: ModelShape, tokens: int) -> float:
-    """Return elements that are cast to FP8 in a pass: each converted layer's three factors.
+def _casts_ms(
+    config: ResolvedConfig, size: tuple[int, int], tokens: int, c: SpeedConstants
+) -> float:
+    """Return what one converted layer casts to FP8 in a pass, ms: weight, input and output.
 
     FSDP2's FP8 all-gather casts weights before they are gathered, each rank its share; else
-    they are cast as often as they are gathered.
+    they are cast as often as they are gathered, or kept.
     """
-    each = sum(_cast_elements(config, size, tokens) for size in shape.convertible.values())
-    return converted_share(config, shape) * shape.num_layers * each
-
-
-def _cast_elements(config: ResolvedConfig, size: tuple[int, int], tokens: int) -> float:
-    """Return the elements that one converted layer casts in a pass."""
-    casts, (wide, high) = 1.0, size
+    times, (wide, high) = 1.0, size
     if config.strategy == "fsdp2":
-        casts = 1 / config.num_shards if _gathers_fp8(config) else 1 + gathers_again(config)
-    return casts * wide * high + tokens * (wide + high)
+        times = 1 / config.num_shards if _gathers_fp8(config) else 1 + gathers_again(config)
+    if config.weight_cast == "each_update":
+        kept = _KEPT_CAST[str(config.update_kernel)] if config.strategy == "none" else 1.0
+        times *= kept / config.gradient_accumulation_steps
+    elements = c.weight_cast_ps * times * wide * high + c.cast_ps * tokens * (wide + high)
+    width = c.rowwise if RECIPES[config.precision].scaling == "rowwise" else 1.0
+    return width * (elements * 1e-9 + CAST_KERNELS * c.kernel_us * 1e-3)
 
 
 def saved_ms(config: ResolvedConfig, size: tuple[int, int], c: SpeedConstants) -> float:
@@ -247,10 +254,8 @@ def saved_ms(config: ResolvedConfig, size: tuple[int, int], c: SpeedConstants) -
     recipe, tokens = RECIPES[config.precision], config.micro_batch_size * config.sequence_length
     again = 4 / 3 if config.activation_checkpointing else 1.0
     gflop = 6e-9 * again * recipe.fp8_share * tokens * size[0] * size[1]
-    width = c.rowwise if recipe.scaling == "rowwise" else 1.0
-    casts = c.cast_ps * _cast_elements(config, size, tokens) * 1e-9
-    casts += CAST_KERNELS * c.kernel_us * 1e-3
-    return gflop * (1 / c.bf16_tflops - 1 / c.fp8_tflops) - width * casts
+    saved = gflop * (1 / c.bf16_tflops - 1 / c.fp8_tflops)
+    return saved - _casts_ms(config, size, tokens, c)
 
 
 def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants) -> float:
@@ -288,9 +293,11 @@ def _update_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> 
     """Return AdamW: it reads and writes weights and two states, and reads gradients."""
     width = 4 if config.master_dtype == "fp32" else 2
     own = shape.num_parameters / config.num_shards
-    clip = c.clip_ps if config.max_grad_norm is not None else 0.0
-    moved = 3 * width + 4 * state_bytes(config)
-    return own * (moved * c.update_ps + width * clip + c.update_weight_ps) * 1e-9
+    clip = width * c.clip_ps if config.max_grad_norm is not None else 0.0
+    update = (3 * width + 4 * state_bytes(config)) * c.update_ps + c.update_weight_ps
+    if config.update_kernel == "one_pass":
+        update, clip = c.one_pass * update, clip / 2
+    return own * (update + clip) * 1e-9
 
 
 def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:

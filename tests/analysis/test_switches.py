@@ -108,7 +108,17 @@ def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:
         _store(tmp_path, f"tuned{repeat}", 0, 10_000 + 1000 * repeat, 5.0, path="tuned",
                repeat=repeat)  # fmt: skip
     row = table_of(tmp_path).iloc[0]
-    assert (row["num_runs"], row["num_pairs"], row["gain_pct"]) == (3, 1, pytest.approx(10))
+    gain = 100 * ((1.0 * 1.1 * 1.2) ** (1 / 3) - 1)
+    assert (row["num_runs"], row["num_pairs"], row["gain_pct"]) == (3, 1, pytest.approx(gain))
+
+
+def test_a_gain_is_of_runs_that_shared_a_repeat_and_so_a_gpu(tmp_path: Path):
+    for repeat, rate in enumerate((10_000, 8_000, 9_000)):  # the last has no partner
+        _store(tmp_path, f"plain{repeat}", 0, rate, 5.0, repeat=repeat)
+        if repeat < 2:
+            _store(tmp_path, f"tuned{repeat}", 0, 1.1 * rate, 5.0, path="tuned", repeat=repeat)
+    row = table_of(tmp_path).iloc[0]
+    assert (row["num_runs"], row["gain_pct"]) == (2, pytest.approx(10))
 
 
 def test_shards_are_not_compared_with_replicas(tmp_path: Path) -> None:

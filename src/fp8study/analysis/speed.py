@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 
 from fp8study.analysis import stats
@@ -123,8 +124,9 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
-        Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is missing
-        where a run was short of memory. Losses are means of the last 20 steps, paired by seed, and
+        Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is the
+        geometric mean of ratios of a seed and repeat, which share their GPU, and missing where a
+        run was short of memory. Losses are means of the last 20 steps, paired by seed, and
         missing where a study only asks for speed; for the verdict see `stats.judged`, and
         `DIVERGED` where a seed did so that the plain path trained.
     """
@@ -153,6 +155,11 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
     void = timing_is_void(arm).any() or timing_is_void(plain).any()
+    rates, base = (
+        runs.fillna({"repeat": 0}).groupby(["seed", "repeat"])[_RATE].median()
+        for runs in (arm, plain)
+    )
+    gain = np.expm1(np.log(rates / base).mean())
     usual = plain["setting"].iloc[0]
     own = [part for part in row["setting"].split(", ") if part not in usual.split(", ")]
     row |= {
@@ -161,7 +168,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
         "num_runs": len(arm),
         _RATE: ours[_RATE],
         f"{_RATE}_plain": theirs[_RATE],
-        "gain_pct": math.nan if void else 100 * (ours[_RATE] / theirs[_RATE] - 1),
+        "gain_pct": math.nan if void else 100 * gain,
         _MEMORY: ours[_MEMORY],
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
         "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),

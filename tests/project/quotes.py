@@ -1,14 +1,11 @@
 """What the README and docs/results.md may say of speed and memory, made from the records."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fp8study.analysis.frames import runs_frame
-from fp8study.analysis.laws.account import lead_table
-from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
@@ -205,108 +202,3 @@ def path_texts(runs: pd.DataFrame) -> list[str]:
         bf16, fp8 = (per_cent(gap[p], 3) for p in ("bf16", "fp8_tensorwise"))
         texts.append(f"{bf16} in BF16 and {fp8} in FP8")
     return texts
-
-
-@cache
-def leads_of_two() -> pd.DataFrame:
-    """The leads of the machines of two H200."""
-    return leads_table(shorten_arms(runs_frame(stored("h200x2"))))
-
-
-@cache
-def forecasts() -> pd.DataFrame:
-    """What the frozen law said of FP8 tensorwise in the study `shapes`."""
-    law = lead_table(cells_of(read_runs(ROOT / "results")))
-    return law[
-        law["run_ids"].str.contains("h200x2/shapes") & (law["precision"] == "fp8_tensorwise")
-    ]
-
-
-def two_h200_texts() -> list[str]:
-    """What is said of two H200."""
-    leads = leads_of_two()
-    tensorwise = leads[leads["precision"] == "fp8_tensorwise"]
-    both = one(tensorwise, model="llama-3.1-8b", num_gpus=2, micro_batch_size=4)
-    rowwise = one(leads, model="llama-3.1-8b", precision="fp8_rowwise")
-    alone = one(tensorwise, model="llama-3.1-8b", num_gpus=1, micro_batch_size=1)
-    plain = one(tensorwise, model="llama-3.2-1b", arm="FP8 tensorwise, BF16 all-gather")
-    rates = (
-        "{tokens_per_second_per_gpu:,.0f} against {tokens_per_second_per_gpu_bf16:,.0f} tokens/s"
-    )
-    assert plain["num_sessions"] == 2
-    return [
-        f"{per_cent(alone['lead_pct'])} on one GPU and {per_cent(both['lead_pct'])} on both",
-        f"{per_cent(both['lead_pct'])} on both at batch 4 ({rates.format(**both)} a GPU; rowwise "
-        f"{per_cent(rowwise['lead_pct'])})",
-        f"{per_cent(alone['lead_pct'])} on one at batch 1",
-        f"it is undecided: {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)}; two sessions)",
-        f"it is {per_cent(plain['lead_pct'])} on two other machines (95 % CI {ends(plain)};",
-        *gathering_texts(),
-        *width_texts(),
-        *growth_texts(),
-    ]
-
-
-def gathering_texts() -> list[str]:
-    """What is said of the two ways to gather FP8 weights."""
-    runs = shorten_arms(runs_frame(stored("h200x2")))
-    speed = throughput_table(runs[runs["study"] == "all-gather"]).dropna(subset="speedup_pct")
-    assert set(speed["num_runs"]) == {1}
-    lead = speed.set_index(["model", "arm"])["speedup_pct"].map(per_cent)
-    return [
-        f"the {name} {at}at {lead[model, 'FP8 tensorwise, BF16 all-gather']} instead of "
-        f"{lead[model, 'FP8 tensorwise']}"
-        for name, model, at in (
-            ("1B", "llama-3.2-1b", "is "), ("3B", "llama-3.2-3b", ""), ("8B", "llama-3.1-8b", "")
-        )
-    ]  # fmt: skip
-
-
-def width_texts() -> list[str]:
-    """What is said of models of four widths, and what the frozen law said of them."""
-    leads = leads_of_two()
-    widths = leads["model"].str.extract(r"llama-1b-width-(\d+)", expand=False)
-    lead = leads.set_index([widths, "precision"])["lead_pct"]
-    assert set(leads.loc[widths.notna(), "num_pairs"]) == {1}
-    lead = lead.map(per_cent)
-    tensorwise = {w: lead[w, "fp8_tensorwise"] for w in ("512", "1024", "3072", "4096")}
-    rowwise = [lead[w, "fp8_rowwise"] for w in ("512", "1024", "4096")]
-    law = forecasts()
-    said = law.set_index("model")["predicted_pct"].map(per_cent)
-    forecast = [said[f"llama-1b-width-{w}"] for w in tensorwise]
-    return [
-        f"width of 1024 gains {tensorwise['1024']}, 3072 {tensorwise['3072']} and 4096 "
-        f"{tensorwise['4096']}",
-        f"{tensorwise['512']} at a width of 512 (its step times still moved), {tensorwise['1024']} "
-        f"at 1024, {tensorwise['3072']} at 3072, {tensorwise['4096']} at 4096; rowwise "
-        f"{rowwise[0]}, {rowwise[1]} and {rowwise[2]} at",
-        f"frozen before, had said {', '.join(forecast[:3])} and {forecast[3]}",
-    ]
-
-
-def growth_texts() -> list[str]:
-    """What is said of a 1B by batch, and what the frozen law said of it."""
-    leads = leads_of_two()
-    leads = leads[leads["model"].eq("llama-3.2-1b") & leads["num_gpus"].eq(1)]
-    lead = leads.set_index(["precision", "sequence_length", "micro_batch_size"]).sort_index()
-    tensorwise, rowwise = lead.loc["fp8_tensorwise", 4096], lead.loc["fp8_rowwise", 4096]
-    assert tensorwise["num_sessions"].to_dict() == {1: 3, 2: 2, 4: 2, 8: 2, 16: 1}
-    apart = (lead["lead_high_pct"] - lead["lead_low_pct"]).max()
-    gains = [per_cent(gain) for gain in tensorwise["lead_pct"]]
-    less = [per_cent(gain) for gain in rowwise["lead_pct"]]
-    shorter = lead.loc[("fp8_tensorwise", 2048, 16), "lead_pct"]
-    law = forecasts()
-    law = law[law["model"].eq("llama-3.2-1b") & law["setting"].str.contains("4096 tokens")]
-    said = law.assign(batch=law["setting"].str.extract(r"batch (\d+)", expand=False).astype(int))
-    said = said.sort_values("batch")
-    assert list(said["batch"]) == [1, 2, 4, 8, 16]
-    forecast = [per_cent(points) for points in said["predicted_pct"]]
-    return [
-        f"{gains[0]} at batch 1, {gains[1]} at 2, {gains[2]} at 4, {gains[3]} at 8 and {gains[4]} "
-        "at 16",
-        f"{gains[0]} at batch 1 (95 % CI {ends(tensorwise.loc[1])}), {gains[1]} at 2, {gains[2]} "
-        f"at 4, {gains[3]} at 8, {gains[4]} at 16; rowwise {', '.join(less[:3])} and {less[3]} at",
-        f"differ by at most {apart:.1f} points",
-        f"lead by {per_cent(shorter)}",
-        f"frozen before, had said {', '.join(forecast[:4])} and {forecast[4]}.",
-    ]

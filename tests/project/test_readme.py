@@ -28,8 +28,8 @@ from tests.project.quotes import (
     per_cent,
     stored,
     tuned_texts,
-    two_h200_texts,
 )
+from tests.project.quotes_two_h200 import two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")

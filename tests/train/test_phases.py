@@ -60,6 +60,14 @@ def test_the_record_holds_an_audit_of_each_part(run: Run) -> None:
     assert record.results["tokens_per_second_per_gpu"] is None
 
 
+def test_a_part_that_begins_as_the_run_diverges_has_an_audit_to_print(run: Run) -> None:
+    values = {"strategy": "none", "learning_rate": 1000.0, "profile": False}
+    record, _ = run(**values, **FP8, precision_schedule=("bf16:1", "fp8_tensorwise"))
+    assert record.status == "diverged"
+    assert record.audit["phases"][1]["stalled_pct"] is None
+    assert "no gradient in its first step was a number" in audit_text(record.audit)
+
+
 def test_what_was_compiled_for_a_precision_is_kept() -> None:
     config = make_config(FP8 | {"model": "tiny-llama", "strategy": "none"}).resolved(on_gpu=False)
     torch._dynamo.reset()

@@ -91,10 +91,13 @@ def audit_text(audit: Mapping[str, Any]) -> str:
     lines.append(f"  FP8       {audit['num_linear_fp8']} of {audit['num_linear']} linear layers")
     lines += [f"            {n} not: {reason}" for reason, n in audit["skipped"].items()]
     for phase in audit.get("phases", ()):
+        stalled = phase.get("stalled_pct")  # None: the run diverged by then
+        seen = "no gradient in its first step was a number"
+        if stalled is not None:
+            seen = f"{100 - stalled:.1f} % of the weights changed in its first step"
         lines.append(
             f"  phase     {phase['precision']} from step {phase['step'] + 1}, "
-            f"{phase['num_linear_fp8']} layers in FP8; {100 - phase['stalled_pct']:.1f} % of the "
-            "weights changed in its first step"
+            f"{phase['num_linear_fp8']} layers in FP8; {seen}"
         )
     for what in ("master", "gradient", "optimizer_state"):
         dtypes = ", ".join(audit[f"{what}_dtypes"])

@@ -154,10 +154,11 @@ def store(
 ) -> Path:
     """Write a record and its metrics where `load_runs` finds them; return the run's folder.
 
-    A completed run has done as many steps as it has losses; of one without, that is unknown.
+    A completed or diverged run has done as many steps as it has losses; of one without, that is
+    unknown.
     """
     losses = list(losses)
-    if record.status == "completed" and "steps_completed" in record.results:
+    if record.status in ("completed", "diverged") and "steps_completed" in record.results:
         record.results["steps_completed"] = len(losses) or None
     run_dir = results / machine / record.study / record.run_id
     run_dir.mkdir(parents=True)

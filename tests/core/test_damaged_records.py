@@ -80,6 +80,9 @@ DAMAGES: dict[str, Damage] = {
     "emptied metrics": metrics(b""),
     "metrics cut short": metrics(b'{"step": 1, "loss": 5.0}\n{"step": 2, "lo'),
     "a line taken out": metrics(b"".join(b'{"step": %d}\n' % n for n in range(2, 61))),
+    "a line in another's place": metrics(
+        b"".join(b'{"step": %d}\n' % max(n, 2) for n in range(1, 61))
+    ),
     "a hole in the metrics": metrics(b'{"step": 1}\n{"st\n{"step": 3}\n'),
 }
 
@@ -97,6 +100,23 @@ def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"left out: .*bad/") as caught:
         assert load_runs(tmp_path) == []
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(("lines", "is_whole"), [(60, True), (4, True), (3, False), (0, False)])
+def test_a_diverged_run_has_the_steps_that_it_logged(
+    lines: int, is_whole: bool, tmp_path: Path
+) -> None:
+    """Every fifth: the last, its 24th, is none of them."""
+    run_dir = _store(tmp_path, "bad", status="diverged")
+    field("results.steps_completed", 24)(run_dir)
+    field("config.log_every", 5)(run_dir)
+    steps = (b'{"step": %d}\n' % (5 * n) for n in range(1, lines + 1))
+    metrics(b"".join(steps))(run_dir)
+    if is_whole:
+        assert len(load_runs(tmp_path)) == 1
+    else:
+        with pytest.warns(UserWarning, match=rf"left out: .*bad/.* {lines} steps of 4 are left"):
+            assert load_runs(tmp_path) == []
 
 
 def test_all_tables_are_those_of_the_sound_records(tmp_path: Path) -> None:

@@ -265,10 +265,12 @@ def last_logged_step(run_dir: Path) -> int:
 def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
     """Refuse metrics that lack steps of their run: its curve would lack them too, unseen."""
     steps, every = record.results.get("steps_completed") or 0, record.config.get("log_every") or 1
-    logged = math.ceil(steps / every)  # the last step always is
-    if record.status == "completed" and len(lines) < logged:
+    # Every so many steps, and the last of a completed run.
+    logged = {"completed": math.ceil(steps / every), "diverged": steps // every}
+    left = len({line.get("step") for line in lines} - {None})
+    if left < (whole := logged.get(record.status, 0)):
         raise UserError(
-            f"{run_dir}/metrics.jsonl: {len(lines)} lines of {logged} are left; move the run away, "
+            f"{run_dir}/metrics.jsonl: {left} steps of {whole} are left; move the run away, "
             "and do it again"
         )
 

@@ -153,14 +153,22 @@ def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) ->
     assert re.findall(r"with GPU-[ab]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
 
 
-def test_a_host_has_no_more_gpus_than_it_says(tmp_path: Path) -> None:
-    """So runs on four, of hosts of two that share a name, were on two hosts: two sessions."""
-    for at, (card, lead) in enumerate(zip("abcad", (1.1, 1.1, 1.2, 1.1, 1.2), strict=True)):
-        gpus = [{"index": 0, "uuid": f"GPU-{card}bcd-0123", "name": "NVIDIA H100"}]
+@pytest.mark.parametrize(
+    ("used", "hosts"),
+    [("a b c a d", "a a c a c"),
+     ("a c b d ab cd", "a c a c a c"),  # by turns, and a run on two tells whose are whose
+     ("a c b a", "a c b a")],  # nobody knows whose the third is
+)  # fmt: skip
+def test_hosts_of_one_name_are_told_apart_by_their_gpus(
+    used: str, hosts: str, tmp_path: Path
+) -> None:
+    """Each host has one GPU at an index: a and b are of one, c and d of another."""
+    for at, cards in enumerate(used.split()):
+        gpus = [{"index": "abcd".index(card) % 2, "uuid": f"GPU-{card}bcd-01"} for card in cards]
         there = {"host_hash": "rented", "num_gpus_on_machine": 2, "gpus": gpus}
-        store_leads(tmp_path, 1, lead, study=f"machine-{at}", machine=there)
-    row = only(leads_table(frame(tmp_path)))
-    assert re.findall(r"with GPU-[ac]bcd: (\S+) %", row["sessions"]) == ["+10.0", "+20.0"]
+        store(tmp_path, "local", make_record(study=f"machine-{at}", machine=there))
+    named = [f"rented with GPU-{host}bcd" for host in hosts.split()]
+    assert list(frame(tmp_path)["host_hash"]) == named
 
 
 @pytest.mark.parametrize(

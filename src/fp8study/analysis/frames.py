@@ -172,25 +172,33 @@ def _row(run: StoredRun) -> dict[str, Any]:
 def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
     """Name each run's host: its hash, and its first GPU where hosts share that, as rented ones do.
 
-    A host has no more GPUs than it says: a further one is another host's. That tells hosts apart
-    that ran one after the other, on all of their GPUs; not those that ran by turns.
+    A host has one GPU at each index; those of one run are of one host. A GPU that was in no run
+    with others is of the host that has none at its index yet. Where there are several of these, it
+    keeps a name of its own: nobody knows whose it is.
     """
-    alike: dict[tuple[str, str | None], list[list[str]]] = {}
-    found: dict[int, list[str]] = {}
-    for at, run in sorted(enumerate(runs), key=lambda item: item[1].record.started_at or ""):
-        machine = run.record.machine
-        gpus = [gpu["uuid"] for gpu in machine.get("gpus") or []]
-        hosts = alike.setdefault((run.machine_label, machine.get("host_hash")), [[]])
-        host = next((host for host in hosts if set(host) & set(gpus)), hosts[-1])
-        room = machine.get("num_gpus_on_machine") or math.inf
-        if set(host).isdisjoint(gpus) and len(host) + len(gpus) > room:
-            hosts.append(host := [])
-        host += [gpu for gpu in gpus if gpu not in host]
-        found[at] = host
+
+    def gpus_of(run: StoredRun) -> dict[str, int]:
+        return {gpu["uuid"]: gpu["index"] for gpu in run.record.machine.get("gpus") or []}
+
+    def widest_first(item: tuple[int, StoredRun]) -> tuple[int, str]:
+        return -len(gpus_of(item[1])), item[1].record.started_at
+
+    alike: dict[tuple[str, str | None], list[dict[str, int]]] = {}
+    found: dict[int, dict[str, int]] = {}
+    for at, run in sorted(enumerate(runs), key=widest_first):
+        gpus = gpus_of(run)
+        hosts = alike.setdefault((run.machine_label, run.record.machine.get("host_hash")), [])
+        known = [host for host in hosts if not host.keys().isdisjoint(gpus)]
+        free = [host for host in hosts if set(host.values()).isdisjoint(gpus.values())]
+        if len(may_be := known[:1] or free) != 1:
+            hosts.append({})
+            may_be = hosts[-1:]
+        may_be[0].update(gpus)
+        found[at] = may_be[0]
     names = [run.record.machine.get("host_hash") for run in runs]
     shared = {name for (_, name), hosts in alike.items() if name and len(hosts) > 1}
     return [
-        f"{name} with {found[at][0][:8]}" if name in shared and found[at] else name
+        f"{name} with {next(iter(found[at]))[:8]}" if name in shared and found[at] else name
         for at, name in enumerate(names)
     ]
 

@@ -76,7 +76,8 @@ SHAPE: dict[str, Any] = COLUMNS | {
     | {"skip": ["text!"], "untrained": ["text!"]},
     "machine": COLUMNS["machine"]
     | kinds(text="network_link")
-    | {"gpus": [{"uuid": "text!"}], "nodes": [{"host_hash": "text!", "ranks": ["count!"]}]},
+    | {"gpus": [{"index": "count!", "uuid": "text!"}],
+       "nodes": [{"host_hash": "text!", "ranks": ["count!"]}]},
     "versions": {"*": TEXT},
     "git": kinds(text="commit", flag="dirty"),
     "data": COLUMNS["data"] | kinds(text="corpus tokenizer tokenizer_sha256"),

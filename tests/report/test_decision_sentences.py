@@ -152,10 +152,25 @@ def test_a_machine_is_named_by_its_gpus(label: str, name: str) -> None:
     assert machine_name(label) == name
 
 
+@pytest.mark.parametrize(
+    ("label", "num_gpus", "seen"),
+    [("h200x8", 1, None), ("box", 1, None), ("h200x16", 16, None), ("h200x4", 1, "8 × H200"),
+     ("h100x8", 1, "8 × H200")],
+)  # fmt: skip
+def test_a_folder_is_not_taken_at_its_word(
+    label: str, num_gpus: int, seen: str | None, tmp_path: Path
+) -> None:
+    """Of several nodes there are more GPUs than on the machine."""
+    store(tmp_path, f"reference/{label}", make_record(num_gpus=num_gpus))
+    lines = pages.load_report(tmp_path).unreadable
+    said = f"/{label}: its name says {machine_name(label)}, its records are of {seen}; rename"
+    assert [said in line for line in lines] == [True] * bool(seen)
+
+
 def test_labels_of_committed_machines_tell_the_gpus_of_their_records() -> None:
-    runs = pages.load_report(ROOT / "results").runs
-    runs = runs[(runs["machine"] != "local") & runs["gpu_name"].notna()]
-    assert len(runs)
+    report = pages.load_report(ROOT / "results")
+    runs = report.runs[(report.runs["machine"] != "local") & report.runs["gpu_name"].notna()]
+    assert len(runs) and not any("rename the folder" in line for line in report.unreadable)
     for label, own in runs.groupby("machine"):
         [gpu] = {find_peak(name).name_part for name in own["gpu_name"]}
         most = int(own["num_gpus_on_machine"].max())

@@ -82,11 +82,14 @@ def citation() -> str:
 
 
 def unreadable(report: Report) -> str:
-    """Name the records that could not be read, or say that all were."""
+    """Name the records that could not be read or judged, or say that all were."""
     if not report.unreadable:
         return "Every record could be read."
     lines = [f"- {escape(line)}" for line in report.unreadable]
-    return "Records that could not be read:\n\n" + "\n".join(lines)
+    return (
+        "Records that could not be read, or contradict one another or their folder:\n\n"
+        + "\n".join(lines)
+    )
 
 
 def kept_in_bf16(runs: pd.DataFrame) -> str:

@@ -23,7 +23,7 @@ from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir
 from fp8study.core.records import StoredRun, load_runs
-from fp8study.report.words import own_first
+from fp8study.report.words import check_names, own_first
 
 #: Names the results folder, if it is not the one beside the report.
 RESULTS_VARIABLE = "FP8STUDY_RESULTS"
@@ -48,7 +48,8 @@ class Report:
     stored: Sequence[StoredRun]
     """The records themselves, for what no frame holds."""
     unreadable: tuple[str, ...]
-    """One line for each record that could not be read or judged, set aside ones included."""
+    """One line for each record that could not be read or judged, set aside ones included, and for
+    each folder whose name they contradict."""
 
     @property
     def document_a(self) -> pd.DataFrame:
@@ -117,6 +118,7 @@ def _read_report(folder: Path) -> Report:
 def report_of(stored: Sequence[StoredRun]) -> Report:
     """Compute what several pages use from records that are read already."""
     runs = shorten_arms(runs_frame(stored))
+    check_names(runs)
     leads, gaps = leads_table(runs), loss_gap_table(runs)
     return Report(
         runs=runs,

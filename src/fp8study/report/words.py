@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from collections.abc import Callable, Iterable
 
 import pandas as pd
 
 from fp8study.analysis.pairing import PRECISION_LABELS
-from fp8study.core.hardware import GPU_PEAKS
+from fp8study.core.hardware import GPU_PEAKS, find_peak
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]
@@ -88,6 +89,21 @@ def machine_name(machine: object) -> str:
     found = _LABEL.fullmatch(str(machine))
     gpu = _GPU_NAMES.get(found[1]) if found else None
     return f"{int(found[2])} × {gpu}" if found and gpu else str(machine)
+
+
+def check_names(runs: pd.DataFrame) -> None:
+    """Warn of each folder that is named by GPUs other than those of its records."""
+    gpu = runs[(runs["device"] == "cuda") & (runs["machine"] != "local")]
+    for machine, own in gpu.groupby("machine"):
+        kinds = {getattr(find_peak(name), "name_part", str(name)) for name in own["gpu_name"]}
+        most = own[["num_gpus", "num_gpus_on_machine"]].max().max()
+        said, seen = machine_name(machine), f"{most} × {' and '.join(sorted(kinds))}"
+        if said not in (machine, seen):
+            warnings.warn(
+                f"results/reference/{machine}: its name says {said}, its records are of {seen}; "
+                "rename the folder",
+                stacklevel=2,
+            )
 
 
 def place(row: pd.Series) -> str:

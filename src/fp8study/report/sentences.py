@@ -165,8 +165,8 @@ def rule() -> str:
     """Write down the rule behind the column that says what to do, and what a lead is."""
     worth = f"{decision.WORTH_PCT:g} %"
     return (
-        "Unless [*path*](glossary.qmd) says otherwise: tensorwise, 4,096 tokens, FP32 master "
-        "weights, compiled.\n\n"
+        "Unless [*path*](glossary.qmd) says otherwise: tuned, tensorwise, 4,096 tokens, FP32 "
+        "master weights, compiled.\n\n"
         f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}, "
         "*surely faster*: FP8 if its loss in this very setting is equivalent, BF16 if it is worse; "
         f"check it first if no study decided it. Wholly below {worth}: BF16; if even below zero "

@@ -40,11 +40,11 @@ def _loss(row: pd.Series) -> str:
 
 def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
-    parts = ["tuned" if row["path"] == "tuned" else "plain"]
+    parts = [] if row["path"] == "tuned" else ["plain"]
     parts += [kind] if (kind := str(row["arm"]).removeprefix("FP8 ")) != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
-    return _lines(*(f"{part}," for part in parts[:-1]), parts[-1])
+    return _lines(*(f"{part}," for part in parts[:-1]), *parts[-1:]) or "–"
 
 
 def _lines(*parts: str) -> str:

@@ -147,8 +147,10 @@ def constants_here(
     if config.is_fp8:
         width = c.rowwise if recipe.scaling == "rowwise" else 1.0
         moved = sum(wide + high for wide, high in shape.convertible.values())
-        elements = shape.convertible_parameters + tokens * moved
-        changed["cast_ps"] = _beyond(casts / width, fixed["casts"]) / elements * 1e9
+        by_law = c.weight_cast_ps * shape.convertible_parameters + c.cast_ps * tokens * moved
+        slower = _beyond(casts / width, fixed["casts"]) / by_law * 1e9
+        for name in ("cast_ps", "weight_cast_ps"):
+            changed[name] = slower * getattr(c, name)
         changed["fp8_tflops"] = effective[own_name]
     if own.get("host_ms") and plain.get("host_ms"):
         changed["launch_us"] = 1e3 * own["host_ms"] * shape.num_layers / num_kernels(alone, shape)

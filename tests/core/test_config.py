@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
+    "gradient_dtype": "compute", "transposes": "separate",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
 EARLY = {"optimizer_binding": "before_conversion"}
@@ -51,6 +52,7 @@ IN_BACKWARD = {"optimizer_step": "in_backward"}
 SHARED = {"gradient_pool": "shared", "num_gpus": 2}
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
+NARROW = ONE_PASS | {"gradient_dtype": "compute"}
 
 
 def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
@@ -79,6 +81,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
     usual |= {"strategy": "none"} if name in ("weight_cast", "update_kernel") else {}
+    usual |= {"gradient_dtype": KEPT | ONE_PASS, "transposes": KEPT}.get(name, {})
     usual |= {"num_gpus": 2} if name in ("num_nodes", "gradient_pool", "gradient_copy") else {}
     usual |= {"num_gpus": 4, "num_nodes": 2} if name == "sharding" else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}
@@ -230,6 +233,13 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"update_kernel": "one_pass"}, "update_kernel", "strategy=none"),
         (ONE_PASS | {"optimizer_state": "bf16"}, "update_kernel", "optimizer_state=fp32"),
         (ONE_PASS | EARLY, "update_kernel", "use torch"),
+        ({"gradient_dtype": "compute"}, "gradient_dtype", "update_kernel=one_pass"),
+        (NARROW | {"gradient_accumulation_steps": 2}, "gradient_dtype", "accumulation_steps=1"),
+        (NARROW | {"master_dtype": "bf16"}, "gradient_dtype", "changes nothing"),
+        (NARROW | {"precision": "fp8"}, "gradient_dtype", "weight_cast=each_update"),
+        (NARROW | FP16, "gradient_dtype", "use master"),
+        (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
+        ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
     ],
 )  # fmt: skip
 def test_values_that_exclude_each_other_are_refused(

@@ -11,7 +11,7 @@ AS_DOCUMENTED = {
     "reshard_after_forward": True, "compile_mode": "default", "gather_cast": "eager",
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
-    "update_kernel": "torch",
+    "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",

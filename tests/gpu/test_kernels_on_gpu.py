@@ -20,11 +20,17 @@ from fp8study.model import kernels
 from fp8study.model.attention import imply_causal_mask
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.float8_layers import FP8, keep_casts, refresh
-from fp8study.model.optimizer import make_optimizer
+from fp8study.model.kept_weights import FP8, keep_weights, refresh
+from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 from fp8study.model.sharding import after_update, make_accelerator, prepare
 from fp8study.model.updates import make_updates
-from tests.model.kernel_checks import DTYPES, SHAPES, check_both_layouts, check_update
+from tests.model.kernel_checks import (
+    DTYPES,
+    SHAPES,
+    check_both_layouts,
+    check_transpose,
+    check_update,
+)
 
 pytestmark = pytest.mark.requires_gpu
 DEVICE = torch.device("cuda")
@@ -42,6 +48,11 @@ def test_both_layouts_are_to_the_bit_those_of_plain_torch(
         check_both_layouts(spread_MK, tensor_to_scale(spread_MK, FP8))
         check_both_layouts(spread_MK, 3 * tensor_to_scale(spread_MK, FP8))  # beyond the largest
     check_both_layouts(torch.zeros_like(weight_MK), torch.tensor(1e12, device=DEVICE))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (4096, 14336), (14336, 4096), (1000, 1001)])
+def test_a_transpose_moves_every_byte(shape: tuple[int, int]) -> None:
+    check_transpose(shape, "cuda")
 
 
 def test_what_is_no_number_stays_none() -> None:
@@ -64,45 +75,72 @@ def test_one_pass_updates_as_plain_torch(
     check_update(num, divisor, dtype, "cuda")
 
 
+class Layers(torch.nn.Module):
+    """What has decoder layers: one linear layer."""
+
+    def __init__(self, wide: int, high: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Sequential(torch.nn.Linear(wide, high, device=DEVICE))]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)  # type: ignore[no-any-return]
+
+
+NARROW = {"update_kernel": "one_pass", "gradient_dtype": "compute"}
+WAYS: list[dict[str, Any]] = [
+    {"precision": "fp8", "weight_cast": "each_update"},
+    {"precision": "fp8", "weight_cast": "each_update", "transposes": "separate"},
+    {"precision": "fp8", "weight_cast": "each_update", "transposes": "separate", **NARROW},
+    {"precision": "bf16", **NARROW},
+]
+
+
 @pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("way", WAYS, ids=lambda v: "-".join(v.values()))
 @pytest.mark.parametrize("shape", [(4, 64, 256, 512), (1, 48, 4096, 1040)])
-def test_a_layer_multiplies_to_the_bit_as_torchaos(shape: tuple[int, ...], compiles: bool) -> None:
+def test_a_layer_multiplies_to_the_bit_as_torchs(
+    shape: tuple[int, ...], way: dict[str, Any], compiles: bool
+) -> None:
     sequences, tokens, wide, high = shape
     torch.manual_seed(0)
     torch._dynamo.reset()
-    theirs = torch.nn.Sequential(torch.nn.Linear(wide, high, device=DEVICE))
-    values = {"precision": "fp8", "strategy": "none", "skip": "", "fp8_emulate": False}
-    convert_to_float8(theirs, make_config(values).resolved())
+    theirs = Layers(wide, high)
+    values = way | {"strategy": "none", "skip": "", "fp8_emulate": False}
+    config = make_config(values).resolved()
+    convert_to_float8(theirs, config)
     ours = copy.deepcopy(theirs)
-    keep_casts(ours)
+    keep_weights(ours, config)
     batches = [torch.randn(sequences, tokens, wide, device=DEVICE).bfloat16() for _ in range(3)]
     found: list[list[torch.Tensor]] = []
     for net in (theirs, ours):
         run = torch.compile(net, fullgraph=True) if compiles else net
-        optimizer, seen = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True), []
+        optimizer, seen = OnePassAdamW(net.parameters(), lr=0.01), []
+        (layer,) = net.layers[0]  # type: ignore[misc]
         for batch in batches:
             x = batch.clone().requires_grad_()
             with torch.autocast("cuda", torch.bfloat16):
                 output = run(x)
             output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
-            assert x.grad is not None and net[0].weight.grad is not None
-            seen += [output.detach(), x.grad, net[0].weight.grad.clone()]
+            assert x.grad is not None and layer.weight.grad is not None
+            seen += [output.detach(), x.grad, layer.weight.grad.float()]
             optimizer.step()
             optimizer.zero_grad()
             if net is ours:
                 refresh(net)
-        found.append([*seen, net[0].weight.detach()])
+        found.append([*seen, layer.weight.detach()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[2], WAYS[3]], ids=lambda v: "-".join(v.values()))
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 def test_a_step_with_both_follows_its_weights_and_does_not_wait(
-    max_grad_norm: float | None,
+    max_grad_norm: float | None, way: dict[str, Any]
 ) -> None:
-    values: dict[str, Any] = {
-        "model": "tiny-llama", "precision": "fp8", "strategy": "none", "path": "tuned",
-        "compile": False, "weight_cast": "each_update", "update_kernel": "one_pass",
-        "max_grad_norm": max_grad_norm, "fp8_emulate": False,
+    values: dict[str, Any] = way | {
+        "model": "tiny-llama", "strategy": "none", "path": "tuned", "compile": False,
+        "update_kernel": "one_pass", "max_grad_norm": max_grad_norm, "fp8_emulate": False,
     }  # fmt: skip
     config = make_config(values).resolved()
     AcceleratorState._reset_state()

@@ -13,7 +13,7 @@ from fp8study.measure.audit import SAMPLES, FirstStepAudit, audited_products, co
 from fp8study.measure.flops import Work
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.float8_layers import keep_casts, refresh
+from fp8study.model.kept_weights import keep_weights, refresh
 
 FP8 = make_config({"model": "tiny-llama", "precision": "fp8", "fp8_all_gather": True,
                    "strategy": "none", "fp8_emulate": True})  # fmt: skip
@@ -84,8 +84,11 @@ def test_a_frozen_weight_is_named_although_the_optimizer_holds_it() -> None:
 
 @pytest.mark.parametrize("stale", ["before", "after", None])
 def test_fp8_weights_that_have_not_followed_their_weights_are_found(stale: str | None) -> None:
-    model = converted(make_config({"precision": "fp8", "strategy": "none", "fp8_emulate": True}))
-    keep_casts(model)
+    values = {"precision": "fp8", "strategy": "none", "fp8_emulate": True}
+    values |= {"weight_cast": "each_update", "gradient_accumulation_steps": 2}
+    config = make_config(values)
+    model = converted(config)
+    keep_weights(model, config.resolved())
     optimizer = adamw(model)
     if stale == "before":  # as if they were not made anew from weights that were read
         with torch.no_grad():

@@ -9,7 +9,7 @@ import itertools
 
 import torch
 
-from fp8study.model import float8_layers, kernels, optimizer
+from fp8study.model import kept_weights, kernels, optimizer
 
 #: Multiples of a tile, less than one, and neither.
 SHAPES = [(128, 256), (16, 48), (130, 33), (1, 300), (300, 1)]
@@ -19,9 +19,9 @@ DTYPES = [torch.float32, torch.bfloat16]
 def check_both_layouts(weight_MK: torch.Tensor, scale: torch.Tensor) -> None:
     """Every byte is plain torch's, and none beyond the end is touched."""
     results = []
-    for cast in (float8_layers._cast_both, kernels.cast_both):
+    for cast in (kept_weights._cast_both, kernels.cast_both):
         poison = torch.full((2, weight_MK.numel() + 64), 0x55, device=weight_MK.device)
-        whole = poison.to(torch.uint8).view(float8_layers.FP8)
+        whole = poison.to(torch.uint8).view(kept_weights.FP8)
         rows_N, columns_N = (one[: weight_MK.numel()] for one in whole)
         cast(weight_MK, scale, rows_N.view(weight_MK.shape), columns_N.view(weight_MK.shape[::-1]))
         results.append(whole.view(torch.uint8))
@@ -39,8 +39,16 @@ def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: st
     for update in (optimizer._update_adamw, kernels.adamw):
         whole, largest = [tensor.clone() for tensor in start], torch.zeros((), device=device)
         weight, gradient, mean, square = (tensor[:num] for tensor in whole)
-        update(weight, gradient, (mean, square), largest, by, numbers)
+        kept = torch.zeros(num + 8, dtype=torch.bfloat16, device=device)
+        update(weight, gradient, (mean, square), largest, kept[:num], by, numbers)
         assert largest == weight.abs().max()
+        assert torch.equal(kept[:num], weight.bfloat16()) and not kept[num:].any()
+        over = [tensor.clone() for tensor in start]  # written over the gradient that was read
+        over[1] = over[1].bfloat16()
+        rest = [over[1][:num], (over[2][:num], over[3][:num]), torch.zeros_like(largest)]
+        update(over[0][:num], *rest, over[1][:num], by, numbers)
+        assert torch.equal(over[1][:num], over[0][:num].bfloat16())
+        assert torch.equal(over[1][num:], start[1][num:].bfloat16())
         results.append(whole)
     unit = torch.finfo(dtype).eps
     for plain, own, before in zip(*results, start, strict=True):
@@ -49,14 +57,26 @@ def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: st
     assert torch.equal(results[1][1], start[1])  # gradients are read alone
 
 
+def check_transpose(shape: tuple[int, int], device: str = "cpu") -> None:
+    """Every byte goes to its place, and none beyond the end is touched."""
+    bytes_MK = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+    whole = torch.full((bytes_MK.numel() + 64,), 0x55, dtype=torch.uint8, device=device)
+    turned_KM = whole[: bytes_MK.numel()].view(shape[::-1])
+    kernels.transpose(bytes_MK.view(kept_weights.FP8), turned_KM.view(kept_weights.FP8))
+    assert torch.equal(turned_KM, bytes_MK.t())
+    assert bool((whole[bytes_MK.numel() :] == 0x55).all())
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     layouts = [*itertools.product(SHAPES, DTYPES)]
     for shape, dtype in layouts:
         # Numbers that FP8 has: the interpreter rounds 127 to 64, which no GPU does.
-        exact_MK = (torch.randn(shape) * 100).to(float8_layers.FP8).to(dtype)
+        exact_MK = (torch.randn(shape) * 100).to(kept_weights.FP8).to(dtype)
         check_both_layouts(exact_MK / 1024, torch.tensor(1024.0))
+    for shape in SHAPES:
+        check_transpose(shape)
     updates = [*itertools.product((5000, 2048, 7), (None, 3.0), DTYPES)]
     for case in updates:
         check_update(*case)
-    print(len(layouts) + len(updates), "cases")
+    print(len(layouts) + len(SHAPES) + len(updates), "cases")

@@ -12,8 +12,8 @@ from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
 from fp8study.model import fsdp_patches
-from fp8study.model.float8_layers import FP8
 from fp8study.model.fsdp_patches import copy_together, is_cast
+from fp8study.model.kept_weights import FP8
 
 SHAPES = [(8, 3), (4,), (12, 2, 5), (4, 7)]
 

@@ -13,8 +13,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.recipes import phases, precision_at
 from fp8study.core.records import read_metrics
 from fp8study.model.build import build_model, decoder_layers
-from fp8study.model.float8 import convert_to_float8
-from fp8study.model.float8_layers import compute_in, let_change
+from fp8study.model.float8 import compute_in, convert_to_float8, let_change
 from tests.train.tiny_runs import Run
 
 FP8 = {"precision": "fp8_tensorwise", "fp8_all_gather": False}

@@ -38,6 +38,8 @@ ARMS: list[dict[str, Any]] = [
      "update_kernel": "one_pass"},
     {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "none", "precision": "fp16"},
+    {"strategy": "none", "precision": "bf16", "path": "tuned", "update_kernel": "one_pass",
+     "gradient_dtype": "compute"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
      "max_grad_norm": 1.0},

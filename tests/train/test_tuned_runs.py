@@ -188,6 +188,34 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
     assert problems(one_pass.audit) == []
 
 
+NARROW: list[dict[str, Any]] = [
+    {"precision": "bf16"},
+    {"precision": "bf16", "max_grad_norm": 0.1, "activation_checkpointing": True},
+    {"precision": "fp8", "weight_cast": "each_update", "transposes": "separate",
+     "max_grad_norm": 0.1, "skip": "*.o_proj"},
+    {"precision": "fp8", "weight_cast": "each_update"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("values", NARROW, ids=lambda v: "-".join(map(str, v.values())))
+def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
+    run: Run, values: dict[str, Any]
+) -> None:
+    values = values | {"strategy": "none", "path": "tuned", "update_kernel": "one_pass"}
+    (wide, wide_dir), (record, run_dir) = (
+        run(**values), run(**values, gradient_dtype="compute")
+    )  # fmt: skip
+    losses = [[row["loss"] for row in read_metrics(d)] for d in (wide_dir, run_dir)]
+    assert losses[1] == losses[0]
+    norms = [[row["gradient_norm"] for row in read_metrics(d)] for d in (wide_dir, run_dir)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert problems(record.audit) == []
+    assert wide.audit["gradient_dtypes"] == ["float32"]
+    assert record.audit["gradient_dtypes"] == ["bfloat16", "float32"]
+    assert record.audit["num_stale_casts"] == 0
+    assert record.model == wide.model
+
+
 def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Path) -> None:
     values = {"strategy": "none", "precision": "fp8", "weight_cast": "each_update"}
     record = train(tmp_path, "stale:4", path="tuned", **values)

@@ -158,6 +158,32 @@ class Switches:
              "or torch"),
             (lambda c: c.update_kernel == "one_pass"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "torch")))
+    gradient_dtype: Literal["master", "compute"] | None = switch(
+        "master", "master", "gradients in the {} dtype", "`compute`: linear layers' gradients stay "
+        "in BF16, as their GEMMs make them, where FP32 would hold the same numbers; layers that "
+        "are not FP8 then keep their weights in BF16 between updates.", refused=(
+            (lambda c: c.gradient_dtype == "compute" and not (
+                c.update_kernel == "one_pass" and c.gradient_accumulation_steps == 1),
+             "is for updates that take one backward pass's gradients as they are; use "
+             "update_kernel=one_pass and gradient_accumulation_steps=1, or master"),
+            (lambda c: c.gradient_dtype == "compute" and c.master_dtype != "fp32",
+             "changes nothing where master_dtype={master_dtype}; use master"),
+            (lambda c: c.gradient_dtype == "compute" and c.is_fp8
+             and c.weight_cast != "each_update",
+             "needs FP8 layers that keep their weights; use weight_cast=each_update, or master"),
+            (lambda c: c.gradient_dtype == "compute" and not c.is_fp8
+             and (c.precision != "bf16" or c.precision_schedule),
+             "is for precision=bf16 and fp8_tensorwise; use master"),
+            (lambda c: c.gradient_dtype == "compute" and c.compile_mode == "reduce-overhead",
+             "moves weights, which a CUDA graph would not find; use master")))
+    transposes: Literal["fused", "separate"] | None = switch(
+        "fused", "fused", "{} transposes", "For the gradient of a weight FP8 inputs and gradients "
+        "are needed transposed: written so by the kernel that casts them, or by one of their own.",
+        differs="pair effect", refused=(
+            (lambda c: c.transposes == "separate" and not (
+                c.weight_cast == "each_update" and c.strategy == "none"),
+             "is for FP8 layers that keep their weights; use weight_cast=each_update on one GPU, "
+             "or fused"),))
 # fmt: on
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from fp8study.core.recipes import ALIGNMENT, RECIPES
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
 
 #: A mixture's router decides by small differences, and its experts' GEMMs are small: both stay
 #: out of FP8. These are the names that transformers' models give them.
@@ -133,3 +135,44 @@ def _check_even_shards(name: str, num_rows: int, num_shards: int) -> None:
             "weights can be gathered from even shards only; set fp8_all_gather=false or choose "
             "another num_gpus"
         )
+
+
+@cache
+def _changing_linear() -> type[Float8Linear]:
+    """Make the class where it is needed: torchao takes seconds to import."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    class ChangingFloat8Linear(Float8Linear):
+        """A converted linear layer that computes as a plain one while it is told to."""
+
+        computes_in_fp8 = True
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            if self.computes_in_fp8:
+                return super().forward(input)
+            return torch.nn.functional.linear(input, self.weight, self.bias)
+
+    return ChangingFloat8Linear
+
+
+def let_change(model: torch.nn.Module) -> None:
+    """Let a model's converted layers change their precision; before it is sharded.
+
+    Weights, optimizer and sharding stay as they are. What was compiled for a precision is kept, so
+    that only the first step of a precision compiles.
+    """
+    for module in model.modules():
+        if is_converted(module):
+            module.__class__ = _changing_linear()
+
+
+def compute_in(model: torch.nn.Module, precision: str) -> int:
+    """Compute in a precision from here on; return how many layers then do so in FP8.
+
+    The model is one from `let_change`, sharded or not.
+    """
+    in_fp8 = bool(RECIPES[precision].fp8_gemms)  # type: ignore[index]
+    layers = [module for module in model.modules() if is_converted(module)]
+    for layer in layers:
+        layer.computes_in_fp8 = in_fp8  # type: ignore[assignment]
+    return len(layers) * in_fp8

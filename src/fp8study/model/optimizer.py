@@ -8,7 +8,8 @@ below 6 %.
 
 torch's fused kernel computes in FP64 in part, reaches 71 % of an H200's memory speed and, where it
 clips, writes every gradient back. `OnePassAdamW` does the same in FP32 and also finds the largest
-size in each weight, of which its FP8 scale is made.
+size in each weight, of which its FP8 scale is made, and writes the weight in BF16 where a layer
+keeps it so.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
-from fp8study.model.float8_layers import note_largest
+from fp8study.model.kept_weights import note_update, room_for_kept
 from fp8study.model.local import plain, unwrapped
 from fp8study.model.updates import parameter_groups
 
@@ -65,12 +66,14 @@ class OnePassAdamW(torch.optim.AdamW):
                     state["exp_avg"] = torch.zeros_like(parameter)
                     state["exp_avg_sq"] = torch.zeros_like(parameter)
                 state["step"] += 1
+                gradient = parameter.grad.contiguous()
+                kept = room_for_kept(parameter, gradient)
                 update(
-                    parameter.detach(), parameter.grad.contiguous(),
-                    (state["exp_avg"], state["exp_avg_sq"]), one,
-                    getattr(self, "grad_scale", None), numbers_of(group, float(state["step"])),
+                    parameter.detach(), gradient, (state["exp_avg"], state["exp_avg_sq"]), one,
+                    kept, getattr(self, "grad_scale", None),
+                    numbers_of(group, float(state["step"])),
                 )  # fmt: skip
-                note_largest(parameter, one)
+                note_update(parameter, one, kept)
 
 
 def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
@@ -84,7 +87,8 @@ def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
 
 def _update_adamw(
     weight: torch.Tensor, gradient: torch.Tensor, averages: tuple[torch.Tensor, torch.Tensor],
-    largest: torch.Tensor, divisor: torch.Tensor | None, numbers: tuple[float, ...],
+    largest: torch.Tensor, kept: torch.Tensor | None, divisor: torch.Tensor | None,
+    numbers: tuple[float, ...],
 ) -> None:  # fmt: skip
     """Do what `fp8study.model.kernels.adamw` does, where there is no GPU."""
     decay, beta1, rest1, beta2, rest2, step_size, root, eps = numbers
@@ -95,6 +99,8 @@ def _update_adamw(
     averages[0].copy_(m)
     averages[1].copy_(v)
     largest.copy_(weight.abs().max())
+    if kept is not None:
+        kept.copy_(weight)
 
 
 @cache

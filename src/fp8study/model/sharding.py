@@ -29,9 +29,9 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
-from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter
-from fp8study.model.float8_layers import keep_casts, let_change, refresh
+from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, let_change
 from fp8study.model.fsdp_patches import applies, cast_shards, tune_communication
+from fp8study.model.kept_weights import keep_weights, refresh
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -114,8 +114,8 @@ def prepare(
     convert_to_float8(model, config)
     if config.precision_schedule:
         let_change(model)
-    if applies(config, "weight_cast") and config.strategy == "none":
-        keep_casts(model, config.frees_casts)
+    if keeps_weights(config):
+        keep_weights(model, config)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model
@@ -133,6 +133,12 @@ def prepare(
         optimizer = accelerator.prepare_optimizer(optimizer)
     # Else its wrapper would look for packages on disk at each of a step's many updates.
     return model, optimizer
+
+
+def keeps_weights(config: ResolvedConfig) -> bool:
+    """Whether one process keeps its weights as it multiplies with them."""
+    casts = applies(config, "weight_cast") or config.gradient_dtype == "compute"
+    return casts and config.strategy == "none"
 
 
 def _check_loading(config: ResolvedConfig, model: torch.nn.Module) -> None:
@@ -165,8 +171,7 @@ def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[],
     value before each gathering, forward and backward, hundreds of tiny all-reduces that made FP8
     slower than BF16 (docs/log.md). Accelerate does the same when it converts the model itself.
     """
-    keeps = applies(config, "weight_cast")
-    if keeps and config.strategy == "none":
+    if keeps_weights(config):
         return lambda: refresh(model)
     gathers_fp8 = config.fp8_all_gather and config.strategy == "fsdp2"
     if not gathers_fp8 or config.optimizer_binding == "before_conversion":
@@ -175,7 +180,7 @@ def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[],
 
     def after() -> None:
         precompute_float8_dynamic_scale_for_fsdp(model)
-        if keeps:
+        if applies(config, "weight_cast"):
             cast_shards(model)
 
     return after

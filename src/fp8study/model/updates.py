@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,17 @@ def parameter_groups(config: ResolvedConfig, model: torch.nn.Module) -> list[Any
     for parameter in trained:
         groups.setdefault(layer_of.get(id(parameter), id(parameter)), []).append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
+
+
+def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all gradients, as torch does; of narrow ones in FP32, where whole."""
+    if any(isinstance(gradient, DTensor) for gradient in gradients):
+        return get_total_norm(gradients)
+    of_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for gradient in gradients:  # of one dtype they are read by one kernel
+        of_dtype.setdefault(gradient.dtype, []).append(gradient)
+    norms = [torch._foreach_norm(alike, dtype=torch.float32) for alike in of_dtype.values()]
+    return torch.linalg.vector_norm(torch.stack([norm for some in norms for norm in some]))
 
 
 @dataclass(eq=False)
@@ -133,7 +145,8 @@ class AfterBackward:
     def _norm(self) -> torch.Tensor:
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
-        norm, largest = get_total_norm([p.grad for p in parameters]), self.config.max_grad_norm
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm, largest = _total_norm(gradients), self.config.max_grad_norm
         if largest is not None and self.config.clipping != "in_update":
             torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -171,7 +184,8 @@ class InBackward(AfterBackward):
         for parameter in self.model.parameters():
             if parameter.requires_grad and id(parameter) in self._group_of:
                 # FSDP2 calls these hooks too, once a sharded gradient is reduced.
-                parameter.register_post_accumulate_grad_hook(self._arrived)
+                source = getattr(parameter, "gradient_of", parameter)  # see kept_weights
+                source.register_post_accumulate_grad_hook(partial(self._arrived, parameter))
 
     def expect(self, wants_norm: bool, look: Look | None = None) -> None:
         """As `AfterBackward.expect`: from here on, gradients that arrive are complete."""
@@ -190,7 +204,7 @@ class InBackward(AfterBackward):
         self.after()
         return self._norm() if self._wants_norm else None
 
-    def _arrived(self, parameter: torch.Tensor) -> None:
+    def _arrived(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
         if not self._expects:
             return  # an earlier micro-step
         number = self._group_of[id(parameter)]
@@ -206,7 +220,7 @@ class InBackward(AfterBackward):
         if self._look is not None:
             self._look(group["params"])
         if self._wants_norm:
-            self._norms.append(get_total_norm(gradients).float())
+            self._norms.append(_total_norm(gradients))
         del gradients
         all_groups = self.optimizer.param_groups
         self.optimizer.param_groups = [group]  # the rest waits for its turn

@@ -33,7 +33,7 @@ from fp8study.measure.noise_meter import NoiseMeter
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import blaming_model, build_model
 from fp8study.model.compiling import wholly_compiled
-from fp8study.model.float8_layers import compute_in
+from fp8study.model.float8 import compute_in
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.planted import untrained_weights
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare

@@ -309,7 +309,10 @@ def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes
     if config.optimizer_step == "in_backward" and config.gradient_accumulation_steps == 1:
         return weight_bytes * max(shape.layer_parameters, shape.root_parameters)
     buckets = 2 if config.strategy == "ddp" else 1
-    return buckets * weight_bytes * shape.num_parameters
+    narrow = 0
+    if config.gradient_dtype == "compute":
+        narrow = shape.num_layers * shape.layer_parameters
+    return buckets * weight_bytes * shape.num_parameters - 2 * narrow
 
 
 def _head_gradients(config: ResolvedConfig, shape: ModelShape) -> float:

@@ -88,7 +88,7 @@ def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) ->
     if "num_gpus" in changes:
         fields |= dict.fromkeys((
             "reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
-            "update_kernel",
+            "update_kernel", "gradient_dtype", "transposes",
         ))  # fmt: skip
         fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"} | changes
     tried = RunConfig(**fields).resolved()

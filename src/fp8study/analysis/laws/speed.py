@@ -285,16 +285,18 @@ def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> 
     every = shape.num_layers * shape.layer_parameters
     if config.strategy == "fsdp2":
         return c.shard_ps * shape.num_parameters * (2 + gathers_again(config)) * 1e-9
-    casts = every if config.master_dtype == "fp32" else 0
+    casts = every if config.master_dtype == "fp32" and config.gradient_dtype == "master" else 0
     return c.autocast_ps * casts * 1e-9
 
 
 def _update_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     """Return AdamW: it reads and writes weights and two states, and reads gradients."""
     width = 4 if config.master_dtype == "fp32" else 2
+    gradient = 2 if config.gradient_dtype == "compute" else width
     own = shape.num_parameters / config.num_shards
-    clip = width * c.clip_ps if config.max_grad_norm is not None else 0.0
-    update = (3 * width + 4 * state_bytes(config)) * c.update_ps + c.update_weight_ps
+    clip = gradient * c.clip_ps if config.max_grad_norm is not None else 0.0
+    moved = 2 * width + gradient + 4 * state_bytes(config)
+    update = moved * c.update_ps + c.update_weight_ps
     if config.update_kernel == "one_pass":
         update, clip = c.one_pass * update, clip / 2
     return own * (update + clip) * 1e-9

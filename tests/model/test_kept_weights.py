@@ -13,13 +13,14 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fp8study.core.config import make_config
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.float8_layers import (
+from fp8study.model.kept_weights import (
     is_current,
-    keep_casts,
+    keep_weights,
     keeping_layers,
-    note_largest,
+    note_update,
     refresh,
 )
+from fp8study.model.optimizer import OnePassAdamW
 
 
 class Net(torch.nn.Module):
@@ -35,21 +36,46 @@ class Net(torch.nn.Module):
         return out
 
 
-def nets(dtype: torch.dtype = torch.float32) -> tuple[Net, Net]:
-    """Return torchao's layers and ours, with the same weights."""
+class Model(torch.nn.Module):
+    """What has decoder layers: one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Net()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)  # type: ignore[no-any-return]
+
+
+KEPT = {"precision": "fp8", "fp8_emulate": True, "strategy": "none", "skip": "",
+        "weight_cast": "each_update"}  # fmt: skip
+#: What `keep_weights` can be asked for where one backward pass makes a step's gradients.
+WAYS: list[dict[str, Any]] = [
+    KEPT | {"transposes": "separate"},
+    KEPT | {"update_kernel": "one_pass", "gradient_dtype": "compute", "transposes": "separate"},
+    {"precision": "bf16", "fp8_emulate": False, "weight_cast": "each_pass",
+     "update_kernel": "one_pass", "gradient_dtype": "compute"},
+    KEPT | {"update_kernel": "one_pass", "gradient_dtype": "compute", "skip": "*.down"},
+]  # fmt: skip
+
+
+def nets(dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Model, Model]:
+    """Return torchao's layers and ours, with the same weights; ours give back no memory."""
     torch.manual_seed(0)
-    theirs = Net().to(dtype)
-    values = {"precision": "fp8", "fp8_emulate": True, "strategy": "none", "skip": ""}
-    convert_to_float8(theirs, make_config(values).resolved())
+    theirs = Model().to(dtype)
+    config = make_config(KEPT | {"gradient_accumulation_steps": 2} | changes).resolved()
+    convert_to_float8(theirs, config)
     ours = copy.deepcopy(theirs)
-    keep_casts(ours)
+    keep_weights(ours, config)
     return theirs, ours
 
 
-def trained(net: Net, after: Callable[[], None], passes: int = 2) -> list[torch.Tensor]:
+def trained(net: Model, after: Callable[[], None], passes: int = 2) -> list[torch.Tensor]:
     """Return outputs, gradients and weights of three steps of some passes each."""
     generator, found = torch.Generator().manual_seed(1), []
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+    if passes == 1:
+        optimizer = OnePassAdamW(net.parameters(), lr=0.01)
     for _ in range(3):
         for _ in range(passes):
             x_BTD = torch.randn(2, 8, 32, generator=generator).requires_grad_()
@@ -82,7 +108,27 @@ def test_they_compute_and_train_to_the_bit_as_torchaos_do(
     assert not torch.equal(trained(stale, lambda: None)[-1], expected[-1])
 
 
-def _graphs(net: Net) -> list[torch.fx.Graph]:
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("values", WAYS, ids=lambda v: "-".join(map(str, v.values())))
+def test_they_do_in_steps_of_one_pass_whose_gradients_stay_narrow(
+    values: dict[str, Any], compiles: bool
+) -> None:
+    theirs, ours = nets(**values, gradient_accumulation_steps=1)
+    torch._dynamo.reset()
+    for net in (theirs, ours):
+        if compiles:
+            net.compile(backend="aot_eager", fullgraph=True)
+    expected, found = (trained(net, lambda net=net: refresh(net), 1) for net in (theirs, ours))
+    assert len(found) == 3 * (2 + 4) + 4
+    assert all(torch.equal(a.float(), b) for a, b in zip(found, expected, strict=True))
+    narrow = values.get("gradient_dtype") == "compute"
+    wide = {torch.float32: 4 - 2 * narrow, torch.bfloat16: 2 * narrow}
+    dtypes = [g.dtype for g in found[2:6]]
+    assert {dtype: dtypes.count(dtype) for dtype in wide} == wide
+    assert all(is_current(layer, 100) for layer in keeping_layers(ours).values())
+
+
+def _graphs(net: Model) -> list[torch.fx.Graph]:
     """Return the graphs of the forward and the backward pass as a compiler would be given them."""
     seen: list[torch.fx.Graph] = []
 
@@ -116,19 +162,17 @@ def test_no_pass_reads_a_weight_or_looks_twice_for_an_inputs_scale() -> None:
 def test_a_largest_weight_that_was_noted_holds_until_the_weight_changes() -> None:
     _, net = nets()
     for layer in keeping_layers(net).values():
-        note_largest(layer.weight, torch.tensor(448.0))
+        note_update(layer.weight, torch.tensor(448.0))
     refresh(net)
     assert [float(layer.fp8_scale) for layer in keeping_layers(net).values()] == [1.0, 1.0]
     with torch.no_grad():
-        net.up.weight.detach().mul_(2)  # as a checkpoint is read
+        net.get_parameter("layers.0.up.weight").detach().mul_(2)  # as a checkpoint is read
     refresh(net)
     assert all(is_current(layer, 100) for layer in keeping_layers(net).values())
 
 
 def test_kept_weights_make_room_for_gradients_and_come_back() -> None:
-    theirs, _ = nets()
-    ours = copy.deepcopy(theirs)
-    keep_casts(ours, frees=True)
+    theirs, ours = nets(gradient_accumulation_steps=1)
     layers = keeping_layers(ours).values()
     found = [trained(ours, lambda: refresh(ours), 1), trained(theirs, lambda: None, 1)]
     assert torch.equal(found[0][-1], found[1][-1])
@@ -142,7 +186,7 @@ def test_kept_weights_make_room_for_gradients_and_come_back() -> None:
 @pytest.mark.parametrize("part", ["fp8_scale", "fp8_rows_MK", "fp8_columns_KM", "weight"])
 def test_any_part_that_is_not_the_weights_is_seen(part: str) -> None:
     _, net = nets()
-    layer = keeping_layers(net)["up"]
+    layer = keeping_layers(net)["layers.0.up"]
     assert is_current(layer, 2048)
     with torch.no_grad():
         getattr(layer, part).copy_(getattr(layer, part).float() * 1.1)

@@ -1,0 +1,299 @@
+"""Layers that keep their weights, from one update to the next, as they multiply with them.
+
+In FP8 torchao looks for a weight's largest size and casts it in each forward pass, and casts it
+again, transposed, in each backward pass. That moves 14 bytes a weight, though a weight changes at
+its update alone. Layers that keep it are given both layouts then, and cast nothing but inputs and
+gradients. The values are torchao's to the bit.
+
+With ``gradient_dtype=compute`` the gradient is that of the kept weight, not of the FP32 one: in
+BF16, as its GEMM makes it. Autograd would write the same numbers again in FP32, for the norm and
+the update to read. All other linear layers of the decoder then keep their weights in BF16, which
+the update writes into the memory of the gradient that it has read.
+
+Whatever changes weights must call `refresh` afterwards; the audit asks `is_current` whether it did.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8study.core.config import ResolvedConfig
+from fp8study.model.build import decoder_layers
+from fp8study.model.float8 import is_converted, part_of_mixture, to_fp8
+from fp8study.model.fsdp_patches import applies
+from fp8study.model.local import stride
+
+if TYPE_CHECKING:
+    from torchao.float8.float8_linear import Float8Linear
+
+FP8 = torch.float8_e4m3fn
+
+
+@torch.library.custom_op("fp8study::turned", mutates_args=())
+def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Transpose FP8 numbers by a kernel of its own.
+
+    A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
+    backward pass.
+    """
+    turned_BA = fp8_AB.new_empty(fp8_AB.shape[::-1])
+    if fp8_AB.is_cuda:
+        from fp8study.model.kernels import transpose
+
+        transpose(fp8_AB, turned_BA)
+    else:
+        turned_BA.copy_(fp8_AB.t())
+    return turned_BA
+
+
+@_turned.register_fake
+def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    return fp8_AB.new_empty(fp8_AB.shape[::-1])
+
+
+@cache
+def _keeping_linear() -> type[Float8Linear]:
+    from torchao.float8.float8_linear import Float8Linear
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+
+    @torch._dynamo.allow_in_graph
+    class Multiply(torch.autograd.Function):
+        """The three GEMMs of a layer; N: tokens, K and M: input and output features.
+
+        The input is cast as a matrix both times, so that a compiler finds its scale once. The
+        weight is there for its gradient.
+        """
+
+        @staticmethod
+        def forward(
+            ctx: Any, input_NK: torch.Tensor, weight_MK: torch.Tensor, rows_MK: torch.Tensor,
+            columns_KM: torch.Tensor, scale: torch.Tensor, gemms: Any, config: Any, turns: bool,
+        ) -> torch.Tensor:  # fmt: skip
+            ctx.save_for_backward(input_NK, columns_KM, scale)
+            ctx.gemms, ctx.config, ctx.turns = gemms, config, turns
+            fp8_NK = hp_tensor_to_float8_dynamic(
+                input_NK, config.cast_config_input.target_dtype, gemms
+            )
+            weight = Float8TrainingTensor(
+                rows_MK.t(), scale, input_NK.dtype, gemms, GemmInputRole.WEIGHT
+            )
+            return torch.mm(fp8_NK, weight)
+
+        @staticmethod
+        def backward(ctx: Any, gradient_NM: torch.Tensor) -> tuple[Any, ...]:
+            input_NK, columns_KM, scale = ctx.saved_tensors
+            fp8_NM = hp_tensor_to_float8_dynamic(
+                gradient_NM, ctx.config.cast_config_grad_output.target_dtype, ctx.gemms,
+                gemm_input_role=GemmInputRole.GRAD_OUTPUT,
+            )  # fmt: skip
+            fp8_NK = hp_tensor_to_float8_dynamic(
+                input_NK, ctx.config.cast_config_input.target_dtype, ctx.gemms
+            )
+            weight = Float8TrainingTensor(
+                columns_KM.t(), scale, gradient_NM.dtype, ctx.gemms, GemmInputRole.WEIGHT
+            )
+            left_MN, right_NK = fp8_NM.t(), fp8_NK
+            if ctx.turns:
+                left_MN = turned(fp8_NM, fp8_NM)
+                right_NK = turned(fp8_NK, fp8_NM).t()
+            return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
+
+    def turned(matrix_AB: Float8TrainingTensor, after: Float8TrainingTensor) -> Any:
+        return Float8TrainingTensor(
+            _turned(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
+            matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
+        )  # fmt: skip
+
+    class KeepingFloat8Linear(Float8Linear):
+        """A converted linear layer whose weight is in FP8 already, in the layouts of both GEMMs."""
+
+        fp8_rows_MK: torch.Tensor
+        fp8_columns_KM: torch.Tensor
+        fp8_scale: torch.Tensor
+        gradient_of: torch.Tensor | None = None
+        turns: bool
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
+                input = input.to(torch.get_autocast_gpu_dtype())
+            weight = self.weight if self.gradient_of is None else self.gradient_of
+            product_NM = Multiply.apply(
+                input.reshape(-1, input.shape[-1]), weight, self.fp8_rows_MK,
+                self.fp8_columns_KM, self.fp8_scale, self.linear_mm_config, self.config, self.turns,
+            )  # fmt: skip
+            output = product_NM.reshape(*input.shape[:-1], self.out_features)
+            return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    return KeepingFloat8Linear
+
+
+class KeepingLinear(torch.nn.Linear):
+    """A linear layer that keeps its weight in BF16, and takes the gradient of that."""
+
+    gradient_of: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Multiply by the kept weight; autocast casts the rest."""
+        return torch.nn.functional.linear(input, self.gradient_of, self.bias)
+
+
+def keep_weights(model: torch.nn.Module, config: ResolvedConfig) -> None:
+    """Let a model's layers keep their weights in place, as a run asks for; they are whole.
+
+    Where all gradients are kept, a step is fullest at its end: a layer gives up what it keeps once
+    it has its weight's gradient, until that is made anew.
+    """
+    if applies(config, "weight_cast"):
+        for module in model.modules():
+            if is_converted(module):
+                _keep_in_fp8(module, config)
+    if config.gradient_dtype == "compute":
+        for layer in decoder_layers(model):
+            for name, module in layer.named_modules(prefix="layer"):
+                if type(module) is torch.nn.Linear and part_of_mixture(name) is None:
+                    module.__class__ = KeepingLinear
+                    _take_gradients(module, config)
+    refresh(model)
+
+
+def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig) -> None:
+    module.__class__ = _keeping_linear()
+    weight = module.get_parameter("weight")
+    weight_MK = weight.detach()
+    # Not saved with the model: it follows from the weight.
+    for name, made in (
+        ("fp8_rows_MK", weight_MK.new_empty(weight_MK.shape, dtype=FP8)),
+        ("fp8_columns_KM", weight_MK.new_empty(weight_MK.shape[::-1], dtype=FP8)),
+        ("fp8_scale", weight_MK.new_zeros((), dtype=torch.float32)),
+    ):
+        module.register_buffer(name, made, persistent=False)
+    module.turns = config.transposes == "separate"  # type: ignore[assignment]
+    if config.gradient_dtype == "compute":
+        _take_gradients(module, config)
+    elif config.frees_casts:
+        weight.register_post_accumulate_grad_hook(partial(_resize, module, 0))
+
+
+def _take_gradients(module: Any, config: ResolvedConfig) -> None:
+    """Give a layer's weight, in BF16, the gradients of a tensor that is nobody's parameter.
+
+    It is the weight that a `KeepingLinear` keeps. In an FP8 layer it has no numbers.
+    """
+    weight = module.weight
+    module.gradient_of = _no_numbers(weight).requires_grad_(weight.requires_grad)
+    weight.grad_dtype, weight.gradient_of = torch.bfloat16, module.gradient_of
+    if isinstance(module, KeepingLinear):
+        weight.kept = module.gradient_of
+
+    def arrived(kept: torch.Tensor) -> None:
+        weight.grad, kept.grad = kept.grad, None
+        if isinstance(module, KeepingLinear):
+            kept.data = _no_numbers(weight)
+        elif config.frees_casts:
+            _resize(module, 0)
+
+    if weight.requires_grad:
+        module.gradient_of.register_post_accumulate_grad_hook(arrived)
+
+
+def _no_numbers(weight: torch.Tensor) -> torch.Tensor:
+    """Return BF16 numbers of a weight's shape that take no memory."""
+    zero = torch.zeros((), dtype=torch.bfloat16, device=weight.device)
+    return zero.expand(weight.shape).detach()
+
+
+def keeping_layers(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the layers of `keep_weights` by name."""
+    kinds = ("KeepingFloat8Linear", "KeepingLinear")
+    return {n: m for n, m in model.named_modules() if type(m).__name__ in kinds}
+
+
+@torch.no_grad()
+def refresh(model: torch.nn.Module) -> None:
+    """Cast the weights of a model from `keep_weights` anew; to be called whenever they changed."""
+    from torchao.float8.float8_utils import amax_to_scale
+
+    layers = []
+    for layer in keeping_layers(model).values():
+        if not isinstance(layer, KeepingLinear):
+            layers.append(layer)
+        elif getattr(layer.weight, "written", None) != layer.weight._version:
+            layer.gradient_of.data = layer.weight.detach().to(torch.bfloat16)
+    if not layers:
+        return
+    largest = torch.stack(_largest([layer.weight for layer in layers]))
+    scales = amax_to_scale(largest, FP8).unbind()
+    torch._foreach_copy_([layer.fp8_scale for layer in layers], [*scales])
+    for layer in layers:
+        _resize(layer, layer.weight.numel())
+        cast = _cast_both
+        if layer.weight.is_cuda:
+            from fp8study.model.kernels import cast_both as cast
+        cast(layer.weight.detach(), layer.fp8_scale, layer.fp8_rows_MK, layer.fp8_columns_KM)
+
+
+def _resize(layer: Any, num_bytes: int, *_: Any) -> None:
+    for kept in (layer.fp8_rows_MK, layer.fp8_columns_KM):
+        storage = kept.untyped_storage()
+        if storage.nbytes() != num_bytes:  # else torch would copy it
+            storage.resize_(num_bytes)
+
+
+def room_for_kept(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    """Return where an update shall write a weight in BF16: over its gradient, if anywhere."""
+    return gradient if hasattr(weight, "kept") else None
+
+
+def note_update(weight: Any, largest: torch.Tensor, written: torch.Tensor | None = None) -> None:
+    """Remember what an update found and wrote, until the weight changes again.
+
+    `largest`: the weight's largest size; `written`: the weight itself in `room_for_kept`.
+    """
+    torch.autograd.graph.increment_version(weight)  # of Triton's writing torch knows nothing
+    weight.largest = (largest, weight._version)
+    if written is not None:
+        weight.kept.data, weight.written = written, weight._version
+
+
+def _largest(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the largest size in each weight; nothing is read where all were noted."""
+    noted: list[Any] = [getattr(weight, "largest", (None, None)) for weight in weights]
+    if all(version == w._version for w, (_, version) in zip(weights, noted, strict=True)):
+        return [largest for largest, _ in noted]
+    return [*torch._foreach_norm(weights, math.inf)]
+
+
+def _cast_both(
+    weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor
+) -> None:
+    """Do what the kernel of that name does, where there is no GPU."""
+    rows_MK.copy_(to_fp8(weight_MK, scale, FP8))
+    columns_KM.copy_(rows_MK.t())
+
+
+@torch.no_grad()
+def is_current(layer: Any, num_samples: int) -> bool:
+    """Return whether a layer of `keep_weights` keeps what torch or torchao would multiply with.
+
+    Some numbers are looked at; an FP8 layer's scale is made anew from the whole weight.
+    """
+    from torchao.float8.float8_utils import amax_to_scale
+
+    weight_MK = layer.weight.detach()
+    every = stride(weight_MK, num_samples)
+    at = torch.arange(0, weight_MK.numel(), every, device=weight_MK.device)
+    i, j = at // weight_MK.shape[1], at % weight_MK.shape[1]
+    if isinstance(layer, KeepingLinear):
+        return torch.equal(layer.gradient_of[i, j], weight_MK[i, j].to(torch.bfloat16))
+    scale = amax_to_scale(torch.linalg.vector_norm(weight_MK, ord=math.inf), FP8)
+    made, rows_MK, columns_KM = (
+        fp8.view(torch.uint8)
+        for fp8 in (to_fp8(weight_MK[i, j], scale, FP8), layer.fp8_rows_MK, layer.fp8_columns_KM)
+    )
+    same = (made == rows_MK[i, j]) & (made == columns_KM[j, i])
+    return bool(same.all() & (scale == layer.fp8_scale))

@@ -207,8 +207,9 @@ def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
     )  # fmt: skip
     losses = [[row["loss"] for row in read_metrics(d)] for d in (wide_dir, run_dir)]
     assert losses[1] == losses[0]
-    norms = [[row["gradient_norm"] for row in read_metrics(d)] for d in (wide_dir, run_dir)]
+    norms = [[row["gradient_norm"] or 0.0 for row in read_metrics(d)] for d in (wide_dir, run_dir)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert norms[0][0] > 0
     assert problems(record.audit) == []
     assert wide.audit["gradient_dtypes"] == ["float32"]
     assert record.audit["gradient_dtypes"] == ["bfloat16", "float32"]

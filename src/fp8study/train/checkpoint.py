@@ -247,7 +247,8 @@ def make_states(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     for weight in weights:
-        weight.grad = torch.zeros_like(weight)
+        dtype = getattr(weight, "grad_dtype", None)  # narrower where a layer keeps its weight
+        weight.grad = torch.zeros_like(weight, dtype=dtype)
         optimizer.step()
         weight.grad = None
     for state in optimizer.state.values():

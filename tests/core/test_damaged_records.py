@@ -84,6 +84,11 @@ DAMAGES: dict[str, Damage] = {
     "a line in another's place": metrics(
         b"".join(b'{"step": %d}\n' % max(n, 2) for n in range(1, 61))
     ),
+    "a doubled line": metrics(b"".join(b'{"step": %d}\n' % n for n in [*range(1, 61), 60])),
+    "a step that is another's": metrics(
+        b"".join(b'{"step": %d}\n' % n for n in [*range(1, 60), 99])
+    ),
+    "steps out of order": metrics(b"".join(b'{"step": %d}\n' % n for n in range(60, 0, -1))),
     "a hole in the metrics": metrics(b'{"step": 1}\n{"st\n{"step": 3}\n'),
 }
 
@@ -103,20 +108,25 @@ def test_what_is_damaged_is_named(name: str, tmp_path: Path) -> None:
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize(("lines", "is_whole"), [(60, True), (4, True), (3, False), (0, False)])
-def test_a_diverged_run_has_the_steps_that_it_logged(
-    lines: int, is_whole: bool, tmp_path: Path
-) -> None:
-    """Every fifth: the last, its 24th, is none of them."""
-    run_dir = _store(tmp_path, "bad", status="diverged")
+@pytest.mark.parametrize(
+    ("status", "logged"), [("diverged", [5, 10, 15, 20]), ("completed", [5, 10, 15, 20, 24])]
+)
+def test_a_run_has_the_steps_that_it_logged(status: str, logged: list[int], tmp_path: Path) -> None:
+    """Every fifth, and of a completed run the last."""
+    run_dir = _store(tmp_path, "bad", status=status)
     field("results.steps_completed", 24)(run_dir)
     field("config.log_every", 5)(run_dir)
-    steps = (b'{"step": %d}\n' % (5 * n) for n in range(1, lines + 1))
-    metrics(b"".join(steps))(run_dir)
-    if is_whole:
-        assert len(load_runs(tmp_path)) == 1
-    else:
-        with pytest.warns(UserWarning, match=rf"left out: .*bad/.* {lines} steps of 4 are left"):
+
+    def put(steps: list[int]) -> None:
+        metrics(b"".join(b'{"step": %d}\n' % step for step in steps))(run_dir)
+
+    put(logged)
+    assert len(load_runs(tmp_path)) == 1
+    for steps in (logged[:-1], [], [*logged, 25], [*logged[:1], *logged]):
+        put(steps)
+        left, lines = len({*logged} & {*steps}), len(steps)
+        said = rf"bad/.* {left} of {len(logged)} logged steps in {lines} lines, .*do it again"
+        with pytest.warns(UserWarning, match=said):
             assert load_runs(tmp_path) == []
 
 

@@ -263,15 +263,18 @@ def last_logged_step(run_dir: Path) -> int:
 
 
 def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
-    """Refuse metrics that lack steps of their run: its curve would lack them too, unseen."""
-    steps, every = record.results.get("steps_completed") or 0, record.config.get("log_every") or 1
-    # Every so many steps, and the last of a completed run.
-    logged = {"completed": math.ceil(steps / every), "diverged": steps // every}
-    left = len({line.get("step") for line in lines} - {None})
-    if left < (whole := logged.get(record.status, 0)):
+    """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
+    steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
+    if record.status not in ("completed", "diverged") or steps is None:
+        return
+    logged = [*range(every, steps + 1, every)]
+    if record.status == "completed" and steps % every:
+        logged.append(steps)
+    found = [line.get("step") for line in lines]
+    if found != logged:
         raise UserError(
-            f"{run_dir}/metrics.jsonl: {left} steps of {whole} are left; move the run away, "
-            "and do it again"
+            f"{run_dir}/metrics.jsonl: {len({*logged} & {*found})} of {len(logged)} logged steps "
+            f"in {len(lines)} lines, not each once and in order; move the run away, and do it again"
         )
 
 

@@ -13,7 +13,7 @@ from tests.table_factories import frame
 def _store(results: Path, name: str, seed: int, rate: float, loss: float, **values: Any) -> None:
     measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
                 "memory_peak_gib": rate / 1000}  # fmt: skip
-    told = {name: values.pop(name) for name in ("judgement", "status") if name in values}
+    told = {name: values.pop(name) for name in ("judgement", "machine", "status") if name in values}
     told["results"] = measured | values.pop("more", {})
     record = make_record(run_id=f"{name}-{seed}", seed=seed, **told)
     chosen = {k: v for k, v in record.config.items() if k not in values} | values
@@ -112,13 +112,22 @@ def test_repeats_count_for_speed_and_once_for_the_loss(tmp_path: Path) -> None:
     assert (row["num_runs"], row["num_pairs"], row["gain_pct"]) == (3, 1, pytest.approx(gain))
 
 
-def test_a_gain_is_of_runs_that_shared_a_repeat_and_so_a_gpu(tmp_path: Path):
+def test_a_gain_is_of_runs_that_shared_a_repeat(tmp_path: Path):
     for repeat, rate in enumerate((10_000, 8_000, 9_000)):  # the last has no partner
         _store(tmp_path, f"plain{repeat}", 0, rate, 5.0, repeat=repeat)
         if repeat < 2:
             _store(tmp_path, f"tuned{repeat}", 0, 1.1 * rate, 5.0, path="tuned", repeat=repeat)
     row = table_of(tmp_path).iloc[0]
     assert (row["num_runs"], row["gain_pct"]) == (2, pytest.approx(10))
+
+
+def test_a_gain_is_of_runs_of_one_session(tmp_path: Path):
+    """A study goes on where it stopped, on another box perhaps."""
+    for repeat, (box, late, gain) in enumerate([("a", "a", 1.1), ("a", "b", 1.5)]):
+        for path, host, rate in (("plain", box, 10_000), ("tuned", late, gain * 10_000)):
+            _store(tmp_path, f"{path}{repeat}", 0, rate, 5.0, path=path, repeat=repeat,
+                   machine={"host_hash": host})  # fmt: skip
+    assert table_of(tmp_path)["gain_pct"].tolist() == [pytest.approx(10)]
 
 
 def test_shards_are_not_compared_with_replicas(tmp_path: Path) -> None:

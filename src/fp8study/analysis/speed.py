@@ -22,6 +22,7 @@ from fp8study.analysis.pairing import (
     newest_per_seed,
     ordered,
     pairs_of,
+    sessions_of,
     timing_is_void,
     together,
 )
@@ -125,12 +126,14 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
         Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is the
-        geometric mean of ratios of a seed and repeat, which share their GPU, and missing where a
-        run was short of memory. Losses are means of the last 20 steps, paired by seed, and
-        missing where a study only asks for speed; for the verdict see `stats.judged`, and
-        `DIVERGED` where a seed did so that the plain path trained.
+        geometric mean of ratios of a seed and repeat, which today's studies run on the same GPUs,
+        in one session; it is missing without any, and where a run was short of memory. Losses are
+        means of the last 20 steps, paired by seed, and missing where a study only asks for speed;
+        for the verdict see `stats.judged`, and `DIVERGED` where a seed did so that the plain path
+        trained.
     """
-    usable = runs[runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]]
+    counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
+    usable = runs.assign(session=sessions_of(runs))[counts]
     rows = []
     for _, group in usable.groupby("switch_key", sort=False):
         done, newest = group[group["status"] == "completed"], newest_per_seed(group)
@@ -156,7 +159,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
     void = timing_is_void(arm).any() or timing_is_void(plain).any()
     rates, base = (
-        runs.fillna({"repeat": 0}).groupby(["seed", "repeat"])[_RATE].median()
+        runs.fillna({"repeat": 0}).groupby(["seed", "repeat", "session"])[_RATE].median()
         for runs in (arm, plain)
     )
     gain = np.expm1(np.log(rates / base).mean())

@@ -157,14 +157,15 @@ def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) ->
     ("used", "hosts"),
     [("a b c a d", "a a c a c"),
      ("a c b d ab cd", "a c a c a c"),  # by turns, and a run on two tells whose are whose
-     ("a c b a", "a c b a")],  # nobody knows whose the third is
+     ("a c b a", "a c b a"),  # nobody knows whose the third is
+     ("a c b e", "a c b e")],  # nor whether it is the fourth's
 )  # fmt: skip
 def test_hosts_of_one_name_are_told_apart_by_their_gpus(
     used: str, hosts: str, tmp_path: Path
 ) -> None:
-    """Each host has one GPU at an index: a and b are of one, c and d of another."""
+    """Each host has one GPU at an index: a and b are of one, c and d of another, e of a third."""
     for at, cards in enumerate(used.split()):
-        gpus = [{"index": "abcd".index(card) % 2, "uuid": f"GPU-{card}bcd-01"} for card in cards]
+        gpus = [{"index": "abcde".index(card) % 2, "uuid": f"GPU-{card}bcd-01"} for card in cards]
         there = {"host_hash": "rented", "num_gpus_on_machine": 2, "gpus": gpus}
         store(tmp_path, "local", make_record(study=f"machine-{at}", machine=there))
     named = [f"rented with GPU-{host}bcd" for host in hosts.split()]

@@ -183,20 +183,21 @@ def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
     def widest_first(item: tuple[int, StoredRun]) -> tuple[int, str]:
         return -len(gpus_of(item[1])), item[1].record.started_at
 
-    alike: dict[tuple[str, str | None], list[dict[str, int]]] = {}
+    # Of each name its hosts, and GPUs that may be of several of them.
+    alike: dict[tuple[str, str | None], tuple[list[dict[str, int]], list[dict[str, int]]]] = {}
     found: dict[int, dict[str, int]] = {}
     for at, run in sorted(enumerate(runs), key=widest_first):
-        gpus = gpus_of(run)
-        hosts = alike.setdefault((run.machine_label, run.record.machine.get("host_hash")), [])
-        known = [host for host in hosts if not host.keys().isdisjoint(gpus)]
+        gpus, label = gpus_of(run), (run.machine_label, run.record.machine.get("host_hash"))
+        hosts, unplaced = alike.setdefault(label, ([], []))
+        known = [host for host in hosts + unplaced if not host.keys().isdisjoint(gpus)]
         free = [host for host in hosts if set(host.values()).isdisjoint(gpus.values())]
         if len(may_be := known[:1] or free) != 1:
-            hosts.append({})
-            may_be = hosts[-1:]
+            kept, may_be = unplaced if may_be else hosts, [{}]
+            kept += may_be
         may_be[0].update(gpus)
         found[at] = may_be[0]
     names = [run.record.machine.get("host_hash") for run in runs]
-    shared = {name for (_, name), hosts in alike.items() if name and len(hosts) > 1}
+    shared = {name for (_, name), (hosts, _) in alike.items() if name and len(hosts) > 1}
     return [
         f"{name} with {next(iter(found[at]))[:8]}" if name in shared and found[at] else name
         for at, name in enumerate(names)

@@ -102,6 +102,8 @@ def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
     assert "none was better" in words.freeze_words(table)
     worse = table.assign(known_points=table["known_points"][::-1].to_numpy())
     assert "an earlier one was better: bring it back" in words.freeze_words(worse)
+    few = worse.assign(num_known=0, known_points=None)
+    assert "is in use. The form" in words.freeze_words(few)
     none = words.freeze_words(account.freeze_table([]))
     assert none.startswith("No GPU records")
 

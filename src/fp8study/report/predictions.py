@@ -136,14 +136,17 @@ def freeze_words(freezes: pd.DataFrame) -> str:
     num_leads = used["num_known"] + used["num_later"]
     if not num_leads:
         return f"No GPU records to hold the freezes to yet: {how_to_get()}."
-    off = [freezes[f"num_{part}"] * freezes[f"{part}_points"].fillna(0.0)
-           for part in ("known", "later")]  # fmt: skip
-    points = sum(off) / num_leads
-    earlier = "**an earlier one was better: bring it back**"
-    state = "none was better" if points.iloc[-1] == points.min() else earlier
+    rule = ""
+    if used["num_known"]:  # else one's own few leads would choose among the freezes
+        off = [freezes[f"num_{part}"] * freezes[f"{part}_points"].fillna(0.0)
+               for part in ("known", "later")]  # fmt: skip
+        points = off[0] + off[1]
+        earlier = "**an earlier one was better: bring it back**"
+        state = "none was better" if points.iloc[-1] == points.min() else earlier
+        rule = f": over all {num_leads} leads, {state}"
     return (
-        f"The constants' set {used['freeze']} is in use: over all {num_leads} leads, {state}. The "
-        "form of the laws was chosen with the records of all sets at hand: only later runs test it."
+        f"The constants' set {used['freeze']} is in use{rule}. The form of the laws was chosen "
+        "with the records of all sets at hand: only later runs test it."
     )
 
 

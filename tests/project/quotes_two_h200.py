@@ -155,7 +155,8 @@ def larger_texts() -> list[str]:
         f"8B at batch 1 {per_cent(alone['lead_pct'])} (95 % CI {ends(alone)}; six pairs, two",
         f"rowwise {per_cent(rowwise_8b['lead_pct'])}. One",
         f"frozen before, had said {'; '.join(said)}.",
-        f"{small[0]} and {big[0]} at batch 1, {small[2]} and {big[2]} at 4",
+        f"{small[0]} and {big[0]} at batch 1, {small[2]} and {big[2]} at 4 "
+        "(H200, tuned path, one run each)",
     ]
 
 

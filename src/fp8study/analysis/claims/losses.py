@@ -125,7 +125,7 @@ def four_arms_equal(tables: Tables, claim: Claim) -> Finding:
     same, again = first["verdict"] == "equivalent", ""
     if len(first):
         by_then = ends(first["gap_pct"])
-        again = f", and after the first time {out_of(same)} were equivalent ({by_then} %)"
+        again = f"; after the first time {out_of(same)} were equivalent ({by_then} %)"
     found = equal_losses(claim, gaps, epochs=gaps["epochs"].max(), again=again)
     if found.verdict is Verdict.CONTRADICTED and len(first) and same.all():
         return dataclasses.replace(found, verdict=Verdict.PARTLY)

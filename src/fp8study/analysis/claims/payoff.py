@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, count, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
@@ -33,15 +33,15 @@ def four_arms_in_order(tables: Tables, claim: Claim) -> Finding:
             if {better, worse} <= {*by_name.index}:
                 found.append((by_name[column][better] > by_name[column][worse]) == more)
                 used.append(by_name.loc[[better, worse]])
-        words = f"{sum(found)} of {count(len(found), 'setting')}" if found else "never run"
-        said.append(f"{better} before {worse}: {words}")
+        words = f"in {sum(found)} of {len(found)}" if found else "never run"
+        said.append(f"{better} before {worse} {words}")
         holds, complete = holds + found, complete and bool(found)
     if not holds:
         return claim.open()
     verdict = by_share(sum(holds) / len(holds))
     if verdict is Verdict.REPRODUCED and not complete:
         verdict = Verdict.PARTLY
-    return claim.found(verdict, Figure(100 * sum(holds) / len(holds)), *used, said="; ".join(said))
+    return claim.found(verdict, Figure(100 * sum(holds) / len(holds)), *used, said=", ".join(said))
 
 
 def _arms_b(arms: pd.DataFrame) -> pd.DataFrame:

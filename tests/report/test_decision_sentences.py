@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fp8study.analysis.frames import cost_table
@@ -52,9 +53,7 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
         "\u22129.0 %; 1 of 3 open."
     )
     report = pages.load_report(tmp_path)
-    unknown = sentences.unknown(report)
-    assert "Of 1 setting surely faster, none has a conclusive loss" in unknown
-    assert "decides between FP8 and BF16" in sentences.changes(report)
+    assert "A loss verdict for 1 setting surely faster (+21.0 %); " in sentences.changes(report)
 
 
 def give_sizes(results: Path) -> None:
@@ -87,6 +86,20 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
     assert " on (" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
+
+
+def test_settings_of_the_plain_path_alone_are_apart(tmp_path: Path) -> None:
+    """Together both tables hold every setting, and the line over the second counts its own."""
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    plain = pages.load_report(tmp_path).decisions
+    first, second = speed_rows.by_path(plain)
+    assert (len(first), len(second)) == (1, 0)  # nothing else to show first
+    tuned = plain.assign(path="tuned", num_gpus=2, lead_pct=20.0)
+    first, second = speed_rows.by_path(pd.concat([plain, tuned], ignore_index=True))
+    assert (first["path"].tolist(), second["path"].tolist()) == (["tuned"], ["plain"])
+    assert sentences.plain_only(second) == (
+        "1 setting timed on the plain path alone: BF16 in 1 (\u22129.0 %)"
+    )
 
 
 def test_ones_own_machine_is_decided_for_alone(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def _of_rows(rows: pd.DataFrame, column: str) -> str:
     gpus = sorted({int(n) for n in rows["num_gpus"]})
     path = ", plain" if rows["path"].eq("plain").all() else ""
     on = f"{', '.join(map(str, gpus))} GPU{'s' * (gpus[-1] > 1)}"
-    return f"{' to '.join(ends)} ({on}{path})"
+    return f"{' to '.join(ends).replace(' tokens to ', ' to ')} ({on}{path})"
 
 
 def _named(chosen: pd.DataFrame, table: pd.DataFrame) -> str:
@@ -161,6 +161,15 @@ def lead_caption(report: Report, peers: pd.DataFrame) -> str:
     return "\\\n".join([*conditions(report), read])
 
 
+def plain_only(table: pd.DataFrame) -> str:
+    """Say what is decided where only the plain path was timed."""
+    if table.empty:
+        return "No setting was timed on the plain path alone"
+    kinds = zip(("FP8", "BF16", "open"), _by_action(table), strict=True)
+    told = [f"{name} in {len(rows)} ({_leads(rows)})" for name, rows in kinds if len(rows)]
+    return f"{count(len(table), 'setting')} timed on the plain path alone: {', '.join(told)}"
+
+
 def rule() -> str:
     """Write down the rule behind the column that says what to do, and what a lead is."""
     worth = f"{decision.WORTH_PCT:g} %"
@@ -169,17 +178,16 @@ def rule() -> str:
         "master weights, compiled.\n\n"
         f"**The rule**, by the {100 * LEVEL:.0f} % CI of FP8's lead. Wholly above {worth}, "
         "*surely faster*: FP8 if its loss in this very setting is equivalent, BF16 if it is worse; "
-        f"check it first if no study decided it. Wholly below {worth}: BF16; if even below zero "
-        "with weights gathered in FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
-        "**The lead** is the geometric mean of a session's paired ratios, and of sessions. Its CI "
-        "is Student's t of the logarithms: of how far sessions differ, over all settings of a "
-        "machine and path that had several; where none had, of how far pairs differ, and "
-        "another day may fall outside it. A setting whose step times had not settled counts by "
-        "itself; older runs do not tell. After "
-        f"{SESSION_GAP.seconds // 60} idle minutes a new session begins.\n\n"
+        f"else check it first. Wholly below {worth}: BF16; if below zero with weights gathered in "
+        "FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
+        "**The lead** is the geometric mean of a session's paired ratios, then of sessions "
+        f"({SESSION_GAP.seconds // 60} idle minutes begin a new one). Its CI is Student's t of the "
+        "logarithms, by how far sessions differ, over all settings of a machine and path that had "
+        "several; where none had, by how far pairs differ, and another day may fall outside it. A "
+        "setting whose step times had not settled counts by itself; older runs do not tell.\n\n"
         "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
-        "nearest to 4,096 tokens, no clipping, the most pairs; of its recipes the one with the "
-        "largest lead. *FP8's loss* was judged for that model and recipe, in the nearest setting."
+        "nearest to 4,096 tokens, no clipping, the most pairs, the recipe with the largest lead. "
+        "*FP8's loss* was judged for that model and recipe, in the nearest setting."
     )
 
 
@@ -194,25 +202,20 @@ def _changes(table: pd.DataFrame) -> str:
     lines = []
     check = table[table["action"] == decision.CHECK]
     if len(check):
-        lines.append(
-            f"the loss in {count(len(check), 'setting')} surely faster ({_leads(check)}): a study "
-            "of it decides between FP8 and BF16"
-        )
+        named = count(len(check), "setting")
+        lines.append(f"a loss verdict for {named} surely faster ({_leads(check)})")
     if (table["action"] == decision.TRY).any():
-        lines.append(
-            "weights gathered in BF16 (`fp8_all_gather=false`): the GPU may be waiting for the "
-            "casts before an FP8 all-gather"
-        )
+        lines.append("weights gathered in BF16 (`fp8_all_gather=false`) if the GPU waits for casts")
     open_ = table[table["action"] == decision.MORE]
     needed = [n for _, row in open_.iterrows() if (n := _sessions_needed(row))]
     if needed:
         lines.append(
-            f"more sessions: {count(len(needed), 'open setting')} would be decided after "
-            f"{span(needed, '.0f')} in all, if lead and spread stay as they are"
+            f"more sessions of {count(len(needed), 'open setting')}: {span(needed, '.0f')} in all, "
+            "if lead and spread stay as they are"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(
-            f"repeats in {count(thin, 'setting')} without a CI: too few pairs, or memory full"
+            f"repeats of {count(thin, 'setting')} without a CI: too few pairs, or memory full"
         )
     return "; ".join(lines) + "." if lines else ""
 
@@ -250,14 +253,6 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
         t[t["machine"] == machine] for t in (report.decisions, report.leads, report.loss_gaps)
     )
     gaps = gaps[~gaps["stale"].astype(bool)]
-    parts = []
-    faster = settings[decision.surely_faster(settings)]
-    if len(faster):
-        judged = int(decision.loss_is_known(faster).sum())
-        parts.append(
-            f"of {count(len(faster), 'setting')} surely faster, {judged or 'none'} "
-            f"{'have' if judged > 1 else 'has'} a conclusive loss verdict"
-        )
     once, full = (settings["num_sessions"] == 1).sum(), (leads["num_pairs"] == 0).sum()
     few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()
     warned, lost = (runs["num_warnings"] > 0).sum(), (runs["status"] != "completed").sum()
@@ -268,7 +263,7 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
         f"{count(warned, 'run')} with [a warning](runs.qmd#sec-warnings)": warned,
         f"{count(lost, 'run')} [not completed](runs.qmd#sec-failures)": lost,
     }
-    parts += [text for text, number in numbers.items() if number]
+    parts = [text for text, number in numbers.items() if number]
     parts = parts or [f"{count(len(runs), 'run')}, none to compare"]
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."

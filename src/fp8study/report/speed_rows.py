@@ -20,6 +20,16 @@ def decisions(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def by_path(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split settings into those for the first table, and those of the plain path alone.
+
+    The plain path comes first where nothing else was timed.
+    """
+    is_plain = table["path"] == "plain"
+    first = ~is_plain | bool(is_plain.all())
+    return table[first], table[~first]
+
+
 def _intervals(table: pd.DataFrame) -> list[str]:
     ends = table[["ci_low_pct", "ci_high_pct"]].to_numpy()
     return [interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends]
@@ -41,7 +51,8 @@ def _loss(row: pd.Series) -> str:
 def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
     parts = [] if row["path"] == "tuned" else ["plain"]
-    parts += [kind] if (kind := str(row["arm"]).removeprefix("FP8 ")) != "tensorwise" else []
+    kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
+    parts += [kind] if kind != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
     return _lines(*(f"{part}," for part in parts[:-1]), *parts[-1:]) or "–"

@@ -11,6 +11,7 @@ import pandas as pd
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
 from fp8study.analysis.pairing import together
+from fp8study.core.hardware import find_peak
 from fp8study.report.table import Layout
 from fp8study.report.words import count, interval, machine_name, number
 
@@ -72,12 +73,17 @@ def _gpu(each: Judged) -> str:
     return each.machines.partition(" (")[0]
 
 
+def _short(each: Judged) -> str:
+    """Name a class of machines in a word or two."""
+    peak = find_peak(_gpu(each))
+    return machine_name("local") if each.is_own else peak.name_part if peak else _gpu(each)
+
+
 def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
     claim, finding = of[0].claim, of[0].finding
     figures = []
     for each in (each for each in of if each.finding.figure):
-        labels = "" if _gpu(each) == usual else each.machines
-        named = ", ".join(map(machine_name, labels.partition(" (")[2].rstrip(")").split(", ")))
+        named = "" if _gpu(each) == usual else _short(each)
         figure = _figure(each).replace("(range of", "(of").replace("(95 % CI", "(CI")
         figures.append(f"{named} {figure}".strip())
     reason = filter(None, (finding.why, settles(of[0])))

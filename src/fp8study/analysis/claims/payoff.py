@@ -34,7 +34,7 @@ def four_arms_in_order(tables: Tables, claim: Claim) -> Finding:
                 found.append((by_name[column][better] > by_name[column][worse]) == more)
                 used.append(by_name.loc[[better, worse]])
         words = f"in {sum(found)} of {len(found)}" if found else "never run"
-        said.append(f"{better} before {worse} {words}")
+        said.append(f"{better} before {worse} {words}".replace("FP8 ", ""))
         holds, complete = holds + found, complete and bool(found)
     if not holds:
         return claim.open()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.report import gap_plots
+from fp8study.report import gap_plots, rows
 from fp8study.report.page import load_report
 from tests.factories import make_record, store
 from tests.study_factories import make_attribution
@@ -14,7 +14,7 @@ from tests.study_factories import make_attribution
 def test_every_judged_arm_has_a_row_with_its_verdict_and_margin(tmp_path: Path) -> None:
     make_attribution(tmp_path)
     report = load_report(tmp_path)
-    judged = gap_plots.judged(report.loss_gaps)
+    judged = rows.judged(report.loss_gaps)
     assert len(judged) and not judged["stale"].any()
     (axis,) = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps).axes
     assert len(axis.get_yticks()) == len(judged)
@@ -33,12 +33,14 @@ def test_what_most_studies_share_is_said_once(tmp_path: Path) -> None:
                 run = make_record(precision=precision, seed=seed, study=study, results=loss,
                                   sequence_length=length)  # fmt: skip
                 store(tmp_path, "local", run)
-    gaps = load_report(tmp_path).loss_gaps
+    report = load_report(tmp_path)
+    gaps = report.loss_gaps
     said = gap_plots.forest_settings(gaps)
     assert "llama-3.2-1b, 1 GPU, " in said and "4096 tokens" in said and "2048" not in said
     (axis,) = gap_plots.forest_figure(gaps, gaps).axes
     titles = [text.get_text() for text in axis.texts if " on " in text.get_text()]
     assert titles == ["a on your machine", "b on your machine", "c on your machine: 2048 tokens"]
+    assert rows.losses(report)["title"].unique().tolist() == titles
     assert gap_plots.forest_settings(gaps[:0]) == ""
 
 
@@ -46,7 +48,7 @@ def test_what_has_no_interval_is_not_drawn(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision))
     report = load_report(tmp_path)
-    assert gap_plots.judged(report.loss_gaps).empty
+    assert rows.judged(report.loss_gaps).empty
     figure = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps, "nothing yet")
     assert figure.texts[0].get_text() == "nothing yet"
     assert not list(gap_plots.study_curves(report))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 
 import pandas as pd
@@ -28,7 +27,7 @@ from fp8study.report.plotstyle import (
     panels,
     signed_ticks,
 )
-from fp8study.report.rows import with_labels
+from fp8study.report.rows import judged, usual, with_labels, without
 from fp8study.report.words import escape, number
 
 #: Their losses are on the page Why it fails.
@@ -36,12 +35,6 @@ ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
 #: Characters of a row's label, and of the line over a study's rows.
 _LABEL_WIDTH, _TITLE_WIDTH = 22, 58
 _ROW_INCHES = 0.175
-
-
-def judged(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a `loss_gap_table` on GPUs, healthy, with an interval."""
-    known = (gaps["device"] == "cuda") & gaps["gap_pct_low_95"].notna()
-    return gaps[known & ~gaps["stale"].astype(bool)]
 
 
 def forest_figure(
@@ -105,25 +98,16 @@ def _draw_row(axis: Axes, place: float, row: pd.Series, unseen: pd.DataFrame) ->
 
 def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series | None]]:
     """Yield the rows' labels from above, each study's own line first, without a row."""
-    said = _usual(table)
+    said = usual(table)
     for title, rows in with_labels(table).groupby("title", sort=False):
-        study, _, parts = str(title).partition(": ")
-        own = ", ".join(part for part in parts.split(", ") if part not in said)
-        yield textwrap.fill(f"{study}{': ' * bool(own)}{own}", _TITLE_WIDTH), None
+        yield textwrap.fill(without(str(title), said), _TITLE_WIDTH), None
         for _, row in rows.iterrows():
             yield textwrap.fill(row["label"], _LABEL_WIDTH), row
 
 
-def _usual(table: pd.DataFrame) -> list[str]:
-    """Return what the settings of most studies share; a study that differs names its own."""
-    titles = with_labels(table)["title"].unique()
-    parts = Counter(part for title in titles for part in title.partition(": ")[2].split(", "))
-    return [part for part, times in parts.items() if times > len(titles) / 2]
-
-
 def forest_settings(gaps: pd.DataFrame) -> str:
     """Say once, for the caption, what the lines of `forest_figure` leave out."""
-    said = ", ".join(map(escape, _usual(judged(gaps))))
+    said = ", ".join(map(escape, usual(judged(gaps))))
     return f"Unless a line says otherwise: {said}." if said else ""
 
 

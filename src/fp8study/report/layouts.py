@@ -141,7 +141,7 @@ BESIDE = _layout(
     cards=True,
 )
 SESSIONS = _layout(
-    "num_gpus micro_batch_size sequence_length arm by_session lead_pct ci num_pairs",
+    "num_gpus micro_batch_size sequence_length recipe by_session lead_pct ci num_pairs",
     "{model} on {machine}: {weights}",
     cards=True,
     lead_pct="pooled, %",

@@ -69,7 +69,7 @@ def validation(report: Report) -> str:
         )
     known = report.loss_gaps.set_index("arm_key")
     return "\n\n".join(
-        f"**Loss on text kept out of training, {machine}.** {verdicts(rows)}{_apart(rows, known)}"
+        f"**Loss on unseen text, {machine}.** {verdicts(rows)}{_apart(rows, known)}"
         for machine, rows in by_machine(gaps)
     )
 
@@ -105,8 +105,14 @@ def diverged(gaps: pd.DataFrame) -> str:
 def _tested(gaps: pd.DataFrame) -> str:
     better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
     margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
+    within = gaps[gaps["verdict"] == "equivalent"]
+    sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
+    notes = {
+        "different": f" (FP8 is better in {better})" * (better > 0),
+        "equivalent": f" ({sure} surely not zero)" * (sure > 0),
+    }
     found = [
-        f"{n} {verdict}" + f" (FP8 is better in {better})" * (verdict == "different" and better > 0)
+        f"{n} {verdict}{notes.get(str(verdict), '')}"
         for verdict, n in gaps["verdict"].value_counts().items()
     ]
     text = (
@@ -116,10 +122,6 @@ def _tested(gaps: pd.DataFrame) -> str:
     )
     if gaps["study"].str.startswith(FAILURE_STUDIES).all():
         text += " All are from studies of document A's failure, at its very small learning rate."
-    within = gaps[gaps["verdict"] == "equivalent"]
-    sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
-    if sure:
-        text += f" {sure} of the equivalent ones are surely not zero, though within the margin."
     return text
 
 
@@ -129,8 +131,8 @@ def _repeated(gaps: pd.DataFrame) -> str:
     if passed.empty or not (passed >= 2).all():
         return ""
     return (
-        f" Every different one read its text {span(passed, '.1f')} times over: "
-        "[see below](quality.qmd#sec-passes)."
+        f" Every different one read its text {span(passed, '.1f')} times over "
+        "([passes](quality.qmd#sec-passes))."
     )
 
 
@@ -146,8 +148,8 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
         f" In {count(int(apart.sum()), 'comparison')} the training loss is different "
         f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
         f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
-        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes over the corpus: FP8 is behind only "
-        "on text that it has seen."
+        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes: "
+        "FP8 is behind only on text that it has seen."
     )
 
 

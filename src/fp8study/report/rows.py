@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -185,16 +186,39 @@ def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
 def losses(report: Report) -> pd.DataFrame:
     """Judged training losses of healthy arms, with the gap on text kept out of training beside.
 
-    The columns of `with_labels`, ``unseen_gap_pct`` and ``unseen_judged``, and as ``interval`` the
-    90 % one, which decides the verdict.
+    The columns of `with_labels`, without what `usual` names, ``unseen_gap_pct`` and
+    ``unseen_judged``, and as ``interval`` the 90 % one, which decides the verdict.
     """
     gaps = report.loss_gaps
     known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
     unseen = report.validation_gaps.set_index("arm_key")[[*beside]].rename(columns=beside)
     table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(unseen, on="arm_key"))
-    ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float).to_numpy()
-    return table.assign(interval=[interval(low, high, "+.2f") for low, high in ends])
+    ends, said = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float), usual(judged(gaps))
+    return table.assign(
+        title=[without(title, said) for title in table["title"]],
+        interval=[interval(low, high, "+.2f") for low, high in ends.to_numpy()],
+    )
+
+
+def judged(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a `loss_gap_table` on GPUs, healthy, with an interval."""
+    known = (gaps["device"] == "cuda") & gaps["gap_pct_low_95"].notna()
+    return gaps[known & ~gaps["stale"].astype(bool)]
+
+
+def usual(gaps: pd.DataFrame) -> list[str]:
+    """Return what the settings of most studies share; a study that differs names its own."""
+    titles = with_labels(gaps)["title"].unique()
+    parts = Counter(part for title in titles for part in title.partition(": ")[2].split(", "))
+    return [part for part, times in parts.items() if times > len(titles) / 2]
+
+
+def without(title: str, said: Sequence[str]) -> str:
+    """Take out of a title of `with_labels` what was said of all."""
+    study, _, parts = title.partition(": ")
+    own = ", ".join(part for part in parts.split(", ") if part not in said)
+    return f"{study}{': ' * bool(own)}{own}"
 
 
 def with_labels(gaps: pd.DataFrame) -> pd.DataFrame:

@@ -70,6 +70,7 @@ def sessions(leads: pd.DataFrame) -> pd.DataFrame:
     table = found.assign(
         weights=path + ", " + found["master_dtype"].astype(str).str.upper() + " master weights",
         ci=_intervals(found),
+        recipe=found["arm"].str.removeprefix("FP8 "),
         by_session=[
             _lines(*re.sub(r" on \w+| with| %", "", text).replace(": -", ": \u2212").split("; "))
             .replace("-", "\u2011")  # a date stays in its line

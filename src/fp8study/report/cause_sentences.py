@@ -40,8 +40,8 @@ def document_a(report: Report) -> str:
         bf16, fp8 = _loss(arms[is_bf16 & ~is_stale]), _loss(arms[in_fp8(arms) & ~is_stale])
         if bf16 is not None and fp8 is not None:
             parts.append(
-                f"With {str(master).upper()} master weights and every parameter in the optimizer, "
-                f"BF16 ends at a loss of {bf16:.3f} and FP8 at {fp8:.3f}."
+                f"With {str(master).upper()} master weights and a healthy optimizer BF16 ends at a "
+                f"loss of {bf16:.3f} and FP8 at {fp8:.3f}."
             )
         if is_stale.any():
             parts.append(_stale(arms[is_stale], fp8, bf16))
@@ -56,8 +56,8 @@ def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
     share, stale = arms["parameters_outside_optimizer_pct"].max(), _loss(arms)
     amount = "an unknown share" if pd.isna(share) else f"{share:.1f} %"
     text = (
-        f"With the optimizer made before the conversion, as in document A, {amount} of the "
-        f"parameters are outside the optimizer and FP8 ends at {stale:.3f}."
+        f"With a stale optimizer, as in document A, {amount} of the parameters are outside it and "
+        f"FP8 ends at {stale:.3f}."
     )
     if fp8 is None or bf16 is None or stale is None:
         return f"{text} An arm to compare it with is missing."
@@ -112,9 +112,7 @@ def attribution(table: pd.DataFrame) -> str:
     if key is None:
         return f"**No run with a fault yet:** {how_to_get('attribution')}."
     rows = main_rows(table)
-    first = rows.iloc[0]
-    where = f"{escape(first['model'])}, {place(first)} ({escape(in_words(first['setting']))})"
-    text = [f"In {where}:", _whole(rows), _planted(rows)]
+    text = [_whole(rows), _planted(rows)]
     if missing := effects.absent_parts(table, key):
         names = in_words(", ".join(missing))
         text.append(f"Not measured there: {names}; {how_to_get('attribution')}.")
@@ -151,15 +149,14 @@ def _planted(rows: pd.DataFrame) -> str:
         fault, twin = (_row(rows, part, masters) for part in (effects.PLANTED, effects.TWIN))
         if fault is None:
             continue
-        who = "a BF16 run that leaves the same weights out of its optimizer" if not parts else "it"
         text = (
-            f"With {masters} master weights, {who} ends {abs(fault['mean_pct']):.2f} % "
+            f"With {masters} master weights the planted run ends {abs(fault['mean_pct']):.2f} % "
             f"{'above' if fault['mean_pct'] > 0 else 'below'} BF16."
         )
         if twin is not None:
             text += (
-                f" From this, the stale FP8 run differs by "
-                f"{number(float(twin['mean_pct']), '+.2f')} %: {twin['verdict']}."
+                f" The stale FP8 run is {number(float(twin['mean_pct']), '+.2f')} % from it: "
+                f"{twin['verdict']}."
             )
             if twin["verdict"] == "equivalent" and fault["verdict"] == "different":
                 text += " So the fault makes the failure, whatever the precision."

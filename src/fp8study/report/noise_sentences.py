@@ -105,13 +105,13 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
         return "A batch of 1 or 2 cannot be told apart from it here."
     if table["systematic_share_low"].min() > 0:
         text += (
-            " Sampling noise falls with the batch and the systematic part of FP8's error does not: "
+            " Sampling noise falls with the batch, the systematic part of FP8's error does not: "
             "precision matters *least* at batch 1."
         )
         if high * tokens_per_sample < LARGE_BATCH_TOKENS:
             text += (
-                " At a million tokens FP8's error would be the larger one; what that costs in "
-                "loss, no run here has measured."
+                " At a million tokens FP8's error would be the larger; what that costs in loss, no "
+                "run here has measured."
             )
     return text
 

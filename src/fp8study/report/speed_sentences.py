@@ -43,7 +43,7 @@ def steps(table: pd.DataFrame) -> str:
     """Say what of a step FP8 shortens, and what it adds."""
     return (
         f"What FP8 changes, % of the BF16 step. {_steps(table)} One profiled step; kernels that "
-        "overlap make a bar longer than the step."
+        "overlap make a bar longer."
     )
 
 

@@ -125,7 +125,9 @@ def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     busy = sessions["host_pct"] > account.HOST_PCT
     assert sessions["spread_points"][busy].mean() > 2 * sessions["spread_points"][~busy].mean()
     assert (sessions["num_sessions"] > 1).all()
-    assert "points on average elsewhere" in words.session_words(sessions)
+    elsewhere = sessions["spread_points"][~busy]
+    said = f", {elsewhere.mean():.1f} elsewhere (up to {elsewhere.max():.1f}; "
+    assert said in words.session_words(sessions)
 
 
 def test_another_kind_of_gpu_is_predicted_by_the_cells_of_the_first():

@@ -154,9 +154,9 @@ def _planted(rows: pd.DataFrame) -> str:
             f"{'above' if fault['mean_pct'] > 0 else 'below'} BF16."
         )
         if twin is not None:
-            text += (
-                f" The stale FP8 run is {number(float(twin['mean_pct']), '+.2f')} % from it: "
-                f"{twin['verdict']}."
+            text = (
+                f"{text[:-1]}, the stale FP8 run {number(float(twin['mean_pct']), '+.2f')} % from "
+                f"it: {twin['verdict']}."
             )
             if twin["verdict"] == "equivalent" and fault["verdict"] == "different":
                 text += " So the fault makes the failure, whatever the precision."

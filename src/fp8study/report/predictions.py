@@ -115,7 +115,7 @@ def session_words(sessions: pd.DataFrame) -> str:
         return "**Why:** no setting was run in several studies yet."
     busy = sessions["host_pct"] > HOST_PCT
     parts = [
-        f"by {number(group.mean(), '.1f')} points on average {where} (up to "
+        f"{number(group.mean(), '.1f')} {where} (up to "
         f"{number(group.max(), '.1f')}; {count(len(group), 'setting')})"
         for where, group in (
             (f"where launching kernels takes more than {HOST_PCT:g} % of the GPU's time",
@@ -124,8 +124,8 @@ def session_words(sessions: pd.DataFrame) -> str:
         ) if len(group)
     ]  # fmt: skip
     return (
-        "**Why.** At one setting and on one kind of GPU, FP8's measured lead itself moved from "
-        f"study to study {', '.join(parts)}. The laws take every host for equally "
+        "**Why.** In one setting, on one kind of GPU, the measured lead itself moved from study to "
+        f"study, in points on average: {', '.join(parts)}. The laws take every host for equally "
         "fast at launching kernels; `fp8study advise --measure` times this one."
     )
 
@@ -172,7 +172,7 @@ def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     hopeful = published["predicted_pct"] - published["published_pct"]
     measured, law = (number(wide[f"exposed_{side}_pct"], ".1f") for side in ("measured", "law"))
     return (
-        f"{assumed} The laws are fitted within one node. There, the time of a step is off by "
+        f"{assumed} The laws are fitted within one node, where the time of a step is off by "
         f"{', '.join(off)} GPUs; on {means.index[-1]:.0f} GPUs a step waits for communication for "
         f"{measured} % of its time, by the law for {law} % "
         f"({figures.download(check, 'at-scale-check', 'by model')}). Of the speed that others kept "

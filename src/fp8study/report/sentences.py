@@ -187,7 +187,7 @@ def rule() -> str:
         "setting whose step times had not settled counts by itself; older runs do not tell.\n\n"
         "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
         "nearest to 4,096 tokens, no clipping, the most pairs, the recipe with the largest lead. "
-        "*FP8's loss* was judged for that model and recipe, in the nearest setting."
+        "*FP8's loss* was judged for that model and recipe in the nearest setting; –: not yet."
     )
 
 
@@ -211,7 +211,7 @@ def _changes(table: pd.DataFrame) -> str:
     if needed:
         lines.append(
             f"more sessions of {count(len(needed), 'open setting')}: {span(needed, '.0f')} in all, "
-            "if lead and spread stay as they are"
+            "if lead and spread stay"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(
@@ -282,5 +282,5 @@ def beside(report: Report) -> str:
         )
     return (
         "Your machine is not here yet. `make reproduce` runs what fits it; its answers then come "
-        "first on this page, beside the reference, never averaged with it."
+        "first, beside the reference, never averaged with it."
     )

@@ -36,9 +36,9 @@ def _intervals(table: pd.DataFrame) -> list[str]:
 
 
 def _loss(row: pd.Series) -> str:
-    """Write the verdict of the nearest judged study in words."""
+    """Write the verdict of the nearest judged study in words, or nothing."""
     if pd.isna(row["loss_verdict"]):
-        return "not judged"
+        return ""
     worse = row["loss_verdict"] == "different" and row["loss_gap_pct"] > 0
     said = "worse" if worse else str(row["loss_verdict"])
     gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"

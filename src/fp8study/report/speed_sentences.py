@@ -6,8 +6,6 @@ import pandas as pd
 
 from fp8study.report.words import each_machine, escape, recipe, span
 
-_LEAD = "A lead: medians of paired ratios, averaged over sessions."
-
 
 def rates(table: pd.DataFrame) -> str:
     """Say where FP8 makes more tokens than BF16, and where fewer."""

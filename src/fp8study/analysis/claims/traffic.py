@@ -36,8 +36,7 @@ def gathers_half(tables: Tables, claim: Claim) -> Finding:
     verdict = by_parts((saved >= some).all(), (saved >= half).all())
     return claim.found(
         verdict, spread(saved), table,
-        arms=count(len(table), "profiled arm"), model=table["model"].iloc[0],
-        dtypes=table["all_gather_dtypes"].iloc[0],
+        model=table["model"].iloc[0], dtypes=table["all_gather_dtypes"].iloc[0],
     )  # fmt: skip
 
 
@@ -67,7 +66,7 @@ def halves_memory(tables: Tables, claim: Claim) -> Finding:
     peak = table["memory_change_pct"].astype(float)
     return claim.found(
         by_parts(*(part >= claim.published["saved_pct"] for part in saved)), spread(peak), table,
-        arms=count(len(table), "arm"), weights=saved[0], working=saved[1],
+        weights=saved[0], working=saved[1],
     )  # fmt: skip
 
 

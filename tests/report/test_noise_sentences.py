@@ -115,7 +115,7 @@ def test_other_models_are_left_out_and_counted(tmp_path: Path) -> None:
     assert {run.record.config["model"] for run in chosen} == {"llama-3.2-1b"}
     text = sentences.limits(everything)
     assert "One shape (llama-3.2-1b), one corpus (tinystories), 8 sequences of 10 tokens" in text
-    assert "at most 50 steps. Beyond a batch of 4 " in text
+    assert "at most 50 steps. Errors beyond a batch of 4 are computed." in text
     assert "Left out: 1 run that" in text
     assert "Left out" not in sentences.limits(chosen)
 

@@ -26,7 +26,18 @@ SHAPES = {
 }
 _DOCUMENTS = ["A", "B", "C"]
 _COUNTED = [*_DOCUMENTS, "all"]
-COUNTS = Layout({"verdict": ("verdict", "")} | {name: (name, "d") for name in _COUNTED})
+COUNTS = Layout({
+    "verdict": ("verdict", ""), "means": ("the claim", ""),
+    **{name: (name, "d") for name in _COUNTED},
+})  # fmt: skip
+_MEANS = {
+    Verdict.REPRODUCED: "holds in every setting that decides it",
+    Verdict.PARTLY: "holds in half of them or more, or in part",
+    Verdict.CONTRADICTED: "holds in fewer",
+    Verdict.ARTEFACT: "comes out, but not for the document's reason",
+    Verdict.UNDECIDED: "is decided by no run yet",
+    Verdict.NOT_TESTABLE: "needs hardware or software that this study lacks",
+}
 LEDGER = Layout({
     "id": ("id", ""), "badge": ("verdict", ""),
     "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
@@ -112,7 +123,9 @@ def tally(ledger: Sequence[Judged]) -> pd.DataFrame:
     found = pd.DataFrame([(badge(e.finding.verdict), e.claim.document) for e in first])
     table = pd.crosstab(found[0], found[1]).reindex([*map(badge, SHAPES)], fill_value=0)
     table = table.reindex(columns=_DOCUMENTS, fill_value=0)
-    return table.assign(all=table.sum(axis=1)).rename_axis("verdict").reset_index()
+    means = [_MEANS[verdict] for verdict in SHAPES]
+    table = table.assign(all=table.sum(axis=1), means=means)
+    return table.rename_axis("verdict").reset_index()
 
 
 def ledger_text(ledger: Sequence[Judged]) -> str:

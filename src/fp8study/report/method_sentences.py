@@ -49,9 +49,8 @@ def limits(runs: pd.DataFrame) -> str:
         return "- No run on a GPU yet: nothing here speaks of speed."
     shapes = ", ".join(map(escape, sorted(gpu["model"].dropna().unique())))
     lines = [
-        f"- Models: {shapes}, from random weights. GPUs: "
-        f"{', '.join(map(escape, sorted(gpu['gpu_name'].dropna().unique())))}, at most "
-        f"{gpu['num_gpus'].max()} in one host.",
+        f"- Models: {shapes}, from random weights; at most {count(gpu['num_gpus'].max(), 'GPU')} "
+        "in one host.",
     ]
     if (runs["device"] == "cpu").any():
         lines.append("- On a CPU, FP8 is emulated: its timings mean nothing for GPUs.")

@@ -96,7 +96,7 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
     """Judge document A's explanation by where the two errors are equal."""
     low, high = table["crossing_batch_low"].min(), table["crossing_batch_high"].max()
     if low > FAR:
-        text = "A batch of 1 or 2, where document A puts the transition, is nowhere near."
+        text = "A batch of 1 or 2, document A's transition, is nowhere near."
     elif low > 2:
         text = "Batches of 1 and 2, where document A puts the transition, are both below."
     elif high <= 2:
@@ -149,7 +149,7 @@ def limits(stored: Sequence[StoredRun]) -> str:
     lines = [
         f"- One shape ({escape(first.config.get('model'))}), one corpus ({corpora}), {samples} "
         f"sequences of {noise['tokens_per_sample']:,} tokens a point, at most {last:,} steps. "
-        f"Beyond a batch of {samples // 2} the errors are computed from their measured parts.",
+        f"Errors beyond a batch of {samples // 2} are computed.",
         f"- The weights are of runs that trained in {names}; the gradients were computed without "
         "compilation, one sequence at a time.",
     ]

@@ -70,10 +70,11 @@ def scaling(table: pd.DataFrame) -> str:
 def _scaling(rows: pd.DataFrame) -> str:
     line = ["model", "precision"]
     last = rows.sort_values("num_gpus").drop_duplicates(line, keep="last")
-    parts = [
-        f"{recipe(precision)} {span(kept['kept_pct'], '.0f', ' %')} on {num_gpus} GPUs"
-        for (num_gpus, precision), kept in last.groupby(["num_gpus", "precision"], sort=False)
-    ]
+    parts = []
+    for num_gpus, most in last.groupby("num_gpus", sort=False):
+        kept = [f"{recipe(precision)} {span(rows['kept_pct'], '.0f', ' %')}"
+                for precision, rows in most.groupby("precision", sort=False)]  # fmt: skip
+        parts.append(f"on {num_gpus} GPUs {', '.join(kept)}")
     return f"{'; '.join(parts)}."
 
 
@@ -83,10 +84,7 @@ def others(table: pd.DataFrame) -> str:
              "published": "published, other hardware"}  # fmt: skip
     parts = [f"{words} {span(table.loc[table['kind'] == kind, 'lead_pct'], '+.1f', ' %')}"
              for kind, words in kinds.items() if (table["kind"] == kind).any()]  # fmt: skip
-    return (
-        f"FP8's lead: {'; '.join(parts)}. Ours and the other trainer's are ratios of geometric "
-        "means; bars: 95 % CI."
-    )
+    return f"FP8's lead: {'; '.join(parts)}. Bars: 95 % CI."
 
 
 def peers(table: pd.DataFrame) -> str:

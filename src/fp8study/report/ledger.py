@@ -29,7 +29,7 @@ _COUNTED = [*_DOCUMENTS, "all"]
 COUNTS = Layout({
     "verdict": ("verdict", ""), "means": ("the claim", ""),
     **{name: (name, "d") for name in _COUNTED},
-})  # fmt: skip
+}, cards=True)  # fmt: skip
 _MEANS = {
     Verdict.REPRODUCED: "holds in every setting that decides it",
     Verdict.PARTLY: "holds in half of them or more, or in part",

@@ -42,12 +42,12 @@ def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: st
         kept = torch.zeros(num + 8, dtype=torch.bfloat16, device=device)
         update(weight, gradient, (mean, square), largest, kept[:num], by, numbers)
         assert largest == weight.abs().max()
-        assert torch.equal(kept[:num], weight.bfloat16()) and not kept[num:].any()
+        assert is_narrowed(kept[:num], weight) and not kept[num:].any()
         over = [tensor.clone() for tensor in start]  # written over the gradient that was read
         over[1] = over[1].bfloat16()
         rest = [over[1][:num], (over[2][:num], over[3][:num]), torch.zeros_like(largest)]
         update(over[0][:num], *rest, over[1][:num], by, numbers)
-        assert torch.equal(over[1][:num], over[0][:num].bfloat16())
+        assert is_narrowed(over[1][:num], over[0][:num])
         assert torch.equal(over[1][num:], start[1][num:].bfloat16())
         results.append(whole)
     unit = torch.finfo(dtype).eps
@@ -55,6 +55,13 @@ def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: st
         torch.testing.assert_close(own, plain, rtol=4 * unit, atol=unit)
         assert torch.equal(own[num:], before[num:])
     assert torch.equal(results[1][1], start[1])  # gradients are read alone
+
+
+def is_narrowed(narrow: torch.Tensor, wide: torch.Tensor) -> bool:
+    """Whether BF16 numbers are FP32 ones rounded; Triton's interpreter cuts them off."""
+    if narrow.is_cuda:
+        return torch.equal(narrow, wide.bfloat16())
+    return bool(((narrow.float() - wide.float()).abs() <= 2**-7 * wide.float().abs()).all())
 
 
 def check_transpose(shape: tuple[int, int], device: str = "cpu") -> None:

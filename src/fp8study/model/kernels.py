@@ -88,9 +88,10 @@ def _adamw(  # type: ignore[no-untyped-def]
     v = tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
     if divisor is not None:
         g = g / tl.load(divisor)
-    w -= decay * w
-    m = beta1 * m + rest1 * g
-    v = beta2 * v + rest2 * g * g
+    # Left to itself the compiler rounds another of a sum's two terms for gradients in BF16.
+    w = tl.fma(w, -decay, w)
+    m = tl.fma(m, beta1, rest1 * g)
+    v = tl.fma(v, beta2, rest2 * g * g)
     w -= step_size * m / (tl.sqrt_rn(v) / root + eps)
     updated = w.to(weight.dtype.element_ty)
     tl.store(weight + at, updated, mask=inside)

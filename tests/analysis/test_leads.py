@@ -172,6 +172,20 @@ def test_hosts_of_one_name_are_told_apart_by_their_gpus(
     assert list(frame(tmp_path)["host_hash"]) == named
 
 
+@pytest.mark.parametrize(("boots", "num_leads"), [("aa", 1), ("ab", 0)])
+def test_jobs_of_one_boot_are_of_one_host_whatever_gpu_they_see(
+    boots: str, num_leads: int, tmp_path: Path
+) -> None:
+    """A scheduler may show each job its own GPU alone, which then is the first."""
+    for at, (boot, precision) in enumerate(zip(boots, ("bf16", "fp8_tensorwise"), strict=True)):
+        there = {"host_hash": "node", "boot_hash": f"{boot}0123456789", "num_gpus_on_machine": 1,
+                 "gpus": [{"index": 0, "uuid": f"GPU-{at}"}]}  # fmt: skip
+        store(tmp_path, "local", make_record(precision=precision, machine=there))
+    assert len(leads_table(frame(tmp_path))) == num_leads
+    hosts = {"aa": ["node", "node"], "ab": ["node booted a0123456", "node booted b0123456"]}
+    assert list(frame(tmp_path)["host_hash"]) == hosts[boots]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -71,6 +71,16 @@ def test_switches_of_the_tuned_path_are_held_against_it_where_there_is_no_plain_
     assert "tuned" in row["setting_plain"]
 
 
+def test_where_all_arms_have_switches_the_one_of_fewest_is_the_measure(tmp_path: Path) -> None:
+    kept = {"path": "tuned", "attention_mask": "checked"}
+    _store(tmp_path, "base", 0, 10_000, 5.0, **kept)
+    _store(tmp_path, "more", 0, 10_400, 5.0, **kept, allocator="default")
+    (row,) = table_of(tmp_path).to_dict("records")
+    assert row["gain_pct"] == pytest.approx(4)
+    assert row["setting"] == "default allocator"
+    assert "masks checked" in row["setting_plain"]
+
+
 def test_a_run_short_of_memory_gives_no_gain(tmp_path: Path) -> None:
     _store(tmp_path, "plain", 0, 10_000, 5.0, more={"num_alloc_retries": 3})
     _store(tmp_path, "tuned", 0, 20_000, 5.0, path="tuned")

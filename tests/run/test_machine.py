@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed
 from fp8study.run.machine import (
     Gpu,
     Machine,
+    boot_hash,
     git_state,
     gpu_link,
     host_hash,
@@ -347,3 +349,13 @@ def test_processes_of_one_host_give_it_one_hash() -> None:
     seen = {run_python(ROOT, "-c", code).stdout.strip() for _ in range(2)}
     assert seen == {host_hash()}
     assert platform.node() not in host_hash()
+
+
+def test_a_boot_is_told_without_its_id(tmp_path: Path) -> None:
+    file = tmp_path / "boot_id"
+    assert boot_hash(file) is None
+    file.write_text("badb0dfd-cf07-41ba-871e-e1409b909a1e\n", encoding="ascii")
+    first = boot_hash(file)
+    assert first is not None and re.fullmatch("[0-9a-f]{12}", first)
+    file.write_text("1adb0dfd-cf07-41ba-871e-e1409b909a1e\n", encoding="ascii")
+    assert boot_hash(file) != first

@@ -170,11 +170,12 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 
 def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
-    """Name each run's host: its hash, and its first GPU where hosts share that, as rented ones do.
+    """Name each run's host: its hash, and what tells hosts apart that share it, as rented ones do.
 
-    A host has one GPU at each index; those of one run are of one host. A GPU that was in no run
-    with others is of the host that has none at its index yet. Where there are several of these, it
-    keeps a name of its own: nobody knows whose it is.
+    That is their kernel's boot. Older records do not have it, but the GPUs: a host has one at each
+    index, and those of one run are of one host. A GPU that was in no run with others is of the host
+    that has none at its index yet. Where there are several of these, it keeps a name of its own:
+    nobody knows whose it is.
     """
 
     def gpus_of(run: StoredRun) -> dict[str, int]:
@@ -185,9 +186,14 @@ def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
 
     # Of each name its hosts, and GPUs that may be of several of them.
     alike: dict[tuple[str, str | None], tuple[list[dict[str, int]], list[dict[str, int]]]] = {}
+    boots: dict[tuple[str, str | None], set[str]] = {}
     found: dict[int, dict[str, int]] = {}
     for at, run in sorted(enumerate(runs), key=widest_first):
-        gpus, label = gpus_of(run), (run.machine_label, run.record.machine.get("host_hash"))
+        label = (run.machine_label, run.record.machine.get("host_hash"))
+        if boot := run.record.machine.get("boot_hash"):
+            boots.setdefault(label, set()).add(boot)
+            continue
+        gpus = gpus_of(run)
         hosts, unplaced = alike.setdefault(label, ([], []))
         known = [host for host in hosts + unplaced if not host.keys().isdisjoint(gpus)]
         free = [host for host in hosts if set(host.values()).isdisjoint(gpus.values())]
@@ -196,12 +202,16 @@ def _hosts(runs: Sequence[StoredRun]) -> list[str | None]:
             kept += may_be
         may_be[0].update(gpus)
         found[at] = may_be[0]
-    names = [run.record.machine.get("host_hash") for run in runs]
-    shared = {name for (_, name), (hosts, _) in alike.items() if name and len(hosts) > 1}
-    return [
-        f"{name} with {next(iter(found[at]))[:8]}" if name in shared and found[at] else name
-        for at, name in enumerate(names)
-    ]
+    several = {name for (_, name), (hosts, _) in alike.items() if name and len(hosts) > 1}
+    several |= {name for (_, name), of_name in boots.items() if name and len(of_name) > 1}
+    several |= {name for _, name in boots.keys() & alike.keys() if name}
+
+    def called(at: int, machine: Mapping[str, Any]) -> str | None:
+        name, boot = machine.get("host_hash"), machine.get("boot_hash")
+        own = f"booted {boot[:8]}" if boot else f"with {next(iter(found[at]), '')[:8]}"
+        return f"{name} {own}" if name in several and (boot or found[at]) else name
+
+    return [called(at, run.record.machine) for at, run in enumerate(runs)]
 
 
 def place_of(run: StoredRun) -> dict[str, str]:

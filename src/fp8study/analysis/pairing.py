@@ -26,6 +26,8 @@ DEFAULT_SKIP = list(DEFAULTS["skip"])
 PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIPES.items()}
 #: What the report says of a switch that is true or false.
 _SAID = {True: "on", False: "off"}
+#: What the setting of a record says whose path has got switches since.
+EARLIER_FORM = "earlier form"
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
@@ -128,7 +130,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         for name, value in config.items()
         if name in unusual
     ]
-    return texts if unusual <= config.keys() else [*texts, "earlier form"]
+    return texts if unusual <= config.keys() else [*texts, EARLIER_FORM]
 
 
 def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from fp8study.analysis.frames import PLACE, held_seconds
 from fp8study.analysis.pairing import (
     ARM,
     DIVERGED,
+    EARLIER_FORM,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
@@ -119,9 +120,10 @@ def document_a_table(runs: pd.DataFrame, study: str = "document-a") -> pd.DataFr
 def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Compare every arm on GPUs with the plain path's of the same precision.
 
-    Where a study has the tuned path alone, as it is and with other switches, with that. On one GPU
-    the strategy counts as a switch too, since there is nothing to share: the plain path is then
-    FSDP2, as the documents have it, where that was run and had memory enough.
+    Where a study has the tuned path alone, as it is and with other switches, with that; where all
+    of today's arms have other switches, with the one that has the fewest. On one GPU the strategy
+    counts as a switch too, since there is nothing to share: the plain path is then FSDP2, as the
+    documents have it, where that was run and had memory enough.
 
     Returns:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
@@ -137,7 +139,10 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, group in usable.groupby("switch_key", sort=False):
         done, newest = group[group["status"] == "completed"], newest_per_seed(group)
+        todays = done[~done["setting"].str.endswith(EARLIER_FORM)]
+        num_parts = todays["setting"].str.count(", ")
         paths = [done[done["path"] == path] for path in ("plain", "tuned")]
+        paths.append(todays[num_parts == num_parts.min()])
         plain = _plain(next((arms for arms in paths if len(arms)), paths[0]))
         if plain["arm_key"].nunique() == 1:
             arms = done[done["arm_key"] != plain["arm_key"].iloc[0]].groupby("arm_key", sort=False)

@@ -75,7 +75,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
     | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm", count="log_every")
     | {"skip": ["text!"], "untrained": ["text!"]},
     "machine": COLUMNS["machine"]
-    | kinds(text="network_link")
+    | kinds(text="network_link boot_hash")
     | {"gpus": [{"index": "count!", "uuid": "text!"}],
        "nodes": [{"host_hash": "text!", "ranks": ["count!"]}]},
     "versions": {"*": TEXT},

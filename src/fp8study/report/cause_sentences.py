@@ -112,7 +112,8 @@ def attribution(table: pd.DataFrame) -> str:
     if key is None:
         return f"**No run with a fault yet:** {how_to_get('attribution')}."
     rows = main_rows(table)
-    text = [_whole(rows), _planted(rows)]
+    first = rows.iloc[0]
+    text = [f"In {escape(first['model'])}, {place(first)}:", _whole(rows), _planted(rows)]
     if missing := effects.absent_parts(table, key):
         names = in_words(", ".join(missing))
         text.append(f"Not measured there: {names}; {how_to_get('attribution')}.")

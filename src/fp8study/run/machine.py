@@ -185,6 +185,7 @@ def machine_facts(machine: Machine, used: Collection[int] = ()) -> dict[str, Any
     facts: dict[str, Any] = {
         "device": machine.device,
         "host_hash": host_hash(),
+        "boot_hash": boot_hash(),
         "cpu_name": _cpu_name(),
         "num_cpus": machine.num_cpus,
         "memory_gib": round(memory_gib(), 1),
@@ -219,6 +220,18 @@ def host_hash() -> str:
     """
     name = os.environ.get("SLURMD_NODENAME") or platform.node()
     return hashlib.sha256(f"fp8study {name}".encode()).hexdigest()[:12]
+
+
+def boot_hash(file: Path = Path("/proc/sys/kernel/random/boot_id")) -> str | None:
+    """Return what tells hosts of one name apart, and is alike in all jobs and containers of one.
+
+    It is made of the kernel's id of its last boot; None where that cannot be read.
+    """
+    try:
+        boot = file.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return hashlib.sha256(f"fp8study {boot}".encode()).hexdigest()[:12]
 
 
 def network_link() -> str:

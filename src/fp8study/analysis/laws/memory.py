@@ -192,8 +192,9 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
 
     Compiled: the residual stream, the output of attention's projection, queries, keys, values,
     attention's output and its softmax sums, and the MLP's two halves; where a layer computes in
-    BF16 also its input. FP8 layers make theirs again, from the norm or product before it. Of a
-    model that is not compiled, every norm and activation keeps its own, FP8 or not.
+    BF16 also its input. FP8 layers make theirs again, from the norm or product before it, or keep
+    it in FP8 where a kernel of its own transposes it. Of a model that is not compiled, every norm
+    and activation keeps its own, FP8 or not.
     """
     h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
     f = f * shape.num_active_experts + shape.shared_size
@@ -211,6 +212,8 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
         kept += 2 * f
     if eager:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
+    if config.transposes == "separate":
+        kept += 2 * h + q + f
     return kept
 
 

@@ -139,6 +139,17 @@ def test_another_host_is_another_session(tmp_path: Path) -> None:
     assert list(sessions_of(frame(tmp_path)).str[-4:]) == ["on a", "on b"]
 
 
+def test_what_one_gpu_varies_by_is_not_the_interval_of_several(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10, 1.12)
+    store_leads(tmp_path, 1, 1.20, num_gpus=2, strategy="fsdp2")
+    low = leads_table(frame(tmp_path)).set_index("num_gpus")["ci_low_pct"]
+    assert low[1] < 10
+    assert pd.isna(low[2])
+    store_leads(tmp_path, 3, 1.30, num_gpus=2, strategy="fsdp2", study="again")
+    low = leads_table(frame(tmp_path)).set_index("num_gpus")["ci_low_pct"]
+    assert low[2] < -20  # one degree of freedom
+
+
 def test_a_second_session_of_a_study_is_pooled_with_the_first(tmp_path: Path) -> None:
     """It lies beside it in a folder of its own, and was on a rented host of the same name."""
     folder = tmp_path / "reference" / "h100"

@@ -50,8 +50,8 @@ def two_h200_texts() -> list[str]:
     )
     assert (plain["num_sessions"], alone["num_sessions"], both["num_pairs"]) == (2, 2, 1)
     return [
-        f"On machines of two: {per_cent(alone['lead_pct'])} on one GPU and "
-        f"{per_cent(both['lead_pct'])} on both at batch 4 (two machines; on both GPUs one run)",
+        f"On machines of two: {per_cent(alone['lead_pct'])} on one GPU, "
+        f"{per_cent(both['lead_pct'])} on both at batch 4 (one run)",
         f"{per_cent(both['lead_pct'])} on both at batch 4 ({rates.format(**both)} a GPU; rowwise "
         f"{per_cent(rowwise['lead_pct'])})",
         f"{per_cent(first['lead_pct'])} on one at batch 1",

@@ -103,7 +103,9 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     ends: dict[Hashable, tuple[float, float]] = {}
     # One whose step time had not settled, as where the host is busy, has its own spread alone.
     moves = pairs.groupby("key")["unsteady"].transform("any")
-    for _, alike in pairs.groupby(["machine", "path", pairs["key"].where(moves, -1)]):
+    # What one GPU varies by says nothing of several, which also wait for each other.
+    several = pairs["num_gpus"] > 1
+    for _, alike in pairs.groupby(["machine", "path", several, pairs["key"].where(moves, -1)]):
         ends |= _intervals(alike, by_session)
     table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
     by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]

@@ -47,6 +47,18 @@ class Model(torch.nn.Module):
         return self.layers[0](x)  # type: ignore[no-any-return]
 
 
+class Tied(Model):
+    """What multiplies with the weight of its embedding, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(48, 32)
+        self.layers[0].up.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.embedding(x))
+
+
 KEPT = {"precision": "fp8", "fp8_emulate": True, "strategy": "none", "skip": "",
         "weight_cast": "each_update"}  # fmt: skip
 #: What `keep_weights` can be asked for where one backward pass makes a step's gradients.
@@ -59,10 +71,12 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def nets(dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Model, Model]:
+def nets(
+    dtype: torch.dtype = torch.float32, kind: type[Model] = Model, **changes: Any
+) -> tuple[Model, Model]:
     """Return torchao's layers and ours, with the same weights; ours give back no memory."""
     torch.manual_seed(0)
-    theirs = Model().to(dtype)
+    theirs = kind().to(dtype)
     config = make_config(KEPT | {"gradient_accumulation_steps": 2} | changes).resolved()
     convert_to_float8(theirs, config)
     ours = copy.deepcopy(theirs)
@@ -126,6 +140,17 @@ def test_they_do_in_steps_of_one_pass_whose_gradients_stay_narrow(
     dtypes = [g.dtype for g in found[2:6]]
     assert {dtype: dtypes.count(dtype) for dtype in wide} == wide
     assert all(is_current(layer, 100) for layer in keeping_layers(ours).values())
+
+
+@pytest.mark.parametrize("values", WAYS[1:3], ids=lambda v: v["precision"])
+def test_a_weight_of_two_modules_has_the_gradient_of_both(values: dict[str, Any]) -> None:
+    found = []
+    for net in nets(kind=Tied, **values, gradient_accumulation_steps=1):
+        with torch.autocast("cpu", torch.bfloat16):
+            net(torch.arange(16).view(2, 8)).square().mean().backward()
+        found.append([p.grad for p in net.parameters()])
+    assert [g.dtype for g in found[1] if g is not None].count(torch.bfloat16) == 1
+    assert all(torch.equal(a, b.float()) for a, b in zip(*found, strict=True))
 
 
 def _graphs(net: Model) -> list[torch.fx.Graph]:

@@ -16,6 +16,7 @@ Whatever changes weights must call `refresh` afterwards; the audit asks `is_curr
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -146,22 +147,27 @@ def keep_weights(model: torch.nn.Module, config: ResolvedConfig) -> None:
     """Let a model's layers keep their weights in place, as a run asks for; they are whole.
 
     Where all gradients are kept, a step is fullest at its end: a layer gives up what it keeps once
-    it has its weight's gradient, until that is made anew.
+    it has its weight's gradient, until that is made anew. A weight that two modules hold keeps its
+    wide gradient, which is the sum of both.
     """
+    owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
+    narrow = config.gradient_dtype == "compute"
     if applies(config, "weight_cast"):
         for module in model.modules():
             if is_converted(module):
-                _keep_in_fp8(module, config)
-    if config.gradient_dtype == "compute":
+                _keep_in_fp8(module, config, narrow and owners[id(module.weight)] == 1)
+    if narrow:
         for layer in decoder_layers(model):
             for name, module in layer.named_modules(prefix="layer"):
-                if type(module) is torch.nn.Linear and part_of_mixture(name) is None:
+                if type(module) is not torch.nn.Linear or part_of_mixture(name) is not None:
+                    continue
+                if owners[id(module.weight)] == 1:
                     module.__class__ = KeepingLinear
                     _take_gradients(module, config)
     refresh(model)
 
 
-def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig) -> None:
+def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) -> None:
     module.__class__ = _keeping_linear()
     weight = module.get_parameter("weight")
     weight_MK = weight.detach()
@@ -173,7 +179,7 @@ def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig) -> None:
     ):
         module.register_buffer(name, made, persistent=False)
     module.turns = config.transposes == "separate"  # type: ignore[assignment]
-    if config.gradient_dtype == "compute":
+    if narrow:
         _take_gradients(module, config)
     elif config.frees_casts:
         weight.register_post_accumulate_grad_hook(partial(_resize, module, 0))

@@ -236,6 +236,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"gradient_dtype": "compute"}, "gradient_dtype", "update_kernel=one_pass"),
         (NARROW | {"gradient_accumulation_steps": 2}, "gradient_dtype", "accumulation_steps=1"),
         (NARROW | {"master_dtype": "bf16"}, "gradient_dtype", "changes nothing"),
+        (NARROW | {"max_grad_norm": 1.0}, "gradient_dtype", "clipping=in_update"),
         (NARROW | {"precision": "fp8"}, "gradient_dtype", "weight_cast=each_update"),
         (NARROW | FP16, "gradient_dtype", "use master"),
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),

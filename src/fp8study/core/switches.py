@@ -168,6 +168,10 @@ class Switches:
              "update_kernel=one_pass and gradient_accumulation_steps=1, or master"),
             (lambda c: c.gradient_dtype == "compute" and c.master_dtype != "fp32",
              "changes nothing where master_dtype={master_dtype}; use master"),
+            (lambda c: c.gradient_dtype == "compute" and c.max_grad_norm is not None
+             and c.clipping == "separate",
+             "would be rounded to BF16 again by clipping=separate; use clipping=in_update, or "
+             "master"),
             (lambda c: c.gradient_dtype == "compute" and c.is_fp8
              and c.weight_cast != "each_update",
              "needs FP8 layers that keep their weights; use weight_cast=each_update, or master"),

@@ -46,3 +46,10 @@ def test_a_run_holds_its_gpus_from_the_claim_to_its_end(tmp_path: Path) -> None:
 def test_runs_that_share_a_gpu_are_left_out(tmp_path: Path) -> None:
     _store(tmp_path, 0, 0, 10, runs_per_gpu=2)
     assert occupancy(tmp_path).empty
+
+
+def test_a_run_that_logs_each_fifth_step_was_as_long_in_its_steps(tmp_path: Path) -> None:
+    _store(tmp_path, 0, 0, 10)
+    metrics = metrics_frame(load_runs(tmp_path))
+    table = occupancy_table(frame(tmp_path), metrics[metrics["step"] % 5 == 0])
+    assert table["in_steps_pct"].item() == pytest.approx(100 * 6 / (10 * 8))

@@ -198,19 +198,23 @@ def occupancy_table(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     The columns of `OCCUPANCY_COLUMNS`, one row per machine and study. The wall-clock time is that
     during which at least one run was going on, so that the time between two sessions does not
     count. GPU time is that times the GPUs of the machine; ``of_held_pct`` is over the time that the
-    runs held their GPUs, and missing where a record does not know when they took them. Steps count
-    with their logged times, less the compilation in the first. Runs on a CPU are left out, and
-    studies with runs that shared a GPU, whose steps overlap.
+    runs held their GPUs, and missing where a record does not know when they took them. A logged
+    step's time counts for the steps since the one before, less the compilation in a run's first.
+    Runs on a CPU are left out, and studies with runs that shared a GPU, whose steps overlap.
     """
     gpu = runs[(runs["device"] == "cuda") & runs["num_gpus_on_machine"].notna()]
-    logged = metrics.groupby(PLACE)["step_time_ms"].sum() / 1000
+    steps = metrics["step"].astype(float)
+    since = metrics.assign(step=steps).groupby(PLACE)["step"].diff().fillna(steps)
+    spent = metrics.assign(seconds=metrics["step_time_ms"] * since / 1000, first=steps)
+    logged = spent.groupby(PLACE).agg({"seconds": "sum", "first": "min"})
     rows = []
     for (machine, study), group in gpu.groupby(["machine", "study"], sort=False):
         wall = _covered_seconds(group["started_at"], group["ended_at"])
         if (group["runs_per_gpu"].fillna(1) > 1).any() or not wall:
             continue
         keys = pd.MultiIndex.from_frame(group[PLACE])
-        seconds = logged.reindex(keys).fillna(0).to_numpy() - group["compile_seconds"].fillna(0)
+        of_run = logged.reindex(keys).fillna(0).set_axis(group.index)
+        seconds = of_run["seconds"] - group["compile_seconds"].fillna(0) * of_run["first"].eq(1)
         num_gpus = int(group["num_gpus_on_machine"].max())
         counts = group["num_gpus"].astype(float)
         used = float((seconds * counts).sum())

@@ -101,7 +101,7 @@ def test_fp8_weights_that_have_not_followed_their_weights_are_found(stale: str |
         assert problems(audit) == []
     else:
         (problem,) = problems(audit)
-        assert "multiply with an FP8 weight that is not their weight's: model.layers" in problem
+        assert "multiply with a kept weight that is not their weight's: model.layers" in problem
 
 
 def test_a_weight_that_is_held_twice_is_found() -> None:

@@ -216,3 +216,14 @@ def test_any_part_that_is_not_the_weights_is_seen(part: str) -> None:
     with torch.no_grad():
         getattr(layer, part).copy_(getattr(layer, part).float() * 1.1)
     assert not is_current(layer, 2048)
+
+
+def test_a_weight_kept_in_bf16_is_made_anew_where_another_was_read() -> None:
+    _, net = nets(**WAYS[2], gradient_accumulation_steps=1)
+    trained(net, lambda: refresh(net), 1)
+    layers = keeping_layers(net)
+    with torch.no_grad():
+        layers["layers.0.up"].weight.mul_(2)  # as a checkpoint is read
+    assert [is_current(layer, 100) for layer in layers.values()] == [False, True]
+    refresh(net)
+    assert all(is_current(layer, 100) for layer in layers.values())

@@ -222,7 +222,7 @@ def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Pat
     record = train(tmp_path, "stale:4", path="tuned", **values)
     assert record.status == "completed", record.status_detail
     (problem,) = problems(record.audit)
-    assert problem.startswith("28 layers multiply with an FP8 weight that is not their weight's")
+    assert problem.startswith("28 layers multiply with a kept weight that is not their weight's")
 
 
 def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:

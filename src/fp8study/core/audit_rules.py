@@ -19,7 +19,7 @@ _DEFECTS = {
     "outside_optimizer": "{n} of {trainable} trainable parameters are not in the optimizer",
     "in_optimizer_twice": "{n} parameters are in the optimizer more than once",
     "frozen": "{n} parameters have a gradient but the first step did not touch them",
-    "stale_casts": "{n} layers multiply with an FP8 weight that is not their weight's",
+    "stale_casts": "{n} layers multiply with a kept weight that is not their weight's",
 }
 
 

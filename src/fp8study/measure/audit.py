@@ -50,7 +50,7 @@ class FirstStepAudit:
         self._gradient_dtypes: set[str] = set()
 
     def before(self) -> None:
-        """Remember a sample of every parameter, and FP8 weights that are not theirs already."""
+        """Remember a sample of every parameter, and kept weights that are not theirs already."""
         self._stale = stale_casts(self._model)
         self._before = {n: self._sample(p).clone() for n, p in self._parameters.items()}
 
@@ -115,10 +115,10 @@ class FirstStepAudit:
 
 
 def stale_casts(model: torch.nn.Module) -> dict[str, Any]:
-    """Return which layers multiply with an FP8 weight that is not their weight's.
+    """Return which layers multiply with a kept weight that is not their weight's.
 
     ``num_stale_casts`` and ``stale_casts`` (names, at most ten), by a sample of each kept weight;
-    nothing where no layer keeps its weight in FP8.
+    nothing where no layer keeps its weight in FP8 or BF16.
     """
     same = {name: is_current(layer, SAMPLES) for name, layer in keeping_layers(model).items()}
     kept = {name: shard for name, shard in shards(model).items() if hasattr(shard, "fp8")}

@@ -99,6 +99,15 @@ def test_kept_fp8_weights_take_two_bytes_each_unless_gradients_take_their_place(
     assert grown == pytest.approx(0 if largest_norm else 2 * 6_979_321_856 / 2**30)
 
 
+def test_narrow_gradients_save_two_bytes_a_weight_but_of_experts():
+    shape = dataclasses.replace(shape_of("llama-3.1-8b"), num_experts=8, num_active_experts=2)
+    config = RunConfig(path="tuned", strategy="none", max_grad_norm=1.0, update_kernel="one_pass")
+    narrow = dataclasses.replace(config, gradient_dtype="compute")
+    wide, law = (predicted_memory(c, shape) for c in (config, narrow))
+    assert wide.moment == law.moment == "update"
+    assert wide.gradients - law.gradients == pytest.approx(2 * 32 * 41_943_040 / 2**30)
+
+
 def test_the_largest_batch_just_fits():
     config, shape = RunConfig(model="llama-3.2-1b", path="tuned"), shape_of("llama-3.2-1b")
     best = largest_batch(config, shape, capacity_gib=79.6)

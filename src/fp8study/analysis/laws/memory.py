@@ -314,7 +314,9 @@ def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes
     buckets = 2 if config.strategy == "ddp" else 1
     narrow = 0
     if config.gradient_dtype == "compute":
-        narrow = shape.num_layers * shape.layer_parameters
+        is_mixture = shape.num_experts > 1  # whose experts' gradients stay wide
+        of_layer = shape.convertible_parameters if is_mixture else shape.layer_parameters
+        narrow = shape.num_layers * of_layer
     return buckets * weight_bytes * shape.num_parameters - 2 * narrow
 
 

@@ -197,7 +197,10 @@ NARROW: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("values", NARROW, ids=lambda v: "-".join(map(str, v.values())))
+@pytest.mark.parametrize(
+    "values", [*NARROW[1:3], *(pytest.param(way, marks=pytest.mark.long) for way in NARROW[::3])],
+    ids=lambda v: "-".join(map(str, v.values())),
+)  # fmt: skip
 def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
     run: Run, values: dict[str, Any]
 ) -> None:

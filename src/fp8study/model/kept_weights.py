@@ -222,8 +222,6 @@ def keeping_layers(model: torch.nn.Module) -> dict[str, Any]:
 @torch.no_grad()
 def refresh(model: torch.nn.Module) -> None:
     """Cast the weights of a model from `keep_weights` anew; to be called whenever they changed."""
-    from torchao.float8.float8_utils import amax_to_scale
-
     layers = []
     for layer in keeping_layers(model).values():
         if not isinstance(layer, KeepingLinear):
@@ -232,6 +230,8 @@ def refresh(model: torch.nn.Module) -> None:
             layer.gradient_of.data = layer.weight.detach().to(torch.bfloat16)
     if not layers:
         return
+    from torchao.float8.float8_utils import amax_to_scale
+
     largest = torch.stack(_largest([layer.weight for layer in layers]))
     scales = amax_to_scale(largest, FP8).unbind()
     torch._foreach_copy_([layer.fp8_scale for layer in layers], [*scales])
@@ -288,14 +288,14 @@ def is_current(layer: Any, num_samples: int) -> bool:
 
     Some numbers are looked at; an FP8 layer's scale is made anew from the whole weight.
     """
-    from torchao.float8.float8_utils import amax_to_scale
-
     weight_MK = layer.weight.detach()
     every = stride(weight_MK, num_samples)
     at = torch.arange(0, weight_MK.numel(), every, device=weight_MK.device)
     i, j = at // weight_MK.shape[1], at % weight_MK.shape[1]
     if isinstance(layer, KeepingLinear):
         return torch.equal(layer.gradient_of[i, j], weight_MK[i, j].to(torch.bfloat16))
+    from torchao.float8.float8_utils import amax_to_scale
+
     scale = amax_to_scale(torch.linalg.vector_norm(weight_MK, ord=math.inf), FP8)
     made, rows_MK, columns_KM = (
         fp8.view(torch.uint8)

@@ -54,7 +54,7 @@ def parameter_groups(config: ResolvedConfig, model: torch.nn.Module) -> list[Any
 
 def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all gradients, as torch does; of narrow ones in FP32, where whole."""
-    if any(isinstance(gradient, DTensor) for gradient in gradients):
+    if not gradients or any(isinstance(gradient, DTensor) for gradient in gradients):
         return get_total_norm(gradients)
     of_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for gradient in gradients:  # of one dtype they are read by one kernel

@@ -42,7 +42,7 @@ BY_MEMORY = (
 #: read for its largest number, which AdamW finds if it reads once, and read again; two are written.
 _KEPT_CAST = {"torch": 10 / 14, "one_pass": 6 / 14}
 #: ``gradient_dtype=compute``: what is left of autocast's copies, so that FP8 steps of the 8B of the
-#: study narrow-gradients take 12.6 ms less, as in the mean of two blocks; its BF16 timings are void.
+#: study narrow-gradients take 12.6 ms less, the mean of two blocks; its BF16 timings are void.
 _NARROW_COPIES = 0.78
 
 

@@ -14,7 +14,6 @@ import pytest
 from fp8study import __version__
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
 from fp8study.run.machine import (
     Gpu,
     Machine,
@@ -220,67 +219,6 @@ def test_exported_checkout_names_its_commit(
     assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": False}
     monkeypatch.setenv("FP8STUDY_COMMIT", "ab" * 20 + "-dirty")
     assert git_state(tmp_path) == {"commit": "ab" * 20, "dirty": True}
-
-
-@pytest.mark.parametrize(
-    ("gpu_name", "expected"),
-    [
-        ("NVIDIA GB200", "GB200"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA GH200 480GB", "GH200"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA H100 PCIe", "H100 PCIe"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-    ],
-)
-def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None:
-    peak = find_peak(gpu_name)
-    assert peak is not None
-    assert peak.name_part == expected
-
-
-@pytest.mark.parametrize(
-    "gpu_name", [None, "", "NVIDIA Z999", "NVIDIA H2", "NVIDIA RTX A1000", "NVIDIA XH100"]
-)
-def test_no_peak_is_guessed(gpu_name: str | None) -> None:
-    assert bf16_peak_tflops(gpu_name) is None
-    assert mixed_peak_tflops(gpu_name, 0.5) is None
-
-
-@pytest.mark.parametrize(
-    ("gpu_name", "namesake"),
-    [
-        ("NVIDIA H100 NVL", "NVIDIA H100 80GB HBM3"),
-        ("NVIDIA H200 NVL", "NVIDIA H200"),
-        ("NVIDIA GB300", "NVIDIA B300"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090"),
-        ("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090"),
-    ],
-)
-def test_peak_is_not_that_of_a_faster_or_slower_namesake(gpu_name: str, namesake: str) -> None:
-    peak, other = find_peak(gpu_name), find_peak(namesake)
-    assert other is not None
-    assert peak is None or peak.bf16_tflops != other.bf16_tflops
-
-
-def test_the_mixed_peak_lies_between_both_and_needs_fp8_units_only_for_fp8() -> None:
-    assert bf16_peak_tflops("NVIDIA H200") == mixed_peak_tflops("NVIDIA H200", 0.0) == 989
-    assert mixed_peak_tflops("NVIDIA H200", 1.0) == pytest.approx(1979)
-    # Half of the work at each peak takes 1/2/989 + 1/2/1979 of a second per TFLOP.
-    assert mixed_peak_tflops("NVIDIA H200", 0.5) == pytest.approx(1318.9, abs=0.1)
-    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.0) == 312
-    assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.1) is None
-
-
-@pytest.mark.parametrize("peak", GPU_PEAKS, ids=lambda peak: peak.name_part)
-def test_fp8_peak_is_twice_the_bf16_peak(peak: Any) -> None:
-    assert peak.source
-    if peak.fp8_tflops is not None:
-        assert peak.fp8_tflops / peak.bf16_tflops == pytest.approx(2.0, rel=0.02)
 
 
 @pytest.mark.parametrize(

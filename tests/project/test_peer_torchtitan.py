@@ -19,6 +19,8 @@ from tests.machines import H200, machine
 
 RATES = {1: "95", 5: "9,001", 10: "9,100", 15: "9,300", 20: "9,200"}
 CELL = Cell("llama-3.1-8b", 1, 1, 8, num_steps=20, num_warmup_steps=10, log_every=5)
+#: The studies beside it, and the GPUs of each.
+STUDIES = {"beside-torchtitan": 1, "beside-torchtitan-switches": 1, "beside-torchtitan-fsdp": 2}
 read = partial(peer.read, cell=CELL, precision="bf16")
 
 
@@ -194,7 +196,7 @@ def test_another_version_no_checkout_or_another_model_is_refused(
 
 
 def test_the_studies_beside_it_do_the_same_work() -> None:
-    for name, ours in (("beside-torchtitan", 1), ("beside-torchtitan-fsdp", 2)):
+    for name, ours in STUDIES.items():
         configs = [run.config for run in load_study(name).runs]
         assert {c.num_gpus for c in configs} == {ours}
         assert {c.model for c in configs} <= {*peer.SHAPES}

@@ -146,9 +146,7 @@ def test_break_even_pairs_equal_states_of_the_cache_and_leaves_distress_out(
     )  # fmt: skip
     warm = break_even_table(frame(tmp_path))
     assert warm["break_even_steps"].tolist() == [pytest.approx(100)]
-    memory = {"num_alloc_retries": 1}
-    strained = instruments_of("bf16", memory=memory)
-    store_measured(tmp_path, "bf16", 4, instruments=strained)
+    store_measured(tmp_path, "bf16", 4, results={"num_alloc_retries": 1})
     store_measured(tmp_path, "fp8_tensorwise", 4)
     assert set(break_even_table(frame(tmp_path))["num_gpus"]) == {1}
 

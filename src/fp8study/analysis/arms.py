@@ -24,7 +24,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.frames import key_of, runs_frame
-from fp8study.analysis.pairing import arm_label, timing_is_void
+from fp8study.analysis.pairing import arm_label
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
@@ -56,7 +56,8 @@ class Arm:
     @cached_property
     def is_void(self) -> pd.Series:
         """Which completed runs have timings that the allocator may have made."""
-        return timing_is_void(self.completed) & self.completed["tokens_per_second_per_gpu"].notna()
+        has_rate = self.completed["tokens_per_second_per_gpu"].notna()
+        return self.completed["timing_void"] & has_rate
 
     @property
     def timed(self) -> pd.DataFrame:

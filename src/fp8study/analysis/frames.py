@@ -83,7 +83,7 @@ RUN_COLUMNS: dict[str, str] = {
         "arm_key asked_key pair_key effect_key switch_key format_key "
         "kernel_key",
         count="model_vocab_size num_warnings",
-        flag="git_dirty stale planted unsteady",
+        flag="git_dirty stale planted unsteady timing_void",
     ),
     **COLUMNS["judgement"],
 }
@@ -156,6 +156,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "stale": stale_note(record) is not None,
         "planted": bool(record.config.get("untrained")),
         "unsteady": any(warning.startswith(UNSTEADY) for warning in record.warnings),
+        "timing_void": record.timing_is_void,
         "arm": arm_label(record),
         "setting": setting_label(record.config),
         "path": MIXED if unusual_switches(record.config) else config.get("path"),

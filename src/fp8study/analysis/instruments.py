@@ -14,14 +14,12 @@ import pandas as pd
 
 from fp8study.analysis.frames import PLACE, place_of
 from fp8study.analysis.pairing import (
-    ALLOCATOR_EVENTS,
     in_fp8,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
     ordered,
     pairs_of,
-    timing_is_void,
     together,
 )
 from fp8study.core.audit_rules import problems, without_hidden_products
@@ -216,8 +214,8 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     values["power_cap_pct"] = values["power_cap_pct"].fillna(0.0).where(sampled)
     seeds = medians_of_repeats(chosen.assign(**values), [*columns])
     pairs = pairs_of(seeds, "joule_per_token")
-    pairs = pairs[~pairs["stale"] & ~timing_is_void(pairs) & ~timing_is_void(pairs, "_bf16")]
-    table = medians_of_seeds(seeds, pairs, [*columns, *ALLOCATOR_EVENTS], ARM)
+    pairs = pairs[~(pairs["stale"] | pairs["timing_void"] | pairs["timing_void_bf16"])]
+    table = medians_of_seeds(seeds, pairs, [*columns], ARM)
     change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)
     table["change_pct"] = change.groupby(pairs["arm_key"]).median()
     return ordered(table.reset_index())
@@ -322,9 +320,8 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
     columns = [*ARM, "cache", "num_runs", "warm_up_seconds", "warm_up_seconds_bf16",
                "step_time_ms", "step_time_ms_bf16", "break_even_steps",
                "run_ids"]  # fmt: skip
-    events = [numbers(frame, f"memory.{name}").fillna(0) for name in ALLOCATOR_EVENTS]
     timed = (frame["device"] == "cuda") & frame["warm_up_seconds"].notna()
-    calm = frame[timed & ~frame["stale"] & (sum(events) == 0)]
+    calm = frame[timed & ~frame["stale"] & ~frame["timing_void"]]
     if calm.empty:
         return pd.DataFrame(columns=columns)
     counts = calm[["compile_cache_hits", "compile_cache_misses"]].astype(float).to_numpy()

@@ -18,7 +18,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from fp8study.analysis.frames import MIXED
-from fp8study.analysis.pairing import in_fp8, sessions_of, timing_is_void, together
+from fp8study.analysis.pairing import in_fp8, sessions_of, together
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
 
@@ -28,7 +28,6 @@ _RATE, _MEMORY, _ENERGY = "tokens_per_second_per_gpu", "memory_peak_gib", "energ
 _MEASURED = [_RATE, _MEMORY, _ENERGY, "tflops_per_gpu", "step_time_ms_median"]
 _RANGES = [f"{name}{side}{end}" for name in (_RATE, _MEMORY) for side in ("", "_bf16")
            for end in ("_low", "_high")]  # fmt: skip
-_VOID = ["gpu_memory_gib", "num_alloc_retries", "num_device_allocs"]
 #: What two runs share whose leads are pooled; studies may differ.
 SETTING = [
     "machine", "gpu_name", "model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps",
@@ -67,9 +66,9 @@ def lead_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     timed = newest[(newest["status"] == "completed") & newest[_RATE].notna()]
     key = ["pair_key", "repeat", "session"]
     bf16 = timed[timed["precision"] == "bf16"].drop_duplicates(key, keep="last").set_index(key)
-    bf16 = bf16[[*_MEASURED, *_VOID, "run_ids", "unsteady"]].add_suffix("_bf16")
+    bf16 = bf16[[*_MEASURED, "timing_void", "run_ids", "unsteady"]].add_suffix("_bf16")
     pairs = timed[in_fp8(timed)].join(bf16, on=key, how="inner")
-    void = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
+    void = pairs["timing_void"] | pairs["timing_void_bf16"]
     ratio = (pairs[_RATE] / pairs[f"{_RATE}_bf16"]).where(~void)
     return pairs.assign(ratio=ratio, unsteady=pairs["unsteady"] | pairs["unsteady_bf16"])
 

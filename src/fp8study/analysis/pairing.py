@@ -30,11 +30,6 @@ _SAID = {True: "on", False: "off"}
 EARLIER_FORM = "earlier form"
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
-#: Above this share of the GPU's memory, time spent in the allocator can pass for a speed-up, where
-#: the record does not count what the allocator did.
-MEMORY_LIMIT_SHARE = 0.85
-#: Events in the timed window that void a timing.
-ALLOCATOR_EVENTS = ("num_alloc_retries", "num_device_allocs")
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
@@ -177,8 +172,9 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     """Give every FP8 run the `value` of the BF16 run that differs in precision alone.
 
     Each seed of an arm counts once, see `newest_per_seed`. The FP8 rows that have a partner, stale
-    ones too, get its run_id, value, peak memory and allocator events in columns ``…_bf16``, and
-    its ``run_ids`` after their own; ``diverged`` says of an arm that a seed of it did so alone.
+    ones too, get its run_id, value, peak memory and whether its timing is void in columns
+    ``…_bf16``, and its ``run_ids`` after their own; ``diverged`` says of an arm that a seed of it
+    did so alone.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
@@ -186,7 +182,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
         usable[(usable["precision"] == "bf16") & ~usable["stale"]]
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
-        .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", *ALLOCATOR_EVENTS]]
+        .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", "timing_void"]]
         .add_suffix("_bf16")
     )
     pairs = usable[in_fp8(usable)].merge(baseline, on="pair_key", how="inner")
@@ -207,19 +203,6 @@ def diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
     baseline = newest.loc[sound & ~newest["stale"] & (newest["precision"] == "bf16"), "pair_key"]
     gone = newest[(newest["status"] == "diverged") & in_fp8(newest)]
     return gone[gone["pair_key"].isin(set(baseline))]
-
-
-def timing_is_void(runs: pd.DataFrame, suffix: str = "") -> pd.Series:
-    """Tell the runs whose timings may be the allocator's.
-
-    Those in which it had to retry, or took memory from the driver, inside the timed window; of
-    older records, which do not count the second, those that nearly filled the GPU's memory.
-    `suffix` is the end of the names of the columns to look at.
-    """
-    limit = MEMORY_LIMIT_SHARE * runs["gpu_memory_gib"]
-    retries, allocs = (runs[f"{name}{suffix}"] for name in ALLOCATOR_EVENTS)
-    unknown = allocs.isna() & (runs[f"memory_peak_gib{suffix}"] > limit)
-    return unknown | (retries > 0) | (allocs > 0)
 
 
 def sessions_of(runs: pd.DataFrame) -> pd.Series:
@@ -257,17 +240,17 @@ def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFra
     """Return one row for each seed of an arm that measured the first of the `columns`.
 
     Each column is the median over the seed's repeats, of each the newest result; ``num_repeats`` is
-    their number, ``run_ids`` are theirs, and the allocator's events are the most of any.
+    their number, ``run_ids`` are theirs, and ``timing_void`` says that one of their timings is.
     """
-    seed, events = ["arm_key", "pair_key"], list(ALLOCATOR_EVENTS)
+    seed = ["arm_key", "pair_key"]
     results = runs[runs["status"].isin(RESULTS)].fillna({"repeat": 0})
     newest = results.sort_values("ended_at", kind="stable").drop_duplicates(
         [*seed, "repeat"], keep="last"
     )
     each = newest[newest[columns[0]].notna() & (newest["status"] == "completed")]
     measured = medians_by(each, seed, columns, names=()).rename(columns={"num_runs": "num_repeats"})
-    measured = measured.join(each.groupby(seed)[events].max())
-    kept = newest_per_seed(each).drop(columns=[*columns, *events, "run_ids"])
+    measured = measured.join(each.groupby(seed)["timing_void"].any())
+    kept = newest_per_seed(each).drop(columns=[*columns, "timing_void", "run_ids"])
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 

@@ -24,7 +24,6 @@ from fp8study.analysis.pairing import (
     ordered,
     pairs_of,
     sessions_of,
-    timing_is_void,
     together,
 )
 from fp8study.core.recipes import SIXTEEN_BIT
@@ -69,12 +68,12 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = pairs_of(timed, _RATE)
     pairs = pairs[pairs["device"] != "cpu"]
     table = medians_of_seeds(timed, pairs, _MEASURED)
-    full = timing_is_void(pairs) | timing_is_void(pairs, "_bf16")
+    full = pairs["timing_void"] | pairs["timing_void_bf16"]
     speed, memory = (100 * (pairs[n] / pairs[f"{n}_bf16"] - 1) for n in (_RATE, _MEMORY))
     # A run that waits for the allocator makes its partner look fast.
     table["speedup_pct"] = speed.where(~full).groupby(pairs["arm_key"]).median()
     table["memory_change_pct"] = memory.groupby(pairs["arm_key"]).median()
-    strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timing_is_void(timed), "arm_key"])
+    strained = set(pairs.loc[full, "arm_key"]) | set(timed.loc[timed["timing_void"], "arm_key"])
     paired = set(pairs["arm_key"])
     table["note"] = [
         _speed_note(row, key in strained, key in paired) for key, row in table.iterrows()
@@ -154,7 +153,7 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
 def _plain(arms: pd.DataFrame) -> pd.DataFrame:
     """Choose among the plain path's arms, which differ in their strategy alone."""
     sharded, others = arms[arms["strategy"] == "fsdp2"], arms[arms["strategy"] != "fsdp2"]
-    short = sharded.empty or (timing_is_void(sharded).any() and len(others))
+    short = sharded.empty or (sharded["timing_void"].any() and len(others))
     return others if short else sharded
 
 
@@ -162,7 +161,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     """Compare an arm's completed runs with the plain one's, and the `newest` of each seed."""
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
-    void = timing_is_void(arm).any() or timing_is_void(plain).any()
+    void = arm["timing_void"].any() or plain["timing_void"].any()
     rates, base = (
         runs.fillna({"repeat": 0}).groupby(["seed", "repeat", "session"])[_RATE].median()
         for runs in (arm, plain)

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fp8study.core.audit_rules import timing_is_void
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.files import write_whole
 from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content
@@ -137,6 +138,11 @@ class RunRecord:
             if not isinstance(value := getattr(self, name), kind):
                 what = "text" if kind is str else "mapping"
                 raise UserError(f"{name}: {value!r} is not a {what}")
+
+    @property
+    def timing_is_void(self) -> bool:
+        """Whether the allocator may have made the run's timing."""
+        return timing_is_void(self.results, self.machine.get("gpu_memory_gib"))
 
 
 def _check_version(version: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fp8study.core.audit_rules import timing_is_void
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import bf16_peak_tflops, mixed_peak_tflops
 from fp8study.measure.clock import FinishedStep
@@ -111,5 +112,5 @@ def notes_on_timing(results: dict[str, Any]) -> list[str]:
         f"the allocator {what} {number} times in the timed window: the timings measure that, "
         "compare no speed with this run"
         for what, number in events.items()
-        if number
+        if number and timing_is_void(results)
     ]

@@ -16,7 +16,6 @@ from typing import Any
 
 from fp8study.analysis.frames import key_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
-from fp8study.analysis.pairing import ALLOCATOR_EVENTS, MEMORY_LIMIT_SHARE
 from fp8study.core.config import ResolvedConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
@@ -75,7 +74,7 @@ class Cell:
 
     @property
     def timed(self) -> list[tuple[str, RunRecord]]:
-        return [run for run in self.runs if not _is_void(run[1])]
+        return [run for run in self.runs if not run[1].timing_is_void]
 
     @property
     def rates(self) -> list[tuple[str, float]]:
@@ -88,14 +87,6 @@ class Cell:
 def _median(values: Iterable[Any]) -> float | None:
     known = [float(value) for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _is_void(record: RunRecord) -> bool:
-    """As `pairing.timing_is_void`, of one record."""
-    events = [record.results.get(name) for name in ALLOCATOR_EVENTS]
-    peak, size = record.results.get("memory_peak_gib"), record.machine.get("gpu_memory_gib")
-    is_full = peak and size and peak > MEMORY_LIMIT_SHARE * size
-    return any(events) or bool(events[1] is None and is_full)
 
 
 def cell_key(config: ResolvedConfig, gpu: str, *free: str) -> str:

@@ -5,6 +5,9 @@ import pytest
 from fp8study.analysis.peers import PEER_COLUMNS, peer_table
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
+from fp8study.report import speed_sentences
+from fp8study.report.layouts import PEER_LEADS
+from fp8study.report.table import markdown
 from tests.factories import make_record, store
 from tests.peer_factories import store_peer
 
@@ -88,3 +91,34 @@ def test_a_block_without_its_partner_does_not_count(tmp_path: Path) -> None:
     store_peer(tmp_path / "reference/box/beside/peer/some", blocks=[1, 2, 3])
     (row,) = peer_table(load_runs(tmp_path)).to_dict("records")
     assert (row["num_blocks"], row["ratio_interval"]) == (1, "no interval: 1 run")
+
+
+def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path: Path) -> None:
+    place = "reference/box"
+    tuned = {"path": "tuned", "strategy": "none", "update_kernel": "one_pass"}
+    for precision, rate, of_fp8 in (
+        ("bf16", 10_000.0, {}),
+        ("fp8_tensorwise", 13_000.0, {"weight_cast": "each_update"}),
+    ):
+        record = make_record(
+            study="beside", precision=precision, run_id=precision, max_grad_norm=1.0,
+            results={"tokens_per_second_per_gpu": rate},
+        )  # fmt: skip
+        record.config.update(make_config(record.config | tuned | of_fp8).to_dict())
+        store(tmp_path, place, record)
+        peers = tmp_path / place / "beside" / "peer" / precision
+        one = {"tokens_per_second_per_gpu": [8_000.0], "memory_peak_gib": [30.0], "blocks": [0]}
+        store_peer(peers / "timed", precision=precision, **one)
+        none = {"tokens_per_second_per_gpu": [], "memory_peak_gib": [], "status": "out_of_memory"}
+        store_peer(peers / "short", name="short", precision=precision, **none)
+    table = peer_table(load_runs(tmp_path))
+    short, timed = (table[table["peer"].str.startswith(name)] for name in ("short", "synth"))
+    assert list(short["ratio_interval"]) == ["out of memory"] * 2
+    assert short["num_blocks"].isna().all()
+    assert timed["num_blocks"].tolist() == [1, 1]
+    assert timed["lead_pct"].tolist()[1] == pytest.approx(30)
+    assert "out of memory" in markdown(table, PEER_LEADS)
+    told = speed_sentences.peers(table)
+    assert "By turns on the same GPUs, ours makes 1.25 to 1.62 times the tokens of synth" in told
+    assert "short 9.9.9 ran out of memory beside 2 arms." in told
+    assert "tokenises" not in told

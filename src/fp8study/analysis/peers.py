@@ -207,7 +207,8 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
 
     The columns of `PEER_COLUMNS`, one row for each of our arms that did a peer's work: medians and
     ranges of the rates over repeats, their ``ratio`` (ours over the peer's) with Welch's interval
-    in words, and medians of what each side's allocator had reserved, GiB. Arms that clip gradients
+    in words, or how the peer ended where it has no rates, and medians of what each side's allocator
+    had reserved, GiB. Arms that clip gradients
     (at ``max_grad_norm``) say so in their name and share the others' setting. ``lead_pct`` and
     ``peer_lead_pct`` are each side's own FP8 over its own BF16, by the same rule, with their 95 %
     intervals.
@@ -224,12 +225,13 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
         for sessions, arm, ratio in pairs:
             ids = {"run_ids": together(arm.completed["run_id"].map(paths))}
             rows.append(place | _peer_row(sessions, arm, ratio) | ids)
+    # A switch that exists for FP8 only is in the setting's name, and no part of the pair.
     bf16 = {_alike(row): row for row in rows if row["precision"] == "bf16"}
     for row in rows:
         if row["precision"] != "bf16" and _alike(row) in bf16:
             row |= _leads(row, bf16[_alike(row)])
-    table = pd.DataFrame(rows, columns=PEER_COLUMNS)
-    order = [*_PLACE[:4], "setting", "max_grad_norm", "precision"]
+    table = pd.DataFrame(rows, columns=PEER_COLUMNS).astype({"num_blocks": "Int64"})
+    order = [*_PLACE[:4], "peer", "setting", "max_grad_norm", "precision"]
     return table.sort_values(order, kind="stable", na_position="first")
 
 
@@ -245,6 +247,7 @@ def _peer_row(sessions: Sessions, arm: Arm, ratio: Ratio | None) -> dict[str, ob
         "arm": arm_label(arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",
         "sides": (own, theirs),
+        "pair_key": arm.runs["pair_key"].iloc[0],
         "tokens_per_gpu": peer.sequence_length * peer.micro_batch_size,
         "num_runs": len(arm.rates),
         "num_peer_runs": len(rates),
@@ -253,12 +256,18 @@ def _peer_row(sessions: Sessions, arm: Arm, ratio: Ratio | None) -> dict[str, ob
         "peer_tokens_per_second_per_gpu": median(rates),
         "peer_range": _range(rates),
         "ratio": ratio.estimate if ratio else None,
-        "ratio_interval": ratio.interval_text() if ratio else None,
+        "ratio_interval": ratio.interval_text() if ratio else _ends(sessions),
         "num_blocks": len({*own.blocks} & {*theirs.blocks}) if theirs.blocks else None,
         "sessions": _by_session(own, sessions) if theirs.blocks else "",
         "reserved_gib": median([gib for gib in reserved if gib is not None]),
         "peer_reserved_gib": median([gib for peer in sessions for gib in peer.memory_peak_gib]),
     }
+
+
+def _ends(sessions: Sessions) -> str:
+    """Name how the sessions without rates ended, as ``out of memory``."""
+    ended = dict.fromkeys(peer.status for peer in sessions if not peer.rates)
+    return ", ".join(ended).replace("_", " ")
 
 
 def _by_session(own: _Rates, sessions: Sessions) -> str:
@@ -269,8 +278,7 @@ def _by_session(own: _Rates, sessions: Sessions) -> str:
 
 def _alike(row: dict[str, Any]) -> tuple[object, ...]:
     """What the BF16 row has in common with the FP8 row that it is compared with."""
-    names = ["machine", "study", "model", "num_gpus", "setting", "max_grad_norm", "peer"]
-    return tuple(row[name] for name in names)
+    return row["pair_key"], row["peer"]
 
 
 def _leads(fp8: dict[str, Any], bf16: dict[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.report.words import each_machine, escape, recipe, span
+from fp8study.report.words import count, each_machine, escape, recipe, span
 
 
 def rates(table: pd.DataFrame) -> str:
@@ -88,23 +88,30 @@ def others(table: pd.DataFrame) -> str:
 
 
 def peers(table: pd.DataFrame) -> str:
-    """Say how fast our arms were beside other trainers'."""
-    clipped = table[table["max_grad_norm"].notna()].dropna(subset="ratio")
-    if clipped.empty:
+    """Say how fast our arms were beside other trainers', by turns before what was not."""
+    clipped = table[table["max_grad_norm"].notna()]
+    timed = clipped.dropna(subset="ratio")
+    by_turns = timed["num_blocks"].notna()
+    if timed.empty:
         return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
-    behind, alone = int((clipped["ratio"] < 1).sum()), clipped["num_blocks"].isna()
-    ratios = [f"{span(own['ratio'], '.2f')} times the tokens of {escape(peer)}"
-              for peer, own in clipped.groupby("peer")]  # fmt: skip
-    caution = (
-        " The other trainer tokenises inside its steps, and arms ran on different GPUs of the "
-        "machine: either may be part of the difference."
-    )
-    return (
-        f"With gradients clipped in both, ours makes {' and '.join(ratios)}"
-        f"{f', and fewer in {behind} of {len(clipped)} arms' if behind else ''}, "
-        f"{'in one session' if alone.all() else 'by turns on the same GPUs where blocks are named'}"
-        f", on one machine, with the same shapes.{caution * bool(alone.any())}"
-    )
+    parts = []
+    for words, own in (("By turns on the same GPUs", timed[by_turns]),
+                       ("In one session, on GPUs of one machine", timed[~by_turns])):  # fmt: skip
+        behind = int((own["ratio"] < 1).sum())
+        ratios = [f"{span(rows['ratio'], '.2f')} times the tokens of {escape(peer)}"
+                  for peer, rows in own.groupby("peer")]  # fmt: skip
+        if ratios:
+            fewer = f", and fewer in {behind} of {len(own)} arms" if behind else ""
+            parts.append(f"{words}, ours makes {' and '.join(ratios)}{fewer}.")
+    if not by_turns.all():
+        parts.append(
+            "There the other trainer tokenises inside its steps, and arms ran on different GPUs: "
+            "either may be part of the difference."
+        )
+    full = clipped.loc[clipped["ratio_interval"] == "out of memory", "peer"].value_counts()
+    parts += [f"{escape(peer)} ran out of memory beside {count(arms, 'arm')}."
+              for peer, arms in full.items()]  # fmt: skip
+    return " ".join(["Both sides clip gradients and have the same shapes.", *parts])
 
 
 def sources(table: pd.DataFrame) -> str:

@@ -288,7 +288,7 @@ def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
     records = sweep(1, 1)() + sweep(1, 1e-2, seed=1)()
     found = judge_claim(CLAIMS["C14"], tables(records))
     assert found.verdict == YES
-    assert "BF16 0.01, FP8 tensorwise 0.001" in found.why
+    assert "BF16 0.01, FP8 tensorwise 0.001; 2 seeds at each rate" in found.why
 
 
 def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:

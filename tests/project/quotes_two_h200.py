@@ -60,7 +60,6 @@ def two_h200_texts() -> list[str]:
         *gathering_texts(),
         *width_texts(),
         *growth_texts(),
-        *narrow_texts(),
         *larger_texts(),
         *kept_texts(),
     ]
@@ -196,30 +195,4 @@ def kept_texts() -> list[str]:
         f"clipped: {points[small, tensorwise, both, True]} in FP8, "
         f"{points[small, 'bf16', one_pass, True]} in BF16",
         f"{peak[0]:.1f} GiB instead of {peak[1]:.1f}, clipped {peak[2]:.1f} either way",
-    ]
-
-
-def narrow_texts() -> list[str]:
-    """What is said of gradients that stay in BF16, of two blocks in as many sessions."""
-    gains = switch_table(shorten_arms(runs_frame(stored("h200x1"))))
-    gains = gains[gains["study"].str.startswith("narrow-gradients")]
-    assert len(gains) == 10
-    by = ["model", "precision", "setting"]
-    blocks = gains.sort_values("study").groupby(by)["gain_pct"].agg(list)
-    narrow, both = (
-        f"gradients in the compute dtype{more}" for more in ("", ", separate transposes")
-    )
-    big, small, fp8 = "llama-3.1-8b", "llama-3.2-1b-untied", "fp8_tensorwise"
-    assert pd.isna(blocks[big, "bf16", narrow]).all()  # the allocator took memory in these
-    alone, all_of_it = (
-        " and ".join(per_cent(gain) for gain in blocks[big, fp8, setting])
-        for setting in (narrow, both)
-    )
-    chosen = gains[(gains["model"] == big) & (gains["setting"] == both)]
-    peak = chosen["memory_peak_gib"] / (1 + chosen["memory_change_pct"] / 100)
-    more = (chosen["memory_peak_gib"] - peak).median()
-    most = max(blocks[small, "bf16", narrow] + blocks[small, fp8, both])
-    return [
-        f"FP8 {alone} in two blocks, with `transposes=separate` {all_of_it} for {more:.1f} GiB",
-        f"1B at batch 8: {per_cent(most)} at most",
     ]

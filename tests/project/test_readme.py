@@ -29,6 +29,7 @@ from tests.project.quotes import (
     stored,
     tuned_texts,
 )
+from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_two_h200 import two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -132,6 +133,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *null_texts(runs),
         *h100_texts(),
         *two_h200_texts(),
+        *one_h200_texts(),
         *tuned_texts(runs),
         *peer_texts(),
         memory_text(),

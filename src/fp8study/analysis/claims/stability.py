@@ -38,7 +38,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     early = pd.Series([step <= steps for broke in both["broke"] for step in broke], dtype=bool)
     longer, finer = _beside(fp8, "lr_warmup_steps"), _beside(rates, "master_dtype")
     warmer = longer["stable"] > longer["stable_before"]
-    verdict = Verdict.CONTRADICTED
+    verdict, seeds = Verdict.CONTRADICTED, int(rates["num_seeds"].min())
     if lower.any():
         whole = early.any() and (warmer.any() or longer.empty)
         verdict = Verdict.REPRODUCED if whole else Verdict.PARTLY
@@ -46,16 +46,17 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
         holds=out_of(lower), early=out_of(early), warmer=out_of(warmer),
         finer=out_of(finer["stable"] > finer["stable_before"]), rates=_listed(rates),
+        seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
     )  # fmt: skip
 
 
 def stable_rates(tables: Tables) -> pd.DataFrame:
     """Return one row per arm on GPUs that was run at two learning rates or more.
 
-    ``stable`` is the highest rate at which, and below which, no seed was lost (0: none is), and
-    ``lost`` the number of runs that were; ``broke`` lists at which steps. A run is lost whose loss
-    is no number, or ends above its first or above that of who knows the tokens' frequencies alone:
-    there AdamW leaves what it broke.
+    ``stable`` is the highest rate at which, and below which, no seed was lost (0: none is), of
+    ``num_seeds`` at each, and ``lost`` the number of runs that were; ``broke`` lists at which
+    steps. A run is lost whose loss is no number, or ends above its first or above that of who knows
+    the tokens' frequencies alone: there AdamW leaves what it broke.
     """
     runs = tables.of_records(_swept, "sweep", "lr_warmup_steps").merge(
         tables.runs.drop(columns="run_ids"), on=PLACE
@@ -77,10 +78,11 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
         rows.append(
             dict(zip(["sweep", *_ARM], key, strict=True))
             | {"model": arm["model"].iloc[0], "stable": below.max() if len(below) else 0.0,
+               "num_seeds": arm.groupby("learning_rate")["seed"].nunique().min(),
                "lost": len(lost), "broke": lost["step"].tolist(),
                "run_ids": together(arm["run_ids"])}
         )  # fmt: skip
-    columns = ["sweep", *_ARM, "model", "stable", "lost", "broke", "run_ids"]
+    columns = ["sweep", *_ARM, "model", "num_seeds", "stable", "lost", "broke", "run_ids"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -1,0 +1,78 @@
+"""What the README and docs/results.md may say of the machines of one H200, from the records."""
+
+from fp8study.analysis.claims.stability import stable_rates
+from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.peers import peer_table
+from fp8study.analysis.speed import switch_table
+from fp8study.report.page import report_of
+from tests.project.quotes import one, per_cent, stored
+
+MACHINE = "h200x1"
+
+
+def one_h200_texts() -> list[str]:
+    """What is said of one H200."""
+    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts()]
+
+
+def narrow_texts() -> list[str]:
+    """What is said of gradients that stay in BF16, of two blocks in as many sessions."""
+    gains = switch_table(shorten_arms(runs_frame(stored("h200x1"))))
+    gains = gains[gains["study"].str.startswith("narrow-gradients")]
+    assert len(gains) == 10
+    by = ["model", "precision", "setting"]
+    blocks = gains.sort_values("study").groupby(by)["gain_pct"].agg(list)
+    narrow, both = (
+        f"gradients in the compute dtype{more}" for more in ("", ", separate transposes")
+    )
+    big, small, fp8 = "llama-3.1-8b", "llama-3.2-1b-untied", "fp8_tensorwise"
+    alone, all_of_it, bf16 = (
+        " and ".join(per_cent(gain) for gain in blocks[big, *arm])
+        for arm in ((fp8, narrow), (fp8, both), ("bf16", narrow))
+    )
+    chosen = gains[(gains["model"] == big) & (gains["setting"] == both)]
+    peak = chosen["memory_peak_gib"] / (1 + chosen["memory_change_pct"] / 100)
+    more = (chosen["memory_peak_gib"] - peak).median()
+    most = max(blocks[small, "bf16", narrow] + blocks[small, fp8, both])
+    return [
+        f"FP8 {alone} in two blocks, with `transposes=separate` {all_of_it} for {more:.1f} GiB",
+        f"BF16 {bf16}.",
+        f"1B at batch 8: {per_cent(most)} at most",
+    ]
+
+
+def by_turns_texts() -> list[str]:
+    """What is said of torchtitan by turns with the tuned path and its switches, in one block."""
+    table = peer_table(stored(MACHINE))
+    titan = table[table["peer"] == "torchtitan 0.2.2"]
+    assert set(titan["num_blocks"]) == {1}
+    bf16, fp8 = (one(titan, precision=name) for name in ("bf16", "fp8_tensorwise"))
+    assert set(table.loc[table["peer"].str.startswith("accelerate"), "ratio_interval"]) == {
+        "out of memory"
+    }
+    return [
+        f"8B {bf16['ratio']:.2f} (BF16) and {fp8['ratio']:.2f} times (FP8), and FP8 leads by "
+        f"{per_cent(fp8['lead_pct'])}, torchtitan's by {per_cent(fp8['peer_lead_pct'])}",
+    ]
+
+
+def learning_rate_texts() -> list[str]:
+    """What is said of the highest learning rate that trains, with one seed."""
+    runs = [run for run in stored(MACHINE) if run.record.study == "stability"]
+    rates = stable_rates(Tables(report_of(runs), [MACHINE])).set_index(
+        ["master_dtype", "lr_warmup_steps", "precision"]
+    )
+    assert set(rates["num_seeds"]) == {1}
+    stable = rates["stable"].map("{:g}".format)
+    both = {(masters, steps): {stable[masters, steps, p] for p in ("bf16", "fp8_tensorwise")}
+            for masters, steps in (("fp32", 20), ("fp32", 100))}  # fmt: skip
+    (short,), (long,) = both.values()
+    (limit,) = {round(run.record.data["unigram_loss"], 2) for run in runs}
+    return [
+        f"FP32 master weights no: {short} in both after 20 warm-up steps, {long}, the highest",
+        f"BF16 ones yes: {stable['bf16', 20, 'fp8_tensorwise']} instead of "
+        f"{stable['bf16', 20, 'bf16']}",
+        f"ends above {limit}",
+    ]

@@ -5,12 +5,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.losses import formats_table
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report import loss_sentences
 from fp8study.report import page as pages
+from tests.analysis.test_claims import sweep
 from tests.analysis.test_losses import frame, store_formats
 from tests.analysis.test_matched import grown, races
+from tests.claim_factories import tables
 from tests.factories import make_record, store
 
 
@@ -65,7 +68,8 @@ def test_how_the_gap_grows_with_the_batch_is_told_at_one_loss() -> None:
     told = loss_sentences.matched(table)
     assert "+0.00 % at 1 sequence, +0.10 % at 4 sequences, +0.20 % at 16 sequences" in told
     assert "+0.050 points with each doubling (95 % CI +0.050 to +0.050, n = 3)" in told
-    further = loss_sentences.further(pd.DataFrame(), table, pd.DataFrame())
+    none = pd.DataFrame()
+    further = loss_sentences.further(none, table, none, none)
     assert f"**Batches at one loss.** {told}" in further
     line = (
         "time to the same loss (`STUDY=equal-time`), optimizer states and FP16 (`STUDY=optimizer-st"
@@ -81,3 +85,11 @@ def test_narrower_states_are_told_with_their_memory_and_what_diverged(tmp_path: 
     assert "BF16 with BF16 states +0.10 % of the loss (95 % CI" in told
     assert "equivalent at ±0.25 %, peak memory" in told
     assert "FP16 with FP32 states diverged in 1 seed" in told
+
+
+def test_the_highest_stable_rate_is_told_with_its_seeds_and_where_nothing_was_lost() -> None:
+    rates = stable_rates(tables(sweep(1, 1e-2)()))
+    told = loss_sentences.stable(rates)
+    assert "lama-3.2-1b, 1 seed at each rate: FP32 master weights, warm-up 20" in told
+    assert "BF16 0.01 or more, FP8 tensorwise 0.001" in told
+    assert loss_sentences.stable(rates[:0]) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis import decision
+from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report import figures
@@ -218,11 +219,22 @@ def _format(row: pd.Series) -> str:
     )
 
 
+@each_machine("\n\n")
+def stable(rates: pd.DataFrame) -> str:
+    """Say up to which learning rate each arm trained, sweep by sweep."""
+    return " ".join(
+        f"{escape(own['model'].iloc[0])}, {count(int(own['num_seeds'].min()), 'seed')} at each "
+        f"rate: {listed(own)}."
+        for _, own in rates.groupby("sweep", sort=False)
+    )
+
+
 #: What else pairs of losses tell → the study that makes its records, its download, how it is said.
 _FURTHER = {
     "Time to the same loss": ("equal-time", "equal-time", equal_time),
     "Batches at one loss": ("batch-growth", "matched-loss", matched),
     "Optimizer states and FP16": ("optimizer-states", "formats", formats),
+    "The highest learning rate that trains": ("stability", "stable-rates", stable),
 }
 
 

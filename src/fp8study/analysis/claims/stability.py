@@ -45,7 +45,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     return claim.found(
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
         holds=out_of(lower), early=out_of(early), warmer=out_of(warmer),
-        finer=out_of(finer["stable"] > finer["stable_before"]), rates=_listed(rates),
+        finer=out_of(finer["stable"] > finer["stable_before"]), rates=listed(rates),
         seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
     )  # fmt: skip
 
@@ -77,13 +77,14 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
         below = arm.loc[~(arm["learning_rate"] >= lost["learning_rate"].min()), "learning_rate"]
         rows.append(
             dict(zip(["sweep", *_ARM], key, strict=True))
-            | {"model": arm["model"].iloc[0], "stable": below.max() if len(below) else 0.0,
+            | {"machine": arm["machine"].iloc[0], "model": arm["model"].iloc[0],
+               "stable": below.max() if len(below) else 0.0,
                "num_seeds": arm.groupby("learning_rate")["seed"].nunique().min(),
                "lost": len(lost), "broke": lost["step"].tolist(),
                "run_ids": together(arm["run_ids"])}
         )  # fmt: skip
-    columns = ["sweep", *_ARM, "model", "num_seeds", "stable", "lost", "broke", "run_ids"]
-    return pd.DataFrame(rows, columns=columns)
+    found = ["machine", "model", "stable", "num_seeds", "lost", "broke", "run_ids"]
+    return pd.DataFrame(rows, columns=["sweep", *_ARM, *found])
 
 
 def _swept(run: StoredRun) -> dict[str, object]:
@@ -118,10 +119,12 @@ def _with_edge(pairs: pd.DataFrame) -> pd.DataFrame:
     return pairs[pairs["lost"] + pairs["lost_before"] > 0]
 
 
-def _listed(rates: pd.DataFrame) -> str:
-    """Name the highest stable rate of each arm."""
-    stable = rates["stable"].map(lambda rate: f"{rate:g}" if rate else "none")
+def listed(rates: pd.DataFrame) -> str:
+    """Name the highest stable rate of each arm, or the highest tried if no run was lost there."""
+    rates = rates.sort_values(["master_dtype", "lr_warmup_steps"], kind="stable")
+    more = (rates["lost"] == 0).map({True: " or more", False: ""})
+    stable = rates["stable"].map(lambda rate: f"{rate:g}" if rate else "none") + more
     said = rates["precision"].map(PRECISION_LABELS) + " " + stable
-    arms = rates["master_dtype"].str.upper() + " masters, warm-up "
+    arms = rates["master_dtype"].str.upper() + " master weights, warm-up "
     texts = said.groupby(arms + rates["lr_warmup_steps"].astype(str), sort=False).agg(", ".join)
     return "; ".join(f"{arm}: {text}" for arm, text in texts.items())

@@ -103,6 +103,18 @@ def test_grouped_gemms_of_experts_count_once() -> None:
     assert made["tflop"] == pytest.approx(2 * 16 * 32 * 16 / 1e12)
 
 
+def test_a_gemm_that_torchaos_tensors_take_apart_counts_once() -> None:
+    """As uncompiled: the outer one is told the dtypes that the tensors pass for."""
+    outer = op(1, "aten::mm", [[64, 32], [32, 16]], [BF16, "float"]) | {"ts": 0, "dur": 9}
+    inner = op(2, "aten::_scaled_mm", [[64, 32], [32, 16]], [E4M3, E4M3]) | {"ts": 2, "dur": 5}
+    other = op(3, "aten::mm", [[64, 32], [32, 16]], [BF16, BF16]) | {"ts": 3, "dur": 1, "tid": 7}
+    found = summarise_events([outer, inner, other])
+    assert [row["dtypes"] for row in found["gemm"]] == [
+        "float8_e4m3fn × float8_e4m3fn", "bfloat16 × bfloat16"
+    ]  # fmt: skip
+    assert found["fp8_gemm_flops_pct"] == pytest.approx(50)
+
+
 def test_operators_that_compute_are_told_by_their_dtypes_and_gemms_that_sum_fast() -> None:
     fast, exact = (op(n, "aten::_scaled_mm", [[8, 4], [4, 2]], [E4M3, E4M3]) for n in (1, 2))
     fast["args"]["Concrete Inputs"] = ["", "", "", "", "", "", "15", "True"]

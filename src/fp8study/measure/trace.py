@@ -7,11 +7,12 @@ anywhere. Operators carry the shapes and dtypes of their inputs; kernels carry t
 
 from __future__ import annotations
 
+import bisect
 import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,16 +172,12 @@ def _operations(ops: list[Event]) -> dict[str, list[str]]:
 
 def _gemms(ops: list[Event], launches: list[tuple[Event, Event | None]]) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
-    gemms = [(op, found) for op in ops if (found := _factors(op)) is not None]
-    for op, (dtypes, flops) in gemms:
-        # Where there is no kernel for grouped GEMMs, each is made of plain ones inside of it.
-        inside = (op["ts"] < other["ts"] <= op["ts"] + op["dur"] for other, _ in gemms)
-        if not ("grouped" in op["name"] and any(inside)):
-            row = rows.setdefault(dtypes, {"dtypes": dtypes, "num": 0, "num_fast": 0, "tflop": 0.0})
-            row["num"] += 1
-            told = (row["num_fast"], _sums_fast(op))
-            row["num_fast"] = None if None in told else sum(told)
-            row["tflop"] += flops / 1e12
+    for op, dtypes, flops in _innermost(ops):
+        row = rows.setdefault(dtypes, {"dtypes": dtypes, "num": 0, "num_fast": 0, "tflop": 0.0})
+        row["num"] += 1
+        told = (row["num_fast"], _sums_fast(op))
+        row["num_fast"] = None if None in told else sum(told)
+        row["tflop"] += flops / 1e12
     times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for kernel, launcher in launches:
         if kernel["cat"] == "kernel" and launcher is not None and (found := _factors(launcher)):
@@ -195,6 +192,23 @@ def _gemms(ops: list[Event], launches: list[tuple[Event, Event | None]]) -> dict
         "fp8_gemm_flops_pct": _fp8_share(listed, "tflop"),
         "fp8_gemm_time_pct": _fp8_share(listed, "time_ms") if launches else None,
     }
+
+
+def _innermost(ops: list[Event]) -> Iterator[tuple[Event, str, int]]:
+    """Yield the GEMMs that are made of no other, with the dtypes of their factors and their FLOPs.
+
+    Without compilation torchao's tensors take a plain GEMM apart into an FP8 one inside of it, and
+    where there is no kernel for grouped GEMMs each is made of plain ones.
+    """
+    gemms = [(op, *found) for op in ops if (found := _factors(op)) is not None]
+    starts: dict[object, list[float]] = defaultdict(list)
+    for op in sorted((op for op, *_ in gemms), key=lambda op: op["ts"]):
+        starts[op.get("tid")].append(op["ts"])
+    for op, dtypes, flops in gemms:
+        own = starts[op.get("tid")]
+        later = bisect.bisect_right(own, op["ts"])
+        if later == len(own) or own[later] > op["ts"] + op["dur"]:
+            yield op, dtypes, flops
 
 
 def _fp8_share(rows: list[dict[str, Any]], column: str) -> float | None:

@@ -119,6 +119,7 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
     assert timed["lead_pct"].tolist()[1] == pytest.approx(30)
     assert "out of memory" in markdown(table, PEER_LEADS)
     told = speed_sentences.peers(table)
-    assert "By turns on the same GPUs, ours makes 1.25 to 1.62 times the tokens of synth" in told
-    assert "short 9.9.9 ran out of memory beside 2 arms." in told
+    assert "1 block: 1.25 to 1.62 times the tokens of synthetic-trainer 9.9.9." in told
+    assert "off by default (one pass AdamW, weights cast each update)" in told
+    assert "Out of memory: short 9.9.9 with llama-3.2-1b in BF16 and FP8 tensorwise." in told
     assert "tokenises" not in told

@@ -90,41 +90,41 @@ def tuned_texts(runs: pd.DataFrame) -> list[str]:
     ]
 
 
+def clipped(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows that clip gradients, as torchtitan always does."""
+    return table[table["max_grad_norm"].notna()]
+
+
 def peer_texts() -> list[str]:
-    """What is said of torchtitan beside the tuned path, which clips gradients or not."""
+    """What is said of torchtitan beside the tuned path, both clipping gradients."""
     table = peer_table(stored())
     assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
     assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
-    table["clips"] = table["max_grad_norm"].notna()
-    texts = list(set(table["peer"]))
-    for clips, rows in table.groupby("clips"):
-        is_big = rows["model"] == "llama-3.1-8b"
-        ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
-        texts.append(
-            "8B "
-            + ", ".join(
-                f"{ratio[n, 'bf16']:.2f} (BF16) and {ratio[n, 'fp8_tensorwise']:.2f} times (FP8) "
-                f"on {n} GPU{'s' if n > 1 else ''}"
-                for n in (1, 4)
-            )
-        )
-        if clips:
-            small = rows.loc[~is_big, "ratio"]
-            texts.append(f"the 1B {small.min():.2f} to {small.max():.2f} times")
-    return texts
+    rows = clipped(table)
+    is_big = rows["model"] == "llama-3.1-8b"
+    ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
+    small = rows.loc[~is_big, "ratio"]
+    return [
+        *set(table["peer"]),
+        "8B "
+        + ", ".join(
+            f"{ratio[n, 'bf16']:.2f} (BF16) and {ratio[n, 'fp8_tensorwise']:.2f} times (FP8) "
+            f"on {n} GPU{'s' if n > 1 else ''}"
+            for n in (1, 4)
+        ),
+        f"the 1B {small.min():.2f} to {small.max():.2f} times",
+    ]
 
 
 def memory_text() -> str:
     """What is said of the memory that the tuned path reserves for the 8B."""
-    peers = peer_table(stored()).query("model == 'llama-3.1-8b'")
+    peers = clipped(peer_table(stored()).query("model == 'llama-3.1-8b'"))
     less = peers["peer_reserved_gib"] - peers["reserved_gib"]
-    assert len(less) == 8
+    assert len(less) == 4
     assert min(less) > 0
-    texts = [
-        f"{part.min():.1f} to {part.max():.1f} GiB less on {num_gpus}"
-        for num_gpus, part in less.groupby(peers["num_gpus"])
-    ]
-    return f"reserves {texts[0]} GPU and {texts[1]}"
+    one_gpu, four = (f"{part.min():.1f} to {part.max():.1f} GiB less"
+                     for _, part in less.groupby(peers["num_gpus"]))  # fmt: skip
+    return f"reserves {one_gpu} than torchtitan on 1 GPU and {four} on 4"
 
 
 def further_texts(runs: pd.DataFrame) -> list[str]:

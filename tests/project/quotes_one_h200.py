@@ -37,7 +37,7 @@ def narrow_texts() -> list[str]:
     more = (chosen["memory_peak_gib"] - peak).median()
     most = max(blocks[small, "bf16", narrow] + blocks[small, fp8, both])
     return [
-        f"FP8 {alone} in two blocks, with `transposes=separate` {all_of_it} for {more:.1f} GiB",
+        f"FP8 {alone}, with `transposes=separate` {all_of_it} for {more:.1f} GiB more; "
         f"BF16 {bf16}.",
         f"1B at batch 8: {per_cent(most)} at most",
     ]
@@ -55,6 +55,7 @@ def by_turns_texts() -> list[str]:
     return [
         f"8B {bf16['ratio']:.2f} (BF16) and {fp8['ratio']:.2f} times (FP8), and FP8 leads by "
         f"{per_cent(fp8['lead_pct'])}, torchtitan's by {per_cent(fp8['peer_lead_pct'])}",
+        f"FP8: {fp8['reserved_gib']:.1f} GiB, torchtitan {fp8['peer_reserved_gib']:.1f}",
     ]
 
 
@@ -69,10 +70,15 @@ def learning_rate_texts() -> list[str]:
     both = {(masters, steps): {stable[masters, steps, p] for p in ("bf16", "fp8_tensorwise")}
             for masters, steps in (("fp32", 20), ("fp32", 100))}  # fmt: skip
     (short,), (long,) = both.values()
+    ended = {
+        run.record.config["precision"]: run.record.results["loss_last20_mean"]
+        for run in runs
+        if (run.record.config["master_dtype"], run.record.config["learning_rate"]) == ("bf16", 0.01)
+    }
     (limit,) = {round(run.record.data["unigram_loss"], 2) for run in runs}
     return [
-        f"FP32 master weights no: {short} in both after 20 warm-up steps, {long}, the highest",
-        f"BF16 ones yes: {stable['bf16', 20, 'fp8_tensorwise']} instead of "
-        f"{stable['bf16', 20, 'bf16']}",
-        f"ends above {limit}",
+        f"Not with FP32 master weights: {short} in both after 20 warm-up steps, {long}, the",
+        f"BF16 ones perhaps, {stable['bf16', 20, 'fp8_tensorwise']} instead of "
+        f"{stable['bf16', 20, 'bf16']}: at {stable['bf16', 20, 'bf16']} BF16 ended at "
+        f"{ended['bf16']:.2f} and FP8 at {ended['fp8_tensorwise']:.2f}, on either side of {limit}",
     ]

@@ -90,6 +90,6 @@ def test_narrower_states_are_told_with_their_memory_and_what_diverged(tmp_path: 
 def test_the_highest_stable_rate_is_told_with_its_seeds_and_where_nothing_was_lost() -> None:
     rates = stable_rates(tables(sweep(1, 1e-2)()))
     told = loss_sentences.stable(rates)
-    assert "lama-3.2-1b, 1 seed at each rate: FP32 master weights, warm-up 20" in told
+    assert "lama-3.2-1b, 2 seeds at each rate: FP32 master weights, warm-up 20" in told
     assert "BF16 0.01 or more, FP8 tensorwise 0.001" in told
     assert loss_sentences.stable(rates[:0]) == ""

@@ -177,7 +177,10 @@ def noise(rungs: pd.DataFrame) -> str:
             known += 1
             if above := ", ".join(recipes.index[recipes >= medians[SEED]]):
                 beyond.append(f"{place(group.iloc[0])}: {escape(above)}")
-    text = f"Precision moved the loss less than the seed did ({count(known, 'setting')})."
+    text = (
+        f"Precision moved the loss by less than the seed did ({count(known, 'setting')}); a gap "
+        "that every seed shares can still be real."
+    )
     if beyond:
         text = f"Precision moved the loss more than the seed did in {'; '.join(beyond)}."
     if not (rungs["rung"] == AGAIN).any():

@@ -167,10 +167,11 @@ PEERS = _layout(
 PEER_LEADS = _layout(
     "num_gpus tokens_per_gpu arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio "
     "ratio_interval num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
-    "{model}, {study} on {machine}; peer: {peer}",
+    "{model}, {study} on {machine}, beside {peer}",
     cards=True,
-    peer_tokens_per_second_per_gpu="peer's",
-    peer_reserved_gib="peer's GiB",
+    peer_tokens_per_second_per_gpu="theirs",
+    peer_lead_pct="their lead, %",
+    peer_reserved_gib="their GiB",
 )
 RESTATED = _layout(
     "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct",
@@ -182,7 +183,7 @@ LOSS_GAP = _layout(
     "{title}" + _MARGIN,
     cards=True,
 )
-PASSES = _layout("label num_pairs passes", "{title}")
+PASSES = _layout("label num_pairs passes", "{title}", cards=True)
 DATA = _layout(
     "study corpus corpus_sha vocab_size num_train_tokens tokens_seen_max epochs_max num_seeds",
     "{machine}",

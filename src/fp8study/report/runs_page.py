@@ -20,6 +20,7 @@ from fp8study.core.config import completed
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report.method_sentences import repository_url
 from fp8study.report.page import Report
+from fp8study.report.rows import warning_texts
 from fp8study.report.table import raw, run_key
 from fp8study.report.words import count, escape, in_words, machine_name, no_gpu_records, number
 
@@ -111,7 +112,7 @@ def _run(run: StoredRun, path: str, shown: Shown) -> str:
         "Ended": f"{record.status} {record.ended_at}"
         + (f": {record.status_detail}" if record.status_detail else ""),
         "Audit": _verdict(record),
-        "Warnings": "; ".join(record.warnings),
+        "Warnings": "; ".join(warning_texts(record)),
         "Made by": _software(record) if shown.made_by else "",
     }
     parts = [f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items() if text]

@@ -61,10 +61,16 @@ def decide(report: Report) -> str:
     there = pd.concat([all_[c] >= low for c, low in least.items()], axis=1).any(axis=1)
     ends = " or ".join(_UNITS[column](low) for column, low in least.items())
     ends += " per GPU and step" * ("tokens_per_gpu" in least)
-    pays, stays = fp8.index.isin(all_.index[there]), bf16.index.isin(all_.index[~there])
+    pays = fp8[fp8.index.isin(all_.index[there])]
+    one_gpu = int((pays["num_gpus"] == 1).sum())
+    alone = "all" if one_gpu == len(pays) else f"{one_gpu or 'none'} of them"
+    below = [int(of.index.isin(all_.index[~there]).sum()) for of in (bf16, fp8)]
+    rest = int((~there).sum()) - sum(below)
+    others = [f"FP8 in {below[1]}"] * bool(below[1]) + [f"{rest} open"] * bool(rest)
     return (
-        f"**Yes, from {ends} on (in {pays.sum()} of {count(int(there.sum()), 'setting')})"
-        f"{once}; below that BF16 (in {stays.sum()} of {(~there).sum()}).**"
+        f"**Yes, from {ends} on (in {len(pays)} of {count(int(there.sum()), 'setting')}, "
+        f"{alone} on one GPU)"
+        f"{once}; below that {', '.join([f'BF16 in {below[0]} of {(~there).sum()}', *others])}.**"
     )
 
 
@@ -239,11 +245,13 @@ def unknown(report: Report) -> str:
         for name, rows in by_machine(report.runs)
         if name == "your machine" or (rows["device"] == "cuda").any()
     ]
-    steps = report.runs["steps_completed"].max()
-    if pd.notna(steps):
+    steps, tokens = (report.runs[name].max() for name in ("steps_completed", "num_tokens_seen"))
+    if pd.notna(steps) and pd.notna(tokens):
         lines.append(
-            f"- No run is longer than {int(steps):,} steps: late instabilities and evaluation "
-            "scores are unknown."
+            f"- No run is longer than {int(steps):,} steps or {tokens / 1e6:,.1f} million tokens: "
+            "late instabilities and evaluation scores are unknown. Losses were judged at small "
+            "batches; at those of a real run FP8's error weighs more: see [Noise]"
+            "(precision-noise.qmd)."
         )
     return "\n".join(lines)
 

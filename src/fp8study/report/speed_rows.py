@@ -11,9 +11,12 @@ from fp8study.report.words import count, interval, machine_name, number, own_fir
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
-    """Add to the table of decisions what it says in words: interval, loss, form."""
+    """Add to the table of decisions what it says in words: interval, † of one pair, loss, form."""
     return table.assign(
-        ci=_intervals(table),
+        ci=[
+            f"{text}†" if text and pairs == 1 else text
+            for text, pairs in zip(_intervals(table), table["num_pairs"], strict=True)
+        ],
         action=table["action"].str.replace(r"(?<![,:]) ", "\u00a0", regex=True),
         loss=[_loss(row) for _, row in table.iterrows()],
         form=[_form(row) for _, row in table.iterrows()],
@@ -125,6 +128,11 @@ def clipping(peers: pd.DataFrame) -> pd.DataFrame:
     return found.assign(arm=found["arm"].str.replace(", clipped.*", "", regex=True))
 
 
+def switches(setting: str) -> list[str]:
+    """Return what a setting says of switches that its path does not set by itself."""
+    return setting.partition(", tuned, ")[2].split(", ") if ", tuned, " in setting else []
+
+
 def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """List FP8 leads of ours beside a trainer's that did the same, and those of publications."""
     rows = []
@@ -132,9 +140,11 @@ def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     for _, row in fp8.iterrows():
         where = f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, "
         where += f"{int(row['tokens_per_gpu']):,} tokens"
+        switched = ", switches set" * bool(switches(row["setting"]))
         for kind, side, who in (("ours", "", "ours"), ("beside ours", "peer_", row["peer"])):
             ends = {end: row[f"{side}lead_{end}_pct"] for end in ("low", "high")}
-            rows.append({"name": f"{where}: {who}" if kind == "ours" else who, "kind": kind,
+            named = f"{where}{switched}: {who}" if kind == "ours" else who
+            rows.append({"name": named, "kind": kind,
                          "precision": row["precision"], "lead_pct": row[f"{side}lead_pct"],
                          "low_pct": ends["low"], "high_pct": ends["high"]})  # fmt: skip
     for _, row in published.iterrows():

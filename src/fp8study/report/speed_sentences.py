@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fp8study.report.speed_rows import switches
 from fp8study.report.words import count, each_machine, escape, recipe, span
 
 
@@ -88,30 +89,39 @@ def others(table: pd.DataFrame) -> str:
 
 
 def peers(table: pd.DataFrame) -> str:
-    """Say how fast our arms were beside other trainers', by turns before what was not."""
+    """Say how fast our arms were beside other trainers', as they are by default first."""
     clipped = table[table["max_grad_norm"].notna()]
     timed = clipped.dropna(subset="ratio")
-    by_turns = timed["num_blocks"].notna()
     if timed.empty:
         return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
-    parts = []
-    for words, own in (("By turns on the same GPUs", timed[by_turns]),
-                       ("In one session, on GPUs of one machine", timed[~by_turns])):  # fmt: skip
-        behind = int((own["ratio"] < 1).sum())
-        ratios = [f"{span(rows['ratio'], '.2f')} times the tokens of {escape(peer)}"
-                  for peer, rows in own.groupby("peer")]  # fmt: skip
-        if ratios:
-            fewer = f", and fewer in {behind} of {len(own)} arms" if behind else ""
-            parts.append(f"{words}, ours makes {' and '.join(ratios)}{fewer}.")
-    if not by_turns.all():
-        parts.append(
-            "There the other trainer tokenises inside its steps, and arms ran on different GPUs: "
-            "either may be part of the difference."
-        )
-    full = clipped.loc[clipped["ratio_interval"] == "out of memory", "peer"].value_counts()
-    parts += [f"{escape(peer)} ran out of memory beside {count(arms, 'arm')}."
-              for peer, arms in full.items()]  # fmt: skip
-    return " ".join(["Both sides clip gradients and have the same shapes.", *parts])
+    parts = ["Both sides clip gradients and have the same shapes."]
+    set_ = timed["setting"].map(switches)
+    usual = set_.str.len() == 0
+    named = ", ".join(dict.fromkeys(name for names in set_ for name in names))
+    parts += [_beside(own, how) for own, how in ((timed[usual], "As it is by default"),
+              (timed[~usual], f"With switches that are off by default ({named})"))
+              if len(own)]  # fmt: skip
+    full = clipped[clipped["ratio_interval"] == "out of memory"]
+    for peer, rows in full.groupby("peer"):
+        models = escape(", ".join(dict.fromkeys(rows["model"])))
+        recipes = " and ".join(recipe(p) for p in dict.fromkeys(rows["precision"]))
+        parts.append(f"Out of memory: {escape(peer)} with {models} in {recipes}.")
+    return " ".join(parts)
+
+
+def _beside(own: pd.DataFrame, how: str) -> str:
+    """Say what arms of one kind make of other trainers' tokens, and how they were timed."""
+    behind, blocks = int((own["ratio"] < 1).sum()), own["num_blocks"]
+    ratios = [f"{span(rows['ratio'], '.2f')} times the tokens of {escape(peer)}"
+              for peer, rows in own.groupby("peer")]  # fmt: skip
+    fewer = f", and fewer in {behind} of {len(own)} arms" if behind else ""
+    if blocks.notna().all():
+        turns = count(int(blocks.min()), "block")
+        return f"{how}, on the same GPUs, {turns}: {' and '.join(ratios)}{fewer}."
+    return (
+        f"{how}, in one session but on different GPUs of a machine: {' and '.join(ratios)}{fewer}. "
+        "There the other trainer tokenised inside its steps; either may be part of the difference."
+    )
 
 
 def sources(table: pd.DataFrame) -> str:

@@ -16,6 +16,8 @@ from fp8study.core.records import StoredRun
 
 #: What tells the arms of a sweep apart, besides the learning rate.
 _ARM = ["precision", "master_dtype", "lr_warmup_steps"]
+#: As many must have been run at each rate.
+MIN_SEEDS = 2
 #: What else may differ in a sweep: the seed, and what exists for FP8 only.
 _WITHIN = {*_ARM, "learning_rate", "seed", *varying("pair")}
 
@@ -25,7 +27,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     """Hold the highest stable learning rate of FP8 against BF16's, where a sweep reaches an edge.
 
     It is reproduced if FP8's is lower anywhere, what it loses is lost early, and a longer warm-up
-    raises it, as far as that was tried.
+    raises it, as far as that was tried. A single seed may end on either side of what counts as
+    lost, and decides nothing.
     """
     rates = stable_rates(tables)
     fp8, bf16 = rates[in_fp8(rates)], rates[rates["precision"] == "bf16"]
@@ -42,6 +45,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     if lower.any():
         whole = early.any() and (warmer.any() or longer.empty)
         verdict = Verdict.REPRODUCED if whole else Verdict.PARTLY
+    if seeds < MIN_SEEDS:
+        verdict = Verdict.UNDECIDED
     return claim.found(
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
         holds=out_of(lower), early=out_of(early), warmer=out_of(warmer),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from fp8study.analysis import decision
@@ -310,7 +311,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
 
 
 def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))  # its 9B
+    AutoConfig.for_model("gemma2").save_pretrained(tmp_path)  # its 9B
     found = advice(str(tmp_path), 8)
     short, long = (advice(str(tmp_path), 8, length).left_out for length in (4096, 8192))
     assert any("left out below" in line for line in found.beyond)

@@ -5,6 +5,7 @@ import functools
 import statistics
 
 import pytest
+from transformers import AutoConfig
 
 from fp8study.analysis.laws import frozen
 from fp8study.analysis.laws.cells import cells_of, read_runs
@@ -120,6 +121,6 @@ def test_the_largest_batch_just_fits():
 
 
 def test_refuses_a_kind_of_model_without_a_law(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="gpt2, of which no law is known"):
         shape_of(str(tmp_path))

@@ -153,6 +153,15 @@ def test_no_model_folder_ends_in_a_traceback(checkout: Path, name: str, command:
         assert line.startswith(f"fp8study: model: '{checkout}' ")
 
 
+def test_a_size_that_a_model_folder_leaves_out_is_not_guessed(tmp_path: Path) -> None:
+    content = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(content | {"intermediat_size": 128}))
+    done = fp8study("flops", "--set", f"model={tmp_path}")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    words = "has no intermediate_size in its config.json; transformers would take 11008 for it"
+    assert f"fp8study: model: '{tmp_path}' {words}: add it" in done.stderr
+
+
 @pytest.mark.usefixtures("checkout")
 def test_plan_prints_every_run_and_starts_nothing() -> None:
     done = fp8study("plan", "smoke", "--set", "num_steps=21")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from fp8study.core.errors import UserError
+from fp8study.core.files import locked
 from fp8study.core.records import load_runs, read_metrics, read_record
 from fp8study.report.export import tables_of
 from tests.factories import loss_curve, make_record, store
@@ -149,3 +152,21 @@ def test_a_torn_archive_is_damage(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl.gz").write_bytes(gzip.compress(b'{"step": 1}\n' * 9)[:-9])
     with pytest.raises(UserError, match=r"metrics\.jsonl\.gz: no metrics of a run"):
         read_metrics(tmp_path)
+
+
+def test_a_copied_run_is_left_out_and_named(tmp_path: Path) -> None:
+    run = store(tmp_path, "local", make_record())
+    shutil.copytree(run, run.with_name("zz-copy"))
+    with pytest.warns(UserWarning, match=f"zz-copy: a copy of {run}; remove one of them"):
+        (found,) = load_runs(tmp_path)
+    assert found.run_dir == run
+
+
+def test_losses_without_a_record_are_named_unless_the_run_goes_on(tmp_path: Path) -> None:
+    run = store(tmp_path, "local", make_record(), loss_curve(3, 5.0))
+    (run / "run.json").unlink()
+    with pytest.warns(UserWarning, match=f"left out: {run}: it ended without a record"):
+        assert load_runs(tmp_path) == []
+    with warnings.catch_warnings(), locked(run / ".lock", "run_dir"):
+        warnings.simplefilter("error")
+        assert load_runs(tmp_path) == []

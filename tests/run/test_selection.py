@@ -1,12 +1,12 @@
 """Which runs are chosen for a machine's GPUs and a budget: a function of those alone."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import HEADROOM
@@ -338,7 +338,7 @@ def test_weights_are_gathered_in_the_way_that_the_law_finds_faster() -> None:
 def test_a_model_whose_logits_the_chunked_head_cannot_make_gets_the_plain_one(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"}))
+    AutoConfig.for_model("gemma2").save_pretrained(tmp_path)
     chosen = select(MACHINES["H200"], 60, overrides={"model": str(tmp_path)})
     assert chosen.runs
     assert {run.config.loss_head for run in chosen.runs} == {"plain"}

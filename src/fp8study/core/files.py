@@ -100,6 +100,18 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def is_held(path: Path) -> bool:
+    """Return whether somebody holds a lock file; nothing is made or left locked."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def locked(path: Path, field: str, busy: str | None = None) -> Iterator[int]:
     """Hold a lock, opened as by `open_lock`, and yield its descriptor.

@@ -27,6 +27,8 @@ _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
+#: What a config.json must say; published ones leave out others where transformers' default holds.
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
 _LLAMA3 = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -179,13 +181,14 @@ def hf_config(model: str) -> PreTrainedConfig:
     check_model_name(model)
     if model not in PRESETS:
         is_reachable()
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
         if model in PRESETS:
             values = dict(PRESETS[model])
             config = AutoConfig.for_model(values.pop("model_type"), **values)
         else:
+            _check_shape(model, PreTrainedConfig.get_config_dict(model)[0])
             config = AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise UserError(
@@ -194,6 +197,23 @@ def hf_config(model: str) -> PreTrainedConfig:
         ) from error
     config.use_cache = False
     return config
+
+
+def _check_shape(model: str, given: dict[str, Any]) -> None:
+    """Refuse a config.json that leaves out a size: transformers would take its own for it."""
+    from transformers import CONFIG_MAPPING
+
+    if (kind := str(given.get("model_type"))) not in CONFIG_MAPPING:
+        return  # transformers says so better
+    usual = text_config(CONFIG_MAPPING[kind]())
+    given, known = given.get("text_config") or given, vars(type(usual)).get("__annotations__", {})
+    for name in _SIZES:
+        own = usual.attribute_map.get(name, name)
+        if own in known and not {name, own} & given.keys():
+            raise UserError(
+                f"model: '{model}' has no {own} in its config.json; transformers would take "
+                f"{getattr(usual, name)} for it: add it"
+            )
 
 
 def reshapes_logits(config: PreTrainedConfig) -> str | None:

@@ -33,7 +33,7 @@ from typing import Any
 
 from fp8study.core.audit_rules import timing_is_void
 from fp8study.core.errors import UserError, one_line
-from fp8study.core.files import write_whole
+from fp8study.core.files import is_held, write_whole
 from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content
 
 #: 2 added `RunRecord.judgement`; both are read.
@@ -318,25 +318,34 @@ def set_aside(path: Path, reason: str) -> Path:
 def load_runs(results_dir: Path) -> list[StoredRun]:
     """Read every record below `results_dir`, in a stable order.
 
-    A record that is damaged, or of another schema, is named in a warning, left out and the rest
-    still used; so is a folder that may not be read. Nothing is written or renamed.
+    A record that is damaged, of another schema or a copy is named in a warning, left out and the
+    rest still used; so is a folder that may not be read, or that has losses and no record. Nothing
+    is written or renamed.
     """
-    found = []
+    found: dict[tuple[str, str, str], StoredRun] = {}
+    left_out = []
     places = [("local", results_dir / "local")]
     places += [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
     for label, root in places:
         for folder in (root, *root.glob("*"), *root.glob("*/*")):
             # `glob` passes by in silence what it may not enter.
             if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-                warnings.warn(
-                    f"left out: {folder}: you may not read it; give yourself access", stacklevel=2
-                )
+                left_out.append(f"{folder}: you may not read it; give yourself access")
+        for folder in sorted(path.parent for path in root.glob("*/*/metrics.jsonl*")):
+            if not (folder / "run.json").exists() and not is_held(folder / ".lock"):
+                left_out.append(f"{folder}: it ended without a record; run it again")
         for path in sorted(root.glob("*/*/run.json")):
             try:
                 record, lines = read_placed(path), read_metrics(path.parent)
                 _check_whole(record, lines, path.parent)
-                metrics = {name: [line.get(name) for line in lines] for name in METRICS}
-                found.append(StoredRun(record, path.parent, label, metrics))
             except UserError as error:
-                warnings.warn(f"left out: {error}", stacklevel=2)
-    return found
+                left_out.append(str(error))
+                continue
+            metrics = {name: [line.get(name) for line in lines] for name in METRICS}
+            run = StoredRun(record, path.parent, label, metrics)
+            first = found.setdefault((label, record.study, record.run_id), run)
+            if first is not run:
+                left_out.append(f"{path.parent}: a copy of {first.run_dir}; remove one of them")
+    for text in left_out:
+        warnings.warn(f"left out: {text}", stacklevel=2)
+    return list(found.values())

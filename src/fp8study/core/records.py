@@ -318,9 +318,8 @@ def set_aside(path: Path, reason: str) -> Path:
 def load_runs(results_dir: Path) -> list[StoredRun]:
     """Read every record below `results_dir`, in a stable order.
 
-    A record that is damaged, of another schema or a copy is named in a warning, left out and the
-    rest still used; so is a folder that may not be read, or that has losses and no record. Nothing
-    is written or renamed.
+    What is damaged, of another schema, a copy, closed to the reader or without a record is named
+    in a warning and left out. Nothing is written or renamed.
     """
     found: dict[tuple[str, str, str], StoredRun] = {}
     left_out = []

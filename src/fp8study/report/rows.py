@@ -190,7 +190,7 @@ def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
     columns = dict(layouts.PASSES.columns) | {end: (end, "") for end in ends}
     groups = table.groupby(arm)
     rows = groups[["num_pairs", "passes"]].max().join(groups["run_ids"].agg(together)).join(wide)
-    return with_labels(rows.reset_index()), Layout(columns, layouts.PASSES.group)
+    return with_labels(rows.reset_index()), dataclasses.replace(layouts.PASSES, columns=columns)
 
 
 def losses(report: Report) -> pd.DataFrame:

@@ -218,3 +218,13 @@ def test_products_inside_of_cuda_graphs_are_not_judged() -> None:
     audit = {"num_linear": 3, "fp8_gemm_flops_pct": 0.0, "fp8_gemm_flops_pct_expected": 79.0}
     assert len(problems(without_hidden_products(audit, {"compile_mode": "default"}))) == 1
     assert without_hidden_products(audit, {"compile_mode": "reduce-overhead"}) == {"num_linear": 3}
+
+
+def test_products_that_were_counted_twice_are_not_judged() -> None:
+    audit = {"fp8_gemm_flops_pct": 38.0, "fp8_gemm_flops_pct_expected": 79.0}
+    audit["matmul_dtypes"] = ["float8_e5m2 × float8_e4m3fn", "bfloat16 × bfloat16"]
+    assert len(problems(without_hidden_products(audit, {}))) == 1
+    audit["matmul_dtypes"].append("bfloat16 × float32")
+    assert not problems(without_hidden_products(audit, {}))
+    step = {"fp8_gemm_flops_pct": 38.0, "gemm": [{"dtypes": "bfloat16 × float32"}]}
+    assert without_hidden_products(step, {}) == {"gemm": step["gemm"]}

@@ -67,11 +67,15 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     """Leave out which share of the GEMMs ran in FP8, where a trace cannot tell.
 
     A replayed CUDA graph shows kernels but no GEMMs: those of the compiled layers are missing
-    from the profiled step, in BF16 runs too. Such a run is proof of nothing, and is not counted.
-    The `part` is a record's ``audit``, or the ``step`` of its instruments.
+    from the profiled step, in BF16 runs too. Uncompiled FP8 runs of before counted the GEMM that
+    torchao's tensors took apart as well, of two dtypes as no kernel takes them. Such a run is proof
+    of nothing, and is not counted. The `part` is a record's ``audit``, or the ``step`` of its
+    instruments.
     """
-    replays = config.get("compile_mode") == "reduce-overhead"
-    return {k: v for k, v in part.items() if not (replays and k.startswith("fp8_gemm_"))}
+    names = part.get("matmul_dtypes") or [row["dtypes"] for row in part.get("gemm", ())]
+    counted_twice = any("float8" not in n and len(set(n.split(" × "))) > 1 for n in names)
+    hidden = counted_twice or config.get("compile_mode") == "reduce-overhead"
+    return {k: v for k, v in part.items() if not (hidden and k.startswith("fp8_gemm_"))}
 
 
 def audit_of(record: RunRecord) -> dict[str, Any]:

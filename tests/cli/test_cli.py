@@ -42,6 +42,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plan", "smoke", "--set", "precision=[bf16"], ["--set", "precision"]),
         (["plan", "smoke", "--set", "skip=*.no_such"], ["skip: '*.no_such' matches no"]),
         (["plan", "--lst"], ["--lst", "plan --help"]),
+        (
+            ["plan", "smoke", "--set", "seed=4", "--set", "seed = 8"],
+            ["--set: 'seed' is given twice", "leave all but one out"],
+        ),
+        (["plan", "smoke", "--set", "skip={a: 1, a: 2}"], ["--set: 'skip={a: 1, a: 2}'"]),
         (["plan", "smoke", "--set", "precision=[bf16]"], ["precision", "choose one of bf16"]),
         (["reproduce", "smoke", "--set", "precision=fp8_tensr"], ["precision", "fp8_tensorwise"]),
         (["reproduce", "smoke", "--set", "num_gpus=9999"], ["num_gpus", "CPU cores", "lower it"]),

@@ -145,6 +145,15 @@ def test_file_that_is_no_study_is_refused_in_one_line(checkout: Path, text: str)
     assert "\n" not in str(caught.value)
 
 
+def test_a_key_that_is_given_twice_is_refused(checkout: Path) -> None:
+    text = "question: Does it?\nbase:\n  model: tiny-llama\nbase: {seed: 1}\n"
+    (checkout / "pipelines" / "studies" / "mine.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_study("mine")
+    told = "mine.yaml: 'base' is given twice (lines 2 and 4); merge them"
+    assert str(caught.value).endswith(told)
+
+
 def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:
     write_study(checkout, "quick")
     write_study(checkout, "smoke")

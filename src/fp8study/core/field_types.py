@@ -28,7 +28,24 @@ _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers as YAML 1.2 does: ``010`` and ``1:30`` are texts, not 8 and 90."""
+    """Reads numbers as YAML 1.2 does: ``010`` and ``1:30`` are texts, not 8 and 90.
+
+    A key that is given twice is refused, of which YAML would take the last in silence.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if first := lines.get(key.value):
+                raise UserError(
+                    f"'{key.value}' is given twice (lines {first} and {line}); merge them"
+                )
+            lines[key.value] = line
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -40,7 +57,12 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.01234
 
 
 def read_yaml(text: str) -> Any:
-    """Parse YAML, with no number where there may be a mistake; it raises `yaml.YAMLError`."""
+    """Parse YAML, with no number where there may be a mistake.
+
+    Raises:
+        yaml.YAMLError: It is none.
+        UserError: A mapping has a key twice.
+    """
     return yaml.load(text, _Loader)
 
 
@@ -52,6 +74,8 @@ def read_mapping(path: Path, what: str, keys: str) -> dict[str, Any]:
     """
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = one_line(error).replace(' in "<unicode string>"', "")
         raise UserError(f"{path}: cannot read the {what} ({reason}); mend it") from error

@@ -118,10 +118,12 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
                 f"{option}: '{assignment}' has no value; write field=value, or {name.strip()}=null "
                 "for what it is by default"
             )
+        if (name := name.strip()) in values:
+            raise UserError(f"{option}: '{name}' is given twice; leave all but one out")
         try:
             # A pattern such as *.o_proj is a text, not one of YAML's aliases.
-            values[name.strip()] = text if text.startswith("*") else read_yaml(text)
-        except yaml.YAMLError:
+            values[name] = text if text.startswith("*") else read_yaml(text)
+        except (UserError, yaml.YAMLError):
             raise UserError(
                 f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "
                 "brackets"

@@ -124,6 +124,20 @@ def test_runs_that_an_override_made_equal_are_one_run(
         ({"margin_pct": 0}, ["mine.yaml", "margin_pct: 0 is outside", "0.25 by default"]),
         ({"margin_pct": -1.5}, ["mine.yaml", "margin_pct: -1.5 is outside"]),
         ({"expectation": ["none"]}, ["mine.yaml", "expectation", "a text"]),
+        ({"question": False}, ["mine.yaml: question: False is not valid; give a text in quotes"]),
+        ({"base": {"num_steps": -1}}, ["mine.yaml: num_steps: -1 is outside"]),
+        ({"reference": {"precision": "fp9"}}, ["mine.yaml: reference: precision: 'fp9'"]),
+        ({"arms": []}, ["mine.yaml: arms: the list is empty; give values or remove it"]),
+        ({"seeds": []}, ["mine.yaml: seeds: the list is empty"]),
+        ({"arms": [{"seeds": []}]}, ["mine.yaml: arms: seeds: the list is empty"]),
+        ({"minutes_per_run": -1}, ["mine.yaml: minutes_per_run: -1 is no time; give minutes"]),
+        ({"arms": [{"minutes": 0}]}, ["mine.yaml: arms: minutes: 0 is no time"]),
+        ({"seeds": [0, 1, 0]}, ["mine.yaml: 'seed=0' is planned already, as tiny-llama-bf16-1gpu"]),
+        ({"arms": [{"num_steps": 50}] * 2}, ["'num_steps=50, seed=0' is planned already"]),
+        (
+            {"factors": {"precision": ["bf16", "fp8", "fp8_tensorwise"]}},
+            ["mine.yaml: 'precision=fp8_tensorwise, seed=0' is planned already", "leave it out of"],
+        ),
         ({"speed_only": "yes"}, ["mine.yaml", "speed_only: 'yes' is not valid; give true or"]),
     ],
 )
@@ -152,6 +166,11 @@ def test_a_key_that_is_given_twice_is_refused(checkout: Path) -> None:
         load_study("mine")
     told = "mine.yaml: 'base' is given twice (lines 2 and 4); merge them"
     assert str(caught.value).endswith(told)
+
+
+def test_a_wrong_override_is_not_blamed_on_the_file(checkout: Path) -> None:
+    with pytest.raises(UserError, match=r"^num_steps: -1 is outside"):
+        load(checkout, {"num_steps": -1})
 
 
 def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:

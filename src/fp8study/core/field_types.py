@@ -109,6 +109,8 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
             for k in kinds
         )
         remedy = f"; give {' or '.join(words)}"
+        if isinstance(value, bool) and str in kinds:  # what YAML makes of yes, no, on and off
+            remedy += " in quotes"
     said = repr(value)
     raise UserError(f"{name}: {said[:99] + '…' * (len(said) > 99)} is not valid{remedy}")
 

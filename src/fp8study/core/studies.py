@@ -17,7 +17,7 @@ import yaml
 
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.field_types import read_mapping, read_value
+from fp8study.core.field_types import read_mapping, read_value, shown
 from fp8study.core.files import results_dir, studies_dir, write_whole, writing
 from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
 
@@ -30,6 +30,7 @@ _KEYS: dict[str, Any] = {
 }  # fmt: skip
 #: What an arm may hold besides fields of a run.
 _ARM_KEYS: dict[str, Any] = {"seeds": [int], "gpus": [int], "minutes": float, "why": str}
+_EMPTY = "the list is empty; give values or remove it"
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,14 @@ def expanded(
         told["gpus"] = tuple(told.get("gpus", ()))
         seeds = told.pop("seeds", None) or content.get("seeds") or [0]
         for combination, seed in itertools.product(itertools.product(*factors.values()), seeds):
-            values = content.get("base", {}) | fields | dict(zip(factors, combination, strict=True))
-            asked = values | {"seed": seed} | dict(overrides or {})
-            config = make_config(asked, source).resolved()
+            own = fields | dict(zip(factors, combination, strict=True)) | {"seed": seed}
+            config = _config(content.get("base", {}) | own, source, overrides or {})
+            if config in runs and not overrides and "session" not in content:
+                words = ", ".join(f"{field}={shown(value)}" for field, value in own.items())
+                raise UserError(
+                    f"{source}: '{words}' is planned already, as {runs[config].run_id}; leave it "
+                    "out of arms, factors or seeds"
+                )
             # An override of a factor makes its combinations equal: each is run once.
             runs.setdefault(config, _planned(config, name, told))
     return Study(
@@ -188,6 +194,16 @@ def expanded(
         notes=tuple(content.get("notes", ())),
         **_judgement(content),
     )
+
+
+def _config(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> ResolvedConfig:
+    """Return a run's configuration; an error names the file unless it is of an override."""
+    check_names(values, source)
+    try:
+        return make_config({**values, **overrides}).resolved()
+    except UserError as error:
+        by_override = str(error).partition(":")[0] in overrides
+        raise UserError(f"{error}" if by_override else f"{source}: {error}") from None
 
 
 def judgement_of(study: str) -> dict[str, Any]:
@@ -227,7 +243,7 @@ def read_study(path: Path) -> dict[str, Any]:
             raise UserError(
                 f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: {', '.join(_KEYS)}"
             )
-    if not content.get("question"):
+    if content.get("question") in (None, ""):
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
     _read_values(str(path), content, _KEYS)
     margin = content.get("margin_pct", LOSS_MARGIN_PCT)
@@ -236,11 +252,11 @@ def read_study(path: Path) -> dict[str, Any]:
             f"{path}: margin_pct: {margin:g} is outside (0, 100); give % of the BF16 loss, "
             f"{LOSS_MARGIN_PCT} by default"
         )
-    make_config(content.get("reference", {}), source=f"{path}: reference")
+    _config(content.get("reference", {}), f"{path}: reference", {})
     factors, arms = content.get("factors", {}), content.get("arms", ())
     for name, values in factors.items():
         if not _read_list(f"{path}: factors: {name}", values):
-            raise UserError(f"{path}: factors: {name}: the list is empty; give values or remove it")
+            raise UserError(f"{path}: factors: {name}: {_EMPTY}")
     for arm in arms:
         _read_values(f"{path}: arms", arm, _ARM_KEYS)
     if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
@@ -257,6 +273,10 @@ def _read_values(source: str, content: dict[str, Any], kinds: Mapping[str, Any])
             content[key] = _read_list(f"{source}: {key}", content[key], *kind)
         else:
             content[key] = read_value(f"{source}: {key}", content[key], kind)
+        if key in ("arms", "seeds") and content.get(key) == ():
+            raise UserError(f"{source}: {key}: {_EMPTY}")
+        if key in ("minutes_per_run", "minutes") and content.get(key, 1) <= 0:
+            raise UserError(f"{source}: {key}: {content[key]:g} is no time; give minutes, as 2")
 
 
 def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:

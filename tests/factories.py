@@ -133,11 +133,13 @@ def _results(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def finish(*runs: PlannedRun, **changes: Any) -> None:
-    """Write the records of planned runs where the pipeline looks for them."""
+    """Write the records of planned runs where the pipeline looks for them, without metrics."""
     for run in runs:
         run.run_dir.mkdir(parents=True, exist_ok=True)
         config = run.config.to_dict() | changes.get("config", {})
-        write_record(make_record(**changes | {"config": config}), run.run_dir)
+        record = make_record(**changes | {"config": config})
+        record.results["steps_completed"] = None
+        write_record(record, run.run_dir)
 
 
 def loss_curve(num_steps: int, end: float, seed: int = 0) -> list[float]:

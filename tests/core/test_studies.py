@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fp8study.core import studies
 from fp8study.core.config import load_config, save_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import project_root, results_dir, studies_dir
@@ -14,7 +15,7 @@ from fp8study.data.corpus import KINDS
 from fp8study.run.machine import Machine
 from fp8study.run.plan import plan_text
 from tests.checkout import ROOT
-from tests.factories import CPU, finish
+from tests.factories import CPU, finish, make_record, store
 
 SHIPPED = sorted(path.stem for path in (ROOT / "pipelines" / "studies").glob("*.yaml"))
 
@@ -214,6 +215,33 @@ def test_corrupt_record_is_set_aside_and_said(
         assert f"set aside as run.corrupt{number}.json" in capsys.readouterr().out
     assert study.pending() == [run]
     assert {p.name for p in run.run_dir.iterdir()} == {"run.corrupt1.json", "run.corrupt2.json"}
+
+
+def test_a_run_whose_metrics_are_cut_is_run_again_and_nothing_is_lost(checkout: Path) -> None:
+    study = load(checkout, base={"model": "tiny-llama", "num_steps": 20})
+    (run,) = study.runs
+    record = make_record(study="mine", run_id=run.run_id, config=run.config.to_dict())
+    folder = store(checkout / "results", "local", record, [5.0] * 20)
+    assert (folder, study.pending()) == (run.run_dir, [])
+    whole = (folder / "metrics.jsonl").read_text()
+    cut = "".join(whole.splitlines(keepends=True)[:7])
+    (folder / "metrics.jsonl").write_text(cut)
+    (folder / "checkpoints").mkdir()
+    assert study.pending() == [run]
+    study.make_room()
+    assert {path.name for path in folder.iterdir()} == {
+        "run.corrupt1.json", "metrics.corrupt1.jsonl", "checkpoints.corrupt1"
+    }  # fmt: skip
+    assert (folder / "metrics.corrupt1.jsonl").read_text() == cut
+
+
+def test_metrics_are_read_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = load(checkout, seeds=[0, 1])
+    finish(*study.runs)
+    read: list[Path] = []
+    monkeypatch.setattr(studies, "read_metrics", lambda run_dir: read.append(run_dir) or [])
+    assert study.pending() + study.pending() == []
+    assert read == [run.run_dir for run in study.runs]
 
 
 def test_a_record_of_another_configuration_is_no_result(checkout: Path) -> None:

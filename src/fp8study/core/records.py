@@ -268,7 +268,7 @@ def last_logged_step(run_dir: Path) -> int:
     return max((row.get("step") or 0 for row in read_metrics(run_dir)), default=0)
 
 
-def _check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
+def check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
     """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
     steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
     if record.status not in ("completed", "diverged") or steps is None:
@@ -336,7 +336,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
         for path in sorted(root.glob("*/*/run.json")):
             try:
                 record, lines = read_placed(path), read_metrics(path.parent)
-                _check_whole(record, lines, path.parent)
+                check_whole(record, lines, path.parent)
             except UserError as error:
                 left_out.append(str(error))
                 continue

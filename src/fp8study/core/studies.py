@@ -7,6 +7,7 @@ of values of one field) and ``seeds``.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,16 @@ from fp8study.core.config import ResolvedConfig, check_names, completed, make_co
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, shown
 from fp8study.core.files import results_dir, studies_dir, write_whole, writing
-from fp8study.core.records import LOSS_MARGIN_PCT, RESULTS, NewerRecord, read_record, set_aside
+from fp8study.core.records import (
+    LOSS_MARGIN_PCT,
+    RESULTS,
+    NewerRecord,
+    RunRecord,
+    check_whole,
+    read_metrics,
+    read_record,
+    set_aside,
+)
 
 #: What a study's file may hold; a list's items are of the type in brackets. ``claims``, those of
 #: the documents that it speaks to, is for readers of the file.
@@ -30,6 +40,8 @@ _KEYS: dict[str, Any] = {
 }  # fmt: skip
 #: What an arm may hold besides fields of a run.
 _ARM_KEYS: dict[str, Any] = {"seeds": [int], "gpus": [int], "minutes": float, "why": str}
+#: Where a run's steps may be.
+_METRICS = ("metrics.jsonl", "metrics.jsonl.gz")
 _EMPTY = "the list is empty; give values or remove it"
 
 
@@ -74,8 +86,13 @@ class Study:
             path, reason = run.run_dir / "run.json", _what_is_missing(run)
             if reason is not None and path.exists():
                 kept = set_aside(path, reason)
-                if reason in ("corrupt", "other"):
-                    print(f"{reason} record: '{path}' is not this run's; set aside as {kept.name}")
+                wrong = {"corrupt": "or its metrics are damaged", "other": "is not this run's"}
+                if reason in wrong:
+                    print(f"{reason} record: '{path}' {wrong[reason]}; set aside as {kept.name}")
+                if reason == "corrupt":  # with what a new start would cut, or go on from
+                    for part in (*_METRICS, "checkpoints"):
+                        if (run.run_dir / part).exists():
+                            set_aside(run.run_dir / part, reason)
 
     def put_aside_earlier_call(self, possible: Collection[PlannedRun]) -> None:
         """Move the study's folder away unless it holds the unfinished beginning of this very call.
@@ -296,8 +313,12 @@ def _what_is_missing(run: PlannedRun) -> str | None:
     path = run.run_dir / "run.json"
     if not path.exists():
         return "nothing"
+    files = [path, *(run.run_dir / name for name in _METRICS)]
+    stats = [file.stat() for file in files if file.exists()]
     try:
-        record = read_record(path)
+        record = _whole_record(
+            run.run_dir, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
+        )
     except NewerRecord:
         return None  # a result that we cannot read is still one
     except UserError:
@@ -306,6 +327,14 @@ def _what_is_missing(run: PlannedRun) -> str | None:
     if completed(record.config, device) != completed(run.config.to_dict(), device):
         return "other"
     return None if record.status in RESULTS else record.status
+
+
+@functools.cache
+def _whole_record(run_dir: Path, _written: tuple[tuple[int, ...], ...]) -> RunRecord:
+    """Read a record and check its metrics, once for each time that they were written."""
+    record = read_record(run_dir / "run.json")
+    check_whole(record, read_metrics(run_dir), run_dir)
+    return record
 
 
 def estimated_minutes(runs: list[PlannedRun], num_slots: int) -> float:

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8study.core.field_types import Comparison, Field, declare
-from fp8study.core.recipes import ALIGNMENT, RECIPES, SCHEDULE_PATTERN, Precision, is_schedule
+from fp8study.core.recipes import (
+    ALIGNMENT,
+    RECIPES,
+    SCHEDULE_PATTERN,
+    Precision,
+    is_schedule,
+    phases,
+)
 from fp8study.core.switches import BOUND_EARLY, RETIRED, Switches, is_sharded
 
 MANY = 1_000_000_000
@@ -176,9 +183,16 @@ class _Described:
         "does in the first 100 steps and the last 50. A number is the step at which a part ends, "
         "from the end if negative. Such a run has no timings.", differs="pair effect",
         pattern=SCHEDULE_PATTERN, example="give bf16:100,fp8_tensorwise, for example", refused=(
+            (lambda c: c.precision_schedule and not RECIPES[c.precision].fp8_gemms,
+             "needs an FP8 precision to change to, not precision={precision}; use "
+             "precision=fp8_tensorwise, or leave it out"),
+            (lambda c: any(":" in part and not 0 < after.first_step < c.num_steps for part, after
+                           in zip(c.precision_schedule, phases(c)[1:], strict=False)),
+             "ends a part outside the run's num_steps={num_steps}; give bf16:1,{precision}, for "
+             "example"),
             (lambda c: c.precision_schedule and not is_schedule(c),
              "does not name bf16 and precision={precision} in turns, each to a later step, the "
-             "last to the end of {num_steps}; give bf16:100,fp8_tensorwise, for example"),
+             "last without one; give bf16:1,{precision}, for example"),
             (lambda c: c.precision_schedule and c.fp8_all_gather,
              "computes in BF16 too, for which fp8_all_gather=true keeps no weights; leave it out"),
             (lambda c: c.precision_schedule and c.optimizer_binding == "before_conversion",

@@ -33,6 +33,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("arguments", "words"),
     [
         (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose one of"]),
+        (["plan", ""], ["STUDY: '' is no study; choose one of"]),
         (["plan", "../secret"], ["STUDY", "choose one of"]),
         (["plan", "smoke", "--set", "seed"], ["--set", "'seed'", "write field=value"]),
         (

@@ -87,7 +87,8 @@ def test_hash_of_a_corpus_depends_on_where_documents_end(tmp_path: Path) -> None
         ("tinystory", "did you mean 'tinystories'"),
         ("wikipedia", "give one of tinystories, text:PATH, synthetic"),
         ("text:absent.txt", "absent.txt"),
-        ("text:.", "no file"),
+        ("text:.", "'.' is no file"),
+        ("text:/dev/null", "'/dev/null' is no file; set corpus=text:PATH"),
     ],
 )
 def test_unknown_corpus_is_refused_before_it_is_read(name: str, words: str) -> None:
@@ -98,7 +99,7 @@ def test_unknown_corpus_is_refused_before_it_is_read(name: str, words: str) -> N
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is empty"), (SEPARATOR.encode() * 3, "no text"), (b"caf\xe9", "UTF-8")],
+    [(b"", "is empty"), (SEPARATOR.encode() * 3, "no text"), (b"caf\xe9", "; save it as UTF-8")],
 )
 def test_file_without_usable_text_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"

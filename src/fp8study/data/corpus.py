@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8study.core.errors import UserError, first_line, nearest
+from fp8study.core.errors import UserError, first_line, nearest, one_line
 from fp8study.core.presets import is_reachable
 from fp8study.data.stories import stories
 
@@ -47,9 +47,8 @@ def check_corpus_name(corpus: str) -> None:
         raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():
-        raise UserError(
-            f"corpus: there is no file '{path}'; set corpus=text:PATH of a UTF-8 file of yours"
-        )
+        wrong = f"'{path}' is no file" if path.exists() else f"there is no file '{path}'"
+        raise UserError(f"corpus: {wrong}; set corpus=text:PATH of a UTF-8 file of yours")
     if path.stat().st_size == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")
 
@@ -70,7 +69,10 @@ def load_corpus(corpus: str) -> Corpus:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"corpus: cannot read '{path}' as UTF-8 ({error})") from error
+            raise UserError(
+                f"corpus: cannot read '{path}' as UTF-8 ({one_line(error)}); save it as UTF-8, and "
+                "give yourself access"
+            ) from error
         parts = map(str.strip, text.split(SEPARATOR))
         name, documents = f"text:{path.name}", [part for part in parts if part]
         if not documents:

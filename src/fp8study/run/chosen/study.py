@@ -55,7 +55,7 @@ def study_here(
         UserError: There is no such study, an override is wrong, or its runs are given and have no
             budget.
     """
-    name = name or study_for(machine)
+    name = study_for(machine) if name is None else name
     if name == MACHINE_STUDY:
         check_names(values, "--set")
         return machine_study(machine, values, budget), {}

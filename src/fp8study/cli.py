@@ -26,10 +26,12 @@ from fp8study.run.terminal import (
     AsJson,
     Budget,
     OneLineErrors,
+    OutDir,
     Overrides,
     ProfileName,
     RunDir,
     StudyName,
+    TablesDir,
     complain,
     parse_assignments,
     say,
@@ -188,12 +190,12 @@ def reproduce(
 @app.command()
 def run(
     set_: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.")] = None,
+    out: OutDir = None,
 ) -> None:
     """Train one run without a notebook; fields that are not set are this machine's defaults."""
     import time
 
-    from fp8study.run.launch import RunFailed, check_possible, launch
+    from fp8study.run.launch import RunFailed, check_possible, launch, stopped
 
     machine = this_machine()
     config = config_for(machine, parse_assignments(set_))
@@ -206,6 +208,8 @@ def run(
     except RunFailed as error:
         reason = str(error).splitlines()[-1]
         raise UserError(f"{reason}; all that it printed is in {run_dir}/train.log") from None
+    except KeyboardInterrupt:
+        raise stopped(config, run_dir, set_ or []) from None
     finally:
         print()  # ends the line of its progress, before any complaint
     why = f" ({record.status_detail})" if record.status_detail else ""
@@ -310,9 +314,7 @@ def claims(
 @app.command()
 def report(
     force: Annotated[bool, typer.Option(help="Render even if nothing changed.")] = True,
-    tables: Annotated[
-        Path | None, typer.Option(help="Write the tables there as CSV files, and no pages.")
-    ] = None,
+    tables: TablesDir = None,
     machine: Annotated[
         str | None, typer.Option(help="With --tables: only this machine's records, as h200x4.")
     ] = None,

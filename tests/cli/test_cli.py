@@ -9,6 +9,7 @@ import pytest
 
 from fp8study import __version__
 from fp8study.cli import app
+from fp8study.core.checkpoints import ABOUT, place_of
 from fp8study.core.errors import UserError
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
@@ -55,6 +56,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--set", "precision=int4"], ["precision", "'int4'", "choose one of bf16"]),
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
+        (["run", "--out", ""], ["--out", "it is empty; give a folder"]),
+        (["report", "--tables", " "], ["--tables", "it is empty; give a folder"]),
         (["report"], ["report", "_quarto.yml", "checkout"]),
         (["report", "--machine", "h200x4"], ["--machine", "add --tables"]),
         (["nope"], ["'nope'", "--help"]),
@@ -126,6 +129,45 @@ def test_a_complaint_does_not_stand_behind_the_progress(
     said = capfd.readouterr()
     assert said.out == "\rtokenising …\n"
     assert said.err == "fp8study: corpus: too short; give a larger one\n"
+
+
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [
+        (0, "no checkpoint was written, so it begins anew: set checkpoint_every"),
+        (5, "no checkpoint was written, so it begins anew"),
+        (2, "to go on from the checkpoint of step 2: fp8study run --set checkpoint_every=2 "
+            "--out 'my run'"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("checkout")
+def test_a_run_that_is_stopped_says_what_is_kept(
+    every: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch(_: object, run_dir: Path, **__: object) -> None:
+        run_dir.mkdir()
+        (run_dir / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+        if every == 2:
+            place_of(run_dir, 2).mkdir(parents=True)
+            (place_of(run_dir, 2) / ABOUT).write_text('{"step": 2, "config": {}}')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fp8study.run.launch.launch", launch)
+    arguments = ["run", "--set", f"checkpoint_every={every}", "--out", "my run"]
+    monkeypatch.setattr("sys.argv", ["fp8study", *arguments])
+    with pytest.raises(SystemExit) as end:
+        app()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"fp8study: stopped at step 3; {told}\n"
+
+
+def test_a_terminal_that_lacks_our_letters_gets_others(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = run_python(checkout, "-m", "fp8study.cli", "plan", "smoke")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"judged\s+at\s+\?\d", done.stdout)
 
 
 @pytest.mark.usefixtures("checkout")

@@ -11,8 +11,16 @@ class UserError(Exception):
     """A mistake that the user can mend: one line naming the field, the value and the remedy.
 
     Of several mistakes a line each. The command line prints it without a traceback and exits with
-    status 2.
+    `status`.
     """
+
+    status = 2
+
+
+class StoppedByUser(UserError):
+    """What Ctrl-C ended: a line on what is kept, and how to go on."""
+
+    status = 130
 
 
 def together(*checks: Callable[[], Any]) -> list[Any]:

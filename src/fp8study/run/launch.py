@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any, TextIO
 
 from fp8study.core import checkpoints
 from fp8study.core.config import RunConfig, save_config
-from fp8study.core.errors import one_line
+from fp8study.core.errors import StoppedByUser, one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import (
@@ -175,6 +176,19 @@ def launch(
         last = "\n".join(tail)
         raise RunFailed(f"{last}\nrun {record.run_id} {record.status}: {record.status_detail}")
     return record
+
+
+def stopped(config: RunConfig, run_dir: Path, assignments: Sequence[str]) -> StoppedByUser:
+    """Return what Ctrl-C leaves of a run with these --set `assignments`, and how to go on."""
+    reached = f"stopped at step {last_logged_step(run_dir)}"
+    if last := checkpoints.last_checkpoint(run_dir):
+        fields = [word for assignment in assignments for word in ("--set", assignment)]
+        command = shlex.join(["fp8study", "run", *fields, "--out", str(run_dir)])
+        return StoppedByUser(
+            f"{reached}; to go on from the checkpoint of step {last.step}: {command}"
+        )
+    remedy = "" if config.checkpoint_every else ": set checkpoint_every"
+    return StoppedByUser(f"{reached}; no checkpoint was written, so it begins anew{remedy}")
 
 
 def _allowed(machine: Machine) -> list[Gpu]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import re
 import shutil
 import sys
@@ -19,6 +20,13 @@ from typer.core import TyperGroup
 
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():  # which `Path` takes for the folder that we are in
+        raise typer.BadParameter("it is empty; give a folder")
+    return Path(text)
+
 
 # Arguments and options that several commands have.
 StudyName = Annotated[
@@ -37,6 +45,13 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
 ]
 RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
+OutDir = Annotated[
+    Path | None, typer.Option(parser=_folder, metavar="PATH", help="The run's folder.")
+]
+TablesDir = Annotated[
+    Path | None, typer.Option(parser=_folder, metavar="PATH",
+                              help="Write the tables there as CSV files, and no pages.")
+]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: What could not be done when the system refuses, and what helps.
@@ -60,8 +75,12 @@ class OneLineErrors(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, **extra: Any) -> Any:  # type: ignore[override]
         extra["standalone_mode"] = False
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal may not have our × and ±
         try:
             status = super().main(args, **extra)
+            if status == 130:
+                complain("stopped; finished runs are kept, start again to go on")
         except _UsageError as error:
             message = " ".join(getattr(error, "format_message", error.__str__)().split())
             context = getattr(error, "ctx", None)
@@ -69,7 +88,8 @@ class OneLineErrors(TyperGroup):
             status = complain(f"{message.rstrip('.')}; {command} --help lists what there is")
         except UserError as error:
             for line in str(error).splitlines() or [""]:
-                status = complain(line)
+                complain(line)
+            status = error.status
         except OSError as error:
             if error.errno not in _REMEDIES:
                 raise
@@ -79,8 +99,6 @@ class OneLineErrors(TyperGroup):
                 f"cannot {verb} '{name}' ({error.strerror}); {remedy}, then start again: nothing "
                 "is lost"
             )
-        if status == 130:
-            complain("stopped; finished runs are kept, start again to go on")
         sys.exit(status or 0)
 
 

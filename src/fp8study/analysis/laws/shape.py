@@ -8,11 +8,14 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS, hf_config, text_config
 from fp8study.core.recipes import ALIGNMENT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: The linear layers of attention and of a gated MLP, each apart or as one matrix.
 _ATTENTION = (("q_proj", "k_proj", "v_proj", "o_proj"), ("qkv_proj", "o_proj"))
@@ -23,6 +26,8 @@ MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 #: Kinds that are planned like a Llama and hold other weights.
 _UNLIKE = ("gemma4_unified_text", "helium", "hyperclovax", "muse_glimmer_text", "olmo",
            "phi4_multimodal")  # fmt: skip
+#: A configuration of more weights is a slip.
+_MOST_PARAMETERS = 1e14
 #: Norms of a decoder layer, of a hidden size each, where they are not two.
 _NORMS = {"cohere": 1, "cohere2": 1, "gemma2": 4, "gemma3_text": 4, "glm4": 4}
 #: Kinds of attention that every key of the past, or of a window, takes part in.
@@ -155,13 +160,13 @@ def shape_of(model: str) -> ModelShape:
     """Return the shape of a preset, a folder with a ``config.json``, or a hub id.
 
     Raises:
-        UserError: As `hf_config`, the model is of a kind that the laws do not know, or FP8 can take
-            none of its layers.
+        UserError: As `hf_config`, the model is of a kind that the laws do not know, it is no model
+            that can be, or FP8 can take none of its layers.
     """
     if model in PRESETS:
         found = _shape(model, PRESETS[model], _APART)
     else:
-        config = hf_config(model)
+        config = _hf_config(model)
         if text_config(config) is not config:
             raise UserError(
                 f"model: '{model}' takes more than text, of which no law is known here; give a "
@@ -175,7 +180,23 @@ def shape_of(model: str) -> ModelShape:
             f"model: no linear layer of '{model}' has two dimensions that divide by {ALIGNMENT}, "
             "as FP8 asks; train it in BF16"
         )
+    if found.num_parameters > _MOST_PARAMETERS:
+        raise UserError(
+            f"model: '{model}' has {found.num_parameters:.2g} weights, more than "
+            f"{_MOST_PARAMETERS:.0e}; mend its configuration"
+        )
     return found
+
+
+def _hf_config(model: str) -> PreTrainedConfig:
+    """Return `hf_config`; what transformers itself finds impossible is refused in a line."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        return hf_config(model)
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+        raise UserError(f"model: '{model}' cannot be: {reason} Mend its configuration") from error
 
 
 def _parts(model: str, values: Mapping[str, Any], plan: Collection[str]) -> tuple[str, ...]:
@@ -208,7 +229,7 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
     """Read a configuration's numbers.
 
     Raises:
-        UserError: One is missing or none.
+        UserError: One is missing, none, or does not go with another.
     """
 
     def count(*names: str) -> int:
@@ -223,6 +244,17 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
     kind = str(values.get("model_type"))
     is_mixture = kind in MIXTURES
     hidden, heads = count("hidden_size"), count("num_attention_heads")
+    kv_heads = count("num_key_value_heads", "num_attention_heads")
+    if heads % kv_heads:
+        raise UserError(
+            f"model: '{model}' has {heads} heads and {kv_heads} key-value heads; heads must be a "
+            "multiple"
+        )
+    if hidden % heads and not values.get("head_dim"):
+        raise UserError(
+            f"model: '{model}' has a hidden_size of {hidden} and {heads} heads; hidden_size must "
+            "be a multiple, or head_dim be given"
+        )
     head_dim = count("head_dim") if values.get("head_dim") else hidden // heads
     shape = ModelShape(
         name=model,
@@ -233,7 +265,7 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         ),
         num_layers=count("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=count("num_key_value_heads", "num_attention_heads"),
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=count("vocab_size"),
         is_tied=bool(values.get("tie_word_embeddings")),

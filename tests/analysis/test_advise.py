@@ -334,7 +334,7 @@ def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
         ({"num_gpus": 2048}, "outside 1 to 1024; try 1024"),
         ({"sequence_length": 7}, "no multiple of 16 tokens"),
         ({"num_gpus": 0}, "outside 1 to 1024; try 1"),
-        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8"),
+        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8 or 16$"),
         ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
         ({"model": "nope"}, "'nope' is no preset"),
     ],

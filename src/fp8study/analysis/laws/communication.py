@@ -69,7 +69,8 @@ def num_nodes_for(num_gpus: int) -> int:
     if num_gpus % GPUS_PER_NODE:
         whole = num_gpus - num_gpus % GPUS_PER_NODE
         raise UserError(
-            f"--num-gpus: {num_gpus} does not fill nodes of {GPUS_PER_NODE}; try {whole}"
+            f"--num-gpus: {num_gpus} does not fill nodes of {GPUS_PER_NODE}; "
+            f"try {whole} or {whole + GPUS_PER_NODE}"
         )
     return num_gpus // GPUS_PER_NODE
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +115,34 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         ask("no-such-model", 2000, "no-such-gpu", {"skip": "*", "seed": 1}, -1.0)
     starts = [line.partition(":")[0] for line in str(error.value).splitlines()]
     assert starts == ["--gpu", "--num-gpus", "model", "--tokens", "--set", "--set"]
+
+
+def test_a_batch_near_the_largest_is_answered_for_without_other_batches_beyond_it() -> None:
+    found = answer(question_for([], "llama-3.2-1b", 1, 4096, 300_000_000, "h200"))
+    assert not found.fits
+    assert not any(c.what == "micro_batch_size=1200000000" for c in found.changes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_attention_heads": 40, "num_key_value_heads": 7, "hidden_size": 5120},
+         "has 40 heads and 7 key-value heads; heads must be a multiple"),
+        ({"num_attention_heads": 33, "num_key_value_heads": 11}, "hidden size .* not a multiple"),
+        ({"model_type": "qwen2", "num_attention_heads": 33, "num_key_value_heads": 11},
+         "a hidden_size of 4096 and 33 heads; hidden_size must be a multiple"),
+        ({"vocab_size": 10**12}, r"has 8.2e\+15 weights, more than 1e\+14"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_are_refused_in_a_line(
+    fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    shape = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 32000, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape | fields))
+    with pytest.raises(UserError, match=words) as caught:
+        ask(str(tmp_path), 1, "h200")
+    assert str(caught.value).startswith("model: ") and "\n" not in str(caught.value)

@@ -14,6 +14,7 @@ from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 
@@ -197,7 +198,10 @@ def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
         value = round(getattr(config, name) * factor)
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
-        way = dataclasses.replace(config, **{name: value})
+        try:
+            way = dataclasses.replace(config, **{name: value})
+        except UserError:  # beyond the field's range
+            continue
         fits = has_room(memory.predicted_memory(way, shape).total, capacity)
         if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
             found.append(({name: value}, way, lead(way)))

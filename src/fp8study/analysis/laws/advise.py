@@ -16,7 +16,6 @@ import pandas as pd
 
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
-from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.evidence import (
     MEASURED,
     MODELLED,
@@ -41,6 +40,7 @@ from fp8study.analysis.laws.nearby import (
     Changed,
     Law,
     as_fp8,
+    beyond,
     changes,
     cures,
     settings,
@@ -187,10 +187,11 @@ class Advisor:
         """
         shape = shape_of(config.model)
         law = law_of(shape, gpu, measured)
-        beyond = partial(self._beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured))
+        beyond_in = partial(beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured),
+                            timed=self.timed)  # fmt: skip
 
         def by_law(way: ResolvedConfig, value: float) -> Quantity:
-            return Quantity(value, MODELLED if beyond(way) else PREDICTED)
+            return Quantity(value, MODELLED if beyond_in(way) else PREDICTED)
 
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
@@ -239,7 +240,7 @@ class Advisor:
                 for name, size in shape.convertible.items()
             },
             measured=measured,
-            beyond=tuple(beyond(config)),
+            beyond=tuple(beyond_in(config)),
             law_errors=tuple(
                 each for each in self.law_errors
                 if (each.test == account.OTHER_GPU) == (gpu_name != speed.FITTED_GPU)
@@ -303,45 +304,3 @@ class Advisor:
         rates = Quantity(rate, kind, rate * (1 - error), rate * (1 + error))
         leads = Quantity(lead, kind, lead - lead_error, lead + lead_error)
         return rates, leads if way.is_fp8 else None
-
-    def _beyond(
-        self, config: ResolvedConfig, shape: ModelShape, gpu_name: str, is_measured: bool
-    ) -> list[str]:
-        """Say in what a configuration is beyond the cells that the speed law was fitted to."""
-        known = [cell for cell in self.timed if cell.gpu == speed.FITTED_GPU]
-        spans: dict[str, tuple[float, list[Any], str]] = {
-            "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
-            "billion weights": (shape.num_parameters / 1e9,
-                                [c.shape.num_parameters / 1e9 for c in known], ".3g"),
-            "tokens a sequence": (config.sequence_length,
-                                  [c.config.sequence_length for c in known], ",d"),
-            "tokens a GPU and pass": (
-                config.micro_batch_size * config.sequence_length,
-                [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
-        }  # fmt: skip
-        found = [
-            f"{format(value, spec)} {what}; measured: {format(min(seen), spec)} to "
-            f"{format(max(seen), spec)}"
-            for what, (value, seen, spec) in spans.items()
-            if not min(seen) <= value <= max(seen)
-        ]
-        if gpu_name != speed.FITTED_GPU:
-            by = "the copy measured here" if is_measured else "datasheets"
-            what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
-            found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
-        if config.num_nodes > 1:
-            found.append(
-                f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
-                f"{NETWORK.hop_us:g} µs from node to node: assumed"
-            )
-        elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
-            found.append(f"links between GPUs as fast as those of an {speed.FITTED_GPU}: assumed")
-        if config.activation_checkpointing:
-            found.append("layers recomputed in the backward pass: never timed")
-        if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
-            found.append(f"{account.label_of(config)}: never timed")
-        if shape.num_experts > 1:
-            found.append("a mixture of experts: none was measured")
-        elif shape.left_out:
-            found.append("a model with what is left out below: none was measured")
-        return found

@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.communication import num_nodes_for
+from fp8study.analysis.laws.account import label_of
+from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError
@@ -248,4 +250,54 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
+    return found
+
+
+def beyond(
+    config: ResolvedConfig,
+    shape: ModelShape,
+    gpu_name: str,
+    is_measured: bool,
+    timed: Sequence[Cell],
+) -> list[str]:
+    """Say in what a configuration is beyond the cells that the speed law was fitted to.
+
+    `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of.
+    """
+    known = [cell for cell in timed if cell.gpu == speed.FITTED_GPU]
+    spans: dict[str, tuple[float, list[Any], str]] = {
+        "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
+        "billion weights": (shape.num_parameters / 1e9,
+                            [c.shape.num_parameters / 1e9 for c in known], ".3g"),
+        "tokens a sequence": (config.sequence_length,
+                              [c.config.sequence_length for c in known], ",d"),
+        "tokens a GPU and pass": (
+            config.micro_batch_size * config.sequence_length,
+            [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
+    }  # fmt: skip
+    found = [
+        f"{format(value, spec)} {what}; measured: {format(min(seen), spec)} to "
+        f"{format(max(seen), spec)}"
+        for what, (value, seen, spec) in spans.items()
+        if not min(seen) <= value <= max(seen)
+    ]
+    if gpu_name != speed.FITTED_GPU:
+        by = "the copy measured here" if is_measured else "datasheets"
+        what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
+        found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
+    if config.num_nodes > 1:
+        found.append(
+            f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
+            f"{NETWORK.hop_us:g} µs from node to node: assumed"
+        )
+    elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
+        found.append(f"links between GPUs as fast as those of an {speed.FITTED_GPU}: assumed")
+    if config.activation_checkpointing:
+        found.append("layers recomputed in the backward pass: never timed")
+    if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
+        found.append(f"{label_of(config)}: never timed")
+    if shape.num_experts > 1:
+        found.append("a mixture of experts: none was measured")
+    elif shape.left_out:
+        found.append("a model with what is left out below: none was measured")
     return found

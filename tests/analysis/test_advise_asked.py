@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account
-from fp8study.analysis.laws.evidence import MODELLED
+from fp8study.analysis.laws.advise import Option, chosen
+from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity
 from fp8study.analysis.laws.question import answer, question_for
 from fp8study.core.errors import UserError
 from fp8study.report import predictions
@@ -146,3 +149,83 @@ def test_models_that_cannot_be_are_refused_in_a_line(
     with pytest.raises(UserError, match=words) as caught:
         ask(str(tmp_path), 1, "h200")
     assert str(caught.value).startswith("model: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("num_gpus", [3, 4, 64])
+def test_a_lead_is_known_no_better_than_where_it_was_measured_next_to_it(num_gpus: int) -> None:
+    found = ask("llama-3.2-1b", num_gpus, "h200")
+    option = next(o for o in found.options if o.label == "FP8 tensorwise, BF16 all-gather")
+    beside, lead = option.beside, option.lead_pct
+    assert (beside.num_gpus, beside.micro_batch_size) == (2, 1)
+    (there,) = (o for o in ask("llama-3.2-1b", 2, "h200").options if o.label == option.label)
+    assert beside.lead_pct.value == pytest.approx(there.lead_pct.value, abs=0.1)
+    assert beside.lead_pct.kind == MEASURED and beside.lead_pct.run_ids
+    assert beside.off_points > 20
+    wider = account.WIDER if lead.kind == MODELLED else 1.0
+    assert lead.high - lead.value == pytest.approx(wider * beside.off_points)
+    assert lead.low == pytest.approx(2 * lead.value - lead.high)
+
+
+def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_is_from() -> None:
+    text = advice_text(ask("llama-3.2-1b", 3, "h200"))
+    assert re.search(
+        r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says \+\d", text
+    )
+    assert re.search(r"±24.0 points, as far as the law was off where it was measured next", text)
+    assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
+    assert "off where the host is busy" in advice_text(ask("llama-3.2-3b", 3, "h200"))
+    longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
+    assert "points, twice as far as the law was off where the GPU decides" in advice_text(longer)
+
+
+def test_another_path_gather_or_a_far_batch_is_not_next_to_a_run() -> None:
+    far = answer(question_for([], "llama-3.2-1b", 4, 4096, 3, "h200"))
+    assert all(option.beside is None for option in far.options)
+    elsewhere = ask("llama-3.2-1b", 4, "h100-80gb")
+    assert all(option.beside is None for option in elsewhere.options)
+    found = {o.label: o.beside for o in ask("llama-3.2-3b", 4, "h200").options}
+    fp8, bf16 = (found[f"FP8 tensorwise, {name} all-gather"] for name in ("FP8", "BF16"))
+    assert fp8.lead_pct.value < -40 < 0 < bf16.lead_pct.value
+    assert found["BF16"] is found["FP8 rowwise"] is None
+
+
+def test_the_measured_step_stands_beside_the_laws() -> None:
+    for num_gpus, is_measured in ((2, True), (3, False)):
+        found = ask("llama-3.2-1b", num_gpus, "h200")
+        text = advice_text(found)
+        for option in found.options[:2]:
+            step = 1e3 * 4096 / option.tokens_per_second_per_gpu.value
+            assert (f"; measured {step:,.0f}\n" in text) == is_measured
+
+
+def option_of(label: str, low: float, value: float, high: float) -> Option:
+    figure = Quantity(1.0, PREDICTED)
+    lead = Quantity(value, PREDICTED, low, high)
+    return Option("fp8_tensorwise", label, False, figure, lead, figure, "")
+
+
+@pytest.mark.parametrize(
+    ("leads", "label"),
+    [
+        ({"wide": (-12.3, 11.7, 35.7), "narrow": (4.9, 11.5, 18.1)}, "narrow"),
+        ({"wide": (-12.3, 11.7, 35.7), "narrow": (1.0, 7.0, 13.0)}, "narrow"),
+        ({"both": (30.1, 33.4, 36.7), "pay": (24.6, 36.6, 48.7)}, "pay"),
+        ({"never": (-9.0, -6.0, -3.0), "may": (-18.1, 5.9, 29.9)}, "may"),
+        ({"worse": (-25.0, -13.0, -1.0), "less": (-9.0, -6.0, -3.0)}, "less"),
+    ],
+)
+def test_the_recipe_is_the_one_that_surely_leads(
+    leads: dict[str, tuple[float, float, float]], label: str
+) -> None:
+    assert chosen([option_of(name, *ends) for name, ends in leads.items()]).label == label
+
+
+def test_neighbours_are_told_the_same() -> None:
+    told = [
+        answer(question_for([], "llama-3.1-8b", 4, 4096, batch, "h200")).verdict
+        for batch in (2, 3, 4)
+    ]
+    assert {verdict.label for verdict in told} == {"FP8 tensorwise, FP8 all-gather"}
+    assert {verdict.action for verdict in told} == {CHECK}
+    longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200")).verdict
+    assert (longer.label, longer.action) == ("FP8 tensorwise, BF16 all-gather", CHECK)

@@ -11,7 +11,14 @@ from fp8study.analysis.laws.account import (
     LawErrors,
 )
 from fp8study.analysis.laws.advise import Advice, Option
-from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity, Verdict
+from fp8study.analysis.laws.evidence import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
+    Beside,
+    Quantity,
+    Verdict,
+)
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import STUDY
 from fp8study.report.words import count, interval, machine_name, number, recipe, span
@@ -64,7 +71,22 @@ def _answer(advice: Advice) -> list[str]:
         alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
-    return [said, *(f"  also: {_verdict(other)}" for other in advice.elsewhere)]
+    also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
+    return [said, *also, *_beside(_chosen(advice).beside)]
+
+
+def _chosen(advice: Advice) -> Option:
+    """Return the FP8 of the verdict."""
+    return next(option for option in advice.options if option.label == advice.verdict.label)
+
+
+def _beside(beside: Beside | None) -> list[str]:
+    if beside is None:
+        return []
+    return [
+        f"  measured next to it: {_lead(beside.lead_pct, ' %')} on {beside.num_gpus} GPUs, "
+        f"batch {beside.micro_batch_size}, where the law says {number(beside.law_pct, '+.1f')} %"
+    ]
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -115,7 +137,8 @@ def _memory(advice: Advice) -> list[str]:
 def _options(advice: Advice) -> list[str]:
     head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
-    return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors), _days(advice)]
+    return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors),
+            *_interval(_chosen(advice)), _days(advice)]  # fmt: skip
 
 
 def _law_errors(tests: tuple[LawErrors, ...]) -> str:
@@ -139,6 +162,18 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
             f"({missed} of {cells} by more than {MEMORY_PCT:g} %)"
         )
     return f"  laws so far (page Predictions): {'; '.join(said) or 'untested on another GPU'}"
+
+
+def _interval(option: Option) -> list[str]:
+    """Say by which of the law's errors a predicted lead has its interval."""
+    lead = option.lead_pct
+    if not option.interval_from or lead is None or lead.high is None:
+        return []
+    twice = "twice " if lead.kind == MODELLED else ""
+    return [
+        f"  interval of {option.label}: ±{lead.high - lead.value:.1f} points, {twice}as far as the "
+        f"law was off {option.interval_from}"
+    ]
 
 
 def _days(advice: Advice) -> str:
@@ -178,7 +213,12 @@ def _sources(advice: Advice) -> list[str]:
 def _limits(advice: Advice) -> list[str]:
     by = "law with what was measured here" if advice.measured else "law"
     lines = ["", f"What a step takes (by the {by}, ms):"]
-    for precision, parts in advice.step_parts_ms.items():
+    config, options = advice.config, (advice.options[0], _chosen(advice))
+    tokens = (config["micro_batch_size"] * config["sequence_length"]
+              * config["gradient_accumulation_steps"])  # fmt: skip
+    for (precision, parts), option in zip(advice.step_parts_ms.items(), options, strict=True):
+        rate = option.tokens_per_second_per_gpu
+        took = f"; measured {1e3 * tokens / rate.value:,.0f}" if rate.kind == MEASURED else ""
         host, kind = parts["host"].value, parts["host"].kind
         device = {name: part.value for name, part in parts.items() if name != "host"}
         total = sum(device.values())
@@ -188,7 +228,8 @@ def _limits(advice: Advice) -> list[str]:
         if host > HOST_PCT / 100 * total and not advice.measured:
             word = f"{word or '; the host may limit it'}, and --measure times it"
         lines.append(
-            f"  {recipe(precision)}, {kind}  GPU {total:,.0f}: {named}; host {host:,.0f}{word}"
+            f"  {recipe(precision)}, {kind}  GPU {total:,.0f}: {named}; host {host:,.0f}"
+            f"{word}{took}"
         )
     return lines
 

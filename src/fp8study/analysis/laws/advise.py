@@ -14,17 +14,20 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.decision import WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.evidence import (
     MEASURED,
     MODELLED,
     PREDICTED,
+    Beside,
     Decided,
     Decisions,
     Quantity,
     Row,
     Verdict,
+    measured_beside,
     nearest_losses,
     of_cell,
     of_row,
@@ -75,6 +78,10 @@ class Option:
     memory_gib: Quantity
     limit: str
     """What limits the step by the law, as `StepParts.limit`."""
+    beside: Beside | None = None
+    """What was measured next to a predicted lead."""
+    interval_from: str = ""
+    """Where the law was as far off as a predicted lead's interval has it."""
 
     def fits(self, capacity: float) -> bool:
         """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""
@@ -156,6 +163,7 @@ class Advisor:
         self.most_gpus = max((cell.config.num_gpus for cell in self.timed), default=0)
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = account.lead_table(cells)
+        self.pairs = account.pairs_of(cells)
         self.nine_of_ten = account.nine_of_ten(tested)
         self.law_errors = account.law_errors(tested, account.memory_table(cells))
 
@@ -202,7 +210,7 @@ class Advisor:
         if decided:
             verdicts = [verdict_of(config, each) for each in decided]
         else:
-            guess = (fitting or options[1:])[0]
+            guess = chosen(fitting or options[1:])
             verdicts = [predicted_verdict(guess.label, guess.lead_pct)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
@@ -266,14 +274,17 @@ class Advisor:
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
-            rate, lead = self._speed(config, way, law, gib.kind, base)
+            beside = measured_beside(self.pairs, way, gpu_name)
+            rate, lead, basis = self._speed(config, way, law, gib.kind, base, beside)
             cell = self.exactly.get(cell_key(way, gpu_name))
             if row is not None:
                 rate, lead, gib = of_row(row, way.is_fp8)
+                beside, basis = None, ""
             elif cell is not None and cell.rates:
                 rate, gib = of_cell(cell, gib)
             gathers = bool(way.fp8_all_gather)
-            return Option(way.precision, label, gathers, rate, lead, gib, law(way).limit)
+            limit = law(way).limit
+            return Option(way.precision, label, gathers, rate, lead, gib, limit, beside, basis)
 
         base = None
         bf16 = option(config, account.label_of(config), decided[0].decision if decided else None)
@@ -289,18 +300,45 @@ class Advisor:
         return [bf16, *timed.values(), *others]
 
     def _speed(
-        self, bf16: ResolvedConfig, way: ResolvedConfig, law: Law, kind: str, base: float | None
-    ) -> tuple[Quantity, Quantity | None]:
-        """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`)."""
+        self,
+        bf16: ResolvedConfig,
+        way: ResolvedConfig,
+        law: Law,
+        kind: str,
+        base: float | None,
+        beside: Beside | None,
+    ) -> tuple[Quantity, Quantity | None, str]:
+        """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
+
+        With `Option.interval_from`.
+        """
         wider = account.WIDER if kind == MODELLED else 1.0
         step = law(way)
         # What more GPUs than were ever timed add is known no better than what a busy host does.
         busy = step.host > account.HOST_PCT / 100 * step.device or way.num_gpus > self.most_gpus
-        lead_error, step_error = (wider * e for e in self.nine_of_ten[busy])
+        lead_error, step_error = self.nine_of_ten[busy]
+        basis = "where the host is busy" if busy else "where the GPU decides"
+        if beside and beside.off_points > lead_error:
+            lead_error, basis = beside.off_points, "where it was measured next to this"
+            step_error = max(step_error, lead_error)
+        lead_error, step_error = wider * lead_error, wider * step_error
         lead = speed.lead_pct(law(bf16).total, step.total)
         rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
         if base is not None:
             rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
         rates = Quantity(rate, kind, rate * (1 - error), rate * (1 + error))
         leads = Quantity(lead, kind, lead - lead_error, lead + lead_error)
-        return rates, leads if way.is_fp8 else None
+        return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def chosen(options: Sequence[Option]) -> Option:
+    """Return the FP8 to speak of where none was timed.
+
+    Of those that may pay, the one whose lead is surely the largest; of several that surely pay, the
+    fastest, so that a wider interval alone does not change the recipe from batch to batch.
+    """
+    leads = [(option, lead) for option in options if (lead := option.lead_pct)]
+    may_pay = [each for each in leads if (each[1].high or 0.0) > WORTH_PCT]
+    return max(
+        may_pay or leads, key=lambda each: (min(each[1].low or 0.0, WORTH_PCT), each[1].value)
+    )[0]

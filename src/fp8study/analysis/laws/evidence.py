@@ -14,11 +14,12 @@ import pandas as pd
 
 from fp8study.analysis.decision import advise, decision_table
 from fp8study.analysis.frames import runs_frame
-from fp8study.analysis.laws.account import label_of
+from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import setting_label
@@ -29,6 +30,10 @@ from fp8study.core.records import StoredRun
 
 #: A row of the report's tables of leads or decisions, with the ids of its runs by precision.
 Row = Mapping[str, Any]
+#: What a prediction shares with the pairs that were measured next to it.
+_BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
+           "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
+           "gradient_accumulation_steps")  # fmt: skip
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 
 
@@ -44,6 +49,40 @@ class Quantity:
     """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
     run_ids: tuple[str, ...] = ()
     """``machine/study/run_id`` of what was measured."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """FP8's lead where it was measured next to a prediction, and the law's there."""
+
+    num_gpus: int
+    micro_batch_size: int
+    lead_pct: Quantity
+    law_pct: float
+
+    @property
+    def off_points(self) -> float:
+        """How far the law was off there."""
+        return abs(self.law_pct - self.lead_pct.value)
+
+
+def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -> Beside | None:
+    """Return the pair next to an FP8 run on several GPUs where the law was most off; None: no pair.
+
+    Next to it are any number of GPUs but one, at a batch of half to twice its own.
+    """
+    found = []
+    for pair in pairs:
+        config, lead = pair.fp8.config, pair.lead_pct
+        is_near = way.num_gpus > 1 and config.num_gpus > 1 and pair.fp8.gpu == gpu_name
+        is_near &= 0.5 <= config.micro_batch_size / way.micro_batch_size <= 2
+        if is_near and all(getattr(config, name) == getattr(way, name) for name in _BESIDE):
+            law = pair.predicted_pct(constants_of(SpeedConstants, "speed"))
+            if law is not None and lead is not None:
+                ids = (*pair.fp8.ids, *pair.bf16.ids)
+                measured = Quantity(lead, MEASURED, run_ids=ids)
+                found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law))
+    return max(found, key=lambda each: each.off_points, default=None)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,7 @@ def hf_config(model: str) -> PreTrainedConfig:
     check_model_name(model)
     if model not in PRESETS:
         is_reachable()
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PreTrainedConfig
 
     try:
@@ -190,6 +191,9 @@ def hf_config(model: str) -> PreTrainedConfig:
         else:
             _check_shape(model, PreTrainedConfig.get_config_dict(model)[0])
             config = AutoConfig.from_pretrained(model)
+    except StrictDataclassError as error:
+        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
+        raise UserError(f"model: '{model}' cannot be: {reason} Mend its configuration") from error
     except (OSError, ValueError) as error:
         raise UserError(
             f"model: no configuration for '{model}' ({first_line(error)}); give a preset "

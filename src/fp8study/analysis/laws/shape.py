@@ -8,14 +8,11 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS, hf_config, text_config
 from fp8study.core.recipes import ALIGNMENT
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 #: The linear layers of attention and of a gated MLP, each apart or as one matrix.
 _ATTENTION = (("q_proj", "k_proj", "v_proj", "o_proj"), ("qkv_proj", "o_proj"))
@@ -166,7 +163,7 @@ def shape_of(model: str) -> ModelShape:
     if model in PRESETS:
         found = _shape(model, PRESETS[model], _APART)
     else:
-        config = _hf_config(model)
+        config = hf_config(model)
         if text_config(config) is not config:
             raise UserError(
                 f"model: '{model}' takes more than text, of which no law is known here; give a "
@@ -186,17 +183,6 @@ def shape_of(model: str) -> ModelShape:
             f"{_MOST_PARAMETERS:.0e}; mend its configuration"
         )
     return found
-
-
-def _hf_config(model: str) -> PreTrainedConfig:
-    """Return `hf_config`; what transformers itself finds impossible is refused in a line."""
-    from huggingface_hub.errors import StrictDataclassError
-
-    try:
-        return hf_config(model)
-    except StrictDataclassError as error:
-        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
-        raise UserError(f"model: '{model}' cannot be: {reason} Mend its configuration") from error
 
 
 def _parts(model: str, values: Mapping[str, Any], plan: Collection[str]) -> tuple[str, ...]:

@@ -288,6 +288,12 @@ def test_the_edge_of_stability_is_told_by_precision_masters_and_warm_up() -> Non
     assert len(found.runs) == len(records)
 
 
+def test_a_sweep_of_one_seed_does_not_make_another_undecided() -> None:
+    records = sweep(1e-2, 1e-3)() + sweep(1e-2, 1e-2, seed=5, sequence_length=512)()
+    found = judge_claim(CLAIMS["C14"], tables(records))
+    assert (found.verdict, "2 seeds at each rate" in found.why) == (YES, True)
+
+
 def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
     records = sweep(1, 1, seed=0)() + sweep(1, 1e-2, seed=1)()
     found = judge_claim(CLAIMS["C14"], tables(records))

@@ -123,3 +123,26 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
     assert "off by default (one pass AdamW, weights cast each update)" in told
     assert "Out of memory: short 9.9.9 with llama-3.2-1b in BF16 and FP8 tensorwise." in told
     assert "tokenises" not in told
+
+
+def test_leads_are_of_one_machine(tmp_path: Path) -> None:
+    rates = {("a", "bf16"): 10_000.0, ("a", "fp8_tensorwise"): 13_000.0,
+             ("b", "bf16"): 20_000.0, ("b", "fp8_tensorwise"): 22_000.0}  # fmt: skip
+    for (box, precision), rate in rates.items():
+        record = make_record(
+            study="beside", precision=precision, run_id=precision,
+            results={"tokens_per_second_per_gpu": rate},
+        )  # fmt: skip
+        store(tmp_path, f"reference/{box}", record)
+        store_peer(tmp_path / f"reference/{box}/beside/peer/{precision}", precision=precision)
+    table = peer_table(load_runs(tmp_path))
+    leads = table[table["precision"] != "bf16"].set_index("machine")["lead_pct"]
+    assert leads.to_dict() == {"a": pytest.approx(30), "b": pytest.approx(10)}
+
+
+def test_a_trainer_that_only_ran_out_of_memory_is_told(tmp_path: Path) -> None:
+    store(tmp_path, "reference/box", make_record(study="beside", max_grad_norm=1.0))
+    none = {"tokens_per_second_per_gpu": [], "memory_peak_gib": [], "status": "out_of_memory"}
+    store_peer(tmp_path / "reference/box/beside/peer/short", name="short", **none)
+    told = speed_sentences.peers(peer_table(load_runs(tmp_path)))
+    assert told.endswith("shapes. Out of memory: short 9.9.9 with llama-3.2-1b in BF16.")

@@ -11,6 +11,7 @@ from fp8study import __version__
 from fp8study.cli import app
 from fp8study.core.checkpoints import ABOUT, place_of
 from fp8study.core.errors import UserError
+from fp8study.core.presets import hf_config
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import load_study
 from fp8study.report.showing import instruments_text
@@ -208,6 +209,9 @@ def test_a_size_that_a_model_folder_leaves_out_is_not_guessed(tmp_path: Path) ->
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     words = "has no intermediate_size in its config.json; transformers would take 11008 for it"
     assert f"fp8study: model: '{tmp_path}' {words}: add it" in done.stderr
+    older = {"model_type": "bloom", "n_embed": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert hf_config(str(tmp_path)).hidden_size == 64
 
 
 @pytest.mark.usefixtures("checkout")

@@ -278,7 +278,7 @@ def _by_session(own: _Rates, sessions: Sessions) -> str:
 
 def _alike(row: dict[str, Any]) -> tuple[object, ...]:
     """What the BF16 row has in common with the FP8 row that it is compared with."""
-    return row["pair_key"], row["peer"]
+    return row["machine"], row["study"], row["pair_key"], row["peer"]
 
 
 def _leads(fp8: dict[str, Any], bf16: dict[str, Any]) -> dict[str, float]:

@@ -74,6 +74,7 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     """
     names = part.get("matmul_dtypes") or [row["dtypes"] for row in part.get("gemm", ())]
     counted_twice = any("float8" not in n and len(set(n.split(" × "))) > 1 for n in names)
+    counted_twice &= config.get("compile") is False
     hidden = counted_twice or config.get("compile_mode") == "reduce-overhead"
     return {k: v for k, v in part.items() if not (hidden and k.startswith("fp8_gemm_"))}
 

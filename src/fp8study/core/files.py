@@ -101,15 +101,20 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether somebody holds a lock file; nothing is made or left locked."""
+    """Return whether somebody holds a lock file, or may: what cannot be asked counts as held."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
-        return not try_lock(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
     finally:
         os.close(descriptor)
+    return False
 
 
 @contextmanager

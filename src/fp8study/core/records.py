@@ -330,7 +330,7 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
             # `glob` passes by in silence what it may not enter.
             if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
                 left_out.append(f"{folder}: you may not read it; give yourself access")
-        for folder in sorted(path.parent for path in root.glob("*/*/metrics.jsonl*")):
+        for folder in sorted({path.parent for path in root.glob("*/*/metrics.jsonl*")}):
             if not (folder / "run.json").exists() and not is_held(folder / ".lock"):
                 left_out.append(f"{folder}: it ended without a record; run it again")
         for path in sorted(root.glob("*/*/run.json")):

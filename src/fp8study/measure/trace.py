@@ -203,11 +203,11 @@ def _innermost(ops: list[Event]) -> Iterator[tuple[Event, str, int]]:
     gemms = [(op, *found) for op in ops if (found := _factors(op)) is not None]
     starts: dict[object, list[float]] = defaultdict(list)
     for op in sorted((op for op, *_ in gemms), key=lambda op: op["ts"]):
-        starts[op.get("tid")].append(op["ts"])
+        starts[op.get("pid"), op.get("tid")].append(op["ts"])
     for op, dtypes, flops in gemms:
-        own = starts[op.get("tid")]
+        own = starts[op.get("pid"), op.get("tid")]
         later = bisect.bisect_right(own, op["ts"])
-        if later == len(own) or own[later] > op["ts"] + op["dur"]:
+        if later == len(own) or own[later] >= op["ts"] + op["dur"]:
             yield op, dtypes, flops
 
 

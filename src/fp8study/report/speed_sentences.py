@@ -92,20 +92,21 @@ def peers(table: pd.DataFrame) -> str:
     """Say how fast our arms were beside other trainers', as they are by default first."""
     clipped = table[table["max_grad_norm"].notna()]
     timed = clipped.dropna(subset="ratio")
-    if timed.empty:
-        return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
     parts = ["Both sides clip gradients and have the same shapes."]
     set_ = timed["setting"].map(switches)
-    usual = set_.str.len() == 0
+    usual, by_turns = set_.map(len) == 0, timed["num_blocks"].notna()
     named = ", ".join(dict.fromkeys(name for names in set_ for name in names))
-    parts += [_beside(own, how) for own, how in ((timed[usual], "As it is by default"),
-              (timed[~usual], f"With switches that are off by default ({named})"))
-              if len(own)]  # fmt: skip
-    full = clipped[clipped["ratio_interval"] == "out of memory"]
+    for chosen, how in ((usual, "As it is by default"),
+                        (~usual, f"With switches that are off by default ({named})")):  # fmt: skip
+        parts += [_beside(own, how) for own in (timed[chosen & by_turns], timed[chosen & ~by_turns])
+                  if len(own)]  # fmt: skip
+    full = clipped[clipped["ratio_interval"].str.contains("out of memory", na=False)]
     for peer, rows in full.groupby("peer"):
         models = escape(", ".join(dict.fromkeys(rows["model"])))
         recipes = " and ".join(recipe(p) for p in dict.fromkeys(rows["precision"]))
         parts.append(f"Out of memory: {escape(peer)} with {models} in {recipes}.")
+    if len(parts) == 1:
+        return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
     return " ".join(parts)
 
 
@@ -114,13 +115,14 @@ def _beside(own: pd.DataFrame, how: str) -> str:
     behind, blocks = int((own["ratio"] < 1).sum()), own["num_blocks"]
     ratios = [f"{span(rows['ratio'], '.2f')} times the tokens of {escape(peer)}"
               for peer, rows in own.groupby("peer")]  # fmt: skip
-    fewer = f", and fewer in {behind} of {len(own)} arms" if behind else ""
+    made = " and ".join(ratios) + (f", and fewer in {behind} of {len(own)} arms" if behind else "")
     if blocks.notna().all():
         turns = count(int(blocks.min()), "block")
-        return f"{how}, on the same GPUs, {turns}: {' and '.join(ratios)}{fewer}."
+        return f"{how}, on the same GPUs, {turns}: {made}."
+    apart = ", and arms of one GPU ran on different ones" * bool((own["num_gpus"] == 1).any())
     return (
-        f"{how}, in one session but on different GPUs of a machine: {' and '.join(ratios)}{fewer}. "
-        "There the other trainer tokenised inside its steps; either may be part of the difference."
+        f"{how}, in one session: {made}. There the other trainer tokenised inside its steps{apart}"
+        ": that may be part of the difference."
     )
 
 

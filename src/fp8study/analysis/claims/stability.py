@@ -37,11 +37,14 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     both = both[both["stable_before"] > 0]
     if both.empty:
         return claim.open()
+    num_seeds = both[["num_seeds", "num_seeds_before"]].min(axis=1)
+    if (num_seeds >= MIN_SEEDS).any():
+        both = both[num_seeds >= MIN_SEEDS]
     lower, steps = both["stable"] < both["stable_before"], claim.published["steps"]
     early = pd.Series([step <= steps for broke in both["broke"] for step in broke], dtype=bool)
     longer, finer = _beside(fp8, "lr_warmup_steps"), _beside(rates, "master_dtype")
     warmer = longer["stable"] > longer["stable_before"]
-    verdict, seeds = Verdict.CONTRADICTED, int(rates["num_seeds"].min())
+    verdict, seeds = Verdict.CONTRADICTED, int(num_seeds[both.index].min())
     if lower.any():
         whole = early.any() and (warmer.any() or longer.empty)
         verdict = Verdict.REPRODUCED if whole else Verdict.PARTLY

@@ -212,6 +212,10 @@ def test_a_size_that_a_model_folder_leaves_out_is_not_guessed(tmp_path: Path) ->
     older = {"model_type": "bloom", "n_embed": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
     (tmp_path / "config.json").write_text(json.dumps(older))
     assert hf_config(str(tmp_path)).hidden_size == 64
+    other = {"model_type": "llama", "n_embed": 64, "num_layers": 2, "intermediate_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match="has no hidden_size in its config"):
+        hf_config(str(tmp_path))
 
 
 @pytest.mark.usefixtures("checkout")

@@ -29,8 +29,8 @@ _LLAMA3_ROPE = {
 }  # fmt: skip
 #: What a config.json must say; published ones leave out others where transformers' default holds.
 _SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
-#: What published ones call these besides; Bloom's.
-_OLDER_NAMES = {"hidden_size": ("n_embed",), "num_hidden_layers": ("num_layers",)}
+#: Kind of model, size → what its published ones call it, where transformers knows that name too.
+_OLDER_NAMES = {("bloom", "hidden_size"): "n_embed"}
 _LLAMA3 = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -215,8 +215,7 @@ def _check_shape(model: str, given: dict[str, Any]) -> None:
     given, known = given.get("text_config") or given, vars(type(usual)).get("__annotations__", {})
     for name in _SIZES:
         own = usual.attribute_map.get(name, name)
-        older = _OLDER_NAMES.get(name, ())
-        if own in known and not {name, own, *older} & given.keys():
+        if own in known and not {name, own, _OLDER_NAMES.get((kind, name))} & given.keys():
             raise UserError(
                 f"model: '{model}' has no {own} in its config.json; transformers would take "
                 f"{getattr(usual, name)} for it: add it"

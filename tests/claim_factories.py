@@ -24,6 +24,8 @@ from tests.noise_factories import N, make_noise_section
 SMALL, LARGE = "llama-3.2-1b", "llama-3.1-8b"
 SIZES = {SMALL: 1_200_000_000, LARGE: 8_000_000_000, "tiny-llama": 1_000_000}
 FP8 = ("fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp")
+#: Made when a test asks for them.
+Records = Callable[[], list[RunRecord]]
 _number = itertools.count()
 
 
@@ -175,3 +177,34 @@ def curves(early_pct: float, late_pct: float, num_steps: int = 1000) -> list[Run
         ended = {"loss_last20_mean": float(loss[-20:].mean()), "steps_completed": num_steps}
         found.append(run(precision, seed=seed, num_steps=num_steps, results=ended, curve=curve))
     return found
+
+
+def rising(precision: str, breaks_at: float, how: str = "diverged", at: int = 30,
+           **changes: Any) -> list[RunRecord]:  # fmt: skip
+    """A sweep of three rates, two seeds or one; from `breaks_at` on runs are lost, at a step."""
+    found, too_high = [], 7.0 if how == "no better than frequencies" else 12.0
+    config = {"lr_warmup_steps": changes.pop("warm_up", 20)}
+    seeds = [changes.pop("seed")] if "seed" in changes else [0, 1]
+    for rate, seed in itertools.product((1e-4, 1e-3, 1e-2), seeds):
+        last = too_high if rate >= breaks_at else 5.0
+        ended = {"loss_start": 9.0, "loss_last20_mean": last}
+        curve = {"step": [*range(1, 61)], "loss": [6.0] * at + [last] * (60 - at)}
+        status = "completed"
+        if how == "diverged":
+            curve = {}
+            if rate >= breaks_at:
+                ended |= {"loss_last20_mean": None, "steps_completed": at}
+                status = "diverged"
+        data = {"unigram_loss": 6.5}
+        found.append(run(precision, learning_rate=rate, seed=seed, status=status, results=ended,
+                         curve=curve, config=config, data=data, **changes))  # fmt: skip
+    return found
+
+
+def sweep(bf16: float, fp8: float, how: str = "diverged", at: int = 30, **changes: Any) -> Records:
+    return lambda: (rising("bf16", bf16, how, at, **changes)
+                    + rising(FP8[0], fp8, how, at, **changes))  # fmt: skip
+
+
+def with_warm_up(fp8: float, later: float) -> Records:
+    return lambda: sweep(1e-2, fp8)() + sweep(1e-2, later, warm_up=100)()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.claim_factories import (
     FP8,
     LARGE,
     SMALL,
+    Records,
     curves,
     gathered,
     grid,
@@ -28,14 +28,15 @@ from tests.claim_factories import (
     operators,
     pair,
     run,
+    sweep,
     tables,
+    with_warm_up,
 )  # fmt: skip
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 YES, PARTLY, NO = Verdict.REPRODUCED, Verdict.PARTLY, Verdict.CONTRADICTED
 OPEN, ARTEFACT, ELSEWHERE = Verdict.UNDECIDED, Verdict.ARTEFACT, Verdict.NOT_TESTABLE
 
-Records = Callable[[], list[RunRecord]]
 ENDS = {"skip": ["model.layers.0.self_attn.q_proj", "lm_head"]}
 SCHEDULE = {"precision_schedule": ["bf16:10", "fp8_tensorwise"]}
 WORK = {SMALL: 1.0, LARGE: 6.7}
@@ -84,37 +85,6 @@ def memories(parameters: float, working: float, peak: float, first: float = 18.0
     memory = {"parameters_gib": parameters, "steady_allocated_gib": parameters + 10 + working,
               "first_step_allocated_gib": first}  # fmt: skip
     return lambda: measured(memory=memory, fp8={"results": {"memory_peak_gib": peak}})
-
-
-def rising(precision: str, breaks_at: float, how: str = "diverged", at: int = 30,
-           **changes: Any) -> list[RunRecord]:  # fmt: skip
-    """A sweep of three rates, two seeds or one; from `breaks_at` on runs are lost, at a step."""
-    found, too_high = [], 7.0 if how == "no better than frequencies" else 12.0
-    config = {"lr_warmup_steps": changes.pop("warm_up", 20)}
-    seeds = [changes.pop("seed")] if "seed" in changes else [0, 1]
-    for rate, seed in itertools.product((1e-4, 1e-3, 1e-2), seeds):
-        last = too_high if rate >= breaks_at else 5.0
-        ended = {"loss_start": 9.0, "loss_last20_mean": last}
-        curve = {"step": [*range(1, 61)], "loss": [6.0] * at + [last] * (60 - at)}
-        status = "completed"
-        if how == "diverged":
-            curve = {}
-            if rate >= breaks_at:
-                ended |= {"loss_last20_mean": None, "steps_completed": at}
-                status = "diverged"
-        data = {"unigram_loss": 6.5}
-        found.append(run(precision, learning_rate=rate, seed=seed, status=status, results=ended,
-                         curve=curve, config=config, data=data, **changes))  # fmt: skip
-    return found
-
-
-def sweep(bf16: float, fp8: float, how: str = "diverged", at: int = 30, **changes: Any) -> Records:
-    return lambda: (rising("bf16", bf16, how, at, **changes)
-                    + rising(FP8[0], fp8, how, at, **changes))  # fmt: skip
-
-
-def with_warm_up(fp8: float, later: float) -> Records:
-    return lambda: sweep(1e-2, fp8)() + sweep(1e-2, later, warm_up=100)()
 
 
 def kernels(name: str) -> Records:
@@ -272,33 +242,6 @@ def test_a_verdict_follows_its_records(
     found = judge_claim(changed, tables(records()))
     assert found.verdict == verdict, found.why
     assert found.why
-
-
-def test_the_edge_of_stability_is_told_by_precision_masters_and_warm_up() -> None:
-    masters = {"master_dtype": "bf16"}
-    records = with_warm_up(1e-3, 1e-2)() + sweep(1e-3, 1e-4, **masters)()
-    found = judge_claim(CLAIMS["C14"], tables(records))
-    assert "FP32 master weights, warm-up 20: BF16 0.001, FP8 tensorwise 0.0001" in found.why
-    assert "FP32 master weights, warm-up 100: BF16 0.001, FP8 tensorwise 0.001" in found.why
-    assert "BF16 master weights, warm-up 20: BF16 0.0001, FP8 tensorwise none" in found.why
-    assert "raises it in 1 of 1 arms" in found.why
-    assert "raise either precision's in 2 of 2" in found.why
-    assert found.figure is not None
-    assert (found.figure.low, found.figure.high) == pytest.approx((0, 100))
-    assert len(found.runs) == len(records)
-
-
-def test_a_sweep_of_one_seed_does_not_make_another_undecided() -> None:
-    records = sweep(1e-2, 1e-3)() + sweep(1e-2, 1e-2, seed=5, sequence_length=512)()
-    found = judge_claim(CLAIMS["C14"], tables(records))
-    assert (found.verdict, "2 seeds at each rate" in found.why) == (YES, True)
-
-
-def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
-    records = sweep(1, 1, seed=0)() + sweep(1, 1e-2, seed=1)()
-    found = judge_claim(CLAIMS["C14"], tables(records))
-    assert found.verdict == YES
-    assert "BF16 0.01 or more, FP8 tensorwise 0.001; 2 seeds at each rate" in found.why
 
 
 def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:

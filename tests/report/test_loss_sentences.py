@@ -10,10 +10,9 @@ from fp8study.analysis.losses import formats_table
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report import loss_sentences
 from fp8study.report import page as pages
-from tests.analysis.test_claims import sweep
 from tests.analysis.test_losses import frame, store_formats
 from tests.analysis.test_matched import grown, races
-from tests.claim_factories import tables
+from tests.claim_factories import sweep, tables
 from tests.factories import make_record, store
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import all_claims, judge_claim
-from tests.claim_factories import sweep, tables, with_warm_up
+from tests.claim_factories import rising, sweep, tables, with_warm_up
 
 (CLAIM,) = (claim for claim in all_claims() if claim.id == "C14")
 
@@ -34,3 +34,17 @@ def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
     found = judge_claim(CLAIM, tables(records))
     assert found.verdict == Verdict.REPRODUCED
     assert "BF16 0.01 or more, FP8 tensorwise 0.001; 2 seeds at each rate" in found.why
+
+
+def test_arms_are_compared_by_the_seeds_and_rates_that_both_were_run_at() -> None:
+    """A third seed of one arm, or a rate that the other was not run at, makes no edge lower."""
+    records = sweep(1e-2, 1e-2)() + rising("fp8_tensorwise", 1e-3, seed=2)
+    found = judge_claim(CLAIM, tables(records))
+    assert (found.verdict, "in 0 of 1 settings" in found.why) == (Verdict.CONTRADICTED, True)
+    assert "2 seeds at each rate" in found.why
+    lost_by_one_alone = sweep(1, 1)() + rising("fp8_tensorwise", 1e-3, seed=2)
+    assert judge_claim(CLAIM, tables(lost_by_one_alone)).verdict == Verdict.UNDECIDED
+    highest = [run for run in sweep(1e-2, 1e-2)() if run.config["learning_rate"] == 1e-2]
+    lower = [run for run in sweep(1, 1)() if run.config["learning_rate"] < 1e-2]
+    only_bf16 = lower + [run for run in highest if run.config["precision"] == "bf16"]
+    assert judge_claim(CLAIM, tables(only_bf16)).verdict == Verdict.UNDECIDED

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
@@ -16,6 +18,11 @@ from fp8study.core.records import StoredRun
 
 #: What tells the arms of a sweep apart, besides the learning rate.
 _ARM = ["precision", "master_dtype", "lr_warmup_steps"]
+_NAMES = ["sweep", *_ARM, "machine", "model"]
+#: What was found of an arm.
+_FOUND = [*_NAMES, "stable", "num_seeds", "lost", "broke", "run_ids"]
+#: What two arms must both have been run at to be compared.
+_CELL = ["learning_rate", "seed"]
 #: As many must have been run at each rate.
 MIN_SEEDS = 2
 #: What else may differ in a sweep: the seed, and what exists for FP8 only.
@@ -30,21 +37,18 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     raises it, as far as that was tried. A single seed may end on either side of what counts as
     lost, and decides nothing.
     """
-    rates = stable_rates(tables)
-    fp8, bf16 = rates[in_fp8(rates)], rates[rates["precision"] == "bf16"]
-    alike = ["sweep", "master_dtype", "lr_warmup_steps"]
-    both = _with_edge(fp8.merge(bf16, on=alike, suffixes=("", "_before")))
-    both = both[both["stable_before"] > 0]
+    runs = _swept_runs(tables)
+    both = _beside(runs, "precision")
+    both = both[in_fp8(both) & (both["precision_before"] == "bf16") & (both["stable_before"] > 0)]
     if both.empty:
         return claim.open()
-    num_seeds = both[["num_seeds", "num_seeds_before"]].min(axis=1)
-    if (num_seeds >= MIN_SEEDS).any():
-        both = both[num_seeds >= MIN_SEEDS]
+    if (both["num_seeds"] >= MIN_SEEDS).any():
+        both = both[both["num_seeds"] >= MIN_SEEDS]
     lower, steps = both["stable"] < both["stable_before"], claim.published["steps"]
     early = pd.Series([step <= steps for broke in both["broke"] for step in broke], dtype=bool)
-    longer, finer = _beside(fp8, "lr_warmup_steps"), _beside(rates, "master_dtype")
+    longer, finer = _beside(runs[in_fp8(runs)], "lr_warmup_steps"), _beside(runs, "master_dtype")
     warmer = longer["stable"] > longer["stable_before"]
-    verdict, seeds = Verdict.CONTRADICTED, int(num_seeds[both.index].min())
+    verdict, seeds = Verdict.CONTRADICTED, int(both["num_seeds"].min())
     if lower.any():
         whole = early.any() and (warmer.any() or longer.empty)
         verdict = Verdict.REPRODUCED if whole else Verdict.PARTLY
@@ -53,7 +57,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     return claim.found(
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
         holds=out_of(lower), early=out_of(early), warmer=out_of(warmer),
-        finer=out_of(finer["stable"] > finer["stable_before"]), rates=listed(rates),
+        finer=out_of(finer["stable"] > finer["stable_before"]), rates=listed(_edges(runs)),
         seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
     )  # fmt: skip
 
@@ -66,6 +70,11 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
     steps. A run is lost whose loss is no number, or ends above its first or above that of who knows
     the tokens' frequencies alone: there AdamW leaves what it broke.
     """
+    return _edges(_swept_runs(tables))
+
+
+def _swept_runs(tables: Tables) -> pd.DataFrame:
+    """Return the runs whose losses count, with their sweep, whether one ``is_lost`` and when."""
     runs = tables.of_records(_swept, "sweep", "lr_warmup_steps").merge(
         tables.runs.drop(columns="run_ids"), on=PLACE
     )
@@ -77,22 +86,24 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
     has_trained = runs["loss_last20_mean"] <= runs["limit"]  # nor is a missing loss, no number
     runs["is_lost"] = is_diverged | ~has_trained
     runs["step"] = runs["step"].fillna(runs["steps_completed"].where(is_diverged, 0))
-    rows = []
-    for key, arm in runs.groupby(["sweep", *_ARM], sort=False):
-        if arm["learning_rate"].nunique() < 2:
-            continue
-        lost = arm[arm["is_lost"]]
-        below = arm.loc[~(arm["learning_rate"] >= lost["learning_rate"].min()), "learning_rate"]
-        rows.append(
-            dict(zip(["sweep", *_ARM], key, strict=True))
-            | {"machine": arm["machine"].iloc[0], "model": arm["model"].iloc[0],
-               "stable": below.max() if len(below) else 0.0,
-               "num_seeds": arm.groupby("learning_rate")["seed"].nunique().min(),
-               "lost": len(lost), "broke": lost["step"].tolist(),
-               "run_ids": together(arm["run_ids"])}
-        )  # fmt: skip
-    found = ["machine", "model", "stable", "num_seeds", "lost", "broke", "run_ids"]
-    return pd.DataFrame(rows, columns=["sweep", *_ARM, *found])
+    return runs
+
+
+def _edges(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `stable_rates` from those of `_swept_runs`."""
+    arms = (arm for _, arm in runs.groupby(["sweep", *_ARM], sort=False))
+    rows = [_edge(arm) for arm in arms if arm["learning_rate"].nunique() > 1]
+    return pd.DataFrame(rows, columns=_FOUND)
+
+
+def _edge(arm: pd.DataFrame) -> dict[str, object]:
+    lost = arm[arm["is_lost"]]
+    below = arm.loc[~(arm["learning_rate"] >= lost["learning_rate"].min()), "learning_rate"]
+    return arm[_NAMES].iloc[0].to_dict() | {
+        "stable": below.max() if len(below) else 0.0,
+        "num_seeds": arm.groupby("learning_rate")["seed"].nunique().min(),
+        "lost": len(lost), "broke": lost["step"].tolist(), "run_ids": together(arm["run_ids"]),
+    }  # fmt: skip
 
 
 def _swept(run: StoredRun) -> dict[str, object]:
@@ -111,20 +122,24 @@ def _last_below(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     return curves[curves["smooth"] <= curves["limit"]].groupby(PLACE)["step"].max().reset_index()
 
 
-def _beside(arms: pd.DataFrame, field: str) -> pd.DataFrame:
-    """Set each arm beside the next smaller one in a field that alone differs: ``…_before``.
+def _beside(runs: pd.DataFrame, field: str) -> pd.DataFrame:
+    """Set each arm beside another that differs in a field alone: ``…_before``.
 
-    BF16 master weights come before FP32 ones.
+    In its precision that is BF16, else the next smaller; BF16 master weights come before FP32 ones.
+    Only rates and seeds count that both were run at: one arm's third seed, or higher rate, may be
+    what it loses. Where no run was lost nothing is known of an edge.
     """
-    columns = ["stable", "lost", "run_ids"]
-    arms = arms.sort_values(field, kind="stable")
-    groups = arms.groupby(["sweep", *(name for name in _ARM if name != field)], sort=False)
-    return _with_edge(arms.join(groups[columns].shift().add_suffix("_before")).dropna())
-
-
-def _with_edge(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Keep the pairs of arms of which one at least lost a run: the others say nothing."""
-    return pairs[pairs["lost"] + pairs["lost_before"] > 0]
+    rows = []
+    for _, group in runs.groupby(["sweep", *(name for name in _ARM if name != field)], sort=False):
+        arms = [arm for _, arm in group.groupby(field)]  # by their names BF16 is the first
+        chosen = itertools.product(arms[:1], arms[1:]) if field == "precision" else None
+        for pair in chosen or itertools.pairwise(arms):
+            cells = pair[0][_CELL].merge(pair[1][_CELL]).drop_duplicates()
+            both = [arm.merge(cells) for arm in pair]
+            if cells["learning_rate"].nunique() > 1 and any(arm["is_lost"].any() for arm in both):
+                before, arm = map(_edge, both)
+                rows.append(arm | {f"{name}_before": value for name, value in before.items()})
+    return pd.DataFrame(rows, columns=[*_FOUND, *(f"{name}_before" for name in _FOUND)])
 
 
 def listed(rates: pd.DataFrame) -> str:

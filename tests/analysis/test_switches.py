@@ -90,6 +90,15 @@ def test_a_run_short_of_memory_gives_no_gain(tmp_path: Path) -> None:
     assert row["verdict"] == "undecided"
 
 
+def test_a_repeat_short_of_memory_leaves_the_gain_to_the_others(tmp_path: Path) -> None:
+    for repeat, (rate, retries) in enumerate(((12_000, 0), (5_000, 3), (12_000, 0))):
+        _store(tmp_path, f"plain{repeat}", 0, 10_000, 5.0, repeat=repeat)
+        _store(tmp_path, f"tuned{repeat}", 0, rate, 5.0, path="tuned", repeat=repeat,
+               more={"num_alloc_retries": retries})  # fmt: skip
+    row = table_of(tmp_path).iloc[0]
+    assert (row["gain_pct"], row["num_runs"]) == (pytest.approx(20), 3)
+
+
 def test_shards_short_of_memory_leave_the_comparison_to_the_unsharded(tmp_path: Path) -> None:
     _store(tmp_path, "sharded", 0, 7_000, 5.0, more={"num_alloc_retries": 3})
     _store(tmp_path, "none", 0, 10_000, 5.0, strategy="none")

@@ -240,7 +240,8 @@ def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFra
     """Return one row for each seed of an arm that measured the first of the `columns`.
 
     Each column is the median over the seed's repeats, of each the newest result; ``num_repeats`` is
-    their number, ``run_ids`` are theirs, and ``timing_void`` says that one of their timings is.
+    their number and ``run_ids`` are theirs. Repeats whose timing is void count only where all are,
+    which ``timing_void`` says.
     """
     seed = ["arm_key", "pair_key"]
     results = runs[runs["status"].isin(RESULTS)].fillna({"repeat": 0})
@@ -248,9 +249,10 @@ def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFra
         [*seed, "repeat"], keep="last"
     )
     each = newest[newest[columns[0]].notna() & (newest["status"] == "completed")]
+    all_void = each.groupby(seed)["timing_void"].transform("all")
+    each = each[~each["timing_void"] | all_void]
     measured = medians_by(each, seed, columns, names=()).rename(columns={"num_runs": "num_repeats"})
-    measured = measured.join(each.groupby(seed)["timing_void"].any())
-    kept = newest_per_seed(each).drop(columns=[*columns, "timing_void", "run_ids"])
+    kept = newest_per_seed(each).drop(columns=[*columns, "run_ids"])
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")
 
 

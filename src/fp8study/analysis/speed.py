@@ -128,10 +128,10 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
         The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
         Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is the
         geometric mean of ratios of a seed and repeat, which today's studies run on the same GPUs,
-        in one session; it is missing without any, and where a run was short of memory. Losses are
-        means of the last 20 steps, paired by seed, and missing where a study only asks for speed;
-        for the verdict see `stats.judged`, and `DIVERGED` where a seed did so that the plain path
-        trained.
+        in one session; runs short of memory have no part in it, and it is missing where no ratio is
+        left. Losses are means of the last 20 steps, paired by seed, and missing where a study only
+        asks for speed; for the verdict see `stats.judged`, and `DIVERGED` where a seed did so that
+        the plain path trained.
     """
     counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
     usable = runs.assign(session=sessions_of(runs))[counts]
@@ -161,11 +161,11 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     """Compare an arm's completed runs with the plain one's, and the `newest` of each seed."""
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
-    void = arm["timing_void"].any() or plain["timing_void"].any()
     rates, base = (
-        runs.fillna({"repeat": 0}).groupby(["seed", "repeat", "session"])[_RATE].median()
+        runs[~runs["timing_void"]].fillna({"repeat": 0})
+        .groupby(["seed", "repeat", "session"])[_RATE].median()
         for runs in (arm, plain)
-    )
+    )  # fmt: skip
     gain = np.expm1(np.log(rates / base).mean())
     usual = plain["setting"].iloc[0]
     own = [part for part in row["setting"].split(", ") if part not in usual.split(", ")]
@@ -175,7 +175,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
         "num_runs": len(arm),
         _RATE: ours[_RATE],
         f"{_RATE}_plain": theirs[_RATE],
-        "gain_pct": math.nan if void else 100 * gain,
+        "gain_pct": 100 * gain,
         _MEMORY: ours[_MEMORY],
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
         "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),

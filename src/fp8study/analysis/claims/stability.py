@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import pandas as pd
 
@@ -129,16 +129,19 @@ def _beside(runs: pd.DataFrame, field: str) -> pd.DataFrame:
     Only rates and seeds count that both were run at: one arm's third seed, or higher rate, may be
     what it loses. Where no run was lost nothing is known of an edge.
     """
-    rows = []
-    for _, group in runs.groupby(["sweep", *(name for name in _ARM if name != field)], sort=False):
-        arms = [arm for _, arm in group.groupby(field)]  # by their names BF16 is the first
-        chosen = itertools.product(arms[:1], arms[1:]) if field == "precision" else None
-        for pair in chosen or itertools.pairwise(arms):
-            cells = pair[0][_CELL].merge(pair[1][_CELL]).drop_duplicates()
-            both = [arm.merge(cells) for arm in pair]
-            if cells["learning_rate"].nunique() > 1 and any(arm["is_lost"].any() for arm in both):
-                before, arm = map(_edge, both)
-                rows.append(arm | {f"{name}_before": value for name, value in before.items()})
+    arms: dict[Any, pd.DataFrame] = dict(iter(runs.groupby(["sweep", *_ARM], sort=False)))
+    at, rows = 1 + _ARM.index(field), []
+    for key, own in arms.items():
+        lower = [other for other in arms if other[at] < key[at]
+                 and other[:at] + other[at + 1 :] == key[:at] + key[at + 1 :]]  # fmt: skip
+        if not lower:
+            continue
+        theirs = arms[min(lower) if field == "precision" else max(lower)]
+        cells = own[_CELL].merge(theirs[_CELL]).drop_duplicates()
+        both = [arm.merge(cells) for arm in (own, theirs)]
+        if cells["learning_rate"].nunique() > 1 and any(arm["is_lost"].any() for arm in both):
+            edge, before = map(_edge, both)
+            rows.append(edge | {f"{name}_before": value for name, value in before.items()})
     return pd.DataFrame(rows, columns=[*_FOUND, *(f"{name}_before" for name in _FOUND)])
 
 

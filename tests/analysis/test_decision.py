@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -86,3 +87,16 @@ def test_the_better_recipe_is_the_one_that_is_judged(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.10, 1.11, 1.12, num_gpus=4, study="without")
     row = decide(tmp_path)
     assert (row["action"], row["arm"]) == (decision.CHECK, "FP8 tensorwise, BF16 all-gather")
+
+
+def test_a_rate_at_which_a_sweep_breaks_is_no_verdict_on_the_loss(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    for rate, precision in itertools.product((3e-4, 3e-2), ("bf16", "fp8_tensorwise")):
+        is_lost = rate > 1e-2 and precision != "bf16"
+        record = make_record(
+            study="sweep", precision=precision, learning_rate=rate, run_id=f"{precision}-{rate}",
+            status="diverged" if is_lost else "completed",
+            results={"loss_last20_mean": None if is_lost else 5.0},
+        )  # fmt: skip
+        store(tmp_path, "local", record)
+    assert decide(tmp_path)["action"] == decision.CHECK

@@ -4,7 +4,9 @@ import pytest
 
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import all_claims, judge_claim
-from tests.claim_factories import rising, sweep, tables, with_warm_up
+from fp8study.analysis.losses import comparisons
+from fp8study.report.loss_sentences import verdicts
+from tests.claim_factories import Frames, pair, rising, sweep, tables, with_warm_up
 
 (CLAIM,) = (claim for claim in all_claims() if claim.id == "C14")
 
@@ -48,3 +50,14 @@ def test_arms_are_compared_by_the_seeds_and_rates_that_both_were_run_at() -> Non
     lower = [run for run in sweep(1, 1)() if run.config["learning_rate"] < 1e-2]
     only_bf16 = lower + [run for run in highest if run.config["precision"] == "bf16"]
     assert judge_claim(CLAIM, tables(only_bf16)).verdict == Verdict.UNDECIDED
+
+
+def test_a_sweep_of_few_seeds_is_no_comparison_of_losses() -> None:
+    """Not even where FP8 alone diverged, which is what a sweep is made to find."""
+    gaps = Frames(sweep(1, 1e-2)()).loss_gaps
+    assert (len(gaps), verdicts(gaps)) == (3, "")
+    assert "diverged" in set(gaps["verdict"])
+    assert tables(sweep(1, 1e-2)()).gaps.empty
+    assert "1 gap with too few seeds" in verdicts(Frames(pair()).loss_gaps)
+    seeds = [run for seed in range(3) for run in sweep(1, 1, seed=seed)()]
+    assert len(comparisons(Frames(seeds).loss_gaps)) == 3  # of these each can be judged

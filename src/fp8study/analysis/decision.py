@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
+from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
@@ -111,6 +112,7 @@ def loss_is_known(table: pd.DataFrame) -> pd.Series:
 
 def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the arms on GPUs whose loss got a verdict, with what their settings are."""
+    gaps = comparisons(gaps)
     tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
     found = gaps[tested & ~gaps["stale"].astype(bool) & (gaps["device"] == "cuda")]
     other = [name for name in _FIELDS if name not in found]

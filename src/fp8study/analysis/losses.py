@@ -35,7 +35,7 @@ SMOOTHING_STEPS = 20
 LOSS_GAP_COLUMNS = [
     *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss", "gap",
     "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95", "gap_pct_high_95", "interval",
-    "p_value", "p_holm", "detectable_pct", "margin_pct", "judged", "verdict",
+    "p_value", "p_holm", "detectable_pct", "margin_pct", "judged", "verdict", "swept",
     "run_ids",
 ]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
@@ -72,7 +72,7 @@ def loss_gap_table(
     ``margin_pct`` of `stats.judged`; ``p_holm`` is adjusted over the arms of a study that are not
     stale. An arm that diverged alone is called `DIVERGED` instead, however close its other seeds
     are, and has a row even if no seed is left. ``judged`` is the verdict, with the seeds that
-    diverged, or why there is none.
+    diverged, or why there is none. ``swept``: see `comparisons`.
     """
     runs = runs[~runs["speed_only"]]
     if loss == "validation_loss":
@@ -90,8 +90,20 @@ def loss_gap_table(
     table = pd.DataFrame(rows, columns=LOSS_GAP_COLUMNS)
     if table.empty:
         return table
+    alike = runs.groupby([name for name in ARM if name != "arm_key"], dropna=False)
+    is_swept = alike["learning_rate"].transform("nunique") > 1
+    few = table["num_pairs"] + table["num_diverged"] < stats.MIN_PAIRS_FOR_INTERVAL
+    table["swept"] = few & table["arm_key"].isin(set(runs.loc[is_swept, "arm_key"]))
     healthy = table[~table["stale"].astype(bool)]
     return ordered(table.assign(p_holm=stats.adjusted(healthy, ["machine", "study", "model"])))
+
+
+def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Leave out of a `loss_gap_table` what only looks for the rate up to which an arm trains.
+
+    That is ``swept``: one of several learning rates, with too few seeds to be judged.
+    """
+    return gaps[~gaps["swept"].astype(bool)]
 
 
 def formats_table(runs: pd.DataFrame) -> pd.DataFrame:

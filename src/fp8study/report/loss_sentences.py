@@ -7,6 +7,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
+from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report import figures
 from fp8study.report.page import Report
@@ -25,7 +26,7 @@ from fp8study.report.words import (
 
 def answer(report: Report) -> str:
     """Say what decided studies found on text kept out, and what is judged where FP8 is faster."""
-    gaps = _healthy(report.validation_gaps)
+    gaps = _healthy(comparisons(report.validation_gaps))
     decided = gaps[(gaps["device"] == "cuda") & gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
     lost = decided["verdict"].eq(DIVERGED) | (
         decided["verdict"].eq("different") & (decided["gap_pct"] > 0)
@@ -55,7 +56,8 @@ def training(report: Report) -> str:
     for machine, rows in by_machine(gaps):
         for device, known in rows.groupby("device", sort=False):
             where = machine if device == "cuda" else f"{machine}, a CPU that emulates FP8"
-            parts.append(f"**Training loss on {where}.** {verdicts(known)}{_repeated(known)}")
+            if found := verdicts(known):
+                parts.append(f"**Training loss on {where}.** {found}{_repeated(known)}")
     return "\n\n".join(parts)
 
 
@@ -70,8 +72,9 @@ def validation(report: Report) -> str:
         )
     known = report.loss_gaps.set_index("arm_key")
     return "\n\n".join(
-        f"**Loss on unseen text, {machine}.** {verdicts(rows)}{_apart(rows, known)}"
+        f"**Loss on unseen text, {machine}.** {found}{_apart(rows, known)}"
         for machine, rows in by_machine(gaps)
+        if (found := verdicts(rows))
     )
 
 
@@ -81,6 +84,7 @@ def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
 
 def verdicts(gaps: pd.DataFrame) -> str:
     """Say what came of the comparisons of one machine, rows of a table of loss gaps."""
+    gaps = comparisons(gaps)
     gone = gaps["verdict"] == DIVERGED
     tested = gaps["gap_pct_low_90"].notna() & ~gone
     parts = [diverged(gaps)] if gone.any() else []

@@ -12,6 +12,7 @@ import pandas as pd
 
 from fp8study.analysis import instruments, stats
 from fp8study.analysis.frames import run_path
+from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import DIVERGED, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.records import RunRecord, StoredRun
@@ -49,7 +50,7 @@ def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
     groups = pd.DataFrame(asked, columns=[*study, "question", "run_ids"]).groupby(study)
     table = groups.agg(question=("question", "last"), run_ids=("run_ids", together))
     table = own_first(table.join(costs.set_index(study)["gpu_hours"]).reset_index())
-    speeds, gaps = report.throughput.dropna(subset="speedup_pct"), report.loss_gaps
+    speeds, gaps = report.throughput.dropna(subset="speedup_pct"), comparisons(report.loss_gaps)
     speeds, gaps = speeds[~speeds["stale"].astype(bool)], gaps[~gaps["stale"].astype(bool)]
     for column, frame, say in (("lead", speeds, _lead), ("loss", gaps, _loss)):
         table[column] = [
@@ -199,7 +200,7 @@ def losses(report: Report) -> pd.DataFrame:
     The columns of `with_labels`, without what `usual` names, ``unseen_gap_pct`` and
     ``unseen_judged``, and as ``interval`` the 90 % one, which decides the verdict.
     """
-    gaps = report.loss_gaps
+    gaps = comparisons(report.loss_gaps)
     known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
     unseen = report.validation_gaps.set_index("arm_key")[[*beside]].rename(columns=beside)

@@ -109,6 +109,19 @@ def test_narrow_gradients_save_two_bytes_a_weight_but_of_experts():
     assert wide.gradients - law.gradients == pytest.approx(2 * 32 * 41_943_040 / 2**30)
 
 
+def test_updates_in_the_backward_pass_hold_one_layers_narrow_gradients_and_all_kept_weights():
+    """A vocabulary so small that a layer's gradients are more than the embedding's."""
+    shape = dataclasses.replace(shape_of("llama-3.1-8b"), vocab_size=1024, num_layers=4)
+    narrow = RunConfig(path="tuned", strategy="none", sequence_length=128, update_kernel="one_pass",
+                       gradient_dtype="compute")  # fmt: skip
+    fp8 = dataclasses.replace(narrow, precision="fp8_tensorwise", weight_cast="each_update")
+    law, in_fp8 = (predicted_memory(c, shape) for c in (narrow, fp8))
+    layer = 218_103_808 / 2**30
+    assert law.moment == in_fp8.moment == "update"
+    assert law.gradients == in_fp8.gradients == pytest.approx(2 * layer)
+    assert law.copies == in_fp8.copies == pytest.approx(2 * 4 * layer)
+
+
 def test_the_largest_batch_just_fits():
     config, shape = RunConfig(model="llama-3.2-1b", path="tuned"), shape_of("llama-3.2-1b")
     best = largest_batch(config, shape, capacity_gib=79.6)

@@ -126,6 +126,8 @@ def predicted_memory(
     at_update = {"gradients": _gradients_at_update(config, shape, weight_bytes) / sharded,
                  "loss_head": _head_gradients(config, shape),
                  "copies": _kept_casts(config, shape) * (not config.frees_casts)}  # fmt: skip
+    if config.optimizer_step == "in_backward":  # later, gradients have taken their place
+        at_update["copies"] += 2.0 * kept_narrow(config, shape)
     moments = {"loss": at_loss, "update": at_update}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     gib = dict.fromkeys(("activations", "gathered", "copies"), 0.0)
@@ -310,14 +312,26 @@ def _gradients_kept(
 
 def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes: int) -> float:
     if config.optimizer_step == "in_backward" and config.gradient_accumulation_steps == 1:
-        return weight_bytes * max(shape.layer_parameters, shape.root_parameters)
+        of_layer = weight_bytes * shape.layer_parameters - 2 * narrow_gradients(config, shape)
+        return max(of_layer, weight_bytes * shape.root_parameters)
     buckets = 2 if config.strategy == "ddp" else 1
-    narrow = 0
-    if config.gradient_dtype == "compute":
-        is_mixture = shape.num_experts > 1  # whose experts' gradients stay wide
-        of_layer = shape.convertible_parameters if is_mixture else shape.layer_parameters
-        narrow = shape.num_layers * of_layer
+    narrow = shape.num_layers * narrow_gradients(config, shape)
     return buckets * weight_bytes * shape.num_parameters - 2 * narrow
+
+
+def narrow_gradients(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return the weights of a decoder layer whose gradients stay in BF16, but for experts'."""
+    if config.gradient_dtype != "compute":
+        return 0
+    return shape.convertible_parameters if shape.num_experts > 1 else shape.layer_parameters
+
+
+def kept_narrow(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return those of all layers that are not FP8, which are kept in BF16 between updates."""
+    narrow = shape.num_layers * narrow_gradients(config, shape)
+    if narrow and config.is_fp8:
+        narrow -= shape.num_layers * shape.convertible_parameters - shape.matched(config.skip)
+    return narrow
 
 
 def _head_gradients(config: ResolvedConfig, shape: ModelShape) -> float:

@@ -61,3 +61,11 @@ def test_a_sweep_of_few_seeds_is_no_comparison_of_losses() -> None:
     assert "1 gap with too few seeds" in verdicts(Frames(pair()).loss_gaps)
     seeds = [run for seed in range(3) for run in sweep(1, 1, seed=seed)()]
     assert len(comparisons(Frames(seeds).loss_gaps)) == 3  # of these each can be judged
+
+
+def test_an_edge_that_is_as_often_higher_in_fp8_shows_no_lower_one() -> None:
+    masters = {"master_dtype": "bf16"}
+    records = sweep(1e-2, 1e-3)() + sweep(1e-3, 1e-2, **masters)()
+    found = judge_claim(CLAIM, tables(records))
+    assert "below BF16's in 1 of 2 settings and above it in 1 of 2" in found.why
+    assert found.verdict == Verdict.PARTLY

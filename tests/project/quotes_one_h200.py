@@ -14,7 +14,7 @@ MACHINE = "h200x1"
 
 def one_h200_texts() -> list[str]:
     """What is said of one H200."""
-    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts()]
+    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts(), *same_loss_texts()]
 
 
 def narrow_texts() -> list[str]:
@@ -60,25 +60,44 @@ def by_turns_texts() -> list[str]:
 
 
 def learning_rate_texts() -> list[str]:
-    """What is said of the highest learning rate that trains, with one seed."""
+    """What is said of the highest learning rate that trains, with two seeds."""
     runs = [run for run in stored(MACHINE) if run.record.study == "stability"]
     rates = stable_rates(Tables(report_of(runs), [MACHINE])).set_index(
         ["master_dtype", "lr_warmup_steps", "precision"]
     )
-    assert set(rates["num_seeds"]) == {1}
+    assert set(rates["num_seeds"]) == {2}
     stable = rates["stable"].map("{:g}".format)
-    both = {(masters, steps): {stable[masters, steps, p] for p in ("bf16", "fp8_tensorwise")}
-            for masters, steps in (("fp32", 20), ("fp32", 100))}  # fmt: skip
-    (short,), (long,) = both.values()
-    ended = {
-        run.record.config["precision"]: run.record.results["loss_last20_mean"]
-        for run in runs
-        if (run.record.config["master_dtype"], run.record.config["learning_rate"]) == ("bf16", 0.01)
-    }
+    fp8, bf16 = (stable.xs(name, level="precision") for name in ("fp8_tensorwise", "bf16"))
+    assert fp8["fp32", 20] == bf16["fp32", 20]
+    ended: dict[tuple[str, str, float], list[float]] = {}
+    for run in runs:
+        config = run.record.config
+        arm = config["precision"], config["master_dtype"], config["learning_rate"]
+        if (config["master_dtype"] == "bf16") == (config["lr_warmup_steps"] == 20):
+            ended.setdefault(arm, []).append(run.record.results["loss_last20_mean"])
     (limit,) = {round(run.record.data["unigram_loss"], 2) for run in runs}
+
+    def losses(precision: str, masters: str, rate: str) -> str:
+        return " and ".join(f"{loss:.2f}" for loss in ended[precision, masters, float(rate)])
+
     return [
-        f"Not with FP32 master weights: {short} in both after 20 warm-up steps, {long}, the",
-        f"BF16 ones perhaps, {stable['bf16', 20, 'fp8_tensorwise']} instead of "
-        f"{stable['bf16', 20, 'bf16']}: at {stable['bf16', 20, 'bf16']} BF16 ended at "
-        f"{ended['bf16']:.2f} and FP8 at {ended['fp8_tensorwise']:.2f}, on either side of {limit}",
+        f"{fp8['fp32', 20]} in both with FP32 master weights after 20 warm-up steps; after 100, "
+        f"{fp8['fp32', 100]}, the highest tried, in FP8 and {bf16['fp32', 100]} in BF16",
+        f"with BF16 ones {fp8['bf16', 20]} in FP8 and {bf16['bf16', 20]} in BF16",
+        f"({losses('bf16', 'fp32', fp8['fp32', 100])} in BF16, "
+        f"{losses('fp8_tensorwise', 'bf16', bf16['bf16', 20])} in FP8), where {limit} is what",
+    ]
+
+
+def same_loss_texts() -> list[str]:
+    """What is said of the losses that the switches leave as they were, with six seeds."""
+    gains = switch_table(shorten_arms(runs_frame(stored(MACHINE))))
+    gains = gains[gains["study"] == "weight-cast-loss"]
+    assert set(gains["verdict"]) == {"equivalent"}
+    assert set(gains["num_pairs"]) == {6}
+    most = gains["loss_gap_pct"].abs().groupby(gains["precision"]).max()
+    low, high = gains["low_95"].min(), gains["high_95"].max()
+    return [
+        f"by at most {most['bf16']:.3f} % in BF16 and {most['fp8_tensorwise']:.2f} % in FP8",
+        f"95 % CIs within {per_cent(low, 2)} and {per_cent(high, 2)}",
     ]

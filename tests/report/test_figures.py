@@ -8,7 +8,7 @@ import pypandoc
 import pytest
 from matplotlib.figure import Figure
 
-from fp8study.report import figures, speed_plots
+from fp8study.report import figures, plotstyle, speed_plots
 from fp8study.report.plots import thin
 
 
@@ -117,3 +117,17 @@ def test_no_two_models_share_a_colour_by_name() -> None:
     few = colours(leads[:7])
     assert [*few] == [*"abcde", "1 GPU"] and len(set(few.values())) == 6
     assert [*colours(leads[3:])][:6] == [*"bcdefg"]
+
+
+def test_what_a_colour_says_a_shape_says_too() -> None:
+    """For who prints in black and white, or does not tell colours apart."""
+    leads = pd.DataFrame({
+        "machine": "one", "model": [*"abcdef", "a", "a"], "num_gpus": [1] * 6 + [2, 4],
+        "tokens_per_gpu": 4096, "lead_pct": 5.0, "lead_low_pct": 4.0, "lead_high_pct": 6.0,
+    })  # fmt: skip
+    none = pd.DataFrame(columns=["machine", "model", "tokens_per_gpu", "peer_lead_pct", "peer"])
+    marks = speed_plots.lead_figure(leads, none, "").legends[0].get_lines()
+    looks = [(mark.get_marker(), mark.get_fillstyle()) for mark in marks]
+    assert len({shape for shape, _ in looks[:6]}) == 6
+    assert len({fill for _, fill in looks[6:]}) == 3
+    assert len({plotstyle.mark(name) for name in plotstyle.PALETTE}) == len(plotstyle.PALETTE)

@@ -26,6 +26,8 @@ TIME = {
     "other": ("other", "#BBBBBB"),
     "not_computing_ms": ("not computing", "#EEEEEE"),
 }
+#: What would be as dark as its neighbour without colours.
+_HATCHES = {"gemm_fp8": "////", "fused": "...."}
 _PANEL = ["machine", "study", "model", "num_gpus"]
 _MEMORY = {
     "parameters_gib": ("parameters", "#0072B2"),
@@ -75,7 +77,12 @@ def bars(
     left = np.zeros(len(table))
     for column, (_, shade) in parts.items():
         width = table[column].astype(float).fillna(0).to_numpy()
-        axis.barh(places, width, height, left, fc=shade, ec="white", lw=0.5)
+        hatch = _HATCHES.get(column)
+        axis.barh(places, width, height, left, fc=shade, ec="white", lw=0.5, hatch=hatch)
         left += width
     axis.grid(False, axis="y")
-    return [Patch(facecolor=shade, edgecolor=GREY, label=name) for name, shade in parts.values()]
+    edges = dict.fromkeys(_HATCHES, "white")  # the hatch has the edge's colour
+    return [
+        Patch(fc=shade, ec=edges.get(column, GREY), hatch=_HATCHES.get(column), label=name)
+        for column, (name, shade) in parts.items()
+    ]

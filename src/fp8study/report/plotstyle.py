@@ -28,6 +28,13 @@ PALETTE = {
     "fp8_rowwise": "#007D5B",
     "fp8_rowwise_gw_hp": "#A94F80",
 }
+_MARKS = {
+    "bf16": "s",
+    "fp16": "P",
+    "fp8_tensorwise": "o",
+    "fp8_rowwise": "^",
+    "fp8_rowwise_gw_hp": "D",
+}
 GREY = "#6B6B6B"
 BAND = "#dddddd"
 DASHED = (0, (5, 3))
@@ -54,6 +61,11 @@ STYLE: dict[str, Any] = {
 def colour(precision: str) -> str:
     """Return the colour that stands for a precision in every figure."""
     return PALETTE.get(precision, "#555555")
+
+
+def mark(precision: str) -> str:
+    """Return the shape that stands for a precision where points are drawn."""
+    return _MARKS.get(precision, "X")
 
 
 def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:

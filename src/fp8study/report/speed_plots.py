@@ -1,20 +1,23 @@
 """Figures of speed: leads, rates, steps taken apart, scaling, and others beside us.
 
 They are made for a phone first: one column, text that stays legible at 390 pixels. On the answer's
-picture a colour is a model; elsewhere it is a precision, as on every page.
+picture a colour is a model; elsewhere it is a precision, as on every page. What a colour says a
+shape says too, for who prints in black and white.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MultipleLocator, NullLocator
 
 from fp8study.report.instrument_plots import TIME, bars
@@ -24,6 +27,7 @@ from fp8study.report.plotstyle import (
     add_legend,
     canvas,
     colour,
+    mark,
     message_figure,
     signed_ticks,
 )
@@ -32,8 +36,12 @@ from fp8study.report.words import count, machine_name, number, recipe
 
 #: One colour per model, the most timed first, and one for all others; Okabe and Ito's, no yellow.
 _MODELS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_SHAPES = dict(zip(_MODELS, ("o", "s", "^", "D", "v", "P"), strict=True))
 _OTHERS = "#000000"
-_MARKS = {1: "o", 2: "s", 4: "^", 8: "D"}
+#: GPUs → how much of a mark is filled.
+_FILLS: dict[int, Literal["full", "left", "none", "top"]] = {
+    1: "full", 2: "left", 4: "none", 8: "top",
+}  # fmt: skip
 #: Kind of a lead → its mark, and whether it is filled.
 _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
     "ours": ("o", "full"), "beside ours": ("x", "full"), "published": ("D", "none"),
@@ -41,6 +49,8 @@ _KINDS: dict[str, tuple[str, Literal["full", "none"]]] = {
 _ROW_INCHES = 0.3
 #: Between two ticks of a lead, %.
 _TICK_PCT = 20
+#: How much of a panel of leads lies below zero at least, %: room for the name of its machine.
+_BELOW_PCT = 24
 
 
 def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
@@ -67,10 +77,10 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
             aside = shifts[row["model"]] + 0.02 * (int(row["num_gpus"]) - 2)
             away = [[row["lead_pct"] - row["lead_low_pct"]],
                     [row["lead_high_pct"] - row["lead_pct"]]]  # fmt: skip
+            shade = shades.get(row["model"], _OTHERS)
             axis.errorbar(
-                row["tokens_per_gpu"] * 2.0**aside, row["lead_pct"], np.abs(away), ms=6, lw=1.5,
-                fmt=_MARKS.get(int(row["num_gpus"]), "X"), mec="white", mew=0.6,
-                color=shades.get(row["model"], _OTHERS),
+                row["tokens_per_gpu"] * 2.0**aside, row["lead_pct"], np.abs(away), lw=1.5,
+                **_mark(shade, int(row["num_gpus"])),
             )  # fmt: skip
         for _, row in peers[peers["machine"] == machine].iterrows():
             place = row["tokens_per_gpu"] * 2.0 ** (shifts.get(row["model"], 0) + 0.09)
@@ -95,9 +105,8 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     figure.supylabel("FP8's lead, %", fontsize=STYLE["axes.labelsize"])
     counts = sorted({int(n) for n in leads["num_gpus"]})
     named = shades | ({"other models": _OTHERS} if len(models) > len(shades) else {})
-    handles = [Line2D([], [], marker="o", lw=0, color=c, label=name) for name, c in named.items()]
-    handles += [Line2D([], [], marker=_MARKS.get(n, "X"), lw=0, color=GREY, label=count(n, "GPU"))
-                for n in counts]  # fmt: skip
+    handles = [Line2D([], [], lw=0, label=name, **_mark(c, 1)) for name, c in named.items()]
+    handles += [Line2D([], [], lw=0, label=count(n, "GPU"), **_mark(GREY, n)) for n in counts]
     if len(peers):
         names = sorted({peer.split()[0] for peer in peers["peer"]})
         whose = "other trainers' own" if len(names) > 1 else f"{names[0]}'s own"
@@ -105,6 +114,14 @@ def lead_figure(leads: pd.DataFrame, peers: pd.DataFrame, empty: str) -> Figure:
     figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=9,
                   handletextpad=0.1, columnspacing=0.6, labelspacing=0.2, borderpad=0)  # fmt: skip
     return figure
+
+
+def _mark(shade: str, num_gpus: int) -> dict[str, Any]:
+    """Return how a lead is drawn: a shape for the colour, filled by the number of GPUs."""
+    fill = _FILLS.get(num_gpus, "bottom")
+    edge = {"mec": "white", "mew": 0.6} if fill == "full" else {"mec": shade, "mew": 1.2}
+    return {"marker": _SHAPES.get(shade, "o"), "fillstyle": fill, "ms": 6, "color": shade,
+            "markerfacecoloralt": "white"} | edge  # fmt: skip
 
 
 def _shades(names: pd.Series) -> dict[str, str]:
@@ -117,7 +134,8 @@ def _shades(names: pd.Series) -> dict[str, str]:
 
 def _percents(rows: pd.DataFrame) -> tuple[float, float]:
     """Return between what to draw the leads of a machine, with zero and a tick above it, %."""
-    return min(rows["lead_low_pct"].min(), 0) - 8, max(rows["lead_high_pct"].max(), 14) + 8
+    low, high = rows["lead_low_pct"].min() - 8, rows["lead_high_pct"].max() + 8
+    return min(low, -_BELOW_PCT), max(high, 22)
 
 
 def _rows(num: int, names: Sequence[str], label: str) -> tuple[Figure, Axes]:
@@ -165,7 +183,8 @@ def _dots(table: pd.DataFrame, column: str, change: str, label: str, empty: str)
         for name, precision in ((f"{column}_bf16", "bf16"), (column, row["precision"])):
             low, high = row.get(f"{name}_low", row[name]), row.get(f"{name}_high", row[name])
             axis.plot([low, high], [place] * 2, color=colour(precision), lw=5, alpha=0.35)
-            axis.plot(row[name], place, "o", color=colour(precision), ms=6, mec="white", mew=0.6)
+            axis.plot(row[name], place, mark(precision), color=colour(precision), ms=6,
+                      mec="white", mew=0.6)  # fmt: skip
         if pd.notna(row[change]):
             axis.text(1.01, place, f"{number(row[change], '+.1f')} %", fontsize=9, va="center",
                       transform=axis.get_yaxis_transform())  # fmt: skip
@@ -180,7 +199,7 @@ def _dots(table: pd.DataFrame, column: str, change: str, label: str, empty: str)
 
 
 def _precisions(names: Sequence[str]) -> list[Line2D]:
-    return [Line2D([], [], marker="o", lw=0, color=colour(name), label=recipe(name))
+    return [Line2D([], [], marker=mark(name), lw=0, color=colour(name), label=recipe(name))
             for name in dict.fromkeys(names)]  # fmt: skip
 
 
@@ -221,8 +240,8 @@ def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
     for axis, ((machine, model), rows) in zip(axes, groups, strict=True):
         for precision, line in rows.groupby("precision", sort=False):
             dashes = "-" if precision == "bf16" else "--"
-            axis.plot(line["num_gpus"].astype(int), line["kept_pct"], dashes, marker="o", ms=5,
-                      color=colour(str(precision)))  # fmt: skip
+            axis.plot(line["num_gpus"].astype(int), line["kept_pct"], dashes, ms=5,
+                      marker=mark(str(precision)), color=colour(str(precision)))  # fmt: skip
         axis.axhline(100, color=GREY, lw=1)
         axis.set_xscale("log", base=2)
         counts = sorted({int(n) for n in table["num_gpus"]})
@@ -249,13 +268,18 @@ def others_figure(table: pd.DataFrame, empty: str) -> Figure:
         return message_figure(empty)
     figure, axis = _rows(len(table), list(table["name"]), "FP8's lead, %")
     for place, (_, row) in enumerate(table.iterrows()):
-        shade, (mark, fill) = colour(row["precision"]), _KINDS[row["kind"]]
+        shade, (shape, fill) = colour(row["precision"]), _KINDS[row["kind"]]
         axis.plot([row["low_pct"], row["high_pct"]], [place] * 2, color=shade, lw=5, alpha=0.35)
-        axis.plot(row["lead_pct"], place, mark, color=shade, ms=6, mew=1.6, fillstyle=fill)
+        axis.plot(row["lead_pct"], place, shape, color=shade, ms=6, mew=1.6, fillstyle=fill)
     axis.axvline(0, color=GREY, lw=1)
     axis.xaxis.set_major_formatter(signed_ticks)
-    handles = _precisions(list(table["precision"]))
-    handles += [Line2D([], [], marker=mark, lw=0, color=GREY, label=kind, fillstyle=fill)
-                for kind, (mark, fill) in _KINDS.items() if kind in set(table["kind"])]  # fmt: skip
+    handles: list[Artist] = [
+        Patch(color=colour(name), label=recipe(name)) for name in dict.fromkeys(table["precision"])
+    ]
+    handles += [
+        Line2D([], [], marker=shape, lw=0, color=GREY, label=kind, fillstyle=fill)
+        for kind, (shape, fill) in _KINDS.items()
+        if kind in set(table["kind"])
+    ]
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
     return figure

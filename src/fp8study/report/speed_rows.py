@@ -150,7 +150,8 @@ def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     for _, row in published.iterrows():
         for precision in ("fp8_tensorwise", "fp8_rowwise"):
             if pd.notna(row[f"{precision}_pct"]):
-                rows.append({"name": f"{row['short']}, {row['gpus']}", "kind": "published",
+                kind = f", {precision.removeprefix('fp8_')}" * (precision != "fp8_tensorwise")
+                rows.append({"name": f"{row['short']}, {row['gpus']}{kind}", "kind": "published",
                              "precision": precision, "lead_pct": row[f"{precision}_pct"],
                              "low_pct": math.nan, "high_pct": math.nan})  # fmt: skip
     return pd.DataFrame(rows)

@@ -70,8 +70,8 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
     assert decision == (
-        "**Yes, from 32,768 tokens per GPU and step on (in 1 of 1 setting, all on one GPU), once "
-        "its loss is checked; below that BF16 in 1 of 1.**"
+        "**Yes, from 32,768 tokens per GPU and step on, once its loss is checked: in 1 of 1 "
+        "setting, all on one GPU. Below that BF16 in 1 of 1 setting.**"
     )
     assert condition.endswith(
         "FP8 at 32,768 tokens (1 GPU, plain): +21.0 %; BF16 up to 1.2B (1 GPU, plain) and 4,096 "
@@ -80,12 +80,23 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
-    assert "Yes, from 4B or 32,768 tokens per GPU and step on (in 2 of 2 settings, all" in decision
+    said = "Yes, from 4B or 32,768 tokens per GPU and step on, once its loss is checked: in 2 of 2"
+    assert said in decision
     assert "FP8 at 4B (1 GPU, plain) or 32,768 tokens (1 GPU, plain): " in condition
     store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
-    assert " on (" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
+    assert " on, once" not in decision and "qwen3-4b (1 GPU, batch 1)" in condition
+
+
+def test_a_large_model_alone_is_no_reason_where_it_had_more_tokens(tmp_path: Path) -> None:
+    """An untied 1B at batch 8 was said to be large enough, with eight times the tokens."""
+    store_leads(tmp_path, 1, 0.90, 0.91, 0.92)
+    store_leads(tmp_path, 2, 1.20, 1.21, 1.22, model="qwen3-4b", micro_batch_size=8)
+    give_sizes(tmp_path)
+    decision, condition = told(tmp_path)
+    assert decision.startswith("**Yes, from 32,768 tokens per GPU and step on, ")
+    assert "FP8 at 32,768 tokens (1 GPU, plain): " in condition and "4B" not in condition
 
 
 def test_settings_of_the_plain_path_alone_are_apart(tmp_path: Path) -> None:

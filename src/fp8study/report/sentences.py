@@ -68,10 +68,10 @@ def decide(report: Report) -> str:
     below = [int(of.index.isin(all_.index[~there]).sum()) for of in (bf16, fp8)]
     rest = int((~there).sum()) - sum(below)
     others = [f"FP8 in {below[1]}"] * bool(below[1]) + [f"{rest} open"] * bool(rest)
+    less = [f"BF16 in {below[0]} of {count(int((~there).sum()), 'setting')}", *others]
     return (
-        f"**Yes, from {ends} on (in {len(pays)} of {count(int(there.sum()), 'setting')}, "
-        f"{alone} on one GPU)"
-        f"{once}; below that {', '.join([f'BF16 in {below[0]} of {(~there).sum()}', *others])}.**"
+        f"**Yes, from {ends} on{once}: in {len(pays)} of {count(int(there.sum()), 'setting')}, "
+        f"{alone} on one GPU. Below that {', '.join(less)}.**"
     )
 
 
@@ -118,13 +118,14 @@ def _leads(rows: pd.DataFrame) -> str:
 
 
 def _above(fp8: pd.DataFrame, bf16: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the settings for FP8 with a larger model than any for BF16, and with more tokens.
+    """Return the settings for FP8 with more tokens than any for BF16, and with a larger model.
 
-    By what is larger, a column; a setting with both is of a larger model.
+    By what is larger, a column. A setting with both is told by its tokens: that a model is large
+    enough is told only by settings in which its tokens would not do.
     """
     most = bf16[[*_UNITS]].max()
-    larger = fp8["num_parameters"] > most["num_parameters"]
-    longer = (fp8["tokens_per_gpu"] > most["tokens_per_gpu"]) & ~larger
+    longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
+    larger = (fp8["num_parameters"] > most["num_parameters"]) & ~longer
     found = {"num_parameters": fp8[larger], "tokens_per_gpu": fp8[longer]}
     return {column: rows for column, rows in found.items() if len(rows)}
 

@@ -124,9 +124,7 @@ _MARGIN = "; margin ±{margin_pct} %"
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 _CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs"}
 
-QUESTIONS = _layout(
-    "study question lead loss gpu_hours", "{machine}", cards=True, lead="FP8's lead, %"
-)
+QUESTIONS = _layout("study question gpu_hours", "{machine}", cards=True)
 DECISIONS = _layout(
     "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
     "{model} on {machine}",
@@ -179,7 +177,7 @@ RESTATED = _layout(
     cards=True,
 )
 LOSS_GAP = _layout(
-    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct num_warned",
+    "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",
     "{title}" + _MARGIN,
     cards=True,
 )

@@ -27,7 +27,6 @@ from fp8study.report.words import (
     number,
     own_first,
     recipe,
-    span,
 )
 
 #: The checks of the pipeline itself, which ask nothing about FP8.
@@ -35,63 +34,32 @@ _CHECKS = ("adhoc", "smoke", "bench-cpu")
 _END = "end"
 
 
-def questions(report: Report, costs: pd.DataFrame) -> pd.DataFrame:
-    """Say what each study with runs asks, what its runs answer and took, the reader's own first.
+def questions(stored: Sequence[StoredRun], costs: pd.DataFrame) -> pd.DataFrame:
+    """Say what each study with runs asks, and what its runs took, the reader's own first.
 
-    A question that several machines or sessions answered is one row, with an answer of each.
-    `costs` is from `fp8study.analysis.frames.cost_table`.
+    A question that several machines or sessions were asked is one row. `costs` is from
+    `fp8study.analysis.frames.cost_table`.
     """
     asked = [
         (run.machine_label, run.record.study, run.record.judgement.get("question") or "",
          run_path(run))
-        for run in report.stored if run.record.study not in _CHECKS
+        for run in stored if run.record.study not in _CHECKS
     ]  # fmt: skip
     study = ["machine", "study"]
     groups = pd.DataFrame(asked, columns=[*study, "question", "run_ids"]).groupby(study)
     table = groups.agg(question=("question", "last"), run_ids=("run_ids", together))
     table = own_first(table.join(costs.set_index(study)["gpu_hours"]).reset_index())
-    speeds, gaps = report.throughput.dropna(subset="speedup_pct"), comparisons(report.loss_gaps)
-    speeds, gaps = speeds[~speeds["stale"].astype(bool)], gaps[~gaps["stale"].astype(bool)]
-    for column, frame, say in (("lead", speeds, _lead), ("loss", gaps, _loss)):
-        table[column] = [
-            say(frame[(frame["machine"] == row["machine"]) & (frame["study"] == row["study"])])
-            for _, row in table.iterrows()
-        ]
     rows = []
     asked_alike = table["question"].where(table["question"] != "", table["study"])
     for _, same in table.groupby(asked_alike, sort=False):
-        names, again = same["machine"].map(machine_name), same["machine"].duplicated()
         rows.append(same.iloc[0].to_dict() | {
-            "machine": ", ".join(names[~again]), "run_ids": together(same["run_ids"]),
-            "gpu_hours": same["gpu_hours"].sum(min_count=1),
+            "machine": ", ".join(dict.fromkeys(same["machine"].map(machine_name))),
+            "run_ids": together(same["run_ids"]), "gpu_hours": same["gpu_hours"].sum(min_count=1),
             "study": ", ".join(dict.fromkeys(same["study"])),
-            "lead": _of_each(names, same["lead"]), "loss": _of_each(names, same["loss"]),
         })  # fmt: skip
     found = pd.DataFrame(rows, columns=table.columns)
     order = pd.factorize(found["machine"])[0]  # those of the same machines stand together
     return found.iloc[order.argsort(kind="stable")]
-
-
-def _of_each(names: pd.Series, answers: pd.Series) -> str:
-    """Say whose answers are whose, where several machines were asked."""
-    if len(names) == 1:
-        return str(answers.iloc[0])
-    told = answers[answers != ""].groupby(names, sort=False)
-    return "; ".join(f"{name}: {', then '.join(said)}" for name, said in told)
-
-
-def _lead(speeds: pd.DataFrame) -> str:
-    return span(speeds["speedup_pct"], "+.1f") if len(speeds) else ""
-
-
-def _loss(gaps: pd.DataFrame) -> str:
-    tested = gaps[gaps["num_pairs"] >= stats.MIN_PAIRS_FOR_INTERVAL]
-    if tested.empty:
-        return "too few seeds" if len(gaps) else ""
-    return ", ".join(
-        f"{len(rows)} {verdict} ({span(rows['gap_pct'], '+.2f', ' %')})"
-        for verdict, rows in tested.groupby("verdict", sort=False)
-    )
 
 
 def warning_texts(record: RunRecord) -> list[str]:

@@ -266,12 +266,11 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
     gaps = comparisons(gaps[~gaps["stale"].astype(bool)])
     once, full = (settings["num_sessions"] == 1).sum(), (leads["num_pairs"] == 0).sum()
     few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()
-    warned, lost = (runs["num_warnings"] > 0).sum(), (runs["status"] != "completed").sum()
+    lost = (runs["status"] != "completed").sum()
     numbers = {
         f"{once} of {count(len(settings), 'setting')} timed in one session only": once,
         f"{few} of {count(len(gaps), 'loss comparison')} on fewer than three seeds": few,
         f"{count(full, 'lead')} left out, as memory was nearly full": full,
-        f"{count(warned, 'run')} with [a warning](runs.qmd#sec-warnings)": warned,
         f"{count(lost, 'run')} [not completed](runs.qmd#sec-failures)": lost,
     }
     parts = [text for text, number in numbers.items() if number]

@@ -56,11 +56,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "ci_other": ("95 % CI", ""),
     "action_other": ("what to do there", ""),
     "peer_lead_pct": ("peer's", "+.1f"),
-    # What others said.
-    "tflops_stated": ("stated TFLOP/s", ".0f"),
-    "mfu_stated_pct": ("stated MFU, %", ".1f"),
-    "tflops": ("restated TFLOP/s", ".0f"),
-    "mfu_pct": ("restated MFU, %", ".1f"),
     # Losses.
     "epochs": ("passes", ".1f"),
     "passes": ("passes", ".1f"),
@@ -139,8 +134,8 @@ BESIDE = _layout(
     cards=True,
 )
 SESSIONS = _layout(
-    "num_gpus micro_batch_size sequence_length recipe by_session lead_pct ci num_pairs",
-    "{model} on {machine}: {weights}",
+    "num_gpus micro_batch_size by_session lead_pct form",
+    "{model} on {machine}",
     cards=True,
     lead_pct="pooled, %",
 )
@@ -170,11 +165,6 @@ PEER_LEADS = _layout(
     peer_tokens_per_second_per_gpu="theirs",
     peer_lead_pct="their lead, %",
     peer_reserved_gib="their GiB",
-)
-RESTATED = _layout(
-    "setting precision tflops_stated mfu_stated_pct tflops mfu_pct lead_pct",
-    "{document}",
-    cards=True,
 )
 LOSS_GAP = _layout(
     "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",

@@ -7,7 +7,7 @@ import re
 
 import pandas as pd
 
-from fp8study.report.words import count, interval, machine_name, number, own_first
+from fp8study.report.words import count, interval, machine_name, number
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
@@ -66,22 +66,14 @@ def _lines(*parts: str) -> str:
     return " ".join(part.replace(" ", "\u00a0") for part in parts if part)
 
 
-def sessions(leads: pd.DataFrame) -> pd.DataFrame:
-    """Return the leads that several sessions measured, with each session's own in words."""
-    found = leads[leads["num_sessions"] > 1]
-    path = found["path"].map({"tuned": "tuned path", "plain": "plain path, compiled"})
-    table = found.assign(
-        weights=path + ", " + found["master_dtype"].astype(str).str.upper() + " master weights",
-        ci=_intervals(found),
-        recipe=found["arm"].str.removeprefix("FP8 "),
-        by_session=[
-            _lines(*re.sub(r" on \w+| with| %", "", text).replace(": -", ": \u2212").split("; "))
-            .replace("-", "\u2011")  # a date stays in its line
-            for text in found["sessions"]
-        ],
-    )  # fmt: skip
-    by = ["machine", "model", "weights", "num_gpus", "micro_batch_size", "sequence_length"]
-    return own_first(table.sort_values(by, kind="stable"))
+def sessions(decided: pd.DataFrame) -> pd.DataFrame:
+    """Return the settings that several sessions timed, with each session's own lead in words."""
+    found = decided[decided["num_sessions"] > 1]
+    leads = found["sessions"].str.findall(r"[+-][\d.]+(?= %)").str.join(", ")
+    return found.assign(
+        by_session=leads.str.replace("-", "\u2212").str.replace(" ", "\u00a0"),
+        form=[_form(row) for _, row in found.iterrows()],
+    )
 
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:

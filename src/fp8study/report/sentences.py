@@ -243,9 +243,10 @@ def unknown(report: Report) -> str:
     if report.runs.empty:
         return "- There are no records."
     lines = [
-        f"- **{at_start(name)}:** {_unknown(report, rows)}"
+        f"- **{at_start(name)}:** {text}"
         for name, rows in by_machine(report.runs)
         if name == "your machine" or (rows["device"] == "cuda").any()
+        if (text := _unknown(report, rows))
     ]
     steps, tokens = (report.runs[name].max() for name in ("steps_completed", "num_tokens_seen"))
     if pd.notna(steps) and pd.notna(tokens):
@@ -274,9 +275,10 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
         f"{count(lost, 'run')} [not completed](runs.qmd#sec-failures)": lost,
     }
     parts = [text for text, number in numbers.items() if number]
-    parts = parts or [f"{count(len(runs), 'run')}, none to compare"]
+    if settings.empty and gaps.empty:
+        parts.append(f"{count(len(runs), 'run')}, none to compare")
     text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def beside(report: Report) -> str:

@@ -13,7 +13,8 @@ from tests.table_factories import frame
 def _store(results: Path, name: str, seed: int, rate: float, loss: float, **values: Any) -> None:
     measured = {"tokens_per_second_per_gpu": rate, "loss_last20_mean": loss,
                 "memory_peak_gib": rate / 1000}  # fmt: skip
-    told = {name: values.pop(name) for name in ("judgement", "machine", "status") if name in values}
+    kept = ("judgement", "machine", "status", "study", "versions")
+    told = {name: values.pop(name) for name in kept if name in values}
     told["results"] = measured | values.pop("more", {})
     record = make_record(run_id=f"{name}-{seed}", seed=seed, **told)
     chosen = {k: v for k, v in record.config.items() if k not in values} | values
@@ -147,6 +148,45 @@ def test_a_gain_is_of_runs_of_one_session(tmp_path: Path):
             _store(tmp_path, f"{path}{repeat}", 0, rate, 5.0, path=path, repeat=repeat,
                    machine={"host_hash": host})  # fmt: skip
     assert table_of(tmp_path)["gain_pct"].tolist() == [pytest.approx(10)]
+
+
+def test_a_further_session_of_a_study_is_the_same_row(tmp_path: Path):
+    """Its gain is the mean over sessions, however many blocks each has, and none is the last."""
+    for study, box, gains in (("quick", "a", (1.10, 1.10, 1.10)), ("quick-2", "b", (1.20,))):
+        for repeat, gain in enumerate(gains):
+            for path, times in (("plain", 1), ("tuned", gain)):
+                _store(tmp_path, f"{path}{repeat}", 0, 10_000 * times, 5 * times, path=path,
+                       repeat=repeat, study=study, machine={"host_hash": box})  # fmt: skip
+    (row,) = table_of(tmp_path).to_dict("records")
+    assert row["study"] == "quick" and (row["num_blocks"], row["num_sessions"]) == (4, 2)
+    assert row["gain_pct"] == pytest.approx(100 * ((1.1 * 1.2) ** 0.5 - 1))
+    assert row["gain_low_95"] < 0 and row["gain_high_95"] > 50  # two sessions tell little
+    assert row["sessions"].count("+10.0 %") == row["sessions"].count("+20.0 %") == 1
+    # A seed that was run again on another box is no further seed.
+    assert (row["num_pairs"], row["loss_gap_pct"]) == (1, pytest.approx(15))
+
+
+def test_blocks_of_one_session_give_a_gain_its_interval(tmp_path: Path):
+    for repeat, gain in enumerate((1.09, 1.10, 1.11)):
+        _store(tmp_path, f"plain{repeat}", 0, 10_000, 5.0, repeat=repeat)
+        _store(tmp_path, f"tuned{repeat}", 0, gain * 10_000, 5.0, path="tuned", repeat=repeat)
+    (row,) = table_of(tmp_path).to_dict("records")
+    assert row["num_sessions"] == 1
+    assert 7 < row["gain_low_95"] < row["gain_pct"] < row["gain_high_95"] < 13
+    alone = tmp_path / "alone"
+    _store(alone, "plain", 0, 10_000, 5.0)
+    _store(alone, "tuned", 0, 11_000, 5.0, path="tuned")
+    (row,) = table_of(alone).to_dict("records")
+    assert row["gain_low_95"] != row["gain_low_95"]
+
+
+def test_a_session_of_another_version_is_a_row_of_its_own(tmp_path: Path):
+    """Nothing says that its plain path is as fast."""
+    for study, versions in (("quick", "0.17.0"), ("quick-2", "0.18.0")):
+        for path, rate in (("plain", 10_000), ("tuned", 11_000)):
+            _store(tmp_path, path, 0, rate, 5.0, path=path, study=study, precision="fp8_rowwise",
+                   versions={"torchao": versions})  # fmt: skip
+    assert table_of(tmp_path)["num_blocks"].tolist() == [1, 1]
 
 
 def test_shards_are_not_compared_with_replicas(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         The columns of `LEAD_COLUMNS`, one row per setting and FP8 arm. ``lead_pct`` is the
         geometric mean over sessions of that of a session's paired ratios, less one, in %;
         ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
-        the highest pair, and the ``ci`` is that of `_intervals`. Rates, memory and energy are
+        the highest pair, and the ``ci`` is that of `intervals`. Rates, memory and energy are
         medians over pairs, changes medians of paired ratios; memory and energy do not ask whether
         a time is void. ``tokens_per_gpu`` counts those
         of an optimizer step.
@@ -105,7 +105,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     # What one GPU varies by says nothing of several, which also wait for each other.
     several = pairs["num_gpus"] > 1
     for _, alike in pairs.groupby(["machine", "path", several, pairs["key"].where(moves, -1)]):
-        ends |= _intervals(alike, by_session)
+        ends |= intervals(alike, by_session)
     table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
     by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]
     return table.sort_values(by, kind="stable")[LEAD_COLUMNS].reset_index(drop=True)
@@ -144,8 +144,10 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
     }
 
 
-def _intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
+def intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
     """Return the 95 % interval of each setting's lead, in %, by its key; of settings that pool.
+
+    `pairs` have a ``key`` and a ``log``, the logarithm of their ratio, `by_session` its means.
 
     Student's t, on the logarithm. Its standard deviation is pooled over all settings: that between
     their sessions if any was timed in several, else that between the pairs of the one session, so

@@ -9,6 +9,7 @@ trained)" in its ``arm`` in every table, so that it never passes for an FP8 spee
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
 SESSION_GAP = pd.Timedelta(minutes=30)
+#: What the name of a study has when it is done again on a machine: CONTRIBUTING.md.
+_FURTHER = r"-\d+$"
 #: Where a comparison was made.
 _CONTEXT = ["machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting"]
 #: What names an arm in a table.
@@ -218,6 +221,27 @@ def sessions_of(runs: pd.DataFrame) -> pd.Series:
     first = starts.where(begins).groupby(hosts).ffill()
     where = hosts[1].map(lambda host: f" on {host}" if host else "")
     return (first.dt.strftime("%Y-%m-%d %H:%M") + where)[runs.index]
+
+
+def as_one_study(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give the runs of a study's further sessions, ``<study>-2``, its own name, in keys as well.
+
+    What a record calls its study stays in ``box``. Seeds keep their partners: ``pair_key`` stays.
+    """
+    first = runs["study"].str.replace(_FURTHER, "", regex=True)
+    there = {*runs[["machine", "study"]].itertuples(index=False, name=None)}
+    study = [
+        new if (machine, new) in there else old
+        for machine, new, old in zip(runs["machine"], first, runs["study"], strict=True)
+    ]
+    keys = {
+        name: [
+            key.replace(f"{json.dumps(old)}]", f"{json.dumps(new)}]", 1)  # the last of a place
+            for key, old, new in zip(runs[name], runs["study"], study, strict=True)
+        ]
+        for name in ("arm_key", "switch_key")
+    }
+    return runs.assign(box=runs["study"], study=study, **keys)
 
 
 def medians_by(

@@ -7,16 +7,20 @@ have made are compared with nothing; those of CPUs, where FP8 is emulated, say n
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, held_seconds
+from fp8study.analysis.leads import intervals
 from fp8study.analysis.pairing import (
     ARM,
     DIVERGED,
     EARLIER_FORM,
+    as_one_study,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
@@ -43,7 +47,8 @@ THROUGHPUT_COLUMNS = [*ARM, "num_runs", *_MEASURED, "speedup_pct", "memory_chang
                       "run_ids"]  # fmt: skip
 SWITCH_COLUMNS = [
     "machine", "study", "model", "num_gpus", "precision", "setting", "setting_plain", "num_runs",
-    _RATE, f"{_RATE}_plain", "gain_pct", _MEMORY, "memory_change_pct", "num_pairs", "loss_gap_pct",
+    _RATE, f"{_RATE}_plain", "gain_pct", "gain_low_95", "gain_high_95", "num_blocks",
+    "num_sessions", "sessions", _MEMORY, "memory_change_pct", "num_pairs", "loss_gap_pct",
     "low_95", "high_95", "verdict", "run_ids",
 ]  # fmt: skip
 OCCUPANCY_COLUMNS = [
@@ -125,29 +130,67 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     documents have it, where that was run and had memory enough.
 
     Returns:
-        The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's.
-        Speeds and memory are medians over all runs, repeats included; ``gain_pct`` is the
-        geometric mean of ratios of a seed and repeat, which today's studies run on the same GPUs,
-        in one session; runs short of memory have no part in it, and it is missing where no ratio is
-        left. Losses are means of the last 20 steps, paired by seed, and missing where a study only
-        asks for speed; for the verdict see `stats.judged`, and `DIVERGED` where a seed did so that
-        the plain path trained.
+        The columns of `SWITCH_COLUMNS`; ``setting`` is what an arm has besides the plain one's. A
+        study and its further sessions, ``<study>-2``, are one row. Speeds and memory are medians
+        over all runs, repeats included; ``gain_pct`` is the geometric mean of a session's ratios of
+        a seed and repeat (``num_blocks`` in all), then of sessions, which ``sessions`` lists. Its
+        95 % interval is that of `fp8study.analysis.leads.intervals`, over all switches of a machine
+        on one GPU, or on several. Runs short of memory have no part in it, and it is missing where
+        no ratio is left. Losses are means of the last 20 steps, paired by seed, a seed's gap the
+        mean over sessions, and missing where a study only asks for speed; for the verdict see
+        `stats.judged`, and `DIVERGED` where a seed did so that the plain path trained.
     """
     counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
-    usable = runs.assign(session=sessions_of(runs))[counts]
-    rows = []
+    usable = as_one_study(runs.assign(session=sessions_of(runs))[counts].fillna({"repeat": 0}))
+    rows: list[dict[str, Any]] = []
     for _, group in usable.groupby("switch_key", sort=False):
-        done, newest = group[group["status"] == "completed"], newest_per_seed(group)
-        todays = done[~done["setting"].str.endswith(EARLIER_FORM)]
-        num_parts = todays["setting"].str.count(", ")
-        paths = [done[done["path"] == path] for path in ("plain", "tuned")]
-        paths.append(todays[num_parts == num_parts.min()])
-        plain = _plain(next((arms for arms in paths if len(arms)), paths[0]))
-        if plain["arm_key"].nunique() == 1:
-            arms = done[done["arm_key"] != plain["arm_key"].iloc[0]].groupby("arm_key", sort=False)
-            rows += [_switch_row(arm, plain, newest) for _, arm in arms]
-    table = pd.DataFrame(rows, columns=SWITCH_COLUMNS)
+        # Sessions whose versions differ have no plain path in common.
+        rows += _switch_rows(group) or [
+            row for _, own in group.groupby("box", sort=False) for row in _switch_rows(own)
+        ]
+    table = pd.DataFrame(_with_gains(rows), columns=SWITCH_COLUMNS)
     return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
+
+
+def _switch_rows(group: pd.DataFrame) -> list[dict[str, Any]]:
+    """Compare the arms of one group with the plain path's among them, if there is one."""
+    done, newest = group[group["status"] == "completed"], newest_per_seed(group)
+    todays = done[~done["setting"].str.endswith(EARLIER_FORM)]
+    num_parts = todays["setting"].str.count(", ")
+    paths = [done[done["path"] == path] for path in ("plain", "tuned")]
+    paths.append(todays[num_parts == num_parts.min()])
+    plain = _plain(next((arms for arms in paths if len(arms)), paths[0]))
+    if plain["arm_key"].nunique() != 1:
+        return []
+    arms = done[done["arm_key"] != plain["arm_key"].iloc[0]].groupby("arm_key", sort=False)
+    return [_switch_row(arm, plain, newest) for _, arm in arms]
+
+
+def _with_gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add to each row of a switch its gain, over all its blocks, with an interval."""
+    if not rows:
+        return rows
+    pairs = pd.concat([row["pairs"].assign(key=key) for key, row in enumerate(rows)])
+    by_session = pairs.groupby(["key", "session"])["log"].mean()
+    machine, several = (
+        pairs["key"].map([row[name] for row in rows].__getitem__)
+        for name in ("machine", "num_gpus")
+    )
+    ends: dict[Hashable, tuple[float, float]] = {}
+    # As of leads: what had not settled, and several GPUs, have their own spread.
+    moves = pairs.groupby("key")["unsteady"].transform("any")
+    for _, alike in pairs.groupby([machine, several > 1, pairs["key"].where(moves, -1)]):
+        ends |= intervals(alike, by_session)
+    for key, row in enumerate(rows):
+        gains = 100 * np.expm1(by_session.get(key, by_session[:0]))
+        low, high = ends.get(key, (math.nan, math.nan))
+        row |= {
+            "gain_pct": 100 * np.expm1(np.log1p(gains / 100).mean()),
+            "gain_low_95": low, "gain_high_95": high,
+            "num_blocks": int((pairs["key"] == key).sum()), "num_sessions": len(gains),
+            "sessions": "; ".join(f"{at}: {gain:+.1f} %" for at, gain in gains.items()),
+        }  # fmt: skip
+    return rows
 
 
 def _plain(arms: pd.DataFrame) -> pd.DataFrame:
@@ -157,16 +200,23 @@ def _plain(arms: pd.DataFrame) -> pd.DataFrame:
     return others if short else sharded
 
 
-def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) -> dict[str, object]:
+def _gain_pairs(arm: pd.DataFrame, plain: pd.DataFrame) -> pd.DataFrame:
+    """Return the logarithms of an arm's rates over the plain one's, of runs of one block."""
+    block = ["box", "seed", "repeat", "session"]
+    ours, theirs = (
+        runs[~runs["timing_void"]].groupby(block).agg({_RATE: "median", "unsteady": "any"})
+        for runs in (arm, plain)
+    )
+    pairs = ours.join(theirs.add_suffix("_plain"), how="inner").reset_index()
+    log = np.log((pairs[_RATE] / pairs[f"{_RATE}_plain"]).astype(float))
+    pairs = pairs.assign(log=log, unsteady=pairs["unsteady"] | pairs["unsteady_plain"])
+    return pairs.dropna(subset="log")
+
+
+def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) -> dict[str, Any]:
     """Compare an arm's completed runs with the plain one's, and the `newest` of each seed."""
     row = {name: arm[name].iloc[0] for name in SWITCH_COLUMNS[:6]}
     ours, theirs = arm[[_RATE, _MEMORY]].median(), plain[[_RATE, _MEMORY]].median()
-    rates, base = (
-        runs[~runs["timing_void"]].fillna({"repeat": 0})
-        .groupby(["seed", "repeat", "session"])[_RATE].median()
-        for runs in (arm, plain)
-    )  # fmt: skip
-    gain = np.expm1(np.log(rates / base).mean())
     usual = plain["setting"].iloc[0]
     own = [part for part in row["setting"].split(", ") if part not in usual.split(", ")]
     row |= {
@@ -175,7 +225,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
         "num_runs": len(arm),
         _RATE: ours[_RATE],
         f"{_RATE}_plain": theirs[_RATE],
-        "gain_pct": 100 * gain,
+        "pairs": _gain_pairs(arm, plain),
         _MEMORY: ours[_MEMORY],
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
         "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),
@@ -183,10 +233,12 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     if arm["speed_only"].any():
         return row
     own, base = (newest[newest["arm_key"] == part["arm_key"].iloc[0]] for part in (arm, plain))
-    base = base[base["status"] == "completed"].set_index("seed")[_LOSS].rename("plain")
-    pairs = own.join(base, on="seed", how="inner").dropna(subset="plain")
+    seed = ["box", "seed"]
+    base = base[base["status"] == "completed"].set_index(seed)[_LOSS].rename("plain")
+    pairs = own.join(base, on=seed, how="inner").dropna(subset="plain")
     lost = pairs["status"] == "diverged"
-    gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1))[~lost].dropna().tolist()
+    gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1))[~lost].dropna()
+    gaps = gaps.groupby(pairs["seed"]).mean().tolist()
     row |= stats.judged(gaps, float(arm["margin_pct"].iloc[0]), "loss_gap_pct")
     return row | ({"verdict": DIVERGED} if lost.any() else {})
 

@@ -6,6 +6,7 @@ import pytest
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.speed import switch_table
 from fp8study.core.config import RunConfig
+from fp8study.report import speed_rows
 from tests.factories import make_record, store
 from tests.table_factories import frame
 
@@ -173,11 +174,14 @@ def test_blocks_of_one_session_give_a_gain_its_interval(tmp_path: Path):
     (row,) = table_of(tmp_path).to_dict("records")
     assert row["num_sessions"] == 1
     assert 7 < row["gain_low_95"] < row["gain_pct"] < row["gain_high_95"] < 13
+    (shown,) = speed_rows.gains(table_of(tmp_path)).to_dict("records")
+    assert shown["ci"].startswith("+7.") and shown["recipe"] == "BF16"
     alone = tmp_path / "alone"
     _store(alone, "plain", 0, 10_000, 5.0)
     _store(alone, "tuned", 0, 11_000, 5.0, path="tuned")
     (row,) = table_of(alone).to_dict("records")
     assert row["gain_low_95"] != row["gain_low_95"]
+    assert speed_rows.gains(table_of(alone)).empty  # one block may say anything
 
 
 def test_a_session_of_another_version_is_a_row_of_its_own(tmp_path: Path):

@@ -42,11 +42,14 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "tokens_per_gpu": ("tokens a step", ",.0f"),
     "reserved_gib": ("GiB", ".1f"),
     "peer_reserved_gib": ("peer", ".1f"),
-    # Decisions and leads.
+    # Decisions, leads and switches.
     "micro_batch_size": ("batch", "d"),
     "sequence_length": ("tokens", ",d"),
     "lead_pct": ("FP8's lead, %", "+.1f"),
     "ci": ("95 % CI", ""),
+    "gain_pct": ("gain in tokens/s, %", "+.1f"),
+    "num_sessions": ("sessions", "d"),
+    "recipe": ("precision", ""),
     "by_session": ("lead by session, %", ""),
     "action": ("what to do", ""),
     "energy_change_pct": ("v BF16, %", "+.1f"),
@@ -138,6 +141,12 @@ SESSIONS = _layout(
     "{model} on {machine}",
     cards=True,
     lead_pct="pooled, %",
+)
+SWITCHES = _layout(
+    "setting recipe gain_pct ci num_blocks num_sessions",
+    "{model} on {machine}, {gpus}, {setting_plain}",
+    cards=True,
+    setting="switch",
 )
 THROUGHPUT = _layout(
     "num_gpus arm num_runs tokens_per_second_per_gpu speedup_pct tflops_per_gpu mfu_bf16_peak_pct "

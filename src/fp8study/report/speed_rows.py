@@ -6,7 +6,8 @@ import math
 
 import pandas as pd
 
-from fp8study.report.words import count, interval, machine_name, number
+from fp8study.analysis.pairing import EARLIER_FORM
+from fp8study.report.words import count, interval, machine_name, number, own_first, recipe
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,6 +76,21 @@ def sessions(decided: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what single switches of today give, where more than one block timed them."""
+    parts = table["setting"] + table["setting_plain"]
+    known = table["gain_pct"].notna() & (table["num_blocks"] > 1)
+    found = table[known & ~parts.str.contains(EARLIER_FORM)]
+    ends = found[["gain_low_95", "gain_high_95"]].to_numpy()
+    return own_first(
+        found.assign(
+            ci=[interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends],
+            recipe=found["precision"].map(recipe),
+            gpus=[count(int(number), "GPU") for number in found["num_gpus"]],
+        ).sort_values(["machine", "model", "num_gpus", "setting_plain"], kind="stable")
+    )
+
+
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     """Put the decisions of one's own machine beside those of each other one."""
     keys = ["model", "num_gpus", "micro_batch_size"]
@@ -114,8 +130,8 @@ def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:
 
 
 def clipping(peers: pd.DataFrame) -> pd.DataFrame:
-    """Return the arms that clip gradients on both sides, named by their precision alone."""
-    found = peers[peers["max_grad_norm"].notna()]
+    """Return the timed arms that clip gradients on both sides, named by their precision alone."""
+    found = peers[peers["max_grad_norm"].notna() & peers["ratio"].notna()]
     return found.assign(arm=found["arm"].str.replace(", clipped.*", "", regex=True))
 
 

@@ -46,7 +46,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "micro_batch_size": ("batch", "d"),
     "sequence_length": ("tokens", ",d"),
     "lead_pct": ("FP8's lead, %", "+.1f"),
-    "ci": ("95 % CI", ""),
+    "ci": ("95 % CI, %", ""),
     "gain_pct": ("gain in tokens/s, %", "+.1f"),
     "num_sessions": ("sessions", "d"),
     "recipe": ("precision", ""),
@@ -56,7 +56,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "loss": ("FP8's loss", ""),
     "form": ("path", ""),
     "lead_pct_other": ("there, %", "+.1f"),
-    "ci_other": ("95 % CI", ""),
+    "ci_other": ("95 % CI, %", ""),
     "action_other": ("what to do there", ""),
     "peer_lead_pct": ("peer's", "+.1f"),
     # Losses.
@@ -67,8 +67,8 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "judged": ("verdict", ""),
     "unseen_judged": ("unseen: verdict", ""),
     "unseen_gap_pct": ("gap, %", "+.2f"),
-    "loss_start": ("loss, first step", ".2f"),
-    "loss_last20_mean": ("loss, last 20 steps", ".3f"),
+    "loss_start": ("loss, first step, nats", ".2f"),
+    "loss_last20_mean": ("loss, last 20 steps, nats", ".3f"),
     "parameters_outside_optimizer_pct": ("parameters outside the optimizer, %", ".1f"),
     "mean_pct": ("% of BF16 loss", "+.2f"),
     "share_pct": ("share of the gap, %", ".1f"),
@@ -120,7 +120,7 @@ def _layout(columns: str, group: str = "", cards: bool = False, **headings: str)
 _GROUP = "{model}, {study} on {machine}: {setting}"
 _MARGIN = "; margin ±{margin_pct} %"
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
-_CIS = {"ratio_range": "95 % CIs", "crossing_range": "95 % CIs"}
+_CIS = {"ratio_range": "95 % CIs, %", "crossing_range": "95 % CIs"}
 
 QUESTIONS = _layout("study question gpu_hours", "{machine}", cards=True)
 DECISIONS = _layout(
@@ -173,7 +173,8 @@ PEER_LEADS = _layout(
     cards=True,
     peer_tokens_per_second_per_gpu="theirs",
     peer_lead_pct="their lead, %",
-    peer_reserved_gib="their GiB",
+    reserved_gib="reserved, GiB",
+    peer_reserved_gib="theirs, GiB",
 )
 LOSS_GAP = _layout(
     "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",

@@ -43,7 +43,7 @@ def answer(report: Report) -> str:
     judged = int(decision.loss_is_known(faster).sum())
     return (
         f"**{found[0].upper()}{found[1:]}; of {count(len(faster), 'setting')} surely faster in "
-        f"FP8, {judged or 'none'} {'have' if judged > 1 else 'has'} a verdict.**"
+        f"FP8, the loss of {judged or 'none'} is decided.**"
     )
 
 

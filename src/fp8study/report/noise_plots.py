@@ -17,6 +17,7 @@ from fp8study.report.plotstyle import (
     GREY,
     add_legend,
     colour,
+    mark,
     message_figure,
     panels,
 )
@@ -42,9 +43,9 @@ def budget_figure(
     names = table[["precision", "reference"]].drop_duplicates().to_numpy().tolist()
     for axis, (step,), group in drawn:
         one = (group[["precision", "reference"]] == names[0]).all(axis=1)
-        _line(axis, group[one], "sampling_error", "black")  # the same beside every comparison
+        _line(axis, group[one], "sampling_error", "black", "")  # the same beside every comparison
         for precision, rows in group.groupby("precision", sort=False):
-            _line(axis, rows, "precision_error", colour(str(precision)))
+            _line(axis, rows, "precision_error", colour(str(precision)), mark(str(precision)))
         axis.set(xscale="log", yscale="log")
         axis.minorticks_off()
         for each in (axis.xaxis, axis.yaxis):
@@ -55,7 +56,8 @@ def budget_figure(
             _mark_crossings(axis, found, float(table["batch"].max()))
     handles: list[Artist] = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
     handles += [
-        Line2D([], [], color=colour(p), label=f"{recipe(p)} against {recipe(r)}") for p, r in names
+        Line2D([], [], color=colour(p), marker=mark(p), label=f"{recipe(p)} against {recipe(r)}")
+        for p, r in names
     ]
     if crossings is not None:
         handles.append(Patch(color=_EQUAL, label="FP8 and sampling error are equal, over seeds"))
@@ -75,12 +77,12 @@ def _mark_crossings(axis: Axes, found: pd.Series, largest: float) -> None:
         )  # fmt: skip
 
 
-def _line(axis: Axes, rows: pd.DataFrame, column: str, shade: str) -> None:
+def _line(axis: Axes, rows: pd.DataFrame, column: str, shade: str, shape: str) -> None:
     over = rows.groupby("batch")[column]
     mean, low, high = over.mean(), over.min(), over.max()
     measured = rows.groupby("batch")["measured"].all()
     axis.plot(mean.index, mean, color=shade, linestyle=":", linewidth=1.2)
-    axis.plot(mean.index[measured], mean[measured], color=shade, marker="o", markersize=3.5)
+    axis.plot(mean.index[measured], mean[measured], color=shade, marker=shape, markersize=4)
     axis.fill_between(mean.index, low, high, color=shade, alpha=0.15, linewidth=0)
 
 
@@ -101,10 +103,13 @@ def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> F
             rows = group[(group["precision"] == precision) & np.isfinite(group["sqnr_db"])]
             shift, shade = 0.15 * (place - (len(precisions) - 1) / 2), colour(precision)
             axis.scatter(rows["layer"] + shift, rows["sqnr_db"], s=7, alpha=0.5, lw=0, color=shade,
-                         rasterized=True)  # fmt: skip
+                         marker=mark(precision), rasterized=True)  # fmt: skip
             median = rows.groupby("layer")["sqnr_db"].median()
-            axis.plot(median.index, median, color=shade, linewidth=1.4)
+            axis.plot(
+                median.index, median, color=shade, linewidth=1.4, marker=mark(precision), ms=4
+            )
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.axhline(0, color=GREY, linewidth=0.6)
-    add_legend(figure, [Patch(color=colour(p), label=recipe(p)) for p in precisions])
+    add_legend(figure, [Line2D([], [], color=colour(p), marker=mark(p), label=recipe(p))
+                        for p in precisions])  # fmt: skip
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -26,7 +27,7 @@ from fp8study.analysis.laws.scale import check_means
 from fp8study.analysis.pairing import together
 from fp8study.core.records import StoredRun
 from fp8study.report import figures
-from fp8study.report.plotstyle import GREY, add_legend, colour, message_figure, panels
+from fp8study.report.plotstyle import GREY, add_legend, colour, mark, message_figure, panels
 from fp8study.report.table import Layout
 from fp8study.report.words import count, how_to_get, number, recipe, span
 
@@ -36,13 +37,16 @@ TESTS = {
     KEPT_OUT: "earlier runs' cells",
     OTHER_GPU: "another GPU's cells",
 }
-_MARKERS = {LEFT_OUT: "o", KEPT_OUT: "D", OTHER_GPU: "s"}
+_FILLS: dict[str, Literal["full", "none", "left"]] = {
+    LEFT_OUT: "none", KEPT_OUT: "full", OTHER_GPU: "left",
+}  # fmt: skip
 _GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells", "d")}
 LEAD_GOALS = Layout(_GOALS | {
-    "mean_points": (f"off on average (goal {MEAN_POINTS:g})", ".1f"),
-    "host_points": ("host busy", ".1f"), "gpu_points": ("elsewhere", ".1f"),
+    "mean_points": (f"off on average, points (goal {MEAN_POINTS:g})", ".1f"),
+    "host_points": ("host busy, points", ".1f"), "gpu_points": ("elsewhere, points", ".1f"),
     "most_points": (f"nine of ten within (goal {MOST_POINTS:g})", ".1f"),
-    "missed": ("beyond that", ""), "worst": ("worst", ""), "worst_points": ("off by", "+.1f"),
+    "missed": ("beyond that", ""), "worst": ("worst", ""),
+    "worst_points": ("off by, points", "+.1f"),
     "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
 }, cards=True)  # fmt: skip
 MEMORY_GOALS = Layout(_GOALS | {
@@ -203,16 +207,16 @@ def figure(leads: pd.DataFrame, memory: pd.DataFrame, empty: str) -> Figure:
             low, high = ([end + side for end in ends] for side in (-MOST_POINTS, MOST_POINTS))
             axis.fill_between(ends, low, high, color=GREY, alpha=0.15, lw=0)
         for (test, precision), dots in group.groupby(["test", "precision"]):
-            marker, shade = _MARKERS[str(test)], colour(str(precision))
-            axis.plot(dots["x"], dots["y"], marker, color=shade, ms=5, alpha=0.7, mec="white",
-                      mew=0.4)  # fmt: skip
+            shade = colour(str(precision))
+            axis.plot(dots["x"], dots["y"], mark(str(precision)), color=shade, ms=5, alpha=0.7,
+                      mec=shade, mew=0.8, fillstyle=_FILLS[str(test)])  # fmt: skip
     shown = [
-        Line2D([], [], marker="o", ls="", color=colour(name), label=recipe(name))
+        Line2D([], [], marker=mark(name), ls="", color=colour(name), label=recipe(name))
         for name in points["precision"].unique()
     ]
     shown += [
-        Line2D([], [], marker=_MARKERS[test], ls="", color=GREY, label=f"by {TESTS[test]}")
-        for test in points["test"].unique()
+        Line2D([], [], marker="o", ls="", color=GREY, fillstyle=_FILLS[t], label=f"by {TESTS[t]}")
+        for t in points["test"].unique()
     ]
     add_legend(drawing, shown)
     return drawing

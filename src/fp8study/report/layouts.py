@@ -104,7 +104,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "version_torchao": ("torchao", ""),
     "version_transformers": ("transformers", ""),
     "warning": ("what the runs say", ""),
-    "gpu_hours": ("GPU-hours", ".2f"),
     "steps_completed": ("steps", "d"),
     "status_detail": ("what it says", ""),
 }
@@ -122,7 +121,6 @@ _MARGIN = "; margin ±{margin_pct} %"
 _POINT = "after {step} steps: {model} on {machine}, n = {num_seeds}"
 _CIS = {"ratio_range": "95 % CIs, %", "crossing_range": "95 % CIs"}
 
-QUESTIONS = _layout("study question gpu_hours", "{machine}", cards=True)
 DECISIONS = _layout(
     "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
     "{model} on {machine}",

@@ -44,7 +44,7 @@ _GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells
 LEAD_GOALS = Layout(_GOALS | {
     "mean_points": (f"off on average, points (goal {MEAN_POINTS:g})", ".1f"),
     "host_points": ("host busy, points", ".1f"), "gpu_points": ("elsewhere, points", ".1f"),
-    "most_points": (f"nine of ten within (goal {MOST_POINTS:g})", ".1f"),
+    "most_points": (f"nine of ten within, points (goal {MOST_POINTS:g})", ".1f"),
     "missed": ("beyond that", ""), "worst": ("worst", ""),
     "worst_points": ("off by, points", "+.1f"),
     "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),

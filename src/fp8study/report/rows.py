@@ -29,37 +29,7 @@ from fp8study.report.words import (
     recipe,
 )
 
-#: The checks of the pipeline itself, which ask nothing about FP8.
-_CHECKS = ("adhoc", "smoke", "bench-cpu")
 _END = "end"
-
-
-def questions(stored: Sequence[StoredRun], costs: pd.DataFrame) -> pd.DataFrame:
-    """Say what each study with runs asks, and what its runs took, the reader's own first.
-
-    A question that several machines or sessions were asked is one row. `costs` is from
-    `fp8study.analysis.frames.cost_table`.
-    """
-    asked = [
-        (run.machine_label, run.record.study, run.record.judgement.get("question") or "",
-         run_path(run))
-        for run in stored if run.record.study not in _CHECKS
-    ]  # fmt: skip
-    study = ["machine", "study"]
-    groups = pd.DataFrame(asked, columns=[*study, "question", "run_ids"]).groupby(study)
-    table = groups.agg(question=("question", "last"), run_ids=("run_ids", together))
-    table = own_first(table.join(costs.set_index(study)["gpu_hours"]).reset_index())
-    rows = []
-    asked_alike = table["question"].where(table["question"] != "", table["study"])
-    for _, same in table.groupby(asked_alike, sort=False):
-        rows.append(same.iloc[0].to_dict() | {
-            "machine": ", ".join(dict.fromkeys(same["machine"].map(machine_name))),
-            "run_ids": together(same["run_ids"]), "gpu_hours": same["gpu_hours"].sum(min_count=1),
-            "study": ", ".join(dict.fromkeys(same["study"])),
-        })  # fmt: skip
-    found = pd.DataFrame(rows, columns=table.columns)
-    order = pd.factorize(found["machine"])[0]  # those of the same machines stand together
-    return found.iloc[order.argsort(kind="stable")]
 
 
 def warning_texts(record: RunRecord) -> list[str]:

@@ -96,6 +96,21 @@ def test_one_pass_updates_take_less_and_clip_in_half_the_time():
     assert clipping[1] == pytest.approx(clipping[0] / 2)
 
 
+def test_narrow_gradients_spare_decoder_layers_alone_and_bf16_layers_most():
+    one_pass = {"update_kernel": "one_pass", "max_grad_norm": 1.0}
+    narrow = one_pass | {"gradient_dtype": "compute"}
+    fp8 = {"precision": "fp8_tensorwise", "weight_cast": "each_update"}
+    saved = step(**one_pass, **fp8).update - step(**narrow, **fp8).update
+    c = frozen.constants_of(SpeedConstants, "speed")
+    a_byte = c.one_pass * c.update_ps + c.clip_ps / 2
+    assert saved == pytest.approx(2 * a_byte * 32 * 218_103_808 * 1e-9)  # not the embedding's
+    # In BF16 the update writes the two bytes that it does not read, and the norm reads fewer.
+    saved_bf16 = step(**one_pass).update - step(**narrow).update
+    assert saved_bf16 == pytest.approx(c.clip_ps * 32 * 218_103_808 * 1e-9)
+    copies = [step(**one_pass, **of).sharding - step(**narrow, **of).sharding for of in (fp8, {})]
+    assert copies[1] == pytest.approx(2 * copies[0])
+
+
 def test_no_speed_is_predicted_of_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="compile=false"):
         step(compile=False)

@@ -260,6 +260,11 @@ def medians_by(
     return result.join(groups[list(columns)].median()) if columns else result
 
 
+def calm(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Leave out the rows whose timing is void, but where all that are alike in `keys` are."""
+    return runs[~runs["timing_void"] | runs.groupby(keys)["timing_void"].transform("all")]
+
+
 def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Return one row for each seed of an arm that measured the first of the `columns`.
 
@@ -273,8 +278,7 @@ def medians_of_repeats(runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFra
         [*seed, "repeat"], keep="last"
     )
     each = newest[newest[columns[0]].notna() & (newest["status"] == "completed")]
-    all_void = each.groupby(seed)["timing_void"].transform("all")
-    each = each[~each["timing_void"] | all_void]
+    each = calm(each, seed)
     measured = medians_by(each, seed, columns, names=()).rename(columns={"num_runs": "num_repeats"})
     kept = newest_per_seed(each).drop(columns=[*columns, "run_ids"])
     return kept.merge(measured.reset_index(), on=seed, how="left", validate="one_to_one")

@@ -21,6 +21,7 @@ from fp8study.analysis.pairing import (
     DIVERGED,
     EARLIER_FORM,
     as_one_study,
+    calm,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
@@ -60,6 +61,8 @@ OCCUPANCY_COLUMNS = [
 def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
     """Speed and memory by arm: the median over seeds, of each the median over its repeats.
 
+    Those that the allocator held up count only where an arm has no others.
+
     Returns:
         The columns of `THROUGHPUT_COLUMNS`. ``num_runs`` counts repeats too. ``speedup_pct`` is
         the median over pairs of how much more tokens per second the arm makes than BF16 with
@@ -67,7 +70,7 @@ def throughput_table(runs: pd.DataFrame) -> pd.DataFrame:
         nearly filled the GPU's memory. ``mfu_bf16_peak_pct`` is over the dense BF16 peak for every
         precision. ``note`` names what limits the comparison.
     """
-    timed = medians_of_repeats(runs, _MEASURED)
+    timed = calm(medians_of_repeats(runs, _MEASURED), ["arm_key"])
     if timed.empty:
         return pd.DataFrame(columns=THROUGHPUT_COLUMNS)
     pairs = pairs_of(timed, _RATE)

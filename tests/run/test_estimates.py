@@ -4,6 +4,7 @@ import dataclasses
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,21 @@ def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
     assert "--" not in what_would_fit(batch, gib)
     cast = {"precision": "fp8_tensorwise", "weight_cast": "each_update"}
     assert what_would_fit(make_config(values | cast), gib).startswith(words[:10])
+
+
+@pytest.mark.parametrize(
+    ("values", "gib"),
+    [
+        ({"num_gpus": 4, "max_grad_norm": 1.0}, 44.99),  # gradients share memory
+        ({"strategy": "none", "update_kernel": "one_pass", "gradient_dtype": "compute"}, 79.6),
+    ],
+)
+def test_masters_in_bf16_would_fit_whatever_needs_fp32_ones_now(
+    values: dict[str, Any], gib: float
+) -> None:
+    config = make_config(values | {"model": "llama-3.1-8b", "path": "tuned"})
+    for there in (23.99, gib):  # less than the whole model, and less than the run
+        assert "master_dtype=bf16" in what_would_fit(config, there)
 
 
 def test_a_laptop_is_told_what_it_lacks_memory_and_time_for(

@@ -85,16 +85,27 @@ SAVERS: dict[str, Any] = {
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
-    """Return the run after these changes, and its GiB; more GPUs decide anew what follows."""
-    fields = dataclasses.asdict(config) | changes
+#: Field → switches that are decided anew where it is changed.
+_FOLLOWING = {
+    "master_dtype": ("gradient_pool", "gradient_dtype"),
+    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
+                 "update_kernel", "gradient_dtype", "transposes"),
+}  # fmt: skip
+
+
+def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
+    """Return the run after these changes, with what follows from them decided anew."""
+    fields = dataclasses.asdict(config)
+    for name in changes:
+        fields |= dict.fromkeys(_FOLLOWING.get(name, ()))
     if "num_gpus" in changes:
-        fields |= dict.fromkeys((
-            "reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
-            "update_kernel", "gradient_dtype", "transposes",
-        ))  # fmt: skip
-        fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"} | changes
-    tried = RunConfig(**fields).resolved()
+        fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"}
+    return RunConfig(**fields | dict(changes)).resolved()
+
+
+def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
+    """Return the run after these changes, and its GiB."""
+    tried = changed(config, changes)
     return changes, tried, memory.predicted_memory(tried, shape).total
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import HEADROOM, cures, written
+from fp8study.analysis.laws.nearby import HEADROOM, changed, cures, written
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
@@ -78,7 +77,7 @@ def what_would_fit(config: RunConfig, there_gib: float) -> str:
     config = config.resolved()
     if predicted_memory(config, shape).building > usable:  # which no number of GPUs makes smaller
         first = {"master_dtype": "bf16"}
-        config = dataclasses.replace(config, **first)
+        config = changed(config, first)
     law = predicted_memory(config, shape)
     if law.building > usable:
         return f"; each GPU must first hold the whole model, {law.building:.0f} GiB in BF16"

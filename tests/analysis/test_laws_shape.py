@@ -116,6 +116,9 @@ def test_counts_every_kind_that_it_takes(tmp_path: Path) -> None:
         ("gemma3", {}, "takes more than text"),
         ("llama", {"num_hidden_layers": 0}, "has no num_hidden_layers of 1 or more"),
         ("mixtral", {"num_experts_per_tok": 0}, "has no num_experts_per_tok of 1 or more"),
+        ("mixtral", EXPERTS | {"num_experts_per_tok": 9}, "sends a token to 9 of its 8 experts"),
+        ("llama", {"num_key_value_heads": 0}, "has no num_key_value_heads of 1 or more"),
+        ("llama", {"head_dim": 0}, "has no head_dim of 1 or more"),
     ],
 )  # fmt: skip
 def test_refuses_what_it_cannot_count(

@@ -219,7 +219,7 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
     """
 
     def count(*names: str) -> int:
-        found = next((values[name] for name in names if values.get(name)), None)
+        found = next((values[name] for name in names if values.get(name) is not None), None)
         if not isinstance(found, int) or found < 1:
             raise UserError(
                 f"model: the configuration of '{model}' has no {' or '.join(names)} of 1 or more; "
@@ -230,18 +230,26 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
     kind = str(values.get("model_type"))
     is_mixture = kind in MIXTURES
     hidden, heads = count("hidden_size"), count("num_attention_heads")
-    kv_heads = count("num_key_value_heads", "num_attention_heads")
+    named = "num_key_value_heads"
+    kv_heads = heads if values.get(named) is None else count(named)
     if heads % kv_heads:
         raise UserError(
             f"model: '{model}' has {heads} heads and {kv_heads} key-value heads; heads must be a "
             "multiple"
         )
-    if hidden % heads and not values.get("head_dim"):
+    has_head_dim = values.get("head_dim") is not None
+    if hidden % heads and not has_head_dim:
         raise UserError(
             f"model: '{model}' has a hidden_size of {hidden} and {heads} heads; hidden_size must "
             "be a multiple, or head_dim be given"
         )
-    head_dim = count("head_dim") if values.get("head_dim") else hidden // heads
+    num_experts = count("num_local_experts", "num_experts") if is_mixture else 1
+    num_active = count("num_experts_per_tok") if is_mixture else 1
+    if num_active > num_experts:
+        raise UserError(
+            f"model: '{model}' sends a token to {num_active} of its {num_experts} experts; lower "
+            "num_experts_per_tok"
+        )
     shape = ModelShape(
         name=model,
         hidden_size=hidden,
@@ -252,13 +260,13 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         num_layers=count("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=count("head_dim") if has_head_dim else hidden // heads,
         vocab_size=count("vocab_size"),
         is_tied=bool(values.get("tie_word_embeddings")),
         has_qk_norm=_qk_norm(kind, values) is not None,
         parts=parts,
-        num_experts=count("num_local_experts", "num_experts") if is_mixture else 1,
-        num_active_experts=count("num_experts_per_tok") if is_mixture else 1,
+        num_experts=num_experts,
+        num_active_experts=num_active,
         shared_size=count("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
         keeps_scores=bool(values.get("attn_logit_softcapping")),
         window=_window(values),

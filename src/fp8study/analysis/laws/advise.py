@@ -315,9 +315,12 @@ class Advisor:
         wider = account.WIDER if kind == MODELLED else 1.0
         step = law(way)
         # What more GPUs than were ever timed add is known no better than what a busy host does.
-        busy = step.host > account.HOST_PCT / 100 * step.device or way.num_gpus > self.most_gpus
-        lead_error, step_error = self.nine_of_ten[busy]
-        basis = "where the host is busy" if busy else "where the GPU decides"
+        busy = step.host > account.HOST_PCT / 100 * step.device
+        untimed = way.num_gpus > self.most_gpus
+        lead_error, step_error = self.nine_of_ten[busy or untimed]
+        basis = "where the host is busy" if busy or untimed else "where the GPU decides"
+        if untimed and not busy:
+            basis += f", as on more than {self.most_gpus} GPUs nothing was timed"
         if beside and beside.off_points > lead_error:
             lead_error, basis = beside.off_points, "where it was measured next to this"
             step_error = max(step_error, lead_error)

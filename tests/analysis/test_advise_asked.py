@@ -81,6 +81,15 @@ def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
     assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
 
 
+def test_a_wide_interval_of_many_gpus_is_not_blamed_on_a_host_that_waits() -> None:
+    few, many = (answer(question_for([], "llama-3.1-8b", n, 4096, 4, "h200")) for n in (4, 5))
+    host, device = (many.step_parts_ms["fp8_tensorwise"][part].value for part in ("host", "gemm"))
+    assert host < account.HOST_PCT / 100 * device
+    text = " ".join(advice_text(many).split())
+    assert "law was off where the host is busy, as on more than 4 GPUs nothing was timed" in text
+    assert "nothing was timed" not in advice_text(few)
+
+
 @pytest.mark.parametrize(("gpu", "is_elsewhere"), [("h200", False), ("rtx-4090-24gb", True)])
 def test_an_advice_says_how_far_the_laws_were_off_as_the_page_does(
     gpu: str, is_elsewhere: bool
@@ -124,6 +133,13 @@ def test_a_batch_near_the_largest_is_answered_for_without_other_batches_beyond_i
     found = answer(question_for([], "llama-3.2-1b", 1, 4096, 300_000_000, "h200"))
     assert not found.fits
     assert not any(c.what == "micro_batch_size=1200000000" for c in found.changes)
+
+
+def test_the_table_holds_its_columns_at_any_batch() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 8, 4096, 10**8, "h100-80gb"))
+    rows = [row for row in advice_text(found).splitlines() if row.endswith(" x!")]
+    assert len(rows) == len(found.options)
+    assert all(row.endswith(" >9999 x!") and len(row) <= 80 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,17 @@ GPU_PEAKS = (
 def named_gpu(slug: str) -> GpuPeak:
     """Return a GPU by its `GpuPeak.slug`, or by that without its memory.
 
+    Of one that is sold with several memories, any size is that GPU.
+
     Raises:
         UserError: There is none of that name.
     """
     wanted = slug.lower().replace(" ", "-")
     known = {peak.slug: peak for peak in GPU_PEAKS}
     known |= {peak.name_part.lower().replace(" ", "-"): peak for peak in GPU_PEAKS}
+    name = _MEMORY.sub("", wanted)
+    if name in known and known[name].memory_gb is None:
+        return known[name]
     if wanted not in known:
         raise UserError(
             f"--gpu: '{slug}' is not known{nearest(wanted, known)}; name one of "
@@ -68,6 +73,9 @@ def named_gpu(slug: str) -> GpuPeak:
         )
     return known[wanted]
 
+
+#: A memory's size at the end of a name on the command line.
+_MEMORY = re.compile(r"-[0-9]+gb$")
 
 #: Slower than the namesake in the table, and by how much is not published here.
 _LESSER = re.compile(r"\b(Laptop|Max-Q|MIG|D)\b", re.IGNORECASE)

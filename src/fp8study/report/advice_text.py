@@ -33,6 +33,8 @@ _PARTS = {
 }  # fmt: skip
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
+#: More than that would break the table's columns.
+_WIDEST_GIB = 9999
 
 
 def advice_text(advice: Advice) -> str:
@@ -192,7 +194,8 @@ def _option(option: Option, fits: bool) -> str:
     rate, lead, gib = option.tokens_per_second_per_gpu, option.lead_pct, option.memory_gib
     says = "" if lead is None else f"{_lead(lead)} {_LETTERS[lead.kind]}"
     row = f"{option.label:<33}{rate.value:>10,.0f} {_LETTERS[rate.kind]}  {says:<25}"
-    return f"{row}{gib.value:>4.0f} {_LETTERS[gib.kind]}{'!' * (not fits)}"
+    size = f"{gib.value:>4.0f}" if gib.value < _WIDEST_GIB else f">{_WIDEST_GIB}"
+    return f"{row}{size} {_LETTERS[gib.kind]}{'!' * (not fits)}"
 
 
 def _sources(advice: Advice) -> list[str]:

@@ -315,6 +315,11 @@ def test_nearest_stays_silent_when_nothing_is_near() -> None:
     assert nearest("bf61", ["bf16", "fp8"]) == " (did you mean 'bf16'?)"
 
 
+def test_nearest_takes_capital_letters_for_small_ones() -> None:
+    assert nearest("BF16", ["bf16", "fp16"]) == " (did you mean 'bf16'?)"
+    assert nearest("makefile", ["other", "Makefile"]) == " (did you mean 'Makefile'?)"
+
+
 def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
     cpu, gpu = config_for(Machine((), 2), {}), config_for(machine(H200), {})
     assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)

@@ -52,5 +52,6 @@ def one_line(error: Exception) -> str:
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string."""
-    close = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    known = {candidate.lower(): candidate for candidate in candidates}
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f" (did you mean '{known[close[0]]}'?)" if close else ""

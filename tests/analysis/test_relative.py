@@ -112,8 +112,41 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
     put(tmp_path, 1000)
     with pytest.raises(UserError, match=r"--reference: 'precisio' is no field .*'precision'"):
         compare_relative(None, tmp_path, {"precisio": "bf16"})
-    with pytest.raises(UserError, match=r"--reference: 'precision=bf16' is the reference of no"):
-        compare_relative(None, tmp_path, BF16)
+    with pytest.raises(UserError, match=r"precision: 'BF16' is not valid .*'bf16'\?"):
+        compare_relative(None, tmp_path, {"precision": "BF16"})
+    with pytest.raises(UserError, match=r"^--reference: 'repeat' tells runs of one arm apart"):
+        compare_relative(None, tmp_path, {"repeat": 0})
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        (BF16, "all arms in '.*' have precision=bf16; give another field in which they differ: "
+               "num_gpus"),
+        (FP8, "no arm in '.*' has precision=fp8_tensorwise: precision is bf16 there"),
+        ({"skip": ["lm_head", "*.o_proj"]}, r"no arm in '.*' has skip=lm_head,\*.o_proj: skip is lm_head there"),
+        ({"num_gpus": 2}, "no other arm in '.*' equals one with num_gpus=2 in all else: it differs "
+                          "in sequence_length: 2048 v 4096"),
+    ],
+)  # fmt: skip
+def test_a_reference_of_no_arm_says_why_and_never_itself_as_the_remedy(
+    reference: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    put(tmp_path, 1000, sequence_length=2048)
+    put(tmp_path, 1000, name="two", num_gpus=2)
+    with pytest.raises(UserError, match=f"^--reference: {words}") as caught:
+        compare_relative(None, tmp_path, reference)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_arm_without_a_reference_says_what_it_lacks(tmp_path: Path) -> None:
+    put(tmp_path, 1000)
+    put(tmp_path, 1200, **FP8)
+    put(tmp_path, 1200, **FP8, num_steps=50, name="short")
+    found = compare_relative(None, tmp_path, BF16)
+    (line,) = found.without_partner
+    assert line.startswith("no reference arm: ")
+    assert line.endswith("(nearest differs in num_steps: 50 v 100)")
 
 
 def test_within_blocks_neither_the_gpu_nor_the_hour_counts(tmp_path: Path) -> None:

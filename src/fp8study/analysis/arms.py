@@ -188,9 +188,10 @@ def _plain(value: Any) -> str:
     return " ".join(map(str, value)) or "nothing" if isinstance(value, list) else str(value)
 
 
-def differing(one: Arm, other: Arm) -> list[str]:
-    """Name the fields in which two arms differ, with both values."""
-    names = [name for name in one.config if one.config[name] != other.config.get(name)]
+def differing(one: Arm, other: Arm, free: Iterable[str] = ()) -> list[str]:
+    """Name the fields in which two arms differ, with both values, but for those that are `free`."""
+    fixed = (name for name in one.config if name not in {*free})
+    names = [name for name in fixed if one.config[name] != other.config.get(name)]
     return [f"{n}: {_plain(one.config[n])} v {_plain(other.config.get(n))}" for n in names]
 
 

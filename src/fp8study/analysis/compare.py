@@ -27,8 +27,9 @@ from fp8study.analysis.arms import (
     side_line,
 )
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
-from fp8study.core.config import FIELD_NAMES, completed
+from fp8study.core.config import FIELD_NAMES, completed, make_config
 from fp8study.core.errors import UserError, nearest
+from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
 
 #: So many differing fields are named where an arm has no partner.
@@ -172,8 +173,7 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
     Raises:
         UserError: A folder without records, an unknown field, or no arm with a reference arm.
     """
-    _check_fields(list(reference), "--reference")
-    wanted = {name: completed(reference)[name] for name in reference}
+    wanted = _checked_reference(reference)
     records = read_folder(here, "B")
     arms, sides = group_arms(records), [side_line("B", str(here), records)]
     old_arms: dict[str, Arm] = {}
@@ -185,7 +185,7 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
     rows, alone = [], []
     for key, (arm, base) in _with_references(arms, wanted).items():
         if base is None:
-            alone.append(f"no reference arm, or several: {names[key]}")
+            alone.append(_without_reference(arm, names[key], arms, wanted))
             continue
         notes = arm_caveats("B", arm) + arm_caveats("B, reference", base)
         notes += machine_differences(base.records, arm.records)
@@ -209,14 +209,83 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
         elif old_arms:
             notes.append("not in the baseline")
         rows.append(row | {"notes": tuple(dict.fromkeys(notes))})
-    words = ", ".join(f"{name}={value}" for name, value in wanted.items())
+    words = ", ".join(f"{name}={shown(value)}" for name, value in wanted.items())
     if not rows:
-        raise UserError(
-            f"--reference: '{words}' is the reference of no arm in '{here}'; give fields in which "
-            "its arms differ, as precision=bf16"
-        )
+        raise UserError(f"--reference: {_why_none(list(arms.values()), wanted, words, here)}")
     device = str(records[0].machine.get("device"))
     return Comparison(tuple(sides), tuple(rows), tuple(alone), words, device)
+
+
+def _checked_reference(reference: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as records have them; fields and values that no arm can have are refused.
+
+    Raises:
+        UserError: There is one.
+    """
+    _check_fields(list(reference), "--reference")
+    for name, value in reference.items():
+        if name in varying("folder"):
+            raise UserError(
+                f"--reference: '{name}' tells runs of one arm apart, not arms; give another field, "
+                "as precision=bf16"
+            )
+        try:
+            make_config({name: value})
+        except UserError as error:
+            raise UserError(f"--reference: {error}") from None
+    return {name: completed(reference)[name] for name in reference}
+
+
+def _is_reference(arm: Arm, wanted: Mapping[str, Any]) -> bool:
+    return all(arm.config.get(name) == value for name, value in wanted.items())
+
+
+def _free(wanted: Mapping[str, Any]) -> set[str]:
+    """Return the fields in which an arm may differ from its reference."""
+    return {*wanted, *(field for name in wanted for field in _FOLLOWERS.get(name, ()))}
+
+
+def _without_reference(
+    arm: Arm, name: str, arms: Mapping[str, Arm], wanted: Mapping[str, Any]
+) -> str:
+    """Say that an arm has no reference arm, and what is nearest, or that it has several."""
+    found = [other for other in arms.values() if _is_reference(other, wanted)]
+    apart = [differing(arm, other, _free(wanted)) for other in found]
+    if [] in apart:
+        return f"several reference arms: {name}"
+    least = ", ".join(min(apart, key=len)[:_MOST_FIELDS]) if apart else ""
+    return f"no reference arm: {name}{f' (nearest differs in {least})' if least else ''}"
+
+
+def _why_none(arms: Sequence[Arm], wanted: Mapping[str, Any], words: str, here: Path) -> str:
+    """Say why no arm of a folder has a reference arm, and what would help."""
+    found = [arm for arm in arms if _is_reference(arm, wanted)]
+    if not found:
+        there = (
+            f"{name} is {' or '.join(sorted({shown(arm.config.get(name)) for arm in arms}))}"
+            for name, value in wanted.items()
+            if not any(arm.config.get(name) == value for arm in arms)
+        )
+        return (
+            f"no arm in '{here}' has {words}: {', '.join(there) or 'only some of it'} there; give "
+            "what one of them has"
+        )
+    if len(found) == len(arms):
+        others = [n for n in arms[0].config if len({repr(arm.config.get(n)) for arm in arms}) > 1]
+        remedy = "a folder with other arms, too"
+        if others:
+            remedy = f"another field in which they differ: {', '.join(others[:_MOST_FIELDS])}"
+        return f"all arms in '{here}' have {words}; give {remedy}"
+    fields = min(
+        (differing(arm, base, _free(wanted)) for arm in arms for base in found if arm not in found),
+        key=len,
+    )
+    return (
+        f"no other arm in '{here}' equals one with {words} in all else: it differs in "
+        f"{', '.join(fields[:_MOST_FIELDS])}; give that field, too"
+        if fields
+        else f"several arms in '{here}' have {words}; give more fields, so that one is left"
+    )
 
 
 def _over(arm: Arm, base: Arm) -> tuple[list[list[float]], list[list[float]]]:
@@ -236,16 +305,14 @@ def _with_references(
     arms: Mapping[str, Arm], wanted: Mapping[str, Any]
 ) -> dict[str, tuple[Arm, Arm | None]]:
     """Return the other arms, each with the one reference arm that equals it in all else."""
-
-    def is_reference(arm: Arm) -> bool:
-        return all(arm.config.get(name) == value for name, value in wanted.items())
-
-    free = {*wanted, *(field for name in wanted for field in _FOLLOWERS.get(name, ()))}
-    found = {}
+    free, found = _free(wanted), {}
     for key, arm in arms.items():
         held = {name: value for name, value in arm.config.items() if name not in free}
-        alike = [other for other in arms.values()
-                 if is_reference(other) and held.items() <= other.config.items()]  # fmt: skip
-        if not is_reference(arm):
+        alike = [
+            other
+            for other in arms.values()
+            if _is_reference(other, wanted) and held.items() <= other.config.items()
+        ]
+        if not _is_reference(arm, wanted):
             found[key] = (arm, alike[0] if len(alike) == 1 else None)
     return found

@@ -124,7 +124,8 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
         (BF16, "all arms in '.*' have precision=bf16; give another field in which they differ: "
                "num_gpus"),
         (FP8, "no arm in '.*' has precision=fp8_tensorwise: precision is bf16 there"),
-        ({"skip": ["lm_head", "*.o_proj"]}, r"no arm in '.*' has skip=lm_head,\*.o_proj: skip is lm_head there"),
+        ({"skip": ["lm_head", "*.o_proj"]},
+         r"no arm in '.*' has skip=lm_head,\*.o_proj: skip is lm_head there"),
         ({"num_gpus": 2}, "no other arm in '.*' equals one with num_gpus=2 in all else: it differs "
                           "in sequence_length: 2048 v 4096"),
     ],

@@ -139,6 +139,7 @@ def test_runs_that_an_override_made_equal_are_one_run(
             {"factors": {"precision": ["bf16", "fp8", "fp8_tensorwise"]}},
             ["mine.yaml: 'precision=fp8_tensorwise, seed=0' is planned already", "leave it out of"],
         ),
+        ({"question": "  "}, ["mine.yaml: question: missing"]),
         ({"speed_only": "yes"}, ["mine.yaml", "speed_only: 'yes' is not valid; give true or"]),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fp8study.core.errors import UserError
 from fp8study.core.studies import expanded, load_study
 from fp8study.run import launch, pipeline
 from fp8study.run.blocks import gpus_to_have, ordered
@@ -185,6 +186,24 @@ def test_a_named_gpu_that_is_not_there_makes_its_run_impossible() -> None:
     assert run == study.runs[0]
     assert reason.startswith("gpus: [3] are not all among the 2 visible GPUs") and "leave" in reason
     assert not any(gpus_to_have(Machine((), 4), study).values())
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_gpus", "words"),
+    [
+        ([-1], 1, r"gpus: \[-1\] are not the 1 of num_gpus=1; .* as \[0\]"),
+        ([0, 1], 1, r"gpus: \[0, 1\] are not the 1 of num_gpus=1"),
+        ([0], 2, r"gpus: \[0\] are not the 2 of num_gpus=2; .* as \[0, 1\]"),
+        ([1, 1], 2, r"gpus: \[1, 1\] are not the 2 of num_gpus=2"),
+    ],
+)
+def test_named_gpus_are_as_many_as_a_run_has_each_once(
+    gpus: list[int], num_gpus: int, words: str
+) -> None:
+    arms = [{"gpus": gpus, "num_gpus": num_gpus}, {"gpus": [0], "repeat": 1}]
+    study = expanded("named", {"question": "Where?", "arms": arms}, "named")
+    with pytest.raises(UserError, match=f"^named: {words}"):
+        impossible_runs(study, machine(H200, H200))
 
 
 @pytest.mark.parametrize(("memory_in_runs", "side_by_side"), [(100, 6), (2.5, 2), (0.5, 1)])

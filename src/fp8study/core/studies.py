@@ -260,7 +260,7 @@ def read_study(path: Path) -> dict[str, Any]:
             raise UserError(
                 f"{path}: unknown key '{key}'{nearest(str(key), _KEYS)}; known: {', '.join(_KEYS)}"
             )
-    if content.get("question") in (None, ""):
+    if content.get("question") is None or not str(content["question"]).strip():
         raise UserError(f"{path}: question: missing; say what the runs are to decide")
     _read_values(str(path), content, _KEYS)
     margin = content.get("margin_pct", LOSS_MARGIN_PCT)

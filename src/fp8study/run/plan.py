@@ -43,6 +43,7 @@ def impossible_runs(
     """
     reasons, pending = {}, set(study.pending())
     for run in study.runs:
+        _check_places(run, study.name)
         check_corpus_name(run.config.corpus)
         with using_model(run.config.model):
             check_model(run.config)
@@ -61,6 +62,16 @@ def impossible_runs(
         except UserError as error:
             reasons[run] = str(error)
     return reasons
+
+
+def _check_places(run: PlannedRun, study: str) -> None:
+    """Refuse named GPUs that are not as many, each once, as a run has on a machine."""
+    number = run.config.gpus_per_node
+    if run.gpus and not (len(run.gpus) == len({*run.gpus}) == number and min(run.gpus) >= 0):
+        raise UserError(
+            f"{study}: gpus: {[*run.gpus]} are not the {number} of num_gpus={run.config.num_gpus}; "
+            f"count them from 0, each once, as {[*range(number)]}"
+        )
 
 
 def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) -> str:

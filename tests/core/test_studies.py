@@ -7,7 +7,7 @@ import yaml
 from fp8study.core import studies
 from fp8study.core.config import load_config, save_config
 from fp8study.core.errors import UserError
-from fp8study.core.files import project_root, results_dir, studies_dir
+from fp8study.core.files import check_writable, project_root, results_dir, studies_dir
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, STATUSES
 from fp8study.core.studies import Study, estimated_minutes, judgement_of, load_study, study_names
@@ -296,6 +296,15 @@ def test_unwritable_results_are_named(checkout: Path) -> None:
     (checkout / "results").write_text("a file in the way")
     with pytest.raises(UserError, match=r"^results: cannot write "):
         load(checkout).write_configs()
+
+
+def test_results_that_link_to_a_disk_that_is_gone_say_so(checkout: Path) -> None:
+    (checkout / "results").symlink_to("/nowhere/scratch")
+    words = r"^results: cannot write .*/results' is a link to '/nowhere/scratch', which is not "
+    with pytest.raises(UserError, match=words + r"there\); make the folder writable"):
+        load(checkout).write_configs()
+    with pytest.raises(UserError, match=words):
+        check_writable(checkout / "results" / "local", "results")
 
 
 def test_time_is_shared_among_gpus_but_never_below_one_run(checkout: Path) -> None:

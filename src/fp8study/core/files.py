@@ -65,8 +65,15 @@ def writing(
     try:
         yield
     except OSError as error:
-        message = f"{field}: cannot write '{path}' ({error.strerror}); {remedy}"
-        raise UserError(message) from error
+        why = _broken_link(path) or error.strerror
+        raise UserError(f"{field}: cannot write '{path}' ({why}); {remedy}") from error
+
+
+def _broken_link(path: Path) -> str | None:
+    """Name the link to nothing on a path, of which the system says that the file exists."""
+    links = (f for f in (path, *path.parents) if f.is_symlink() and not f.exists())
+    link = next(links, None)
+    return f"'{link}' is a link to '{link.readlink()}', which is not there" if link else None
 
 
 def check_writable(folder: Path, field: str) -> None:
@@ -76,7 +83,8 @@ def check_writable(folder: Path, field: str) -> None:
         UserError: It names `field`, what the user set to get here.
     """
     with writing(field, folder):
-        there = next(f for f in (folder, *folder.absolute().parents) if f.exists())
+        parents = (folder, *folder.absolute().parents)
+        there = next(f for f in parents if f.exists() or f.is_symlink())
         TemporaryFile(dir=there).close()
 
 

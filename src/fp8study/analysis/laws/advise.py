@@ -329,8 +329,8 @@ class Advisor:
         rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
         if base is not None:
             rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
-        rates = Quantity(rate, kind, rate * (1 - error), rate * (1 + error))
-        leads = Quantity(lead, kind, lead - lead_error, lead + lead_error)
+        rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
+        leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
         return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
 
 

@@ -173,6 +173,10 @@ def test_a_key_that_is_given_twice_is_refused(checkout: Path) -> None:
 def test_a_wrong_override_is_not_blamed_on_the_file(checkout: Path) -> None:
     with pytest.raises(UserError, match=r"^num_steps: -1 is outside"):
         load(checkout, {"num_steps": -1})
+    with pytest.raises(UserError, match=r"^num_warmup_steps: 10 leaves none of num_steps=5"):
+        load(checkout, {"num_steps": 5})
+    with pytest.raises(UserError, match=r"mine.yaml: num_steps: -1 is outside"):
+        load(checkout, {"seed": 1}, base={"num_steps": -1})
 
 
 def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:

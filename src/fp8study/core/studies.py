@@ -214,13 +214,15 @@ def expanded(
 
 
 def _config(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]) -> ResolvedConfig:
-    """Return a run's configuration; an error names the file unless it is of an override."""
+    """Return a run's configuration; an error names the file if it is there without overrides."""
     check_names(values, source)
     try:
         return make_config({**values, **overrides}).resolved()
     except UserError as error:
-        by_override = str(error).partition(":")[0] in overrides
-        raise UserError(f"{error}" if by_override else f"{source}: {error}") from None
+        if not overrides:
+            raise UserError(f"{source}: {error}") from None
+        _config(values, source, {})
+        raise
 
 
 def judgement_of(study: str) -> dict[str, Any]:

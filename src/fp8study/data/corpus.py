@@ -47,7 +47,9 @@ def check_corpus_name(corpus: str) -> None:
         raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():
-        wrong = f"'{path}' is no file" if path.exists() else f"there is no file '{path}'"
+        named = corpus.removeprefix("text:").strip()  # an empty path is the folder that we are in
+        wrong = f"'{path if named else corpus}' is no file"
+        wrong = wrong if path.exists() else f"there is no file '{path}'"
         raise UserError(f"corpus: {wrong}; set corpus=text:PATH of a UTF-8 file of yours")
     if path.stat().st_size == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")

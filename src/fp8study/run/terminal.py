@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
+from fp8study.core.fields import DEFAULTS
 
 
 def _folder(text: str) -> Path:
@@ -129,18 +130,22 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
     values: dict[str, Any] = {}
     for assignment in assignments or []:
         name, equals, text = assignment.partition("=")
-        if not equals:
+        if not equals or not name.strip():
             raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
+        name = name.strip()
         if not text.strip():
+            none = f"{name}=null for what it is by default"
             raise UserError(
-                f"{option}: '{assignment}' has no value; write field=value, or {name.strip()}=null "
-                "for what it is by default"
+                f"{option}: '{assignment}' has no value; write field=value, or "
+                f"{none if DEFAULTS.get(name, '') is None else 'leave it out'}"
             )
-        if (name := name.strip()) in values:
+        if name in values:
             raise UserError(f"{option}: '{name}' is given twice; leave all but one out")
         try:
             # A pattern such as *.o_proj is a text, not one of YAML's aliases.
-            values[name] = text if text.startswith("*") else read_yaml(text)
+            value = text if text.startswith("*") else read_yaml(text)
+            # Nor is text: a mapping, which no field takes.
+            values[name] = text.strip() if isinstance(value, dict) else value
         except (UserError, yaml.YAMLError):
             raise UserError(
                 f"{option}: '{assignment}' has no YAML value after '='; quote it or mend the "

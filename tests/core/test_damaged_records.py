@@ -43,6 +43,8 @@ def metrics(content: bytes) -> Damage:
 
 DAMAGES: dict[str, Damage] = {
     "warnings null": field("warnings", None),
+    "a rate below zero": field("results.tokens_per_second_per_gpu", -5.0),
+    "a step of no time": field("results.step_time_ms_median", 0),
     "warnings a text": field("warnings", "one"),
     "a warning that is a number": field("warnings", [1]),
     "instruments a text": field("instruments", "none"),

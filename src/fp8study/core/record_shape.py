@@ -161,6 +161,10 @@ def check_content(record: Mapping[str, Any]) -> None:
         moment = datetime.datetime.fromisoformat(record[name])
         if moment.tzinfo is None:
             raise UserError(f"{name}: {record[name]!r} has no time zone")
+    for name in ("tokens_per_second_per_gpu", "step_time_ms_median"):
+        value = record["results"].get(name)
+        if value is not None and not value > 0:
+            raise UserError(f"results.{name}: {value!r} is not above 0")
     check_shape(record["status_detail"], TEXT, "status_detail")
     if record["status"] == "completed":
         check_shape(record["config"], _NEEDED, "config")

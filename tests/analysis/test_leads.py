@@ -22,12 +22,16 @@ from tests.table_factories import frame
 
 
 def store_leads(folder: Path, hour: int, *leads: float, **changes: Any) -> None:
-    """Store a pair of runs for each lead (a ratio), repeats of one seed in one session."""
+    """Store a pair of runs for each lead (a ratio), repeats of one seed in one session.
+
+    With `beside_those` BF16's runs are there already.
+    """
+    beside_those = changes.pop("beside_those", False)
     precision = changes.pop("precision", "fp8_tensorwise")
     place, measured = changes.pop("place", "local"), changes.pop("results", {})
     gathers = changes.pop("fp8_all_gather", False)
     for repeat, lead in enumerate(leads):
-        for kind, rate in (("bf16", 10_000.0), (precision, 10_000.0 * lead)):
+        for kind, rate in (("bf16", 10_000.0), (precision, 10_000.0 * lead))[beside_those:]:
             fields = {"study": f"at-{hour}", "repeat": repeat, "precision": kind} | changes
             name = f"{kind}-{repeat}-{hour}-{fields.get('num_gpus', 1)}-{fields.get('model', '')}"
             fields["fp8_all_gather"] = gathers and kind != "bf16"
@@ -101,6 +105,15 @@ def test_the_spread_of_one_session_is_learnt_from_every_setting_with_repeats(
     assert width["llama-3.2-1b"] < (alone["ci_high_pct"] - alone["ci_low_pct"]) / 2
     assert 1.3 * width["llama-3.2-3b"] < width["qwen3-4b"]
     assert table.loc["qwen3-4b", "ci_low_pct"] > 15
+
+
+def test_recipes_beside_one_bf16_run_are_no_repetition_of_each_other(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.10, 1.12)
+    alone = only(leads_table(frame(tmp_path)))
+    store_leads(tmp_path, 1, 1.10, 1.12, precision="fp8_rowwise", beside_those=True)
+    table = leads_table(frame(tmp_path)).set_index("precision")
+    for name in ("ci_low_pct", "ci_high_pct"):
+        assert table[name].to_numpy() == pytest.approx([alone[name]] * 2)
 
 
 def test_a_setting_whose_step_time_had_not_settled_has_its_own_spread_alone(

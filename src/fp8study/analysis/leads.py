@@ -92,6 +92,7 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     keys = [*names, "kept_in_bf16"] if "kept_in_bf16" in pairs else names
     pairs["log"] = np.log(pairs["ratio"].astype(float))
     pairs["key"] = pairs.groupby(keys, dropna=False, sort=False).ngroup()
+    pairs["baseline"] = pairs.groupby(SETTING, dropna=False, sort=False).ngroup()
     by_session = pairs.groupby(["key", "session"])["log"].mean().dropna()
     rows = []
     for key, group in pairs.groupby("key", sort=False):
@@ -147,23 +148,28 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
 def intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
     """Return the 95 % interval of each setting's lead, in %, by its key; of settings that pool.
 
-    `pairs` have a ``key`` and a ``log``, the logarithm of their ratio, `by_session` its means.
+    `pairs` have a ``key``, a ``log``, the logarithm of their ratio, and a ``baseline``: keys that
+    share it are ratios to the same runs. `by_session` are the logarithms' means.
 
     Student's t, on the logarithm. Its standard deviation is pooled over all settings: that between
     their sessions if any was timed in several, else that between the pairs of the one session, so
-    that two blocks of three settings tell more than each setting's own two. Missing where nothing
-    was repeated.
+    that two blocks of three settings tell more than each setting's own two. Of keys that share
+    their baseline, whose runs move them alike, one counts for its degrees of freedom. Missing where
+    nothing was repeated.
     """
     keys = list(pairs["key"].unique())
     by_pair = pairs.dropna(subset="log").set_index("key")["log"]
     several = [key for key in keys if key in by_session and len(by_session[key]) > 1]
     unit = by_session if several else by_pair
     samples: dict[Hashable, pd.Series] = {key: unit.loc[[key]] for key in keys if key in unit}
-    freedom = sum(len(sample) - 1 for sample in samples.values())
+    spare = pd.Series({key: len(sample) - 1 for key, sample in samples.items()}, dtype=int)
+    baseline = pairs.drop_duplicates("key").set_index("key")["baseline"]
+    freedom = spare.groupby(baseline).max().sum()
     ends: dict[Hashable, tuple[float, float]] = dict.fromkeys(keys, (math.nan, math.nan))
     if not freedom:
         return ends
-    variance = sum(sample.var(ddof=0) * len(sample) for sample in samples.values()) / freedom
+    squares = sum(sample.var(ddof=0) * len(sample) for sample in samples.values())
+    variance = squares / spare.sum()
     quantile = distributions.t.ppf(0.5 + LEVEL / 2, freedom)
     for key, sample in samples.items():
         half = quantile * math.sqrt(variance / len(sample))

@@ -174,6 +174,7 @@ def _with_gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not rows:
         return rows
     pairs = pd.concat([row["pairs"].assign(key=key) for key, row in enumerate(rows)])
+    pairs = pairs.assign(baseline=pairs["key"].map([row["baseline"] for row in rows].__getitem__))
     by_session = pairs.groupby(["key", "session"])["log"].mean()
     machine, several = (
         pairs["key"].map([row[name] for row in rows].__getitem__)
@@ -229,6 +230,7 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
         _RATE: ours[_RATE],
         f"{_RATE}_plain": theirs[_RATE],
         "pairs": _gain_pairs(arm, plain),
+        "baseline": plain["arm_key"].iloc[0],
         _MEMORY: ours[_MEMORY],
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
         "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),

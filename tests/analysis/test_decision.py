@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def decide(results: Path) -> dict[str, object]:
     return row
 
 
-def store_losses(results: Path, gap: float, **changes: object) -> None:
+def store_losses(results: Path, gap: float, place: str = "local", **changes: Any) -> None:
     for seed in range(3):
         for precision in ("bf16", "fp8_tensorwise"):
             loss = 5.0 + 0.1 * seed + (gap + 0.0001 * seed) * (precision != "bf16")
@@ -51,7 +52,7 @@ def store_losses(results: Path, gap: float, **changes: object) -> None:
                 study="losses", seed=seed, precision=precision,
                 results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None}, **changes,
             )  # fmt: skip
-            store(results, "local", record)
+            store(results, place, record)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,25 @@ def test_only_a_loss_in_the_same_setting_decides(
     assert row["action"] == action
     assert row["loss_study"] == "losses"
     assert row["loss_is_same"] == (batch == 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "action"), [("NVIDIA H200", decision.FP8), ("NVIDIA H100 80GB HBM3", decision.CHECK)]
+)
+def test_a_loss_of_another_machine_decides_if_its_gpu_is_the_same(
+    gpu: str, action: str, tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, place="reference/elsewhere", machine={"gpu_name": gpu})
+    assert decide(tmp_path)["action"] == action
+
+
+def test_of_two_losses_as_near_the_machines_own_counts(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.5, place="reference/elsewhere")
+    assert decide(tmp_path)["action"] == decision.WORSE
+    store_losses(tmp_path, 0.0)
+    assert decide(tmp_path)["action"] == decision.FP8
 
 
 def test_another_recipe_or_model_is_no_evidence(tmp_path: Path) -> None:

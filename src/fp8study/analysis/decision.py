@@ -26,9 +26,10 @@ TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16",
 #: Verdicts on a loss that settle whether FP8's is BF16's.
 CONCLUSIVE = ["equivalent", "different"]
 
-#: What tells the setting of a loss from that of a speed.
+#: What tells the setting of a loss from that of a speed. Another machine with that GPU computes
+#: the same losses.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
-           "master_dtype", "path", "machine"]  # fmt: skip
+           "master_dtype", "path", "gpu_name"]  # fmt: skip
 LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_study", "loss_machine",
                 "loss_is_same"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
@@ -126,9 +127,11 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     if found.empty:
         return {}
     apart = sum((found[name] != row[name]).astype(int) for name in _FIELDS)
-    # Of two that are as near the conclusive one counts, and a usual learning rate before a low one.
+    # Of two that are as near the conclusive one counts, a usual learning rate before a low one, and
+    # the machine's own before another's.
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     rank = apart + (found["verdict"] == "undecided") / 4 + ~counts / 2
+    rank += (found["machine"] != row["machine"]) / 8
     near = found.loc[rank.sort_values(kind="stable").index[0]]
     conclusive = near["verdict"] != "undecided"
     return {

@@ -71,6 +71,23 @@ def test_what_follows_from_a_field_may_differ_with_it(tmp_path: Path) -> None:
     assert row["speed"].estimate == pytest.approx(1.3)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "needs"),
+    [
+        ("weight_cast", "each_update", {"precision": "fp8_tensorwise", "strategy": "none"}),
+        ("update_kernel", "one_pass", {"strategy": "none"}),
+        ("num_steps", 10, {"num_warmup_steps": 2}),
+    ],
+)
+def test_a_reference_may_need_other_fields_which_its_arms_have(
+    field: str, value: Any, needs: dict[str, Any], tmp_path: Path
+) -> None:
+    put(tmp_path, 1000, name="with", **{field: value}, **needs)
+    put(tmp_path, 1100, name="without", **needs)
+    (row,) = compare_relative(None, tmp_path, {field: value}).rows
+    assert row["speed"].estimate == pytest.approx(1.1)
+
+
 def test_reference_arms_differ_in_nothing_else(tmp_path: Path) -> None:
     put(tmp_path, 1000, name="short")
     put(tmp_path, 2000, name="long", sequence_length=2048)

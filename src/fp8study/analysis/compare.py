@@ -27,7 +27,7 @@ from fp8study.analysis.arms import (
     side_line,
 )
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
-from fp8study.core.config import FIELD_NAMES, completed, make_config
+from fp8study.core.config import FIELD_NAMES, completed, read_field
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
@@ -219,10 +219,13 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
 def _checked_reference(reference: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values as records have them; fields and values that no arm can have are refused.
 
+    Each value is judged by itself: most switches need others, which the arms have.
+
     Raises:
         UserError: There is one.
     """
     _check_fields(list(reference), "--reference")
+    values = {}
     for name, value in reference.items():
         if name in varying("folder"):
             raise UserError(
@@ -230,10 +233,11 @@ def _checked_reference(reference: Mapping[str, Any]) -> dict[str, Any]:
                 "as precision=bf16"
             )
         try:
-            make_config({name: value})
+            read = read_field(name, value)
         except UserError as error:
             raise UserError(f"--reference: {error}") from None
-    return {name: completed(reference)[name] for name in reference}
+        values[name] = list(read) if isinstance(read, tuple) else read
+    return {name: completed(values)[name] for name in values}
 
 
 def _is_reference(arm: Arm, wanted: Mapping[str, Any]) -> bool:

@@ -43,18 +43,8 @@ class RunConfig(Fields):
     """
 
     def __post_init__(self) -> None:
-        for name, spec in FIELDS.items():
-            value = getattr(self, name)
-            if name == "precision" and isinstance(value, str):
-                value = ALIASES.get(value, value)
-            value = read_value(name, value, TYPES[name])
-            if name == "precision_schedule":
-                parts = (part.split(":") for part in value)
-                value = tuple(":".join((ALIASES.get(p, p), *end)) for p, *end in parts)
-            if name == "noise_at_steps":
-                value = tuple(sorted(set(value)))
-            spec.check(name, value, DEFAULTS[name])
-            object.__setattr__(self, name, value)
+        for name in FIELDS:
+            object.__setattr__(self, name, read_field(name, getattr(self, name)))
         self.resolved()  # refuses what cannot be
 
     def resolved(self, on_gpu: bool | None = None) -> ResolvedConfig:
@@ -148,6 +138,24 @@ class ResolvedConfig(RunConfig):
             return super().resolved(on_gpu)
         refuse(self, FIELDS.items())
         return self
+
+
+def read_field(name: str, value: Any) -> Any:
+    """Return an untyped value as a field has it, whatever the other fields are.
+
+    Raises:
+        UserError: The field cannot have it.
+    """
+    if name == "precision" and isinstance(value, str):
+        value = ALIASES.get(value, value)
+    value = read_value(name, value, TYPES[name])
+    if name == "precision_schedule":
+        parts = (part.split(":") for part in value)
+        value = tuple(":".join((ALIASES.get(p, p), *end)) for p, *end in parts)
+    if name == "noise_at_steps":
+        value = tuple(sorted(set(value)))
+    FIELDS[name].check(name, value, DEFAULTS[name])
+    return value
 
 
 def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunConfig:

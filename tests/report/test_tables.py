@@ -55,3 +55,8 @@ def test_tables_too_wide_for_a_phone_are_cards_there() -> None:
     of_runs = {"DATA", "PROVENANCE", "FAILURES"}
     wide = {name for name, of in shown.items() if len(of.columns) >= 6}
     assert {name for name in wide if not shown[name].cards} == only_in_files | of_runs
+
+
+def test_every_column_that_has_a_name_is_in_a_table() -> None:
+    shown = [of for of in vars(layouts).values() if isinstance(of, Layout)]
+    assert set(layouts._COLUMNS) <= {column for of in shown for column in of.columns}

@@ -44,7 +44,6 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "peer_reserved_gib": ("peer", ".1f"),
     # Decisions, leads and switches.
     "micro_batch_size": ("batch", "d"),
-    "sequence_length": ("tokens", ",d"),
     "lead_pct": ("FP8's lead, %", "+.1f"),
     "ci": ("95 % CI, %", ""),
     "gain_pct": ("gain in tokens/s, %", "+.1f"),

@@ -31,6 +31,17 @@ def test_a_sweep_of_one_seed_does_not_make_another_undecided() -> None:
     assert (found.verdict, "2 seeds at each rate" in found.why) == (Verdict.REPRODUCED, True)
 
 
+def test_a_warm_up_or_masters_of_one_seed_decide_nothing_beside_two() -> None:
+    alone = {"seed": 0, "warm_up": 100}, {"seed": 0, "master_dtype": "bf16"}
+    records = sweep(1e-2, 1e-3)() + [run for how in alone for run in sweep(1e-2, 1e-3, **how)()]
+    found = judge_claim(CLAIM, tables(records))
+    assert found.verdict == Verdict.REPRODUCED
+    assert "in 0 of 0 arms" in found.why and "in 0 of 0 (" in found.why
+    assert (
+        "(FP32 master weights, warm-up 20: BF16 0.001, FP8 tensorwise 0.0001; 2 seeds" in found.why
+    )
+
+
 def test_one_lost_seed_is_enough_for_a_rate_to_be_unstable() -> None:
     records = sweep(1, 1, seed=0)() + sweep(1, 1e-2, seed=1)()
     found = judge_claim(CLAIM, tables(records))

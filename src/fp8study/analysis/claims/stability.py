@@ -43,12 +43,13 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     both = both[in_fp8(both) & (both["precision_before"] == "bf16") & (both["stable_before"] > 0)]
     if both.empty:
         return claim.open()
+    longer, finer = _beside(runs[in_fp8(runs)], "lr_warmup_steps"), _beside(runs, "master_dtype")
     if (both["num_seeds"] >= MIN_SEEDS).any():
-        both = both[both["num_seeds"] >= MIN_SEEDS]
+        both, longer, finer = (p[p["num_seeds"] >= MIN_SEEDS] for p in (both, longer, finer))
+    held = together([*both["run_ids"], *both["run_ids_before"]]).split()
     lower, higher = (compare(both["stable"], both["stable_before"]) for compare in (lt, gt))
     steps = claim.published["steps"]
     early = pd.Series([step <= steps for broke in both["broke"] for step in broke], dtype=bool)
-    longer, finer = _beside(runs[in_fp8(runs)], "lr_warmup_steps"), _beside(runs, "master_dtype")
     warmer = longer["stable"] > longer["stable_before"]
     verdict, seeds = Verdict.CONTRADICTED, int(both["num_seeds"].min())
     if lower.any():
@@ -60,7 +61,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     return claim.found(
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
         holds=out_of(lower), higher=out_of(higher), early=out_of(early), warmer=out_of(warmer),
-        finer=out_of(finer["stable"] > finer["stable_before"]), rates=listed(_edges(runs)),
+        finer=out_of(finer["stable"] > finer["stable_before"]),
+        rates=listed(_edges(runs[runs["run_ids"].isin(held)])),
         seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
     )  # fmt: skip
 

@@ -1,3 +1,4 @@
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,23 @@ def test_a_further_session_of_a_study_is_the_same_row(tmp_path: Path):
     assert row["sessions"].count("+10.0 %") == row["sessions"].count("+20.0 %") == 1
     # A seed that was run again on another box is no further seed.
     assert (row["num_pairs"], row["loss_gap_pct"]) == (1, pytest.approx(15))
+
+
+@pytest.mark.parametrize(
+    ("margins", "verdict"), [((2.0,), "equivalent"), ((2.0, 3.0), "undecided")]
+)
+def test_sessions_are_judged_by_the_margin_that_all_state(
+    margins: tuple[float, ...], verdict: str, tmp_path: Path
+) -> None:
+    """One that asks for speed alone has no part in it, and keeps the others from no verdict."""
+    stated: list[dict[str, Any]] = [{"speed_only": True}, *({"margin_pct": of} for of in margins)]
+    for study, judgement in zip(("quick", "quick-2", "quick-3"), stated, strict=False):
+        for seed, path in itertools.product(range(3), ("plain", "tuned")):
+            loss = (5.0 + seed) * (1.01 if path == "tuned" else 1)
+            _store(tmp_path, path, seed, 10_000, loss, path=path, study=study, judgement=judgement)
+    (row,) = table_of(tmp_path).to_dict("records")
+    assert (row["num_pairs"], row["loss_gap_pct"]) == (3, pytest.approx(1))
+    assert row["verdict"] == verdict
 
 
 def test_blocks_of_one_session_give_a_gain_its_interval(tmp_path: Path):

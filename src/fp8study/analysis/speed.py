@@ -141,7 +141,8 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
         on one GPU, or on several. Runs short of memory have no part in it, and it is missing where
         no ratio is left. Losses are means of the last 20 steps, paired by seed, a seed's gap the
         mean over sessions, and missing where a study only asks for speed; for the verdict see
-        `stats.judged`, and `DIVERGED` where a seed did so that the plain path trained.
+        `stats.judged`, where sessions state one margin, and `DIVERGED` where a seed did so that the
+        plain path trained.
     """
     counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
     usable = as_one_study(runs.assign(session=sessions_of(runs))[counts].fillna({"repeat": 0}))
@@ -235,16 +236,18 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
         "memory_change_pct": 100 * (ours[_MEMORY] / theirs[_MEMORY] - 1),
         "run_ids": together([*arm["run_ids"], *plain["run_ids"]]),
     }
-    if arm["speed_only"].any():
-        return row
+    newest = newest[~newest["speed_only"]]
     own, base = (newest[newest["arm_key"] == part["arm_key"].iloc[0]] for part in (arm, plain))
+    if own.empty:
+        return row
     seed = ["box", "seed"]
     base = base[base["status"] == "completed"].set_index(seed)[_LOSS].rename("plain")
     pairs = own.join(base, on=seed, how="inner").dropna(subset="plain")
     lost = pairs["status"] == "diverged"
     gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1))[~lost].dropna()
     gaps = gaps.groupby(pairs["seed"]).mean().tolist()
-    row |= stats.judged(gaps, float(arm["margin_pct"].iloc[0]), "loss_gap_pct")
+    margins = {*own["margin_pct"]}  # of further sessions, which may state others
+    row |= stats.judged(gaps, margins.pop() if len(margins) == 1 else math.nan, "loss_gap_pct")
     return row | ({"verdict": DIVERGED} if lost.any() else {})
 
 

@@ -109,9 +109,16 @@ def test_the_better_recipe_is_the_one_that_is_judged(tmp_path: Path) -> None:
     assert (row["action"], row["arm"]) == (decision.CHECK, "FP8 tensorwise, BF16 all-gather")
 
 
-def test_a_rate_at_which_a_sweep_breaks_is_no_verdict_on_the_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rates", "action"),
+    [((3e-4, 3e-3, 3e-2), decision.CHECK), ((3e-4, 3e-2), decision.WORSE)],
+    ids=["sweep", "two runs of one's own"],
+)
+def test_a_rate_at_which_a_sweep_breaks_is_no_verdict_on_the_loss(
+    rates: tuple[float, ...], action: str, tmp_path: Path
+) -> None:
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
-    for rate, precision in itertools.product((3e-4, 3e-2), ("bf16", "fp8_tensorwise")):
+    for rate, precision in itertools.product(rates, ("bf16", "fp8_tensorwise")):
         is_lost = rate > 1e-2 and precision != "bf16"
         record = make_record(
             study="sweep", precision=precision, learning_rate=rate, run_id=f"{precision}-{rate}",
@@ -119,4 +126,4 @@ def test_a_rate_at_which_a_sweep_breaks_is_no_verdict_on_the_loss(tmp_path: Path
             results={"loss_last20_mean": None if is_lost else 5.0},
         )  # fmt: skip
         store(tmp_path, "local", record)
-    assert decide(tmp_path)["action"] == decision.CHECK
+    assert decide(tmp_path)["action"] == action

@@ -91,7 +91,7 @@ def loss_gap_table(
     if table.empty:
         return table
     alike = runs.groupby([name for name in ARM if name != "arm_key"], dropna=False)
-    is_swept = alike["learning_rate"].transform("nunique") > 1
+    is_swept = alike["learning_rate"].transform("nunique") > 2
     few = table["num_pairs"] + table["num_diverged"] < stats.MIN_PAIRS_FOR_INTERVAL
     table["swept"] = few & table["arm_key"].isin(set(runs.loc[is_swept, "arm_key"]))
     healthy = table[~table["stale"].astype(bool)]
@@ -101,7 +101,7 @@ def loss_gap_table(
 def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
     """Leave out of a `loss_gap_table` what only looks for the rate up to which an arm trains.
 
-    That is ``swept``: one of several learning rates, with too few seeds to be judged.
+    That is ``swept``: one of three learning rates or more, with too few seeds to be judged.
     """
     return gaps[~gaps["swept"].astype(bool)]
 

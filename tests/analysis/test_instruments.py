@@ -151,6 +151,19 @@ def test_break_even_pairs_equal_states_of_the_cache_and_leaves_distress_out(
     assert set(break_even_table(frame(tmp_path))["num_gpus"]) == {1}
 
 
+def test_fp8_has_its_partner_where_a_switch_of_fp8_alone_names_its_setting(tmp_path: Path) -> None:
+    """Another BF16 arm of the same setting in words is no partner."""
+    other = {"learning_rate": 1e-5, "num_steps": 61, "strategy": "none"}
+    store_measured(tmp_path, "bf16", warm_up_s=99.0, run_id="other", **other)
+    store_measured(tmp_path, "bf16", warm_up_s=20.0, strategy="none")
+    store_measured(tmp_path, "fp8_tensorwise", step_ms=80.0, warm_up_s=26.0, seed=1,
+                   strategy="none", config={"weight_cast": "each_update"})  # fmt: skip
+    table = break_even_table(frame(tmp_path))
+    assert table["setting"].str.contains("cast each update").all()
+    assert table["warm_up_seconds_bf16"].tolist() == [20.0]
+    assert table["break_even_steps"].tolist() == [pytest.approx(300)]
+
+
 @pytest.mark.parametrize(
     ("hits", "misses", "state"),
     [(0, 2, "cold"), (2, 0, "warm"), (1, 1, "partly warm"), (0, 0, "not compiled"),

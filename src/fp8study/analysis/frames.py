@@ -10,7 +10,7 @@ The keys by which runs are compared are made here, once, from the configuration:
     equal for runs that differ by their precision (and what exists for FP8 only) alone. It holds
     the seed, the study, the machine, the versions of torch and transformers, the data and the
     model's size, so that a comparison is never made across machines, installations, data, data
-    orders or models;
+    orders or models; ``partner_key`` is the same without the seed: that of whole arms;
 ``effect_key``
     equal for runs that differ by seed, repetition, precision (and what exists for FP8 only, but
     for the layers left out), masters and fault alone: the arms of an attribution;
@@ -80,7 +80,7 @@ RUN_COLUMNS: dict[str, str] = {
     **{f"version_{name}": TEXT for name in _VERSIONS},
     **kinds(
         text="run_ids git_commit arm setting path "
-        "arm_key asked_key pair_key effect_key switch_key format_key "
+        "arm_key asked_key pair_key partner_key effect_key switch_key format_key "
         "kernel_key",
         count="model_vocab_size num_warnings",
         flag="git_dirty stale planted unsteady timing_void",
@@ -163,6 +163,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),
         "pair_key": _key(run, config, varying("pair")) + trained,
+        "partner_key": _key(run, config, (*varying("pair"), "seed")) + trained,
         "effect_key": _key(run, config, varying("effect")) + trained,
         "switch_key": _key(run, config, varying("switch") + alone) + trained,
         "format_key": _key(run, config, FORMAT_FIELDS) + trained,

@@ -28,7 +28,7 @@ from fp8study.core.records import StoredRun
 
 ARM = [
     "machine", "device", "gpu_name", "study", "model", "strategy", "num_gpus", "setting",
-    "precision", "arm", "stale", "arm_key", "pair_key",
+    "precision", "arm", "stale", "arm_key", "pair_key", "partner_key",
 ]  # fmt: skip
 
 #: Kinds of kernels in the order in which they are shown; see `fp8study.measure.trace.kind_of`.
@@ -90,19 +90,10 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
 
 
 def beside_bf16(table: pd.DataFrame, base: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
-    """Add columns of the healthy BF16 arm in `base` of each row's `context`, as ``…_bf16``."""
+    """Add columns of each row's partner, a healthy BF16 arm in `base`, as ``…_bf16``."""
     healthy = base[(base["precision"] == "bf16") & ~base["stale"].astype(bool)]
-    theirs = healthy[columns].set_axis(context(healthy)).add_suffix("_bf16")
-    theirs = theirs[~theirs.index.duplicated()]
-    return (
-        table.assign(_context=context(table)).join(theirs, on="_context").drop(columns="_context")
-    )
-
-
-def context(table: pd.DataFrame) -> pd.Series:
-    """Name what two compared arms have in common."""
-    parts = ["machine", "study", "model", "strategy", "num_gpus", "setting"]
-    return table[parts].astype(str).agg("|".join, axis=1) if len(table) else pd.Series(dtype=object)
+    theirs = healthy.drop_duplicates("partner_key").set_index("partner_key")[columns]
+    return table.join(theirs.add_suffix("_bf16"), on="partner_key")
 
 
 def utilisation_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -326,16 +317,15 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     counts = calm[["compile_cache_hits", "compile_cache_misses"]].astype(float).to_numpy()
     states = [cache_state(*counted) for counted in counts]
-    calm = calm.assign(cache=states, _context=context(calm))
-    names = [name for name in ARM if name != "arm"]
-    table = medians_by(calm, ["_context", "arm", "cache"], ["warm_up_seconds"], names)
+    calm = calm.assign(cache=states)
+    table = medians_by(calm, ["arm_key", "cache"], ["warm_up_seconds"], ARM)
     # A step is as long with a cold cache as with a warm one.
-    arms = calm.groupby(["_context", "arm"])
+    arms = calm.groupby("arm_key")
     steps = arms["step_time_ms_median"].median().rename("step_time_ms")
-    table = table.drop(columns="run_ids").reset_index().join(steps, on=["_context", "arm"])
-    table = table.join(arms["run_ids"].agg(together), on=["_context", "arm"])
-    keys = ["_context", "cache"]
-    bf16 = table[table["precision"] == "bf16"].set_index(keys)
+    table = table.drop(columns="run_ids").reset_index().join(steps, on="arm_key")
+    table = table.join(arms["run_ids"].agg(together), on="arm_key")
+    keys = ["partner_key", "cache"]
+    bf16 = table[table["precision"] == "bf16"].drop_duplicates(keys).set_index(keys)
     bf16 = bf16[["warm_up_seconds", "step_time_ms", "run_ids"]].add_suffix("_bf16")
     pairs = table[in_fp8(table)].join(bf16, on=keys, how="inner")
     pairs["run_ids"] += " " + pairs["run_ids_bf16"]

@@ -104,7 +104,8 @@ class Tables:
         paired = self._of_gpus(rates[rates["memory_change_pct"].notna()])
         split = instruments.memory_split_table(self.instruments)
         sizes = ["parameters_gib", "first_step_allocated_gib", "working_gib"]
-        paired = paired.join(split.set_index("arm_key")[sizes], on="arm_key")
+        own = split.set_index("arm_key")[[*sizes, "partner_key"]]
+        paired = paired.join(own, on="arm_key")
         return instruments.beside_bf16(paired, split, sizes)
 
     @cached_property

@@ -17,6 +17,7 @@ from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.scale import facts_of, run_at_scale
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from tests.checkout import ROOT
 
@@ -152,3 +153,15 @@ def test_the_law_is_held_to_what_was_measured(cells):
 def test_the_law_is_within_a_few_points_of_what_others_report_of_more_nodes():
     table = scale.published_table()
     assert (table["predicted_pct"] - table["published_pct"]).abs().max() < 5
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"update_kernel": "one_pass", "gradient_dtype": "compute", "max_grad_norm": 1},
+     {"precision": "fp8_tensorwise", "weight_cast": "each_update", "transposes": "separate"}],
+)  # fmt: skip
+def test_switches_of_one_precision_are_decided_anew_in_another(asked):
+    config = make_config({"path": "tuned", "strategy": "none"} | asked).resolved()
+    found = as_fp8(config, "fp8_rowwise")
+    switches = (found.weight_cast, found.gradient_dtype, found.transposes)
+    assert switches == ("each_pass", "master", "fused")

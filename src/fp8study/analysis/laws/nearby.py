@@ -34,10 +34,10 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
 
 
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
-    """Return a BF16 run's FP8 partner, with all that follows from FP8 decided anew."""
+    """Return a run's FP8 partner, with all that follows from another precision decided anew."""
     changes: dict[str, Any] = {"precision": precision, "fp8_all_gather": gathers}
-    asked = RunConfig(**{**config.to_dict(), **changes, "gather_cast": None})
-    return asked.resolved()
+    changes |= dict.fromkeys(_FOLLOWING["precision"] if precision != config.precision else ())
+    return RunConfig(**{**config.to_dict(), **changes, "gather_cast": None}).resolved()
 
 
 def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
@@ -87,6 +87,7 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
+    "precision": ("weight_cast", "gradient_dtype", "transposes"),
     "master_dtype": ("gradient_pool", "gradient_dtype"),
     "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
                  "update_kernel", "gradient_dtype", "transposes"),

@@ -99,8 +99,9 @@ def test_unknown_corpus_is_refused_before_it_is_read(name: str, words: str) -> N
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is empty"), (SEPARATOR.encode() * 3, "no text"), (b"caf\xe9", "; save it as UTF-8")],
-)
+    [(b"", "is empty"), (SEPARATOR.encode() * 3, "no text"), (bytes(9000), "no text"),
+     (b"caf\xe9", "; save it as UTF-8")],
+)  # fmt: skip
 def test_file_without_usable_text_is_refused(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.txt"
     path.write_bytes(content)

@@ -76,7 +76,7 @@ def load_corpus(corpus: str) -> Corpus:
                 "give yourself access"
             ) from error
         parts = map(str.strip, text.split(SEPARATOR))
-        name, documents = f"text:{path.name}", [part for part in parts if part]
+        name, documents = f"text:{path.name}", list(filter(_is_text, parts))
         if not documents:
             raise UserError(
                 f"corpus: '{path}' holds no text; it needs stories separated by {SEPARATOR}"
@@ -85,6 +85,11 @@ def load_corpus(corpus: str) -> Corpus:
     for document in documents:
         digest.update((document + SEPARATOR).encode())
     return Corpus(name, documents, digest.hexdigest())
+
+
+def _is_text(document: str) -> bool:
+    """Whether anything in it can be seen; white space and NUL bytes cannot."""
+    return any(letter.isprintable() and not letter.isspace() for letter in document)
 
 
 def _tinystories() -> list[str]:

@@ -123,6 +123,7 @@ def test_presets_and_ids_may_name_a_model(name: str) -> None:
     [
         ("there", None, "holds no config.json; give a folder that does"),
         ("there", "{}", "no configuration for .*; give a preset"),
+        ("there", "[1]", "config.json' holds no names with values; give the config.json"),
         ("gone", None, "there is no folder .*; give one with a config.json"),
     ],
 )

@@ -7,9 +7,11 @@ an unreachable hub for most of a minute at every question, while GPUs wait.
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import socket
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,6 +184,7 @@ def hf_config(model: str) -> PreTrainedConfig:
     """
     check_model_name(model)
     if model not in PRESETS:
+        _check_mapping(Path(model, "config.json"))
         is_reachable()
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PreTrainedConfig
@@ -203,6 +206,16 @@ def hf_config(model: str) -> PreTrainedConfig:
         ) from error
     config.use_cache = False
     return config
+
+
+def _check_mapping(path: Path) -> None:
+    """Refuse a config.json that is a list or the like, of which transformers expects names."""
+    with suppress(OSError, ValueError):  # transformers says better that it is none or no JSON
+        if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
+            raise UserError(
+                f"model: '{path}' holds no names with values; give the config.json of a model of "
+                "transformers"
+            )
 
 
 def _check_shape(model: str, given: dict[str, Any]) -> None:

@@ -164,12 +164,18 @@ def noisy(errors: Sequence[float] = (0.1,), alike: int = 1) -> RunRecord:
     return run(FP8[0], study="precision-noise", noise=section)
 
 
-def curves(early_pct: float, late_pct: float, num_steps: int = 1000) -> list[RunRecord]:
-    """Three seeds over a thousand steps: FP8's gap in the first half and in the second."""
+def curves(
+    early_pct: float, late_pct: float, num_steps: int = 1000, period: int = 0
+) -> list[RunRecord]:
+    """Three seeds over a thousand steps: FP8's gap in the first half and in the second.
+
+    With a `period` it comes and goes, and is gone at the end.
+    """
     found = []
     for seed, precision in itertools.product(range(3), ("bf16", FP8[0])):
         step = np.arange(1, num_steps + 1)
         gap = np.where(step <= num_steps // 2, early_pct, late_pct) * (precision != "bf16")
+        gap = gap * np.sin(np.pi * step / period) if period else gap
         loss = (5 + 0.01 * seed) * (1 + gap / 100)
         curve = {"step": step.tolist(), "loss": loss.tolist()}
         curve |= {name: [None] * num_steps for name in ("tokens_seen", "learning_rate", "timed",

@@ -207,6 +207,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("C08", NO, lambda: pair(-70) + pair(20, compile=False), {}),
     ("C09", YES, lambda: curves(5, 0), {}),
     ("C09", NO, lambda: curves(0, 5), {}),
+    ("C09", PARTLY, lambda: curves(0.4, 0.4, period=100), {}),  # as far apart late as early
     ("C10", YES, lambda: losses(3) + losses(0, both=SCHEDULE), {}),
     ("C10", NO, lambda: losses(0) + losses(3, both=SCHEDULE), {}),
     ("C11", YES, memories(5.0, 8.0, 20.0, first=19.0), {}),

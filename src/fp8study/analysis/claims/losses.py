@@ -160,7 +160,11 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
 
 @judges("C09")
 def early_divergence(tables: Tables, claim: Claim) -> Finding:
-    """Hold the mean gap of each arm against the spread of BF16's seeds, early and late."""
+    """Hold the mean gap of each arm against the spread of BF16's seeds, early and late.
+
+    The largest over the early steps against the largest over as many late ones: of chance alone the
+    largest of many is always above a single one.
+    """
     curves = gap_by_step(tables.metrics, tables.runs)
     curves = curves[curves["precision"] == "fp8_tensorwise"]
     early, late = claim.published["early_steps"], claim.published["late_step"]
@@ -175,10 +179,11 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
     mean["times"] = mean["gap"] / mean["spread_pct"]
     rows = []
     for _, arm in mean.groupby(keys, sort=False):
-        before, after = arm[arm["step"] <= early], arm[arm["step"].between(late / 2, late)].tail(1)
+        before = arm[arm["step"] <= early]
+        after = arm[arm["step"].between(late - early + 1, late)]
         if len(before) and len(after) and arm["step"].max() >= late:
             worst = before.sort_values("times").tail(1)
-            rows.append(worst.assign(late=float(after["times"].iloc[0])))
+            rows.append(worst.assign(late=after["times"].max()))
     if not rows:
         return claim.open()
     found = pd.concat(rows)

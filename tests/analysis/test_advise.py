@@ -39,8 +39,8 @@ def advice_for(*asked):
 
 
 @functools.cache
-def advice(model, num_gpus=1, sequence_length=4096, batch=1, gpu="h200-141gb"):
-    return advice_for([], model, num_gpus, sequence_length, batch, gpu)
+def advice(model, num_gpus=1, sequence_length=4096, batch=1, gpu="h200-141gb", **others):
+    return advice_for([], model, num_gpus, sequence_length, batch, gpu, others)
 
 
 def option(found, precision, gathers=False):
@@ -156,6 +156,7 @@ def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
         ({"num_gpus": 64}, "64 GPUs; measured: 1 to"),
         ({"sequence_length": 16384}, "16,384 tokens a sequence"),
         ({"model": "qwen3-14b", "num_gpus": 4}, "14.8 billion weights"),
+        ({"gradient_accumulation_steps": 1_000_000}, "1,000,000 passes a step; measured: 1 to"),
     ],
 )
 def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):

@@ -286,6 +286,8 @@ def beyond(
         "tokens a GPU and pass": (
             config.micro_batch_size * config.sequence_length,
             [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
+        "passes a step": (config.gradient_accumulation_steps,
+                          [c.config.gradient_accumulation_steps for c in known], ",d"),
     }  # fmt: skip
     found = [
         f"{format(value, spec)} {what}; measured: {format(min(seen), spec)} to "

@@ -119,6 +119,13 @@ def test_two_machines_are_never_pooled() -> None:
     assert "CONTRADICTED" in reference
 
 
+def test_what_no_run_answers_is_not_said_to_be_the_references() -> None:
+    """A wheel's user has no reference at all."""
+    found = ledger_text(judge(report_of(Frames(leads(12)()).stored)))
+    assert "Answered by this machine" in found and "Answered by no run" in found
+    assert "by the reference alone" not in found
+
+
 def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> None:
     table = claims_table(ledger)
     assert not table.duplicated(["id", "machines"]).any()

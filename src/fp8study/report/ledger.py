@@ -142,8 +142,12 @@ def ledger_text(ledger: Sequence[Judged]) -> str:
         mine = next(each.machines for each in own if each.is_own)
         lines += ["", f"Answered by {mine}, and beside it the reference"]
         lines += [line for each in own for line in (_entry if each.is_own else _beside)(each)]
-        lines += ["", "Answered by the reference alone"] if others else []
-    return "\n".join([*lines, *(line for each in others for line in _entry(each))])
+    alone = [each for each in others if each.machines or not own]
+    by_none = [each for each in others if each not in alone]
+    for heading, of in (("the reference alone", alone), ("no run", by_none)):
+        lines += ["", f"Answered by {heading}"] if own and of else []
+        lines += [line for each in of for line in _entry(each)]
+    return "\n".join(lines)
 
 
 def _beside(each: Judged) -> list[str]:

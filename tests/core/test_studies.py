@@ -133,6 +133,11 @@ def test_runs_that_an_override_made_equal_are_one_run(
         ({"arms": [{"seeds": []}]}, ["mine.yaml: arms: seeds: the list is empty"]),
         ({"minutes_per_run": -1}, ["mine.yaml: minutes_per_run: -1 is no time; give minutes"]),
         ({"arms": [{"minutes": 0}]}, ["mine.yaml: arms: minutes: 0 is no time"]),
+        ({"minutes_per_run": 1e300}, ["mine.yaml: minutes_per_run: 1e+300 is no time"]),
+        (
+            {"factors": {"model": ["lama-3.1-8b"]}},
+            ["mine.yaml: model: 'lama-3.1-8b' is no preset (did you mean 'llama-3.1-8b'?)"],
+        ),
         ({"seeds": [0, 1, 0]}, ["mine.yaml: 'seed=0' is planned already, as tiny-llama-bf16-1gpu"]),
         ({"arms": [{"num_steps": 50}] * 2}, ["'num_steps=50, seed=0' is planned already"]),
         (

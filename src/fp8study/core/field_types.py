@@ -115,6 +115,17 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     raise UserError(f"{name}: {said[:99] + '…' * (len(said) > 99)} is not valid{remedy}")
 
 
+def read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:
+    """Return a list, each of its parts as `kind` where one is given.
+
+    Raises:
+        UserError: It is no list, or as `read_value`.
+    """
+    if not isinstance(value, list):
+        raise UserError(f"{name}: {value!r} is not a list; put it in brackets")
+    return tuple(read_value(name, part, kind) if kind else part for part in value)
+
+
 def _convert(value: Any, kind: Any) -> Any:
     """Return a value as one kind, or raise ValueError."""
     origin, text = typing.get_origin(kind), isinstance(value, str)

@@ -18,8 +18,9 @@ import yaml
 
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.field_types import read_mapping, read_value, shown
+from fp8study.core.field_types import read_list, read_mapping, read_value, shown
 from fp8study.core.files import results_dir, studies_dir, write_whole, writing
+from fp8study.core.presets import check_model_name
 from fp8study.core.records import (
     LOSS_MARGIN_PCT,
     RESULTS,
@@ -217,7 +218,10 @@ def _config(values: Mapping[str, Any], source: str, overrides: Mapping[str, Any]
     """Return a run's configuration; an error names the file if it is there without overrides."""
     check_names(values, source)
     try:
-        return make_config({**values, **overrides}).resolved()
+        config = make_config({**values, **overrides}).resolved()
+        if "/" not in config.model:  # a folder may be elsewhere when studies are listed
+            check_model_name(config.model)
+        return config
     except UserError as error:
         if not overrides:
             raise UserError(f"{source}: {error}") from None
@@ -274,7 +278,7 @@ def read_study(path: Path) -> dict[str, Any]:
     _config(content.get("reference", {}), f"{path}: reference", {})
     factors, arms = content.get("factors", {}), content.get("arms", ())
     for name, values in factors.items():
-        if not _read_list(f"{path}: factors: {name}", values):
+        if not read_list(f"{path}: factors: {name}", values):
             raise UserError(f"{path}: factors: {name}: {_EMPTY}")
     for arm in arms:
         _read_values(f"{path}: arms", arm, _ARM_KEYS)
@@ -289,19 +293,13 @@ def _read_values(source: str, content: dict[str, Any], kinds: Mapping[str, Any])
         if content.get(key) is None:
             content.pop(key, None)
         elif isinstance(kind, list):
-            content[key] = _read_list(f"{source}: {key}", content[key], *kind)
+            content[key] = read_list(f"{source}: {key}", content[key], *kind)
         else:
             content[key] = read_value(f"{source}: {key}", content[key], kind)
         if key in ("arms", "seeds") and content.get(key) == ():
             raise UserError(f"{source}: {key}: {_EMPTY}")
-        if key in ("minutes_per_run", "minutes") and content.get(key, 1) <= 0:
+        if key in ("minutes_per_run", "minutes") and not 0 < content.get(key, 1) < 1e6:
             raise UserError(f"{source}: {key}: {content[key]:g} is no time; give minutes, as 2")
-
-
-def _read_list(name: str, value: Any, kind: Any = None) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        raise UserError(f"{name}: {value!r} is not a list; put it in brackets")
-    return tuple(read_value(name, part, kind) if kind else part for part in value)
 
 
 def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> PlannedRun:

@@ -188,6 +188,13 @@ def test_a_named_gpu_that_is_not_there_makes_its_run_impossible() -> None:
     assert not any(gpus_to_have(Machine((), 4), study).values())
 
 
+def test_a_claim_that_nobody_makes_is_refused_before_any_run() -> None:
+    content = {"question": "What?", "claims": ["A01", "A99"]}
+    study = expanded("asked", content, "asked")
+    with pytest.raises(UserError, match=r"asked\.yaml: claims: 'A99' is no claim.*; give ids"):
+        impossible_runs(study, machine(H200))
+
+
 @pytest.mark.parametrize(
     ("gpus", "num_gpus", "words"),
     [

@@ -32,8 +32,7 @@ from fp8study.core.records import (
     set_aside,
 )
 
-#: What a study's file may hold; a list's items are of the type in brackets. ``claims``, those of
-#: the documents that it speaks to, is for readers of the file.
+#: What a study's file may hold; a list's items are of the type in brackets.
 _KEYS: dict[str, Any] = {
     "question": str, "claims": [str], "expectation": str, "margin_pct": float, "base": dict,
     "arms": [dict], "factors": dict, "seeds": [int], "minutes_per_run": float,
@@ -73,6 +72,8 @@ class Study:
     """Field → its value in the arms that the others are divided by; empty if nothing was said."""
     speed_only: bool = False
     """Whether its few steps are there to be timed, so that their losses are not judged."""
+    claims: tuple[str, ...] = ()
+    """Ids of the documents' claims that it speaks to; its plan checks that there are such."""
     notes: tuple[str, ...] = ()
     """What a reader of its plan must know besides, as what was left out and why."""
     content: Mapping[str, Any] | None = None
@@ -209,6 +210,7 @@ def expanded(
         name=name,
         runs=tuple(runs.values()),
         reference=content.get("reference", {}),
+        claims=tuple(content.get("claims", ())),
         notes=tuple(content.get("notes", ())),
         **_judgement(content),
     )

@@ -7,9 +7,9 @@ from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
 from fp8study.core.config import RunConfig
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN
-from fp8study.core.files import project_root
+from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
 from fp8study.data.corpus import check_corpus_name
@@ -41,6 +41,7 @@ def impossible_runs(
     Raises:
         UserError: A run is wrong whatever the machine.
     """
+    _check_claims(study)
     reasons, pending = {}, set(study.pending())
     for run in study.runs:
         _check_places(run, study.name)
@@ -62,6 +63,21 @@ def impossible_runs(
         except UserError as error:
             reasons[run] = str(error)
     return reasons
+
+
+def _check_claims(study: Study) -> None:
+    """Refuse to speak to a claim that no document makes."""
+    if not study.claims:
+        return
+    from fp8study.analysis.claims.ledger import all_claims  # half a second
+
+    known = [claim.id for claim in all_claims()]
+    for name in study.claims:
+        if name not in known:
+            raise UserError(
+                f"{studies_dir() / study.name}.yaml: claims: '{name}' is no claim"
+                f"{nearest(name, known)}; give ids that `fp8study claims` lists, or leave it out"
+            )
 
 
 def _check_places(run: PlannedRun, study: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fp8study.core.config import make_config
 from fp8study.core.records import read_record
 from fp8study.run import launch as launching
-from fp8study.run.children import Stopped, killed, stoppable, telling_line
+from fp8study.run.children import Stopped, end_left, killed, stoppable, telling_line
 from fp8study.run.job import Outcome
 from fp8study.run.machine import Machine
 from fp8study.run.pipeline import _why_no_record
@@ -138,3 +138,18 @@ def test_a_silent_child_ends_with_its_parents_end_of_the_pipe(whole_group: bool)
     assert child.stdin is not None
     child.stdin.close()
     assert child.wait(timeout=30) == -signal.SIGTERM
+
+
+def test_what_a_killed_leader_started_is_ended() -> None:
+    child = subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo; wait"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.kill()
+    child.wait()
+    started = time.monotonic()
+    end_left(child.pid, patience_s=1)
+    child.stdout.read()  # which ends with the last who could write there
+    assert time.monotonic() - started < 20
+    end_left(child.pid)  # when nothing is left

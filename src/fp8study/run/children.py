@@ -18,8 +18,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -100,6 +101,17 @@ def end(child: subprocess.Popen[Any], patience_s: float = 15.0) -> None:
             child.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             continue
+
+
+def end_left(leader: int, patience_s: float = 15.0) -> None:
+    """Stop what is left of a group whose leader was killed, if anything is."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGTERM)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            os.killpg(leader, 0)
+            time.sleep(0.1)
+        os.killpg(leader, signal.SIGKILL)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record,
 from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
 from fp8study.run import blocks
-from fp8study.run.children import end, stoppable, telling_line
+from fp8study.run.children import end, end_left, stoppable, telling_line
 from fp8study.run.chosen.estimates import host_gib
 from fp8study.run.machine import Machine, memory_gib
 from fp8study.run.plan import impossible_runs, plan_text
@@ -160,6 +160,8 @@ def _snakemake(
                 raise
         finally:
             end(child)
+    if child.returncode < 0:
+        end_left(child.pid)  # else its runs go on, and hold what a new start needs
     if shutil.disk_usage(log_path.parent).free < _LEAST_FREE_BYTES:
         raise UserError(
             f"results: the disk of '{log_path.parent}' is full; free some space and start again: "

@@ -260,6 +260,12 @@ def test_only_what_fits_is_to_be_checked(num_gpus, batch):
     )
 
 
+def test_what_was_set_is_set_in_the_check_too():
+    found = advice("llama-3.2-1b", gradient_accumulation_steps=8, max_grad_norm=1)
+    wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
+    assert found.commands and all(wanted in command for command in found.commands)
+
+
 def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch):
     found = advice("llama-3.1-8b", 16, gpu="h200")
     assert found.commands == ("make reproduce STUDY=advised PROFILE=slurm",)

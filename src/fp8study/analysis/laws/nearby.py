@@ -30,7 +30,7 @@ _NOTABLE_POINTS = 3.0
 STUDY = "advised"
 ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
          "micro_batch_size", "reshard_after_forward", "activation_checkpointing",
-         "master_dtype", "loss_head")  # fmt: skip
+         "master_dtype", "loss_head", "gradient_accumulation_steps", "max_grad_norm")  # fmt: skip
 
 
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
@@ -251,6 +251,8 @@ def _said(config: ResolvedConfig) -> dict[str, Any]:
              "micro_batch_size"]  # fmt: skip
     names += ["num_nodes"] * (config.num_nodes > 1)
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
+    names += ["gradient_accumulation_steps"] * (config.gradient_accumulation_steps > 1)
+    names += ["max_grad_norm"] * (config.max_grad_norm is not None)
     names += settings(config)
     return {name: getattr(config, name) for name in names}
 

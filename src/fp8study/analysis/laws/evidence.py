@@ -21,7 +21,7 @@ from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
-from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.losses import comparisons, loss_gap_table
 from fp8study.analysis.pairing import setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
@@ -225,9 +225,11 @@ def nearest_losses(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is known of FP8's loss, and what that leaves open.
 
-    First of the nearest model, then of the most pairs, then of the longest training.
+    First of the nearest model, then of the most pairs, then of the longest training: of each the
+    loss on text kept out, where that was scored.
     """
     if len(table):
+        table = comparisons(table)
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
         # Not arms that put other layers into FP8 than runs do by default.
@@ -240,7 +242,7 @@ def nearest_losses(
     table = table.assign(
         away=table["model"].map(away),
         tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
-    ).sort_values(["num_pairs", "away"], ascending=[False, True], kind="stable")
+    ).sort_values(["loss", "num_pairs", "away"], ascending=[False, False, True], kind="stable")
     near, longest = (
         table[table[of] == end].head(1)
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))

@@ -73,3 +73,20 @@ def test_only_studies_whose_losses_are_judged_have_curves(tmp_path: Path) -> Non
     assert losses["run_ids"].str.split().map(len).tolist() == [3, 3]
     assert losses["step_1"].tolist() == pytest.approx([9.01, 9.01])
     assert losses["step_40"].lt(losses["step_1"]).all()
+
+
+def test_curves_of_fp8_are_beside_bf16_where_fp8_alone_has_a_switch(tmp_path: Path) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_tensorwise"):
+            end = {"loss_last20_mean": 8.3 + seed / 100 + (precision != "bf16") / 1000}
+            own = {"weight_cast": "each_update"} if precision != "bf16" else {}
+            run = make_record(
+                precision=precision, seed=seed, study="own", results=end, strategy="none",
+                config=own,
+            )  # fmt: skip
+            store(tmp_path, "local", run, [9.0 - step / 50 + seed / 100 for step in range(40)])
+    ((_, figure, losses),) = gap_plots.study_curves(load_report(tmp_path))
+    assert [axis.get_ylabel() for axis in figure.axes] == [
+        "training loss, nats", "gap to BF16, %",
+    ]  # fmt: skip
+    assert losses["arm"].tolist() == ["BF16", "FP8 tensorwise, weights cast each update"]

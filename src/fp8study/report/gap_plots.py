@@ -119,9 +119,24 @@ def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure, pd.Data
     table = judged(report.loss_gaps)
     table = table[~table["study"].str.startswith(ELSEWHERE)]
     for _, rows in table.groupby(["machine", "study"], sort=False):
-        wanted = report.runs.merge(rows[SETTING].drop_duplicates(), on=SETTING)
-        runs = newest_per_seed(wanted[~wanted["stale"] & (wanted["status"] == "completed")])
+        asked = report.runs.merge(rows[SETTING].drop_duplicates(), on=SETTING)
+        wanted = report.runs[report.runs["partner_key"].isin(asked["partner_key"])]
+        healthy = wanted[~wanted["stale"] & (wanted["status"] == "completed")]
+        runs = _beside_partners(newest_per_seed(healthy))
         yield rows, _curves_figure(report.metrics, runs), curve_table(report.metrics, runs)
+
+
+def _beside_partners(runs: pd.DataFrame) -> pd.DataFrame:
+    """Give FP8 arms the setting of their BF16 partners; switches that these lack name the arm."""
+    bf16 = runs[runs["precision"] == "bf16"].drop_duplicates("partner_key")
+    theirs = runs["partner_key"].map(bf16.set_index("partner_key")["setting"])
+    theirs = theirs.fillna(runs["setting"])
+    own = [
+        [part for part in of_run.split(", ") if part not in of_partner.split(", ")]
+        for of_run, of_partner in zip(runs["setting"], theirs, strict=True)
+    ]
+    arm = [", ".join([name, *parts]) for name, parts in zip(runs["arm"], own, strict=True)]
+    return runs.assign(setting=theirs, arm=arm)
 
 
 def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:

@@ -1,5 +1,7 @@
 """What the README and docs/results.md may say of the machines of one H200, from the records."""
 
+import statistics
+
 import pandas as pd
 
 from fp8study.analysis.claims.stability import stable_rates
@@ -16,7 +18,8 @@ MACHINE = "h200x1"
 
 def one_h200_texts() -> list[str]:
     """What is said of one H200."""
-    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts(), *same_loss_texts()]
+    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts(), *same_loss_texts(),
+            *eight_b_texts()]  # fmt: skip
 
 
 def narrow_texts() -> list[str]:
@@ -104,4 +107,38 @@ def same_loss_texts() -> list[str]:
     return [
         f"by at most {most['bf16']:.3f} % in BF16 and {most['fp8_tensorwise']:.2f} % in FP8",
         f"95 % CIs within {per_cent(low, 2)} and {per_cent(high, 2)}",
+    ]
+
+
+def eight_b_texts() -> list[str]:
+    """What is said of the 8B's loss at the first of its study's two learning rates."""
+    runs = [run for run in stored(MACHINE) if run.record.study == "loss-8b"]
+    runs = [run for run in runs if run.record.config["learning_rate"] == 1e-4]
+    report = report_of(runs)
+    trained, unseen = one(report.loss_gaps), one(report.validation_gaps)
+    assert {trained["verdict"], unseen["verdict"]} == {"undecided"}
+    assert trained["num_pairs"] == 6
+    highest: dict[str, list[float]] = {}
+    last: dict[tuple[str, int], float] = {}
+    for run in runs:
+        precision, results = run.record.config["precision"], run.record.results
+        losses = report.metrics.loc[report.metrics["run_id"] == run.record.run_id, "loss"]
+        highest.setdefault(precision, []).append(losses.max() / results["loss_start"])
+        last[precision, run.record.config["seed"]] = results["loss_last20_mean"]
+    scatter = statistics.stdev(
+        100 * (last["fp8_tensorwise", seed] / last["bf16", seed] - 1) for seed in range(6)
+    )
+    risen = [ratio for ratios in highest.values() for ratio in ratios if ratio >= 1.05]
+    bf16, fp8 = max(highest["bf16"]), max(highest["fp8_tensorwise"])
+
+    def gap(row: pd.Series) -> str:
+        low, high = per_cent(row["gap_pct_low_95"], 2), per_cent(row["gap_pct_high_95"], 2)
+        return f"{per_cent(row['gap_pct'], 2)} (95 % CI {low} to {high})".replace(" % to", " to")
+
+    return [
+        gap(trained).replace(" %)", ")"),
+        f"on held-out text {gap(unseen)}".replace("95 % CI ", "").replace(" %)", ")"),
+        f"In {len(risen)} of the {len(runs)} runs the loss first rose by 5 % or more, to at most "
+        f"{bf16:.2f} times its first value in BF16 and {fp8:.2f} times in FP8",
+        f"pairs scatter by {scatter:.2f} %",
     ]

@@ -5,7 +5,7 @@ import pytest
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import all_claims, judge_claim
 from fp8study.analysis.losses import comparisons
-from fp8study.report.loss_sentences import verdicts
+from fp8study.report.rows import verdict_row
 from tests.claim_factories import Frames, pair, rising, sweep, tables, with_warm_up
 
 (CLAIM,) = (claim for claim in all_claims() if claim.id == "C14")
@@ -66,10 +66,10 @@ def test_arms_are_compared_by_the_seeds_and_rates_that_both_were_run_at() -> Non
 def test_a_sweep_of_few_seeds_is_no_comparison_of_losses() -> None:
     """Not even where FP8 alone diverged, which is what a sweep is made to find."""
     gaps = Frames(sweep(1, 1e-2)()).loss_gaps
-    assert (len(gaps), verdicts(gaps)) == (3, "")
+    assert (len(gaps), verdict_row(gaps)["num_judged"], verdict_row(gaps)["num_few"]) == (3, 0, 0)
     assert "diverged" in set(gaps["verdict"])
     assert tables(sweep(1, 1e-2)()).gaps.empty
-    assert "1 gap with too few seeds" in verdicts(Frames(pair()).loss_gaps)
+    assert verdict_row(Frames(pair()).loss_gaps)["num_few"] == 1
     seeds = [run for seed in range(3) for run in sweep(1, 1, seed=seed)()]
     assert len(comparisons(Frames(seeds).loss_gaps)) == 3  # of these each can be judged
 

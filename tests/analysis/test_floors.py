@@ -8,7 +8,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.floors import AGAIN, KERNELS, SEED, ladder_table, validation_curve
+from fp8study.analysis.floors import (
+    AGAIN,
+    KERNELS,
+    SEED,
+    ladder_table,
+    scatter_table,
+    validation_curve,
+)
+from fp8study.analysis.frames import metrics_frame
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 from tests.table_factories import frame
@@ -90,3 +98,30 @@ def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:
     assert ladder.mean()["FP8 tensorwise"] == pytest.approx(1.0)
     assert ladder.size()[KERNELS] == 3
     assert ladder.size()[SEED] == 6  # three of each kernel
+
+
+def _store_pairs(results: Path, gaps: list[float], highest: float = 12.0, **changes: Any) -> None:
+    """Store pairs with these gaps, in %, whose BF16 losses begin at 12 and rise to `highest`."""
+    for seed, gap in enumerate(gaps):
+        for precision, end in (("bf16", 5.0), ("fp8_tensorwise", 5.0 * (1 + gap / 100))):
+            told = {"loss_start": 12.0, "loss_last20_mean": end}
+            record = make_record(precision=precision, seed=seed, results=told, **changes)
+            rise = highest if precision == "bf16" else 12.0
+            store(results, "reference/box", record, [12.0, rise, end])
+
+
+def test_pairs_scatter_within_arms_by_learning_rate(tmp_path: Path) -> None:
+    _store_pairs(tmp_path, [0.1, 0.2, 0.3], learning_rate=1e-5, study="calm")
+    _store_pairs(tmp_path, [1.1, 1.2, 1.3], learning_rate=1e-5, study="worse")
+    _store_pairs(tmp_path, [-1.0, 0.0, 1.0], learning_rate=1e-3, highest=13.0, study="wild")
+    _store_pairs(tmp_path, [5.0, 0.0], learning_rate=1e-2, study="few")
+    _store_pairs(tmp_path, [5.0, 0.0, 3.0], study="again", data={"epochs": 1.5})
+    table = scatter_table(metrics_frame(load_runs(tmp_path)), frame(tmp_path))
+    calm, wild = table.to_dict("records")
+    assert (calm["learning_rate"], calm["num_arms"], calm["num_pairs"]) == (1e-5, 2, 6)
+    assert calm["scatter_pct"] == pytest.approx(0.1)  # of each study by itself
+    assert (calm["num_risen"], calm["num_runs"], calm["num_to_decide"]) == (0, 12, 4)
+    assert (wild["learning_rate"], wild["scatter_pct"]) == (1e-3, pytest.approx(1.0))
+    assert (wild["num_risen"], wild["num_runs"]) == (3, 6)
+    assert wild["num_to_decide"] > 100
+    assert len(wild["run_ids"].split()) == 6

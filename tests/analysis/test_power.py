@@ -1,9 +1,15 @@
 """What an experiment could have seen, against statsmodels and against simulation."""
 
+import numpy as np
 import pytest
 from statsmodels.stats.power import TTestPower
 
-from fp8study.analysis.stats import paired_t_power, smallest_detectable
+from fp8study.analysis.stats import (
+    judged,
+    paired_t_power,
+    pairs_to_decide,
+    smallest_detectable,
+)
 from fp8study.core.errors import UserError
 
 
@@ -40,3 +46,23 @@ def test_tails_that_scipy_gives_up_on_have_their_limits(num_pairs: int) -> None:
     assert paired_t_power(found, 1.0, num_pairs) == pytest.approx(0.8, abs=1e-3)
     assert paired_t_power(-found, 1.0, num_pairs) == pytest.approx(0.8, abs=1e-3)
     assert paired_t_power(100.0, 1.0, num_pairs) == pytest.approx(1.0, abs=1e-2)
+
+
+@pytest.mark.parametrize("spread", [0.12, 0.25, 0.5])
+def test_so_many_pairs_decide_four_times_in_five(spread: float) -> None:
+    random = np.random.default_rng(0)
+
+    def share(pairs: int) -> float:
+        drawn = random.normal(0.0, spread, (1000, pairs)).tolist()
+        return float(np.mean([judged(each, 0.25)["verdict"] == "equivalent" for each in drawn]))
+
+    enough = pairs_to_decide(spread, 0.25)
+    assert share(enough) > 0.77
+    assert enough == 3 or share(enough - 1) < 0.85
+
+
+def test_without_spread_three_pairs_decide_and_nonsense_is_refused() -> None:
+    assert pairs_to_decide(0.0, 0.25) == 3
+    for spread, margin in ((-0.1, 0.25), (float("nan"), 0.25), (0.1, 0.0)):
+        with pytest.raises(UserError, match=r"^spread, margin: "):
+            pairs_to_decide(spread, margin)

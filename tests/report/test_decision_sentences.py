@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from fp8study.core.hardware import find_peak
-from fp8study.report import loss_sentences, sentences, speed_rows
 from fp8study.report import page as pages
+from fp8study.report import rows, sentences, speed_rows
 from fp8study.report.words import machine_name
 from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
@@ -135,7 +135,10 @@ def test_no_range_joins_two_machines(tmp_path: Path) -> None:
                 record = make_record(precision=precision, seed=seed, results=results, machine=facts)
                 store(tmp_path, place, record)
     report = pages.load_report(tmp_path)
-    for told in (" ".join(sentences.conditions(report)), loss_sentences.training(report)):
+    verdicts = "; ".join(
+        f"{row['where']}: {row['span']}" for row in rows.verdicts(report).to_dict("records")
+    )
+    for told in (" ".join(sentences.conditions(report)), verdicts):
         own, theirs = told.split("8 × H200")
         assert "our machine (NVIDIA H100 80GB HBM3)" in own
         assert "+20.0" not in own and "\u221220.0" not in theirs and "H100" not in theirs

@@ -8,7 +8,7 @@ import pytest
 from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.losses import formats_table
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
-from fp8study.report import loss_sentences
+from fp8study.report import loss_sentences, rows
 from fp8study.report import page as pages
 from tests.analysis.test_losses import frame, store_formats
 from tests.analysis.test_matched import grown, races
@@ -39,13 +39,17 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
     is_worse = "1" if unseen_gap > 0 else "none"
     opening = loss_sentences.answer(report)
     assert f"FP8 is worse in {is_worse} of 1 decided comparison, at a margin of 0.25 %" in opening
-    said = loss_sentences.validation(report)
+    said = loss_sentences.notes(report)
     assert ("FP8 is behind only on text that it has seen" in said) == is_said
-    assert ("1 equivalent" in said) == (unseen_gap == 0.0)
-    assert ("1 different" in said) == (unseen_gap != 0.0)
-    assert ("(FP8 is better in 1)" in said) == (unseen_gap < 0)
-    on_training = loss_sentences.training(report)
-    assert ("read its text 5.0 times over" in on_training) == (epochs > 1)
+    assert ("read its text 5.0 times over" in said) == (epochs > 1)
+    trained, unseen = rows.verdicts(report).to_dict("records")
+    assert (trained["where"], unseen["where"]) == (
+        "training, your machine (NVIDIA H200)",
+        "unseen text, your machine (NVIDIA H200)",
+    )
+    assert unseen["equivalent"][0] == ("1" if unseen_gap == 0.0 else "0")
+    assert unseen["different"][0] == ("0" if unseen_gap == 0.0 else "1")
+    assert ("FP8 better in 1" in unseen["different"]) == (unseen_gap < 0)
 
 
 def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:

@@ -284,9 +284,16 @@ def test_the_part_about_loss_needs_a_text_and_passes_over_it_once() -> None:
     short = selected(MACHINES["H100"], 60, ("text:short.txt", 2_000_000))
     (steps,) = {run.config.num_steps for run in short.runs if not run.config.timed_seconds}
     assert 200_000 < steps * 4 * 4096 <= 2_000_000
+    small = selected(MACHINES["H100"], 60, ("text:small.txt", 1_000_000))
+    (one,) = {
+        run.config
+        for run in small.runs
+        if run.why == "loss, 210 steps, seed 0" and not run.config.is_fp8
+    }
+    assert (one.micro_batch_size, one.learning_rate, one.lr_warmup_steps) == (1, 5e-5, 50)
     tiny = selected(MACHINES["H100"], 60, ("text:tiny.txt", 200_000))
     assert (
-        "No part about loss: one pass over 'text:tiny.txt' holds less than 50 steps" in tiny.notes
+        "No part about loss: one pass over 'text:tiny.txt' holds less than 100 steps" in tiny.notes
     )
 
 

@@ -7,14 +7,17 @@ done again, or of other kernels that are as exact.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
+from fp8study.analysis import stats
 from fp8study.analysis.frames import PLACE, place_of
 from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
 from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, newest_per_seed, paired_losses
-from fp8study.core.records import StoredRun
+from fp8study.core.audit_rules import LOSS_RISE
+from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
 
 AGAIN = "the same run again"
 KERNELS = "other kernels"
@@ -27,6 +30,10 @@ _PLACE = ["machine", "study", "model", "num_gpus", "setting", "arm", "precision"
 CURVE_COLUMNS = [
     *_PLACE, "rung", "step", "num_pairs", "gap_pct", "low_95", "high_95", "margin_pct", "verdict",
     "run_ids",
+]  # fmt: skip
+SCATTER_COLUMNS = [
+    "model", "learning_rate", "lr_warmup_steps", "num_arms", "num_pairs", "scatter_pct",
+    "num_risen", "num_runs", "num_to_decide", "run_ids",
 ]  # fmt: skip
 
 
@@ -141,3 +148,35 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
             row = {name: scored[name].iloc[0] for name in [*_PLACE, "rung"]} | {"step": step}
             rows.append(row | judged_pairs(scored["gap_pct"].tolist(), scored, "gap_pct"))
     return pd.DataFrame(rows, columns=CURVE_COLUMNS)
+
+
+def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Tell how far FP8's gap to BF16 moves from seed to seed, by learning rate and warm-up.
+
+    Of arms on GPUs with FP32 master weights and three pairs or more that saw no text twice; their
+    final training losses. The columns of `SCATTER_COLUMNS`: ``scatter_pct`` is the standard
+    deviation of the gaps within arms, in % of BF16's loss; ``num_risen`` of ``num_runs``, partners
+    included, had a loss of `LOSS_RISE` times the first one; ``num_to_decide`` are the pairs with
+    which two equal arms would be equivalent at `LOSS_MARGIN_PCT`.
+    """
+    pairs = healthy_pairs(runs)
+    pairs = pairs[(pairs["master_dtype"] == "fp32") & (pairs["epochs"] <= 1)]
+    gaps = 100 * (pairs["loss_last20_mean"] / pairs["loss_last20_mean_bf16"] - 1)
+    arms = gaps.groupby(pairs["arm_key"])
+    pairs = pairs.assign(squared=(gaps - arms.transform("mean")) ** 2)
+    pairs = pairs[arms.transform("size") >= stats.MIN_PAIRS_FOR_INTERVAL]
+    highest = metrics.groupby(PLACE)["loss"].max().rename("highest")
+    ends = runs.join(highest, on=PLACE).set_index("run_ids")
+    has_risen = ends["highest"] >= LOSS_RISE * ends["loss_start"]
+    rows = []
+    for key, group in pairs.groupby(SCATTER_COLUMNS[:3]):
+        ids = list(dict.fromkeys(" ".join(group["run_ids"]).split()))
+        num_arms = group["arm_key"].nunique()
+        scatter = math.sqrt(group["squared"].sum() / (len(group) - num_arms))
+        rows.append(dict(zip(SCATTER_COLUMNS, key, strict=False)) | {
+            "num_arms": num_arms, "num_pairs": len(group), "scatter_pct": scatter,
+            "num_risen": int(has_risen.reindex(ids).sum()), "num_runs": len(ids),
+            "num_to_decide": stats.pairs_to_decide(scatter, LOSS_MARGIN_PCT),
+            "run_ids": " ".join(ids),
+        })  # fmt: skip
+    return pd.DataFrame(rows, columns=SCATTER_COLUMNS).sort_values("scatter_pct", ignore_index=True)

@@ -148,6 +148,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     trained = _trained(record)
     asked = _key(run, config, varying("repeat"))
     return row | {
+        "lr_warmup_steps": config.get("lr_warmup_steps"),  # older records leave it out
         "run_ids": run_path(run),
         "model_vocab_size": record.model.get("vocab_size"),
         "num_warnings": len(record.warnings),

@@ -12,6 +12,7 @@ known spread are assumed there, so that an answer from a few pairs is rough.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -196,6 +197,26 @@ def paired_t_power(difference: float, spread: float, num_pairs: int) -> float:
     below = float(stats.nct.cdf(-critical, freedom, shift))
     # scipy gives NaN for tails too far out for it: nearly all lies above, nothing below.
     return (1.0 if math.isnan(above) else above) + (0.0 if math.isnan(below) else below)
+
+
+def pairs_to_decide(spread: float, margin: float) -> int:
+    """Return how many pairs `tost` needs to call two equal arms equivalent with a power of `POWER`.
+
+    At least `MIN_PAIRS_FOR_INTERVAL`. The sample size of Chow, Shao and Wang (Sample Size
+    Calculations in Clinical Research, section 3.2) with Student's quantiles.
+
+    Args:
+        spread: Standard deviation of the paired differences, at least zero.
+        margin: Positive, in the same unit.
+    """
+    if not (0 <= spread < math.inf and margin > 0):
+        raise UserError(f"spread, margin: {spread!r} and {margin!r} are no spread and margin")
+
+    def decides(pairs: int) -> bool:
+        quantiles = stats.t.ppf([1 - ALPHA, (1 + POWER) / 2], pairs - 1)
+        return float(quantiles.sum()) * spread / math.sqrt(pairs) <= margin
+
+    return next(n for n in itertools.count(MIN_PAIRS_FOR_INTERVAL) if decides(n))
 
 
 def smallest_detectable(spread: float, num_pairs: int) -> float:

@@ -32,7 +32,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "corpus",
         number="learning_rate",
         count="num_gpus sequence_length micro_batch_size gradient_accumulation_steps num_steps "
-        "num_warmup_steps seed repeat runs_per_gpu validation_sequences",
+        "num_warmup_steps lr_warmup_steps seed repeat runs_per_gpu validation_sequences",
         flag="compile activation_checkpointing fp8_all_gather",
     ),
     "machine": kinds(

@@ -77,6 +77,17 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "tokens_seen_max": ("most seen in a run", ",d"),
     "epochs_max": ("passes", ".2f"),
     "num_seeds": ("seeds", "d"),
+    "rate": ("learning rate", ""),
+    "lr_warmup_steps": ("warm-up, steps", "d"),
+    "num_arms": ("arms", "d"),
+    "scatter_pct": ("scatter, % of loss", ".2f"),
+    "num_to_decide": ("seeds to decide", "d"),
+    "risen": ("runs with a rise", ""),
+    "where": ("loss", ""),
+    "num_judged": ("judged", "d"),
+    "span": ("gaps, %", ""),
+    "detectable": ("detectable, %", ""),
+    "num_few": ("too few seeds", IF_ANY),
     # Noise and precision.
     "what": ("comparison", ""),
     "ratio_pct": ("of sampling error, %", ".1f"),
@@ -177,6 +188,14 @@ LOSS_GAP = _layout(
     "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",
     "{title}" + _MARGIN,
     cards=True,
+)
+SCATTER = _layout(
+    "model rate lr_warmup_steps num_arms num_pairs scatter_pct num_to_decide risen",
+    cards=True,
+    num_pairs="pairs",
+)
+VERDICTS = _layout(
+    "where num_judged span equivalent different undecided detectable num_few", cards=True
 )
 PASSES = _layout("label num_pairs passes", "{title}", cards=True)
 DATA = _layout(

@@ -47,52 +47,49 @@ def answer(report: Report) -> str:
     )
 
 
-def training(report: Report) -> str:
-    """Say what the training losses show, machine by machine."""
-    gaps = _healthy(report.loss_gaps)
+def notes(report: Report) -> str:
+    """Say what the table of verdicts cannot: what diverged, text seen again, what is missing."""
+    gaps, unseen = _healthy(report.loss_gaps), _healthy(report.validation_gaps)
     if gaps.empty:
         return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get()}."
     parts = [] if (gaps["device"] == "cuda").any() else ["**Loss:** no pair on GPUs yet."]
-    for machine, rows in by_machine(gaps):
-        for device, known in rows.groupby("device", sort=False):
-            where = machine if device == "cuda" else f"{machine}, a CPU that emulates FP8"
-            if found := verdicts(known):
-                parts.append(f"**Training loss on {where}.** {found}{_repeated(known)}")
-    return "\n\n".join(parts)
-
-
-def validation(report: Report) -> str:
-    """Say what the losses on text kept out show, and where training losses disagree."""
-    gaps = _healthy(report.validation_gaps)
-    gaps = gaps[gaps["device"] == "cuda"]
-    if gaps.empty:
-        return (
-            "**Validation loss: no answer yet.** No pair on a GPU kept text out of its training: "
-            f"{how_to_get('loss-parity')}."
+    for machine, rows in by_machine(comparisons(gaps)):
+        if found := " ".join(filter(None, (diverged(rows), _failures(rows), _repeated(rows)))):
+            parts.append(f"**Training loss on {machine}.** {found}")
+    unseen = comparisons(unseen[unseen["device"] == "cuda"])
+    if unseen.empty:
+        parts.append(
+            "**Loss on unseen text: no answer yet.** No pair on a GPU kept text out of its "
+            f"training: {how_to_get('loss-parity')}."
         )
     known = report.loss_gaps.set_index("arm_key")
-    return "\n\n".join(
-        f"**Loss on unseen text, {machine}.** {found}{_apart(rows, known)}"
-        for machine, rows in by_machine(gaps)
-        if (found := verdicts(rows))
-    )
+    for machine, rows in by_machine(unseen):
+        if found := " ".join(filter(None, (diverged(rows), _apart(rows, known)))):
+            parts.append(f"**Loss on unseen text, {machine}.** {found}")
+    return "\n\n".join(parts)
 
 
 def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps[~gaps["stale"].fillna(False).astype(bool)]
 
 
-def verdicts(gaps: pd.DataFrame) -> str:
-    """Say what came of the comparisons of one machine, rows of a table of loss gaps."""
-    gaps = comparisons(gaps)
-    gone = gaps["verdict"] == DIVERGED
-    tested = gaps["gap_pct_low_90"].notna() & ~gone
-    parts = [diverged(gaps)] if gone.any() else []
-    if tested.any():
-        parts.append(_tested(gaps[tested]))
-    if untested := int((~gone & ~tested).sum()):
-        parts.append(f"{count(untested, 'gap')} with too few seeds.")
-    return " ".join(parts)
+def scatter(table: pd.DataFrame) -> str:
+    """Say what decides how many seeds a verdict takes, from `floors.scatter_table`."""
+    how = (
+        "To check your own setting with few: `make reproduce STUDY=check-loss "
+        "SET='model=llama-3.1-8b corpus=text:my.txt'`."
+    )
+    if len(table) < 2:
+        return how
+    least, most = (
+        f"{count(row['num_to_decide'], 'seed')} at a rate of {row['learning_rate']:g} after "
+        f"{count(row['lr_warmup_steps'], 'warm-up step')} ({escape(row['model'])})"
+        for row in (table.iloc[0], table.iloc[-1])
+    )
+    return (
+        "**The learning rate and its warm-up decide how many seeds a verdict takes:** from "
+        f"{least} to {most}. {how}"
+    )
 
 
 def diverged(gaps: pd.DataFrame) -> str:
@@ -107,27 +104,12 @@ def diverged(gaps: pd.DataFrame) -> str:
     )
 
 
-def _tested(gaps: pd.DataFrame) -> str:
-    better = int(((gaps["verdict"] == "different") & (gaps["gap_pct"] < 0)).sum())
-    margins = " or ".join(f"±{margin:g} %" for margin in sorted(set(gaps["margin_pct"])))
-    within = gaps[gaps["verdict"] == "equivalent"]
-    sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
-    notes = {
-        "different": f" (FP8 is better in {better})" * (better > 0),
-        "equivalent": f" ({sure} surely not zero)" * (sure > 0),
-    }
-    found = [
-        f"{n} {verdict}{notes.get(str(verdict), '')}"
-        for verdict, n in gaps["verdict"].value_counts().items()
-    ]
-    text = (
-        f"{count(len(gaps), 'judged gap')} ({span(gaps['gap_pct'], '+.2f', ' %')}) at {margins}: "
-        f"{', '.join(found)}. "
-        f"Detectable: {span(gaps['detectable_pct'], '.2f', ' %')}."
-    )
-    if gaps["study"].str.startswith(FAILURE_STUDIES).all():
-        text += " All are from studies of document A's failure, at its very small learning rate."
-    return text
+def _failures(gaps: pd.DataFrame) -> str:
+    """Say so if all that is judged failed to learn in BF16, too."""
+    judged = gaps.loc[gaps["gap_pct_low_90"].notna() & (gaps["verdict"] != DIVERGED), "study"]
+    if judged.empty or not judged.str.startswith(FAILURE_STUDIES).all():
+        return ""
+    return "All are from studies of document A's failure, at its very small learning rate."
 
 
 def _repeated(gaps: pd.DataFrame) -> str:
@@ -136,7 +118,7 @@ def _repeated(gaps: pd.DataFrame) -> str:
     if passed.empty or not (passed >= 2).all():
         return ""
     return (
-        f" Every different one read its text {span(passed, '.1f')} times over "
+        f"Every different one read its text {span(passed, '.1f')} times over "
         "([passes](quality.qmd#sec-passes))."
     )
 
@@ -150,7 +132,7 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
     if not apart.any():
         return ""
     return (
-        f" In {count(int(apart.sum()), 'comparison')} the training loss is different "
+        f"In {count(int(apart.sum()), 'comparison')} the training loss is different "
         f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
         f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
         f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes: "

@@ -20,6 +20,7 @@ from fp8study.report import layouts
 from fp8study.report.page import Report
 from fp8study.report.table import Layout
 from fp8study.report.words import (
+    by_machine,
     count,
     in_words,
     interval,
@@ -27,6 +28,7 @@ from fp8study.report.words import (
     number,
     own_first,
     recipe,
+    span,
 )
 
 _END = "end"
@@ -130,6 +132,54 @@ def by_pass(table: pd.DataFrame) -> tuple[pd.DataFrame, Layout]:
     groups = table.groupby(arm)
     rows = groups[["num_pairs", "passes"]].max().join(groups["run_ids"].agg(together)).join(wide)
     return with_labels(rows.reset_index()), dataclasses.replace(layouts.PASSES, columns=columns)
+
+
+def verdicts(report: Report) -> pd.DataFrame:
+    """What came of the comparisons of losses, a row for each machine and kind of loss.
+
+    ``where`` names them; the rest is of `verdict_row`.
+    """
+    found = []
+    for kind, gaps in (("training", report.loss_gaps), ("unseen text", report.validation_gaps)):
+        healthy = gaps[~gaps["stale"].fillna(False).astype(bool)]
+        for machine, rows in by_machine(healthy):
+            for device, known in rows.groupby("device", sort=False):
+                cpu = "" if device == "cuda" else ", a CPU that emulates FP8"
+                row = verdict_row(known)
+                if row["num_judged"] or row["num_few"]:
+                    found.append({"where": f"{kind}, {machine}{cpu}"} | row)
+    return pd.DataFrame(found)
+
+
+def verdict_row(gaps: pd.DataFrame) -> dict[str, object]:
+    """Count the verdicts of some loss gaps; ``num_few`` have too few seeds, arms of a sweep aside.
+
+    ``span`` and ``detectable`` are those of the judged gaps, in %.
+    """
+    gaps = comparisons(gaps)
+    gone = gaps["verdict"] == DIVERGED
+    tested = gaps[gaps["gap_pct_low_90"].notna() & ~gone]
+    within, apart = (tested[tested["verdict"] == name] for name in ("equivalent", "different"))
+    sure = int(((within["gap_pct_low_95"] > 0) | (within["gap_pct_high_95"] < 0)).sum())
+    better = int((apart["gap_pct"] < 0).sum())
+    return {
+        "num_judged": len(tested),
+        "span": span(tested["gap_pct"], "+.2f") if len(tested) else "",
+        "equivalent": f"{len(within)}{f', {sure} surely not zero' * bool(sure)}",
+        "different": f"{len(apart)}{f', FP8 better in {better}' * bool(better)}",
+        "undecided": str(len(tested) - len(within) - len(apart)),
+        "detectable": span(tested["detectable_pct"], ".2f") if len(tested) else "",
+        "num_few": int((~gone).sum()) - len(tested),
+    }
+
+
+def scatter(table: pd.DataFrame) -> pd.DataFrame:
+    """`fp8study.analysis.floors.scatter_table` in words: the rate, and the runs that rose."""
+    risen = zip(table["num_risen"], table["num_runs"], strict=True)
+    return table.assign(
+        rate=table["learning_rate"].map("{:g}".format),
+        risen=[f"{some} of {every}" for some, every in risen],
+    )
 
 
 def losses(report: Report) -> pd.DataFrame:

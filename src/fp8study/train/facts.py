@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fp8study.core.audit_rules import cautions
+from fp8study.core.audit_rules import LOSS_RISE, cautions
 from fp8study.core.errors import UserError
+from fp8study.measure.clock import FinishedStep
 from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.sharding import parameters_outside_optimizer_pct
 
@@ -67,8 +70,22 @@ def warnings(trainer: Trainer) -> list[str]:
         f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
         f"the precision changes during the run: {untimed}": config.precision_schedule,
         f"{skipped} steps changed nothing: a gradient overflowed in FP16": skipped,
+        _rise(trainer.steps): _rise(trainer.steps),
         "FP8 is emulated: the numbers are FP8's, the speed is not": (
             config.fp8_emulate and config.is_fp8
         ),
     }
     return [note for note, holds in notes.items() if holds]
+
+
+def _rise(steps: Sequence[FinishedStep]) -> str:
+    """Say so if the loss rose far above its first value; empty if it did not."""
+    losses = [step.loss for step in steps if math.isfinite(step.loss)]
+    highest = max(losses, default=0.0)
+    if not losses or highest < LOSS_RISE * losses[0]:
+        return ""
+    return (
+        f"the loss rose from {losses[0]:.2f} to {highest:.2f} at step "
+        f"{losses.index(highest) + 1}: after that two runs differ by chance; for a comparison of "
+        "losses set a longer lr_warmup_steps or a lower learning_rate"
+    )

@@ -80,9 +80,7 @@ def stable_rates(tables: Tables) -> pd.DataFrame:
 
 def _swept_runs(tables: Tables) -> pd.DataFrame:
     """Return the runs whose losses count, with their sweep, whether one ``is_lost`` and when."""
-    runs = tables.of_records(_swept, "sweep", "lr_warmup_steps").merge(
-        tables.runs.drop(columns="run_ids"), on=PLACE
-    )
+    runs = tables.of_records(_swept, "sweep").merge(tables.runs.drop(columns="run_ids"), on=PLACE)
     runs = runs[runs["status"].isin(["completed", "diverged"]) & (runs["device"] == "cuda")]
     runs = runs[~runs["stale"]]
     runs = runs.assign(limit=runs[["loss_start", "unigram_loss"]].min(axis=1))
@@ -117,8 +115,7 @@ def _swept(run: StoredRun) -> dict[str, object]:
     config = completed(record.config, record.machine.get("device"))
     place = [run.machine_label, record.study, record.versions.get("torch"),
              record.data.get("corpus_sha256")]  # fmt: skip
-    return {"sweep": key_of(config, _WITHIN, place),
-            "lr_warmup_steps": config.get("lr_warmup_steps") or 0}  # fmt: skip
+    return {"sweep": key_of(config, _WITHIN, place)}
 
 
 def _last_below(runs: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:

@@ -33,10 +33,11 @@ from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.
 LADDER = (("llama-3.2-1b",), ("qwen3-4b", "llama-3.2-3b"), ("llama-3.1-8b",), ("qwen3-14b",))
-#: The part about loss. Validation at two points: its runs have no timings to be mixed up.
+#: The part about loss, at a rate and a warm-up at which three seeds may decide (page Quality).
+#: Validation at two points: its runs have no timings to be mixed up.
 _LOSS: dict[str, Any] = {
     "timed_seconds": None, "num_gpus": 1, "micro_batch_size": 4, "validation_sequences": 32,
-    "validation_points": 2,
+    "validation_points": 2, "learning_rate": 5e-5, "lr_warmup_steps": 50,
 }  # fmt: skip
 _ARMS = ("bf16", "fp8_tensorwise")
 _ROWWISE = "fp8_rowwise"
@@ -49,7 +50,7 @@ _MOST_SEQUENCES = 192
 #: Where the smallest model does not fit with `BASE`'s.
 _SHORTER = 2048
 #: Share of the budget that is kept for the part about loss, and the fewest steps that show some.
-_LOSS_SHARE, _FEWEST_STEPS = 0.3, 50
+_LOSS_SHARE, _FEWEST_STEPS = 0.3, 100
 #: Minutes before the first run has a GPU, and of the report.
 _ALL_ROUND = 1.5
 #: Minutes, a week.
@@ -261,21 +262,31 @@ class _Selector:
         cell = _LOSS | {"model": self.ladder[0][0], "corpus": corpus}
         if not self.machine.has_fp8:
             cell |= {"fp8_emulate": True, "sequence_length": _SHORTER, "micro_batch_size": 1}
-        cell["micro_batch_size"] = min(cell["micro_batch_size"], self._batch(cell))
-        if not cell["micro_batch_size"]:
+        largest = min(cell["micro_batch_size"], self._batch(cell))
+        if not largest:
             return [], self._misfit(cell | {"micro_batch_size": 1})
 
-        def blocks(steps: int) -> list[Block]:
-            told = {"num_steps": steps, "why": f"loss, {steps} steps, seed "}
-            seeded = (cell | told | {"seed": n, "why": f"{told['why']}{n}"} for n in _SEEDS)
+        def blocks(batch: int, steps: int) -> list[Block]:
+            told = {"num_steps": steps, "micro_batch_size": batch}
+            why = f"loss, {steps} steps, seed "
+            seeded = (cell | told | {"seed": n, "why": f"{why}{n}"} for n in _SEEDS)
             return [self._block(one, [arm]) for one in seeded for arm in _ARMS]
 
-        config = self.config(cell)
-        one_pass = num_tokens // config.sequence_length - config.validation_sequences
-        lengths = range(_FEWEST_STEPS, one_pass // config.sequences_per_step + 1, 10)
-        if not lengths:
-            return [], f"one pass over '{corpus}' holds less than {_FEWEST_STEPS} steps"
-        too_long = bisect.bisect(lengths, 0, key=lambda n: not table.holds(blocks(n), until))
-        if not too_long:
-            return [], f"the time holds less than {_FEWEST_STEPS} steps"
-        return blocks(lengths[too_long - 1]), ""
+        def one_pass(batch: int) -> int:
+            config = self.config(cell | {"micro_batch_size": batch})
+            blocks_there = num_tokens // config.sequence_length - config.validation_sequences
+            return blocks_there // config.sequences_per_step
+
+        def most_steps(batch: int) -> int:
+            lengths = range(_FEWEST_STEPS, one_pass(batch) + 1, 10)
+            held = bisect.bisect(
+                lengths, 0, key=lambda steps: not table.holds(blocks(batch, steps), until)
+            )
+            return lengths[held - 1] if held else 0
+
+        for batch in (largest, 1):  # too few steps at the larger one may be enough at 1
+            if steps := most_steps(batch):
+                return blocks(batch, steps), ""
+        short = one_pass(1) < _FEWEST_STEPS
+        held_by = f"one pass over '{corpus}'" if short else "the time"
+        return [], f"{held_by} holds less than {_FEWEST_STEPS} steps"

@@ -28,6 +28,7 @@ from fp8study.core.records import read_record
 from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
 from fp8study.report.page import load_report
+from fp8study.run.terminal import parse_assignments
 from tests.checkout import ROOT
 
 RESULTS = ROOT / "results" / "reference"
@@ -255,15 +256,33 @@ def test_only_what_fits_is_to_be_checked(num_gpus, batch):
     fitting = [o.precision for o in (found.options[0], best) if o.fits(found.capacity_gib)]
     if num_gpus < 16:
         assert re.findall(r"precision=(\w+)", " ".join(found.commands)) == fitting
-    assert bool(found.commands) == bool(fitting) and ("To check it" in advice_text(found)) == bool(
-        fitting
-    )
+    assert bool(found.commands) == bool(fitting)
+    assert ("To check its speed" in advice_text(found)) == bool(fitting)
 
 
 def test_what_was_set_is_set_in_the_check_too():
     found = advice("llama-3.2-1b", gradient_accumulation_steps=8, max_grad_norm=1)
     wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
     assert found.commands and all(wanted in command for command in found.commands)
+
+
+def test_a_loss_that_is_to_be_checked_has_its_command():
+    """It makes the very setting of the study's runs, in both precisions."""
+    found = advice("llama-3.1-8b", 1, 4096, 1, gpu="h200")
+    assert found.verdict.action == decision.CHECK
+    assert f"  {found.loss_command}" in advice_text(found).splitlines()
+    command, *fields = found.loss_command.split(" --set ")
+    study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
+    told = {name: found.config[name] for name in (
+        "model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
+        "master_dtype", "gradient_accumulation_steps")}  # fmt: skip
+    for run in study.runs:
+        assert {name: getattr(run.config, name) for name in told} == told
+    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
+    several = advice("llama-3.1-8b", 32, 4096, 3, gpu="h100-80gb").loss_command
+    assert several.startswith("fp8study reproduce check-loss --profile slurm --set model=")
+    assert "num_nodes=4" in several and "fp8_all_gather=true" not in several
+    assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_command  # BF16 it is
 
 
 def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch):

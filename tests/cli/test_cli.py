@@ -402,6 +402,9 @@ def test_wrapped_lines_stand_below_what_their_label_says(monkeypatch: pytest.Mon
     assert fit("/a/path/that/is/longer/than/the/terminal") == (
         "/a/path/that/is/longer/than/the/terminal"
     )
+    assert fit("  fp8study run --set model=tiny --set num_gpus=2") == (
+        "  fp8study run \\\n  --set model=tiny \\\n  --set num_gpus=2"
+    )
 
 
 def test_our_warnings_are_lines_and_those_of_libraries_stay_theirs(

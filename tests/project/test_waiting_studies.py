@@ -9,8 +9,8 @@ import yaml
 from fp8study.core.studies import load_study, study_names
 from tests.checkout import ROOT
 
-#: They measure any machine anew, or try the pipeline.
-FOR_EVERYBODY = {"bench", "bench-cpu", "smoke", "two-nodes"}
+#: They measure any machine or setting anew, or try the pipeline.
+FOR_EVERYBODY = {"bench", "bench-cpu", "check-loss", "smoke", "two-nodes"}
 
 
 def rows() -> dict[str, list[str]]:

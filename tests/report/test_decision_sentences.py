@@ -51,7 +51,7 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
         "\u22129.0 %; 1 of 3 open."
     )
     report = pages.load_report(tmp_path)
-    assert "A loss verdict for 1 setting surely faster (+21.0 %); " in sentences.changes(report)
+    assert " for 1 setting surely faster (+21.0 %); " in sentences.changes(report)
 
 
 def give_sizes(results: Path) -> None:

@@ -9,7 +9,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.studies import Study, chosen_path, judgement_of, load_study
 from fp8study.run.chosen import study as module
 from fp8study.run.chosen.estimates import needed_gib
-from fp8study.run.chosen.study import machine_study
+from fp8study.run.chosen.study import machine_study, study_here
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.factories import H200, finish
@@ -195,3 +195,15 @@ def test_what_leaves_nothing_to_choose_is_one_line(
         machine_study(there, overrides, budget)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
+
+
+def test_runs_that_the_file_does_not_tell_of_are_estimated(checkout: Path) -> None:
+    content = "question: q\nbase: {model: llama-3.2-1b, num_steps: 250}\nminutes_per_run: 7\n"
+    (checkout / "pipelines/studies/own.yaml").write_text(content)
+
+    def minutes(**values: Any) -> float:
+        (run,) = study_here(ONE, "own", values, None)[0].runs
+        return run.minutes
+
+    assert minutes() == minutes(seed=1) == 7
+    assert minutes(model="llama-3.1-8b") > 2 * minutes(num_steps=100) > 0

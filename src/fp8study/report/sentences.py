@@ -212,7 +212,10 @@ def _changes(table: pd.DataFrame) -> str:
     check = table[table["action"] == decision.CHECK]
     if len(check):
         named = count(len(check), "setting")
-        lines.append(f"a loss verdict for {named} surely faster ({_leads(check)})")
+        lines.append(
+            "a loss verdict ([`check-loss`](quality.qmd#sec-scatter)) for "
+            f"{named} surely faster ({_leads(check)})"
+        )
     if (table["action"] == decision.TRY).any():
         lines.append("weights gathered in BF16 (`fp8_all_gather=false`) if the GPU waits for casts")
     open_ = table[table["action"] == decision.MORE]

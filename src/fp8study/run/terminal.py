@@ -172,12 +172,15 @@ def using_model(model: str) -> Iterator[None]:
 #: The label at a line's start, such as ``  warning   ``: what wraps stands below what follows it.
 _LABEL = re.compile(r" *\S+(?: \S+)? {2,}(?=\S)| +")
 _DEEPEST = 25
+#: A line that is there to be copied.
+_COMMAND = re.compile(r" +fp8study \w+ .*--set ")
 
 
 def fit(text: str) -> str:
     """Wrap the lines that are wider than the terminal, or than 80 columns where there is none.
 
-    A word that is too long for a line stays whole, so that a path can be copied.
+    A word that is too long for a line stays whole, so that a path can be copied; so can a command,
+    whose lines end in backslashes.
     """
     width = shutil.get_terminal_size().columns
     return "\n".join(_fit_line(line, width) for line in text.splitlines())
@@ -188,10 +191,14 @@ def _fit_line(line: str, width: int) -> str:
         return line
     label = _LABEL.match(line)
     indent = " " * (min(label.end(), _DEEPEST) if label else 2)
+    whole, more = line, ""
+    if _COMMAND.match(line):  # whose options stay with their values
+        whole, more = line.replace("--set ", "--set\u00a0"), " \\"
     parts = textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(parts)
+        whole, width - len(more), subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return f"{more}\n".join(parts).replace("--set\u00a0", "--set ")
 
 
 def say(text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.decision import WORTH_PCT
+from fp8study.analysis.decision import CHECK, WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.evidence import (
@@ -45,6 +45,7 @@ from fp8study.analysis.laws.nearby import (
     as_fp8,
     beyond,
     changes,
+    command_for_loss,
     cures,
     settings,
     to_check,
@@ -145,6 +146,8 @@ class Advice:
     """What would check those that fit; empty where a run could not even build the model."""
     study: str
     """The study's file that the command needs, of several nodes."""
+    loss_command: str
+    """What would check the loss, if that is all that the verdict asks for; else empty."""
 
 
 class Advisor:
@@ -247,8 +250,7 @@ class Advisor:
                 name: by_law(fp8, speed.saved_ms(fp8, size, constants))
                 for name, size in shape.convertible.items()
             },
-            measured=measured,
-            beyond=tuple(beyond_in(config)),
+            measured=measured, beyond=tuple(beyond_in(config)),
             law_errors=tuple(
                 each for each in self.law_errors
                 if (each.test == account.OTHER_GPU) == (gpu_name != speed.FITTED_GPU)
@@ -257,8 +259,8 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(change(each, {}) for each in changes(config, shape, law, capacity)),
-            commands=commands,
-            study=study,
+            commands=commands, study=study,
+            loss_command=command_for_loss(fp8) if checked and verdicts[0].action == CHECK else "",
         )  # fmt: skip
 
     def _options(

@@ -26,6 +26,8 @@ Law = Callable[[ResolvedConfig], speed.StepParts]
 HEADROOM = 0.1
 #: A lead must move by as many points for a change to be worth a line.
 _NOTABLE_POINTS = 3.0
+#: The study of any setting's losses.
+CHECK_LOSS = "check-loss"
 #: The study that checks an advice on several nodes, and what all of its runs share.
 STUDY = "advised"
 ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
@@ -243,6 +245,17 @@ def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
 def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
     return " --set ".join(["fp8study run", *written(_said(config))])
+
+
+def command_for_loss(fp8: ResolvedConfig) -> str:
+    """Write the command that compares an FP8 run's losses with BF16's; none for other recipes."""
+    if fp8.precision != "fp8_tensorwise":
+        return ""
+    told = ("precision", "path", *["fp8_all_gather"] * bool(fp8.fp8_all_gather))
+    said = {name: value for name, value in _said(fp8).items() if name not in told}
+    cluster = " --profile slurm" * (fp8.num_nodes > 1)
+    fields = written(said | {"corpus": "text:my.txt"})
+    return " --set ".join([f"fp8study reproduce {CHECK_LOSS}{cluster}", *fields])
 
 
 def _said(config: ResolvedConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fp8study.core.studies import (
     read_study,
 )
 from fp8study.data.corpus import check_corpus_name
+from fp8study.run.chosen.estimates import compile_minutes, held_minutes
 from fp8study.run.chosen.selection import select
 from fp8study.run.chosen.timetable import BASE, Chosen
 from fp8study.run.defaults import MACHINE_STUDY, study_for
@@ -40,6 +42,9 @@ _EXPECTATION = (
 BUDGET_MINUTES = 20.0
 #: The selection decides these itself.
 _OURS = ("precision", "num_gpus", "strategy", "micro_batch_size", "num_steps", "seed", "repeat")
+#: What decides how long a run takes.
+_LENGTHS = ("model", "num_gpus", "sequence_length", "micro_batch_size", "num_steps",
+            "gradient_accumulation_steps", "timed_seconds")  # fmt: skip
 #: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.
@@ -61,7 +66,21 @@ def study_here(
         return machine_study(machine, values, budget), {}
     if budget is not None:
         raise UserError(f"--budget: the runs of '{name}' are given; it is for the study machine")
-    return load_study(name, values), values
+    study = load_study(name, values)
+    if machine.gpus and not values.keys().isdisjoint(_LENGTHS):
+        study = _timed_anew(study, machine)
+    return study, values
+
+
+def _timed_anew(study: Study, machine: Machine) -> Study:
+    """Estimate the minutes of runs that are not those that the study's file tells of."""
+    runs = []
+    for run in study.runs:
+        with suppress(UserError):  # of such a model nothing is known
+            minutes = held_minutes(run.config, machine) + compile_minutes(run.config)
+            run = dataclasses.replace(run, minutes=minutes)
+        runs.append(run)
+    return dataclasses.replace(study, runs=tuple(runs))
 
 
 def machine_study(

@@ -96,7 +96,7 @@ def test_a_run_may_be_told_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("shapes", [{"precision": "bf16"}, {"precision": "fp8_rowwise"}]),
         ("weight-cast", [{"weight_cast": "each_update"}, {"update_kernel": "one_pass"}]),
         ("document-b", [{"compile": False, "compile_cache": "shared"}, {"precision": "bf16"}]),
-        ("new-text", [{"skip": ()}, {"attention": "flash"}, {"precision": "bf16"}]),
+        ("new-text", [{"attention": "flash"}, {"precision": "bf16"}]),
         ("tuned-loss", [{"precision": "bf16"}]),
     ],
 )
@@ -142,7 +142,8 @@ def test_runs_keep_their_gpus_after_a_break() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["document-a-blocks", "new-text", "schedules", "weight-cast", "stability"]
+    "name",
+    ["document-a-blocks", "new-text", "schedules", "skipped-layers", "weight-cast", "stability"],
 )
 def test_a_study_that_is_cut_off_leaves_whole_blocks(name: str) -> None:
     runs = ordered(load_study(name).runs)

@@ -262,6 +262,7 @@ def test_only_what_fits_is_to_be_checked(num_gpus, batch):
 
 def test_what_was_set_is_set_in_the_check_too():
     found = advice("llama-3.2-1b", gradient_accumulation_steps=8, max_grad_norm=1)
+    assert advice_text(found).splitlines()[0].endswith("batch 1 a GPU, 8 passes a step")
     wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
     assert found.commands and all(wanted in command for command in found.commands)
 

@@ -1,5 +1,6 @@
 """The answer in words: what to train in, where, and never of two machines at once."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
     )
     report = pages.load_report(tmp_path)
     assert " for 1 setting surely faster (+21.0 %); " in sentences.changes(report)
+
+
+def test_a_loss_that_was_judged_and_left_open_is_told_apart(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    report = pages.load_report(tmp_path)
+    judged = report.decisions.assign(loss_is_same=True, loss_verdict="undecided")
+    said = sentences.changes(dataclasses.replace(report, decisions=judged))
+    assert " for 1 setting surely faster (+21.0 %, 1 of them judged and undecided)" in said
+    assert "judged and undecided" not in sentences.changes(report)
 
 
 def give_sizes(results: Path) -> None:

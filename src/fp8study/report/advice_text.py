@@ -44,6 +44,8 @@ def advice_text(advice: Advice) -> str:
         f"{config['model']} on {config['num_gpus']} × {advice.gpu}: {config['sequence_length']:,} "
         f"tokens, batch {config['micro_batch_size']} a GPU"
     )
+    if config["gradient_accumulation_steps"] > 1:
+        task += f", {config['gradient_accumulation_steps']} passes a step"
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [

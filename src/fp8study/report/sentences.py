@@ -211,10 +211,11 @@ def _changes(table: pd.DataFrame) -> str:
     lines = []
     check = table[table["action"] == decision.CHECK]
     if len(check):
-        named = count(len(check), "setting")
+        tried = int((check["loss_is_same"].eq(True) & check["loss_verdict"].eq("undecided")).sum())
+        open_yet = f", {tried} of them judged and undecided" if tried else ""
         lines.append(
             "a loss verdict ([`check-loss`](quality.qmd#sec-scatter)) for "
-            f"{named} surely faster ({_leads(check)})"
+            f"{count(len(check), 'setting')} surely faster ({_leads(check)}{open_yet})"
         )
     if (table["action"] == decision.TRY).any():
         lines.append("weights gathered in BF16 (`fp8_all_gather=false`) if the GPU waits for casts")

@@ -297,6 +297,18 @@ def test_the_part_about_loss_needs_a_text_and_passes_over_it_once() -> None:
     )
 
 
+def test_with_time_for_it_losses_are_judged_in_the_setting_of_the_largest_batch() -> None:
+    def losses(name: str, budget: float) -> set[tuple[str, int, int]]:
+        runs = selected(MACHINES[name], budget, TEXT).runs
+        return {cell_of(run.config) for run in runs if not run.config.timed_seconds}
+
+    assert losses("H100", 20) == {("llama-3.2-1b", 1, 4)}
+    (whole,) = losses("H100", 60)
+    assert whole == ("llama-3.2-1b", 1, 10)
+    assert whole in cells(timed(selected(MACHINES["H100"], 60, TEXT)))
+    assert {batch for _, _, batch in losses("A100", 600)} == {1}  # nothing is timed there
+
+
 def test_overrides_reach_every_run_and_what_fits() -> None:
     chosen = select(MACHINES["H100"], 20, TEXT, {"master_dtype": "bf16", "model": "llama-3.1-8b"})
     assert {run.config.master_dtype for run in chosen.runs} == {"bf16"}

@@ -262,7 +262,7 @@ class _Selector:
         cell = _LOSS | {"model": self.ladder[0][0], "corpus": corpus}
         if not self.machine.has_fp8:
             cell |= {"fp8_emulate": True, "sequence_length": _SHORTER, "micro_batch_size": 1}
-        largest = min(cell["micro_batch_size"], self._batch(cell))
+        largest, usual = self._batch(cell), cell["micro_batch_size"]
         if not largest:
             return [], self._misfit(cell | {"micro_batch_size": 1})
 
@@ -284,7 +284,10 @@ class _Selector:
             )
             return lengths[held - 1] if held else 0
 
-        for batch in (largest, 1):  # too few steps at the larger one may be enough at 1
+        # At the largest batch, if it is timed too, a verdict decides. Where there is time for too
+        # few steps of it, a smaller one says more.
+        timed = largest if self.cells else 1
+        for batch in (timed, min(usual, largest), 1):
             if steps := most_steps(batch):
                 return blocks(batch, steps), ""
         short = one_pass(1) < _FEWEST_STEPS

@@ -214,8 +214,8 @@ def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
     assert losses[1] == (near if "max_grad_norm" in values else losses[0])
     norms = [[row["gradient_norm"] or 0.0 for row in read_metrics(d)] for d in (wide_dir, run_dir)]
     assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
-    # Later a step whose norm jumps makes much of a last bit, on some CPUs.
-    assert norms[1][:4] == pytest.approx(norms[0][:4], rel=5e-3)
+    # From the third step on a norm that jumps makes much of a last bit, on some CPUs.
+    assert norms[1][:2] == pytest.approx(norms[0][:2], rel=1e-3)
     assert norms[0][0] > 0
     assert problems(record.audit) == []
     assert wide.audit["gradient_dtypes"] == ["float32"]

@@ -63,6 +63,7 @@ def test_so_many_pairs_decide_four_times_in_five(spread: float) -> None:
 
 def test_without_spread_three_pairs_decide_and_nonsense_is_refused() -> None:
     assert pairs_to_decide(0.0, 0.25) == 3
+    assert pairs_to_decide(100.0, 0.25) == pytest.approx((2.9264 * 400) ** 2, rel=1e-3)  # at once
     for spread, margin in ((-0.1, 0.25), (float("nan"), 0.25), (0.1, 0.0)):
         with pytest.raises(UserError, match=r"^spread, margin: "):
             pairs_to_decide(spread, margin)

@@ -12,9 +12,10 @@ known spread are assumed there, so that an answer from a few pairs is rough.
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import math
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -216,7 +217,8 @@ def pairs_to_decide(spread: float, margin: float) -> int:
         quantiles = stats.t.ppf([1 - ALPHA, (1 + POWER) / 2], pairs - 1)
         return float(quantiles.sum()) * spread / math.sqrt(pairs) <= margin
 
-    return next(n for n in itertools.count(MIN_PAIRS_FOR_INTERVAL) if decides(n))
+    candidates = range(MIN_PAIRS_FOR_INTERVAL, sys.maxsize)
+    return candidates[bisect.bisect_left(candidates, True, key=decides)]
 
 
 def smallest_detectable(spread: float, num_pairs: int) -> float:

@@ -96,3 +96,12 @@ def test_the_highest_stable_rate_is_told_with_its_seeds_and_where_nothing_was_lo
     assert "lama-3.2-1b, 2 seeds at each rate: FP32 master weights, warm-up 20" in told
     assert "BF16 0.01 or more, FP8 tensorwise 0.001" in told
     assert loss_sentences.stable(rates[:0]) == ""
+
+
+def test_the_table_of_verdicts_names_machines_as_they_are(tmp_path: Path) -> None:
+    """A page's table takes no Markdown, whose backslashes would show."""
+    for precision, loss in (("bf16", 5.0), ("fp8_tensorwise", 5.01)):
+        record = make_record(precision=precision, results={"loss_last20_mean": loss})
+        store(tmp_path, "reference/my_box", record)
+    (row,) = rows.verdicts(pages.load_report(tmp_path)).to_dict("records")
+    assert row["where"] == "training, my_box"

@@ -20,11 +20,11 @@ from fp8study.report import layouts
 from fp8study.report.page import Report
 from fp8study.report.table import Layout
 from fp8study.report.words import (
-    by_machine,
     count,
     in_words,
     interval,
     machine_name,
+    named_machines,
     number,
     own_first,
     recipe,
@@ -142,7 +142,7 @@ def verdicts(report: Report) -> pd.DataFrame:
     found = []
     for kind, gaps in (("training", report.loss_gaps), ("unseen text", report.validation_gaps)):
         healthy = gaps[~gaps["stale"].fillna(False).astype(bool)]
-        for machine, rows in by_machine(healthy):
+        for machine, rows in named_machines(healthy):
             for device, known in rows.groupby("device", sort=False):
                 cpu = "" if device == "cuda" else ", a CPU that emulates FP8"
                 row = verdict_row(known)

@@ -121,18 +121,22 @@ def own_first(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_machine(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[str, pd.DataFrame]]:
+    """Return `named_machines`, the names safe inside Markdown."""
+    return [(escape(name), rows) for name, rows in named_machines(table, with_gpus)]
+
+
+def named_machines(table: pd.DataFrame, with_gpus: bool = False) -> list[tuple[str, pd.DataFrame]]:
     """Split a table by machine, the reader's own first: what two machines did is never pooled.
 
     Returns:
-        The machine, `with_gpus` or if it is the reader's with its GPUs' full names, safe inside
-        Markdown, and its rows.
+        The machine, `with_gpus` or if it is the reader's with its GPUs' full names, and its rows.
     """
     parts = []
     for machine in own_first(table)["machine"].unique():
         rows = table[table["machine"] == machine]
         is_asked = "gpu_name" in rows and (with_gpus or machine == "local")
         gpus = ", ".join(rows["gpu_name"].dropna().unique()) if is_asked else ""
-        parts.append((escape(machine_name(machine) + f" ({gpus})" * bool(gpus)), rows))
+        parts.append((machine_name(machine) + f" ({gpus})" * bool(gpus), rows))
     return parts
 
 

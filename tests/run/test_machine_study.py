@@ -207,3 +207,5 @@ def test_runs_that_the_file_does_not_tell_of_are_estimated(checkout: Path) -> No
 
     assert minutes() == minutes(seed=1) == 7
     assert minutes(model="llama-3.1-8b") > 2 * minutes(num_steps=100) > 0
+    alone, shared = (minutes(model="llama-3.1-8b", runs_per_gpu=n) for n in (1, 4))
+    assert 3 * alone < shared < 4 * alone  # of which four run side by side

@@ -129,8 +129,11 @@ def minutes_on_cpu(config: RunConfig, machine: Machine) -> float:
 
 
 def held_minutes(config: RunConfig, machine: Machine) -> float:
-    """Return roughly how long a run holds its GPUs if its code was compiled before."""
-    seconds = _training_seconds(config, step_seconds(config, machine))
+    """Return roughly how long a run holds its GPUs if its code was compiled before.
+
+    Runs that share a GPU are as much slower: see `fp8study.core.studies.estimated_minutes`.
+    """
+    seconds = _training_seconds(config, config.runs_per_gpu * step_seconds(config, machine))
     held = _HELD_SECONDS + _MORE_IN_FP8 * config.is_fp8 + _MORE_ON_SEVERAL * (config.num_gpus > 1)
     return (held + seconds) / 60
 

@@ -44,7 +44,7 @@ BUDGET_MINUTES = 20.0
 _OURS = ("precision", "num_gpus", "strategy", "micro_batch_size", "num_steps", "seed", "repeat")
 #: What decides how long a run takes.
 _LENGTHS = ("model", "num_gpus", "sequence_length", "micro_batch_size", "num_steps",
-            "gradient_accumulation_steps", "timed_seconds")  # fmt: skip
+            "gradient_accumulation_steps", "timed_seconds", "runs_per_gpu")  # fmt: skip
 #: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -329,8 +330,12 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
         "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000, "num_experts": 16,
         "num_experts_per_tok": 4, "max_position_embeddings": 8192,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(shape))
-    found = advice(str(tmp_path), 2)
+    folder = tmp_path / "of mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    found = advice(str(folder), 2)
+    assert found.commands
+    assert all(f"model={folder}" in shlex.split(command) for command in found.commands)
     ways = [option for option in found.options[1:] if not option.gathers_fp8]
     assert len(ways) == 3
     assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone

@@ -405,6 +405,10 @@ def test_wrapped_lines_stand_below_what_their_label_says(monkeypatch: pytest.Mon
     assert fit("  fp8study run --set model=tiny --set num_gpus=2") == (
         "  fp8study run \\\n  --set model=tiny \\\n  --set num_gpus=2"
     )
+    path = "'model=/a folder/of some model/of mine'"
+    assert fit(f"  fp8study run --set {path} --set num_gpus=2") == (
+        f"  fp8study run \\\n  --set {path} \\\n  --set num_gpus=2"
+    )
 
 
 def test_our_warnings_are_lines_and_those_of_libraries_stay_theirs(

@@ -192,13 +192,13 @@ def _fit_line(line: str, width: int) -> str:
     label = _LABEL.match(line)
     indent = " " * (min(label.end(), _DEEPEST) if label else 2)
     whole, more = line, ""
-    if _COMMAND.match(line):  # whose options stay with their values
-        whole, more = line.replace("--set ", "--set\u00a0"), " \\"
+    if _COMMAND.match(line):  # whose lines begin with an option: a quoted path may have spaces
+        whole, more = re.sub(r"(?<=\S) (?!--set )", "\0", line), " \\"
     parts = textwrap.wrap(
         whole, width - len(more), subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-    return f"{more}\n".join(parts).replace("--set\u00a0", "--set ")
+    return f"{more}\n".join(parts).replace("\0", " ")
 
 
 def say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -244,7 +245,11 @@ def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
 
 def command(config: ResolvedConfig) -> str:
     """Write a command that measures a configuration."""
-    return " --set ".join(["fp8study run", *written(_said(config))])
+    return _command("fp8study run", _said(config))
+
+
+def _command(words: str, fields: Mapping[str, Any]) -> str:
+    return " --set ".join([words, *map(shlex.quote, written(fields))])
 
 
 def command_for_loss(fp8: ResolvedConfig) -> str:
@@ -254,8 +259,8 @@ def command_for_loss(fp8: ResolvedConfig) -> str:
     told = ("precision", "path", *["fp8_all_gather"] * bool(fp8.fp8_all_gather))
     said = {name: value for name, value in _said(fp8).items() if name not in told}
     cluster = " --profile slurm" * (fp8.num_nodes > 1)
-    fields = written(said | {"corpus": "text:my.txt"})
-    return " --set ".join([f"fp8study reproduce {CHECK_LOSS}{cluster}", *fields])
+    fields = said | {"corpus": "text:my.txt"}
+    return _command(f"fp8study reproduce {CHECK_LOSS}{cluster}", fields)
 
 
 def _said(config: ResolvedConfig) -> dict[str, Any]:

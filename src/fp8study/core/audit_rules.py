@@ -21,8 +21,8 @@ MEMORY_LIMIT_SHARE = 0.85
 #: runs of ours took memory once in 26 to 50 steps, none of which was 1.2 % over the median, or
 #: over a hundred times a step, and retried as well.
 ALLOCATIONS_A_STEP = 1 / 20
-#: A loss of so many times its first value was unsettled. In 344 runs that compared losses at rates
-#: that train well it rose to 1.02 times; beyond 1.05 only near the highest rate that trains.
+#: A step's loss of so many times the first one is told. In 344 runs that compared losses at rates
+#: that train well it was at most 1.02 times; an odd text of a batch of one can be above 1.05, too.
 LOSS_RISE = 1.05
 _DEFECTS = {
     "unexplained": "{n} linear layers should compute in FP8 but do not",

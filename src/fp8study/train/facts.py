@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.audit_rules import LOSS_RISE, cautions
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.measure.clock import FinishedStep
 from fp8study.model.fsdp_patches import unchecked
@@ -53,6 +54,7 @@ def warnings(trainer: Trainer) -> list[str]:
     fault = "planted fault" if config.untrained else "stale optimizer"
     untimed = "the run has no timings and no peak"
     skipped = trainer.found.get("loss_scaling", {}).get("num_skipped", 0)
+    high = high_loss(config, trainer.steps)
     # Under a longer warm-up the first step says nothing of the peak rate.
     audited = cautions(trainer.audit) if config.lr_warmup_steps <= 1 else []
     notes = {
@@ -70,7 +72,7 @@ def warnings(trainer: Trainer) -> list[str]:
         f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
         f"the precision changes during the run: {untimed}": config.precision_schedule,
         f"{skipped} steps changed nothing: a gradient overflowed in FP16": skipped,
-        _rise(trainer.steps): _rise(trainer.steps),
+        high: high,
         "FP8 is emulated: the numbers are FP8's, the speed is not": (
             config.fp8_emulate and config.is_fp8
         ),
@@ -78,14 +80,20 @@ def warnings(trainer: Trainer) -> list[str]:
     return [note for note, holds in notes.items() if holds]
 
 
-def _rise(steps: Sequence[FinishedStep]) -> str:
-    """Say so if the loss rose far above its first value; empty if it did not."""
-    losses = [step.loss for step in steps if math.isfinite(step.loss)]
-    highest = max(losses, default=0.0)
-    if not losses or highest < LOSS_RISE * losses[0]:
+def high_loss(config: ResolvedConfig, steps: Sequence[FinishedStep]) -> str:
+    """Say so if a step's loss was far above the first; empty if none was, or nothing follows.
+
+    Weights that were trained before begin so low that a usual text may be as far above. Of a timed
+    run no loss is compared.
+    """
+    if not steps or config.init_from or config.timed_seconds:
+        return ""
+    finite = (step for step in steps if math.isfinite(step.loss))
+    first, highest = steps[0], max(finite, key=lambda step: step.loss, default=steps[0])
+    if not highest.loss >= LOSS_RISE * first.loss:
         return ""
     return (
-        f"the loss rose from {losses[0]:.2f} to {highest:.2f} at step "
-        f"{losses.index(highest) + 1}: after that two runs differ by chance; for a comparison of "
-        "losses set a longer lr_warmup_steps or a lower learning_rate"
+        f"the loss was {highest.loss:.2f} at step {highest.step + 1}, {first.loss:.2f} at first: "
+        "an update that went too far, or a text unlike the others; for a comparison of losses "
+        "a longer lr_warmup_steps or a lower learning_rate may need fewer seeds"
     )

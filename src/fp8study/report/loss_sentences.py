@@ -87,8 +87,8 @@ def scatter(table: pd.DataFrame) -> str:
         for row in (table.iloc[0], table.iloc[-1])
     )
     return (
-        "**The learning rate and its warm-up decide how many seeds a verdict takes:** from "
-        f"{least} to {most}. {how}"
+        f"**How far pairs scatter decides how many seeds a verdict takes:** from {least} to "
+        f"{most}. The rows differ in batch, steps and text as well: the cause is not shown. {how}"
     )
 
 

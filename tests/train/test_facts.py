@@ -15,8 +15,8 @@ def said(*losses: float, **changes: Any) -> str:
 
 
 def test_a_loss_far_above_the_first_is_told_with_its_step() -> None:
-    assert said(12.0, 11.0, 12.7, 9.0).startswith("the loss was 12.70 at step 3, 12.00 at first")
-    assert said(12.0, 12.8, float("nan")).startswith("the loss was 12.80 at step 2")
+    assert said(12.0, 11.0, 12.7, 9.0).startswith("the loss rose from 12.00 to 12.70 at step 3: ")
+    assert said(12.0, 12.8, float("nan")).startswith("the loss rose from 12.00 to 12.80 at step 2")
     assert not said() and not said(float("nan")) and not said(12.0, 12.5, 9.0)
 
 

@@ -24,6 +24,9 @@ ALLOCATIONS_A_STEP = 1 / 20
 #: A step's loss of so many times the first one is told. In 344 runs that compared losses at rates
 #: that train well it was at most 1.02 times; an odd text of a batch of one can be above 1.05, too.
 LOSS_RISE = 1.05
+
+#: How the warning of such a rise begins, by which it is found among a record's warnings.
+LOSS_ROSE = "the loss rose"
 _DEFECTS = {
     "unexplained": "{n} linear layers should compute in FP8 but do not",
     "outside_optimizer": "{n} of {trainable} trainable parameters are not in the optimizer",

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8study.core.audit_rules import LOSS_ROSE
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked, project_root, results_dir
@@ -310,6 +311,8 @@ def _result_line(run: PlannedRun) -> str:
     figures = f"{rate:,.0f} tok/s/GPU" if rate else ""
     figures += f"  loss {loss:.4f}" if loss is not None else ""
     detail = f"  {record.status_detail}" if record.status_detail else ""
+    rises = [warning for warning in record.warnings if warning.startswith(LOSS_ROSE)]
+    detail += "".join(f"  {rise.partition(':')[0]}; see fp8study show" for rise in rises)
     return f"{record.status:<10} {run.run_id}  {figures}{detail}"
 
 

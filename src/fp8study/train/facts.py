@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fp8study.core.audit_rules import LOSS_RISE, cautions
+from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.measure.clock import FinishedStep
@@ -93,7 +93,7 @@ def high_loss(config: ResolvedConfig, steps: Sequence[FinishedStep]) -> str:
     if not highest.loss >= LOSS_RISE * first.loss:
         return ""
     return (
-        f"the loss was {highest.loss:.2f} at step {highest.step + 1}, {first.loss:.2f} at first: "
+        f"{LOSS_ROSE} from {first.loss:.2f} to {highest.loss:.2f} at step {highest.step + 1}: "
         "an update that went too far, or a text unlike the others; for a comparison of losses "
         "a longer lr_warmup_steps or a lower learning_rate may need fewer seeds"
     )

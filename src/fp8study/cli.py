@@ -18,7 +18,7 @@ from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir, studies_dir
 from fp8study.core.presets import check_model_name
-from fp8study.core.records import RunRecord, read_run
+from fp8study.core.records import read_run
 from fp8study.core.studies import load_study, study_names
 from fp8study.run.defaults import config_for
 from fp8study.run.machine import this_machine
@@ -37,6 +37,7 @@ from fp8study.run.terminal import (
     say,
     using_model,
     warnings_in_a_line,
+    warnings_text,
 )
 
 app = typer.Typer(
@@ -49,10 +50,6 @@ app = typer.Typer(
 
 def _print(content: object, text: str, as_json: bool) -> None:
     print(json.dumps(content, indent=1)) if as_json else say(text)
-
-
-def _warnings_text(record: RunRecord) -> str:
-    return "".join(f"\n  warning   {warning}" for warning in record.warnings)
 
 
 @app.callback(invoke_without_command=True)
@@ -177,11 +174,14 @@ def reproduce(
     profile: ProfileName = None,
 ) -> None:
     """Run a study's missing runs on this machine, then render the report."""
+    from fp8study.report.study_text import losses_text
     from fp8study.run.pipeline import check_results, run_study
     from fp8study.run.slurm.profile import study_there
 
     loaded, values, machine, cluster = study_there(profile, study, parse_assignments(set_), budget)
     done = run_study(loaded, machine, values, cluster=cluster)
+    if losses := losses_text(done):
+        say(losses)
     if report:
         _render(only_if_changed=True)
     check_results(done, "reproduce")
@@ -213,7 +213,7 @@ def run(
     finally:
         print()  # ends the line of its progress, before any complaint
     why = f" ({record.status_detail})" if record.status_detail else ""
-    say(f"{record.status}: {run_dir}/run.json{why}{_warnings_text(record)}")
+    say(f"{record.status}: {run_dir}/run.json{why}{warnings_text(record.warnings)}")
 
 
 @app.command()
@@ -223,7 +223,7 @@ def audit(run_dir: RunDir) -> None:
 
     record = read_run(run_dir)
     found = audit_of(record)
-    say(f"{record.run_id} ({record.status}){_warnings_text(record)}\n{audit_text(found)}")
+    say(f"{record.run_id} ({record.status}){warnings_text(record.warnings)}\n{audit_text(found)}")
     if problems(found):
         raise typer.Exit(1)
 
@@ -234,7 +234,7 @@ def show(run_dir: RunDir) -> None:
     from fp8study.report.showing import instruments_text
 
     record = read_run(run_dir)
-    say(f"{instruments_text(record)}{_warnings_text(record)}")
+    say(f"{instruments_text(record)}{warnings_text(record.warnings)}")
 
 
 @app.command()

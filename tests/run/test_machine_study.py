@@ -209,3 +209,19 @@ def test_runs_that_the_file_does_not_tell_of_are_estimated(checkout: Path) -> No
     assert minutes(model="llama-3.1-8b") > 2 * minutes(num_steps=100) > 0
     alone, shared = (minutes(model="llama-3.1-8b", runs_per_gpu=n) for n in (1, 4))
     assert 3 * alone < shared < 4 * alone  # of which four run side by side
+
+
+def test_what_is_set_may_leave_too_few_pairs_or_a_text_that_is_read_again(checkout: Path) -> None:
+    content = (
+        "question: q\nbase: {model: tiny-llama, sequence_length: 512, num_steps: 1000, corpus: "
+        "'text:my.txt'}\nfactors: {precision: [bf16, fp8]}\nseeds: [0, 1, 2]\n"
+    )
+    (checkout / "pipelines/studies/own.yaml").write_text(content)
+
+    def plan(**values: Any) -> str:
+        return " ".join(plan_text(study_here(ONE, "own", values, None)[0], ONE).split())
+
+    assert "verdict on losses" not in plan() and "times over" not in plan()
+    assert "One pair of FP8 and BF16: a verdict on losses takes 3 seeds" in plan(seed=7)
+    assert "No pair of FP8 and BF16" in plan(precision="bf16")
+    assert "A run reads text:my.txt about 3.0 times over" in plan(num_steps=8000)

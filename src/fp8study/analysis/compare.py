@@ -92,8 +92,8 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
     )
     if not rows:
         raise UserError(
-            f"B: '{b}' shares no arm with '{a}': {alone[0]}; name the fields that may differ, "
-            "as --ignore num_steps"
+            f"B: '{b}' shares no arm with '{a}': {alone[0]}; name each field that may differ, "
+            "as in --ignore precision"
         )
     sides = side_line("A", str(a), records[0]), side_line("B", str(b), records[1])
     return Comparison(sides, rows, tuple(alone))

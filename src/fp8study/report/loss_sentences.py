@@ -77,7 +77,7 @@ def scatter(table: pd.DataFrame) -> str:
     """Say what decides how many seeds a verdict takes, from `floors.scatter_table`."""
     how = (
         "To check your own setting with few: `make reproduce STUDY=check-loss "
-        "SET='model=llama-3.1-8b corpus=text:my.txt'`."
+        "SET='model=qwen3-4b micro_batch_size=4 corpus=text:my.txt'`."
     )
     if len(table) < 2:
         return how

@@ -177,25 +177,31 @@ def scatter(table: pd.DataFrame) -> pd.DataFrame:
     """`fp8study.analysis.floors.scatter_table` in words: the rate, and the runs that rose."""
     risen = zip(table["num_risen"], table["num_runs"], strict=True)
     return table.assign(
-        rate=table["learning_rate"].map("{:g}".format),
+        rate=table["learning_rate"].map("{:.0e}".format).str.replace("e-0", "e-"),
         risen=[f"{some} of {every}" for some, every in risen],
     )
 
 
 def losses(report: Report) -> pd.DataFrame:
+    """`losses_of` all records; titles leave out what `usual` names."""
+    table = losses_of(report.loss_gaps, report.validation_gaps)
+    said = usual(judged(comparisons(report.loss_gaps)))
+    return table.assign(title=[without(title, said) for title in table["title"]])
+
+
+def losses_of(gaps: pd.DataFrame, unseen: pd.DataFrame) -> pd.DataFrame:
     """Judged training losses of healthy arms, with the gap on text kept out of training beside.
 
-    The columns of `with_labels`, without what `usual` names, ``unseen_gap_pct`` and
+    From the tables of loss gaps of both: the columns of `with_labels`, ``unseen_gap_pct`` and
     ``unseen_judged``, and as ``interval`` the 90 % one, which decides the verdict.
     """
-    gaps = comparisons(report.loss_gaps)
+    gaps = comparisons(gaps)
     known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
-    unseen = report.validation_gaps.set_index("arm_key")[[*beside]].rename(columns=beside)
-    table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(unseen, on="arm_key"))
-    ends, said = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float), usual(judged(gaps))
+    kept_out = unseen.set_index("arm_key")[[*beside]].rename(columns=beside)
+    table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(kept_out, on="arm_key"))
+    ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float)
     return table.assign(
-        title=[without(title, said) for title in table["title"]],
         interval=[interval(low, high, "+.2f") for low, high in ends.to_numpy()],
     )
 

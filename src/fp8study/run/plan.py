@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN
 from fp8study.core.files import project_root, studies_dir
@@ -29,6 +30,8 @@ _MAIN = (
 _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 #: Their value follows from other fields unless someone chooses it.
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
+#: Of English text, with a vocabulary of 8,192; and passes above which it is surely seen again.
+_BYTES_PER_TOKEN, _SEEN_AGAIN = 3.7, 1.2
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -122,6 +125,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         lines += [
             "Synthetic text is easier than real text: judge losses on SET='corpus=text:my.txt'."
         ]
+    lines += _repeated(with_losses)
     rows = [[_cell(name, values) for name in varied] for values in chosen]
     if machine.gpus:
         rows = [[*row, *_costs(run)] for run, row in zip(study.runs, rows, strict=True)]
@@ -141,6 +145,23 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     folder = study.runs[0].run_dir.parent.relative_to(project_root())
     lines.append(f"Records go to {folder}/, into folders that end in the eight digits above.")
     return fit("\n".join(lines))
+
+
+def _repeated(configs: list[ResolvedConfig]) -> list[str]:
+    """Name the texts that are too short for their runs, with how often those would read them."""
+    often: dict[str, float] = {}
+    for config in configs:
+        path = Path(config.corpus.removeprefix("text:"))
+        if config.corpus.startswith("text:") and path.is_file():
+            tokens = max(1.0, path.stat().st_size / _BYTES_PER_TOKEN)
+            passes = config.num_steps * config.tokens_per_step / tokens
+            often[config.corpus] = max(passes, often.get(config.corpus, 0.0))
+    return [
+        f"A run reads {corpus} about {passes:,.1f} times over: from the second time on a training "
+        "loss also shows what the model remembers."
+        for corpus, passes in often.items()
+        if passes > _SEEN_AGAIN
+    ]
 
 
 def _minutes(pending: list[PlannedRun], study: Study, machine: Machine) -> float:

@@ -204,3 +204,8 @@ def _fit_line(line: str, width: int) -> str:
 def say(text: str) -> None:
     """Print a text at once, so that it fits."""
     print(fit(text), flush=True)
+
+
+def warnings_text(warnings_of_a_run: Sequence[str]) -> str:
+    """Write a record's warnings, each below what was said before."""
+    return "".join(f"\n  warning   {warning}" for warning in warnings_of_a_run)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.config import check_names
 from fp8study.core.errors import UserError
 from fp8study.core.presets import is_reachable
@@ -69,7 +70,20 @@ def study_here(
     study = load_study(name, values)
     if machine.gpus and not values.keys().isdisjoint(_LENGTHS):
         study = _timed_anew(study, machine)
+    if not study.speed_only and not values.keys().isdisjoint(("precision", "seed")):
+        study = dataclasses.replace(study, notes=(*study.notes, *_too_few_pairs(study)))
     return study, values
+
+
+def _too_few_pairs(study: Study) -> tuple[str, ...]:
+    """Say that what is set leaves too little to compare losses."""
+    configs = [run.config for run in study.runs]
+    fp8, bf16 = ({c.seed for c in configs if c.is_fp8 == is_fp8} for is_fp8 in (True, False))
+    if len(fp8 & bf16) >= MIN_PAIRS_FOR_INTERVAL:
+        return ()
+    pairs = {0: "No pair", 1: "One pair"}.get(len(fp8 & bf16), "Two pairs")
+    least = f"{MIN_PAIRS_FOR_INTERVAL} seeds in both precisions"
+    return (f"{pairs} of FP8 and BF16: a verdict on losses takes {least}",)
 
 
 def _timed_anew(study: Study, machine: Machine) -> Study:

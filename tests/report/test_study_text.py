@@ -1,0 +1,50 @@
+"""What a study says of its losses when its runs have ended."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from fp8study.core.records import RunRecord
+from fp8study.report.study_text import losses_text
+from tests.factories import make_record
+
+
+def text(*records: RunRecord | None) -> str:
+    runs: list[Any] = [SimpleNamespace(run_dir=None) for _ in records]
+    return losses_text(zip(runs, records, strict=True))
+
+
+def pairs(number: int, gap: float, **changes: Any) -> list[RunRecord]:
+    return [
+        make_record(
+            precision=precision, seed=seed, validation_sequences=8, **changes,
+            results={"loss_last20_mean": 5 * worse, "validation_loss": 6.0 * worse},
+        )
+        for seed in range(number)
+        for precision, worse in (("bf16", 1.0), ("fp8_tensorwise", 1 + gap * (1 + seed / 10)))
+    ]  # fmt: skip
+
+
+def test_the_verdict_is_told_with_its_interval_and_on_unseen_text() -> None:
+    title, line = text(*pairs(3, 0.01)).splitlines()
+    assert title.startswith("Losses, FP8 against BF16: llama-3.2-1b, 1 GPU, ")
+    assert line.startswith(
+        "  FP8 tensorwise: different at ±0.25 %, +1.10 % (90 % CI +0.93 to +1.27"
+    )
+    assert line.endswith(", 3 seeds); on unseen text different, +1.10 %")
+    assert "equivalent at ±0.25 %, +0.00 %" in text(*pairs(3, 0.0))
+
+
+def test_what_diverged_alone_is_told_without_a_gap() -> None:
+    records = pairs(4, 0.0)
+    records[-1] = dataclasses.replace(records[-1], status="diverged")
+    assert text(*records).splitlines()[1] == "  FP8 tensorwise: diverged in 1 of 4 seeds"
+
+
+def test_without_a_verdict_the_reason_is_told_and_speed_is_silent() -> None:
+    assert text(*pairs(2, 0.0)) == "Losses: no verdict, as three seeds are the least."
+    only_bf16 = [record for record in pairs(3, 0.0) if record.config["precision"] == "bf16"]
+    assert text(*only_bf16) == "Losses: no verdict, as no FP8 run has a BF16 one beside it."
+    assert text(*pairs(3, 0.0, judgement={"speed_only": True})) == ""
+    assert text(None, *pairs(1, 0.0, status="failed")) == ""
+    assert text() == ""

@@ -105,3 +105,21 @@ def test_the_table_of_verdicts_names_machines_as_they_are(tmp_path: Path) -> Non
         store(tmp_path, "reference/my_box", record)
     (row,) = rows.verdicts(pages.load_report(tmp_path)).to_dict("records")
     assert row["where"] == "training, my_box"
+
+
+def test_how_far_pairs_scatter_is_told_from_the_least_to_the_most() -> None:
+    row = {"model": "a", "learning_rate": 5e-5, "lr_warmup_steps": 1, "num_to_decide": 4,
+           "num_risen": 0, "num_runs": 6}  # fmt: skip
+    most = row | {
+        "learning_rate": 2.5e-4,
+        "lr_warmup_steps": 20,
+        "num_to_decide": 42,
+        "num_risen": 2,
+    }
+    table = pd.DataFrame([row, most])
+    told = loss_sentences.scatter(table)
+    assert "from 4 seeds at a rate of 5e-5 after 1 warm-up step (a) to 42 seeds at a rate" in told
+    shown = rows.scatter(table)
+    assert shown["rate"].tolist() == ["5e-5", "2.5e-4"]
+    assert shown["risen"].tolist() == ["0 of 6", "2 of 6"]
+    assert "seeds" not in loss_sentences.scatter(table[:1])

@@ -19,6 +19,7 @@ from fp8study.report.words import (
     how_to_get,
     interval,
     number,
+    rate,
     recipe,
     span,
 )
@@ -82,7 +83,7 @@ def scatter(table: pd.DataFrame) -> str:
     if len(table) < 2:
         return how
     least, most = (
-        f"{count(row['num_to_decide'], 'seed')} at a rate of {row['learning_rate']:g} after "
+        f"{count(row['num_to_decide'], 'seed')} at a rate of {rate(row['learning_rate'])} after "
         f"{count(row['lr_warmup_steps'], 'warm-up step')} ({escape(row['model'])})"
         for row in (table.iloc[0], table.iloc[-1])
     )
@@ -118,7 +119,7 @@ def _repeated(gaps: pd.DataFrame) -> str:
     if passed.empty or not (passed >= 2).all():
         return ""
     return (
-        f"Every different one read its text {span(passed, '.1f')} times over "
+        f"Every different gap is of a run that read its text {span(passed, '.1f')} times over "
         "([passes](quality.qmd#sec-passes))."
     )
 

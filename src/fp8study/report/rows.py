@@ -27,6 +27,7 @@ from fp8study.report.words import (
     named_machines,
     number,
     own_first,
+    rate,
     recipe,
     span,
 )
@@ -177,7 +178,7 @@ def scatter(table: pd.DataFrame) -> pd.DataFrame:
     """`fp8study.analysis.floors.scatter_table` in words: the rate, and the runs that rose."""
     risen = zip(table["num_risen"], table["num_runs"], strict=True)
     return table.assign(
-        rate=table["learning_rate"].map("{:.0e}".format).str.replace("e-0", "e-"),
+        rate=table["learning_rate"].map(rate),
         risen=[f"{some} of {every}" for some, every in risen],
     )
 

@@ -68,6 +68,12 @@ def interval(low: float, high: float, spec: str) -> str:
     return "" if pd.isna(low) else f"{number(low, spec)} to {number(high, spec)}"
 
 
+def rate(value: float) -> str:
+    """Write a learning rate, as 5e-5 or 2.5e-4."""
+    digits, power = f"{value:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(power)}"
+
+
 def in_words(text: str) -> str:
     """Write out what a setting abbreviates: ``BF16 masters`` are master weights."""
     return re.sub(r"\bmasters\b", "master weights", text)

@@ -171,6 +171,7 @@ def verdict_row(gaps: pd.DataFrame) -> dict[str, object]:
         "undecided": str(len(tested) - len(within) - len(apart)),
         "detectable": span(tested["detectable_pct"], ".2f") if len(tested) else "",
         "num_few": int((~gone).sum()) - len(tested),
+        "run_ids": together(gaps["run_ids"]),
     }
 
 

@@ -214,8 +214,9 @@ def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
     assert losses[1] == (near if "max_grad_norm" in values else losses[0])
     norms = [[row["gradient_norm"] or 0.0 for row in read_metrics(d)] for d in (wide_dir, run_dir)]
     assert norms[1][0] == pytest.approx(norms[0][0], rel=1e-5)
-    # From the third step on a norm that jumps makes much of a last bit, on some CPUs.
-    assert norms[1][:2] == pytest.approx(norms[0][:2], rel=1e-3)
+    # Later a step whose norm jumps makes much of a last bit, on some CPUs; clipped FP8's third.
+    held = 2 if values["precision"] == "fp8" and "max_grad_norm" in values else 4
+    assert norms[1][:held] == pytest.approx(norms[0][:held], rel=5e-3)
     assert norms[0][0] > 0
     assert problems(record.audit) == []
     assert wide.audit["gradient_dtypes"] == ["float32"]

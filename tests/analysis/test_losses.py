@@ -25,6 +25,7 @@ from fp8study.analysis.stats import smallest_detectable
 from fp8study.core.records import load_runs, read_record, write_record
 from fp8study.report import cause_sentences, loss_sentences
 from fp8study.report.page import load_report
+from fp8study.report.rows import verdict_row
 from tests.factories import loss_curve, make_record, store
 from tests.study_factories import make_effective_batch
 from tests.table_factories import fp8_row, frame, store_losses, store_pair, store_repeat
@@ -106,6 +107,8 @@ def test_survivors_of_a_divergence_are_never_equivalent(survivors: int, tmp_path
     assert row["judged"] == f"diverged in 2 of {survivors + 2} seeds"
     text = loss_sentences.notes(load_report(tmp_path))
     assert "In 1 comparison FP8 diverged in a seed in which BF16 did not" in text
+    told = verdict_row(loss_gap_table(frame(tmp_path)))
+    assert (told["num_judged"], told["equivalent"], told["num_few"]) == (0, "0", 0)
     assert "nan" not in text
 
 

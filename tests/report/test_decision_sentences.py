@@ -52,7 +52,8 @@ def test_the_decision_says_where_it_was_measured(tmp_path: Path) -> None:
         "\u22129.0 %; 1 of 3 open."
     )
     report = pages.load_report(tmp_path)
-    assert " for 1 setting surely faster (+21.0 %); " in sentences.changes(report)
+    asked = "A loss verdict ([`check-loss`](quality.qmd#sec-scatter)) for 1 setting surely faster"
+    assert f"{asked} (+21.0 %); " in sentences.changes(report)
 
 
 def test_a_loss_that_was_judged_and_left_open_is_told_apart(tmp_path: Path) -> None:

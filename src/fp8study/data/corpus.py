@@ -22,6 +22,11 @@ TINYSTORIES_SPLIT = "train[:10%]"
 SYNTHETIC_STORIES = 8000
 SYNTHETIC_SEED = 20251226
 
+#: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
+_NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
+#: Of a text: no tokenizer here makes longer tokens on average.
+_BYTES_PER_TOKEN = 5
+
 KINDS = ("tinystories", "text:PATH", "synthetic")
 
 
@@ -53,6 +58,17 @@ def check_corpus_name(corpus: str) -> None:
         raise UserError(f"corpus: {wrong}; set corpus=text:PATH of a UTF-8 file of yours")
     if path.stat().st_size == 0:
         raise UserError(f"corpus: '{path}' is empty; it needs stories separated by {SEPARATOR}")
+
+
+def fewest_tokens(corpus: str) -> int:
+    """Return roughly how many tokens a corpus has at least, without tokenising it.
+
+    Raises:
+        UserError: As `check_corpus_name`.
+    """
+    check_corpus_name(corpus)
+    path = Path(corpus.removeprefix("text:"))
+    return _NUM_TOKENS.get(corpus) or path.stat().st_size // _BYTES_PER_TOKEN
 
 
 def load_corpus(corpus: str) -> Corpus:

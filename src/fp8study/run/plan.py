@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
@@ -13,7 +12,7 @@ from fp8study.core.fields import PLAIN
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes
-from fp8study.data.corpus import check_corpus_name
+from fp8study.data.corpus import check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
 from fp8study.run.defaults import gathers_faster_in_bf16
@@ -30,8 +29,8 @@ _MAIN = (
 _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 #: Their value follows from other fields unless someone chooses it.
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
-#: Of English text, with a vocabulary of 8,192; and passes above which it is surely seen again.
-_BYTES_PER_TOKEN, _SEEN_AGAIN = 3.7, 1.2
+#: Passes over a text above which it is told that it is seen again.
+_SEEN_AGAIN = 1.2
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -151,14 +150,13 @@ def _repeated(configs: list[ResolvedConfig]) -> list[str]:
     """Name the texts that are too short for their runs, with how often those would read them."""
     often: dict[str, float] = {}
     for config in configs:
-        path = Path(config.corpus.removeprefix("text:"))
-        if config.corpus.startswith("text:") and path.is_file():
-            tokens = max(1.0, path.stat().st_size / _BYTES_PER_TOKEN)
+        if config.corpus.startswith("text:"):
+            tokens = fewest_tokens(config.corpus) or 1
             passes = config.num_steps * config.tokens_per_step / tokens
             often[config.corpus] = max(passes, often.get(config.corpus, 0.0))
     return [
-        f"A run reads {corpus} about {passes:,.1f} times over: from the second time on a training "
-        "loss also shows what the model remembers."
+        f"A run reads {corpus} up to {passes:,.1f} times: from the second time on a training loss "
+        "also shows what the model remembers."
         for corpus, passes in often.items()
         if passes > _SEEN_AGAIN
     ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -25,7 +24,7 @@ from fp8study.core.studies import (
     load_study,
     read_study,
 )
-from fp8study.data.corpus import check_corpus_name
+from fp8study.data.corpus import fewest_tokens
 from fp8study.run.chosen.estimates import compile_minutes, held_minutes
 from fp8study.run.chosen.selection import select
 from fp8study.run.chosen.timetable import BASE, Chosen
@@ -46,10 +45,6 @@ _OURS = ("precision", "num_gpus", "strategy", "micro_batch_size", "num_steps", "
 #: What decides how long a run takes.
 _LENGTHS = ("model", "num_gpus", "sequence_length", "micro_batch_size", "num_steps",
             "gradient_accumulation_steps", "timed_seconds", "runs_per_gpu")  # fmt: skip
-#: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
-_NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
-#: Of a text: no tokenizer here makes longer tokens on average.
-_BYTES_PER_TOKEN = 5
 
 
 def study_here(
@@ -136,7 +131,7 @@ def machine_study(
     corpus = asked["corpus"]
     if corpus is None and not machine.has_fp8:
         corpus = "synthetic"  # losses are all that can be asked for
-    text = (corpus, _num_tokens(corpus)) if corpus else None
+    text = (corpus, fewest_tokens(corpus)) if corpus else None
     chosen = select(machine, asked["budget_minutes"], text, asked["set"], kept)
     if chosen.least_budget:
         raise UserError(
@@ -161,12 +156,6 @@ def machine_study(
 
 def _default_corpus() -> str | None:
     return "tinystories" if is_reachable() else None
-
-
-def _num_tokens(corpus: str) -> int:
-    check_corpus_name(corpus)
-    path = Path(corpus.removeprefix("text:"))
-    return _NUM_TOKENS.get(corpus) or path.stat().st_size // _BYTES_PER_TOKEN
 
 
 def _arm(run: Chosen) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis.claims.ledger import judge
 from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
 from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.leads import leads_table
@@ -16,6 +17,9 @@ from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
 from fp8study.core.records import LOSS_MARGIN_PCT
 from fp8study.core.studies import load_study
+from fp8study.report.ledger import tally
+from fp8study.report.page import report_of
+from tests.checkout import committed_runs
 from tests.project.quotes import (
     ROOT,
     ends,
@@ -29,6 +33,7 @@ from tests.project.quotes import (
     stored,
     tuned_texts,
 )
+from tests.project.quotes_losses import loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_two_h200 import two_h200_texts
 
@@ -134,6 +139,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *h100_texts(),
         *two_h200_texts(),
         *one_h200_texts(),
+        *loss_texts(),
         *tuned_texts(runs),
         *peer_texts(),
         memory_text(),
@@ -255,6 +261,19 @@ def test_no_other_result_is_quoted(quotable: list[str]) -> None:
     for text in (README[start:end], FINDINGS):
         found = set(re.findall(number, text))
         assert found <= known, found - known
+
+
+def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
+    counts = tally(judge(report_of(committed_runs()))).set_index("verdict")["all"]
+    by_word = {str(badge).split(" ", 1)[1]: number for badge, number in counts.items()}
+    assert by_word.pop("undecided") == 0
+    assert sum(by_word.values()) == 49
+    said = (
+        "the 49 claims of three documents from the records: {reproduced} are reproduced, {partly} "
+        "partly, {contradicted} contradicted, {artefact} have another cause, and "
+        "{not testable here} cannot be tested here"
+    )
+    assert said.format(**by_word) in " ".join(README.split())
 
 
 @pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])

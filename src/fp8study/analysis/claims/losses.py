@@ -33,15 +33,18 @@ def equal_on_several_gpus(tables: Tables, claim: Claim) -> Finding:
     return equal_losses(claim, gaps[gaps["precision"] == "fp8_tensorwise"])
 
 
-def _seed_by_seed(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-    """Judge each arm's loss against another's of the same study by seed, from rows of `_gaps`.
+def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
+    """Judge FP8 with a list in `field` against FP8 with an empty one, in a study, seed by seed.
 
     One row per two arms with three seeds or more in both: what `judged_pairs` says of ``apart``,
-    the difference of their gaps. They differ in the listed field alone. Arms are not pooled: a
-    study on repeated text, whose seeds lie far apart, would drown another.
+    the difference of their gaps to BF16, % of its loss, and the list as a text. The arms differ in
+    `field` alone. They are not pooled: a study on repeated text, whose seeds lie far apart, would
+    drown another.
     """
+    pairs = _gaps(tables, field)
+    is_plain = pairs[field] == ""
     keys = ["machine", "study", "precision", "pair_key", "others"]
-    both = ours.merge(theirs, on=keys, suffixes=("", "_before"))
+    both = pairs[~is_plain].merge(pairs[is_plain], on=keys, suffixes=("", "_before"))
     rows = []
     for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
         if len(arms) >= stats.MIN_PAIRS_FOR_INTERVAL:
@@ -84,9 +87,8 @@ def _are_ends(skip: pd.Series) -> pd.Series:
 @judges("A24")
 def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
     """Judge the first and last layer in BF16 against all in FP8 by the study that says most."""
-    pairs = _gaps(tables, "skip")
-    judged = _seed_by_seed(pairs[_are_ends(pairs["skip"])], pairs[pairs["skip"] == ""])
-    if judged.empty:
+    judged = seed_by_seed(tables, "skip")
+    if judged.empty or (judged := judged[_are_ends(judged["skip"])]).empty:
         return claim.open()
     best = judged.loc[[(judged["high_95"] - judged["low_95"]).idxmin()]]
     found, cost = best.iloc[0], _cost_of_skipping(tables)
@@ -198,10 +200,7 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
 @judges("C10")
 def schedules_help(tables: Tables, claim: Claim) -> Finding:
     """Judge runs that change their precision on the way against those in FP8 throughout."""
-    field = claim.published["field"]
-    pairs = _gaps(tables, field)
-    changes = pairs[field] != ""
-    judged = _seed_by_seed(pairs[changes], pairs[~changes])
+    judged = seed_by_seed(tables, claim.published["field"])
     if judged.empty:
         return claim.open()
     known = judged["verdict"] != "undecided"

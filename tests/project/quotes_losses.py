@@ -1,0 +1,73 @@
+"""What docs/results.md may say of skipped layers, schedules and the same run done again."""
+
+from typing import Any
+
+from fp8study.analysis.claims.losses import seed_by_seed
+from fp8study.analysis.claims.tables import Tables
+from fp8study.report.page import Report, report_of
+from tests.project.quotes import per_cent, stored
+
+MACHINE = "h200x1"
+STUDIES = ("skipped-layers", "schedules")
+
+
+def loss_texts() -> list[str]:
+    """What is said of losses on one H200 at a rate of 5e-5."""
+    runs = [run for run in stored(MACHINE) if run.record.study in STUDIES]
+    report = report_of(runs)
+    return [*_arms_texts(report), *_again_texts(report)]
+
+
+def _arms_texts(report: Report) -> list[str]:
+    tables = Tables(report, [MACHINE])
+    skips = seed_by_seed(tables, "skip")
+    skips = skips[skips["skip"].str.contains("lm_head")]
+    schedules = seed_by_seed(tables, "precision_schedule")
+    assert set(skips["num_pairs"]) == {6}
+    assert set(schedules["num_pairs"]) == {5}
+    by_schedule = schedules.set_index("precision_schedule")
+    late, early = "fp8_tensorwise:-25 bf16", "bf16:25 fp8_tensorwise"
+    both = f"{early}:-25 bf16"
+    verdicts = ["undecided", "equivalent", "equivalent"]
+    assert [*by_schedule.loc[[early, late, both], "verdict"]] == verdicts
+    gaps = report.validation_gaps
+    assert set(gaps.loc[gaps["study"] == "skipped-layers", "verdict"]) == {"equivalent"}
+    (row,) = skips.to_dict("records")
+    first, *others = (_ends(by_schedule.loc[name]) for name in (early, late, both))
+    second, third = (words.replace("95 % CI ", "") for words in others)
+    return [f"ends {_ends(row)} from FP8 in every layer", f"{first}, {second} and {third}"]
+
+
+def _ends(row: Any) -> str:
+    low, high = (per_cent(row[f"{end}_95"], 2) for end in ("low", "high"))
+    return f"{per_cent(row['apart'], 2)} (95 % CI {low.removesuffix(' %')} to {high[:-2]})"
+
+
+def _again_texts(report: Report) -> list[str]:
+    """Hold the BF16 runs of both studies, which are the same, against each other."""
+    runs = report.runs[report.runs["precision"] == "bf16"]
+    first, second = (runs[runs["study"] == study].set_index("run_id") for study in STUDIES)
+    both = first.join(second, how="inner", suffixes=("_1", "_2"))
+    assert len(both) == 5
+    apart, unseen = (
+        100 * (both[f"{loss}_2"] / both[f"{loss}_1"] - 1).abs()
+        for loss in ("loss_last20_mean", "validation_loss")
+    )
+    odd = apart.idxmax()
+    metrics = report.metrics.pivot_table("loss", "step", ["study", "run_id"])
+    curve = 100 * (metrics[STUDIES[1], odd] / metrics[STUDIES[0], odd] - 1).abs()
+    fp8 = report.runs[
+        (report.runs["study"] == STUDIES[1])
+        & (report.runs["arm"] == "FP8 tensorwise")
+        & (report.runs["seed"] == both.loc[odd, "seed_1"])
+    ]
+    (loss,) = fp8["loss_last20_mean"]
+    above = 100 * (loss / both.loc[odd, "loss_last20_mean_2"] - 1)
+    return [
+        f"Four seeds of five do, to {apart.drop(odd).max():.3f} %",
+        f"The fifth ends {apart[odd]:.2f} % apart, {unseen[odd]:.2f} % on held-out text",
+        f"For 140 steps its losses agree to {curve[:140].max():.2f} %; at step {curve.idxmax()} "
+        f"they differ by {curve.max():.1f} %",
+        f"FP8 ends {above:.2f} % above one of the two BF16 runs and "
+        f"{100 * (loss / both.loc[odd, 'loss_last20_mean_1'] - 1):.2f} % above the other",
+    ]

@@ -79,8 +79,8 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
     assert decision == (
-        "**Yes, from 32,768 tokens per GPU and step on, once its loss is checked: in 1 of 1 "
-        "setting, all on one GPU. Below that BF16 in 1 of 1 setting.**"
+        "**Yes, from 32,768 tokens per GPU and step on, once its loss is checked.** So in 1 of 1 "
+        "setting, all on one GPU. Below that BF16 in 1 of 1 setting."
     )
     assert condition.endswith(
         "FP8 at 32,768 tokens (1 GPU, plain): +21.0 %; BF16 up to 1.2B (1 GPU, plain) and 4,096 "
@@ -89,8 +89,8 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
     give_sizes(tmp_path)
     decision, condition = told(tmp_path)
-    said = "Yes, from 4B or 32,768 tokens per GPU and step on, once its loss is checked: in 2 of 2"
-    assert said in decision
+    assert decision.startswith("**Yes, from 4B or 32,768 tokens per GPU and step on, once its loss")
+    assert ".** So in 2 of 2" in decision
     assert "FP8 at 4B (1 GPU, plain) or 32,768 tokens (1 GPU, plain): " in condition
     store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
     give_sizes(tmp_path)

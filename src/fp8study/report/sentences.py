@@ -69,10 +69,8 @@ def decide(report: Report) -> str:
     rest = int((~there).sum()) - sum(below)
     others = [f"FP8 in {below[1]}"] * bool(below[1]) + [f"{rest} open"] * bool(rest)
     less = [f"BF16 in {below[0]} of {count(int((~there).sum()), 'setting')}", *others]
-    return (
-        f"**Yes, from {ends} on{once}: in {len(pays)} of {count(int(there.sum()), 'setting')}, "
-        f"{alone} on one GPU. Below that {', '.join(less)}.**"
-    )
+    where = f"in {len(pays)} of {count(int(there.sum()), 'setting')}, {alone} on one GPU"
+    return f"**Yes, from {ends} on{once}.** So {where}. Below that {', '.join(less)}."
 
 
 def conditions(report: Report) -> list[str]:

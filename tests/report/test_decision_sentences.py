@@ -80,7 +80,7 @@ def test_a_condition_is_named_where_size_and_tokens_tell_the_settings_apart(tmp_
     decision, condition = told(tmp_path)
     assert decision == (
         "**Yes, from 32,768 tokens per GPU and step on, once its loss is checked.** So in 1 of 1 "
-        "setting, all on one GPU. Below that BF16 in 1 of 1 setting."
+        "setting, all on one GPU. Below that BF16 in 1 of 1."
     )
     assert condition.endswith(
         "FP8 at 32,768 tokens (1 GPU, plain): +21.0 %; BF16 up to 1.2B (1 GPU, plain) and 4,096 "

@@ -64,11 +64,11 @@ def decide(report: Report) -> str:
     ends += " per GPU and step" * ("tokens_per_gpu" in least)
     pays = fp8[fp8.index.isin(all_.index[there])]
     one_gpu = int((pays["num_gpus"] == 1).sum())
-    alone = "all" if one_gpu == len(pays) else f"{one_gpu or 'none'} of them"
+    alone = "all" if one_gpu == len(pays) else one_gpu or "none"
     below = [int(of.index.isin(all_.index[~there]).sum()) for of in (bf16, fp8)]
     rest = int((~there).sum()) - sum(below)
     others = [f"FP8 in {below[1]}"] * bool(below[1]) + [f"{rest} open"] * bool(rest)
-    less = [f"BF16 in {below[0]} of {count(int((~there).sum()), 'setting')}", *others]
+    less = [f"BF16 in {below[0]} of {int((~there).sum())}", *others]
     where = f"in {len(pays)} of {count(int(there.sum()), 'setting')}, {alone} on one GPU"
     return f"**Yes, from {ends} on{once}.** So {where}. Below that {', '.join(less)}."
 

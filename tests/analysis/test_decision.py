@@ -44,13 +44,17 @@ def decide(results: Path) -> dict[str, object]:
     return row
 
 
-def store_losses(results: Path, gap: float, place: str = "local", **changes: Any) -> None:
+def store_losses(
+    results: Path, gap: float, place: str = "local", fp8: dict[str, Any] | None = None,
+    **changes: Any,
+) -> None:  # fmt: skip
     for seed in range(3):
         for precision in ("bf16", "fp8_tensorwise"):
             loss = 5.0 + 0.1 * seed + (gap + 0.0001 * seed) * (precision != "bf16")
             record = make_record(
                 study="losses", seed=seed, precision=precision,
-                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None}, **changes,
+                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
+                **changes | ({"config": fp8} if fp8 and precision != "bf16" else {}),
             )  # fmt: skip
             store(results, place, record)
 
@@ -127,3 +131,31 @@ def test_a_rate_at_which_a_sweep_breaks_is_no_verdict_on_the_loss(
         )  # fmt: skip
         store(tmp_path, "local", record)
     assert decide(tmp_path)["action"] == action
+
+
+@pytest.mark.parametrize(
+    "part", [{"precision_schedule": ["fp8_tensorwise:5", "bf16"]}, {"skip": []}]
+)
+def test_other_layers_or_steps_in_fp8_are_another_setting(part: Any, tmp_path: Path) -> None:
+    """A run that ends in BF16 was taken for one in FP8, as its precision is called the same."""
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, fp8=part)
+    row = decide(tmp_path)
+    assert (row["action"], row["loss_is_same"]) == (decision.CHECK, False)
+
+
+def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:
+    """Not the conclusive one: of many studies some are equivalent by chance."""
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, place="reference/elsewhere")
+    assert decide(tmp_path)["action"] == decision.FP8
+    for seed in range(5):
+        for precision in ("bf16", "fp8_tensorwise"):
+            loss = 5.0 + (0.02 * (-1) ** seed) * (precision != "bf16")
+            results = {"loss_last20_mean": loss, "tokens_per_second_per_gpu": None}
+            record = make_record(
+                study="wider", seed=seed, precision=precision, results=results
+            )  # fmt: skip
+            store(tmp_path, "reference/another", record)
+    row = decide(tmp_path)
+    assert (row["action"], row["loss_study"]) == (decision.CHECK, "wider")

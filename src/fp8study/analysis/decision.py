@@ -29,7 +29,7 @@ CONCLUSIVE = ["equivalent", "different"]
 #: What tells the setting of a loss from that of a speed. Another machine with that GPU computes
 #: the same losses.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
-           "master_dtype", "path", "gpu_name"]  # fmt: skip
+           "master_dtype", "path", "gpu_name", "fp8_part"]  # fmt: skip
 LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_study", "loss_machine",
                 "loss_is_same"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
@@ -70,7 +70,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     Returns:
         The columns of `DECISION_COLUMNS`, models with the largest leads first; those of
         `LOSS_COLUMNS` are of the judged arm of the model and recipe whose setting differs in the
-        fewest fields.
+        fewest fields, the layers and steps that are in FP8 included.
     """
     leads = to_decide(leads)
     if leads.empty:
@@ -127,12 +127,15 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     if found.empty:
         return {}
     apart = sum((found[name] != row[name]).astype(int) for name in _FIELDS)
-    # Of two that are as near the conclusive one counts, a usual learning rate before a low one, and
-    # the machine's own before another's.
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
-    rank = apart + (found["verdict"] == "undecided") / 4 + ~counts / 2
-    rank += (found["machine"] != row["machine"]) / 8
-    near = found.loc[rank.sort_values(kind="stable").index[0]]
+    own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
+    # Of those as near, a usual learning rate comes before a low one, then a divergence, then what
+    # the machine's own runs decide, then the most pairs: of many studies some decide by chance.
+    order = pd.DataFrame({
+        "apart": apart, "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
+        "not_own": ~(own & decided), "few": -found["num_pairs"], "elsewhere": ~own,
+    })  # fmt: skip
+    near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     conclusive = near["verdict"] != "undecided"
     return {
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],

@@ -57,6 +57,8 @@ from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRu
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: Formats of arithmetic and of optimizer states, and what a training path makes of them.
 FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
+#: Which layers and steps of an FP8 run are in FP8, as one text in ``fp8_part``.
+_FP8_PART = ("skip", "precision_schedule")
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
@@ -79,7 +81,7 @@ RUN_COLUMNS: dict[str, str] = {
     **{f"startup_{name}": NUMBER for name in _STARTUP},
     **{f"version_{name}": TEXT for name in _VERSIONS},
     **kinds(
-        text="run_ids git_commit arm setting path "
+        text="run_ids git_commit arm setting path fp8_part "
         "arm_key asked_key pair_key partner_key effect_key switch_key format_key "
         "kernel_key",
         count="model_vocab_size num_warnings",
@@ -161,6 +163,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "arm": arm_label(record),
         "setting": setting_label(record.config),
         "path": MIXED if unusual_switches(record.config) else config.get("path"),
+        "fp8_part": json.dumps([config.get(name) for name in _FP8_PART]),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),
         "pair_key": _key(run, config, varying("pair")) + trained,

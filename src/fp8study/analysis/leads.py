@@ -34,10 +34,10 @@ SETTING = [
     "sequence_length", "master_dtype", "path", "setting", "version_torch",
 ]  # fmt: skip
 LEAD_COLUMNS = [
-    *SETTING, "precision", "arm", "fp8_all_gather", "tokens_per_gpu", "lead_pct", "lead_low_pct",
-    "lead_high_pct", "ci_low_pct", "ci_high_pct", "num_pairs", "num_runs", "num_sessions",
-    *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES, "memory_change_pct",
-    "energy_change_pct", "studies", "sessions", "run_ids",
+    *SETTING, "precision", "arm", "fp8_part", "fp8_all_gather", "tokens_per_gpu", "lead_pct",
+    "lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct", "num_pairs", "num_runs",
+    "num_sessions", *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES,
+    "memory_change_pct", "energy_change_pct", "studies", "sessions", "run_ids",
 ]  # fmt: skip
 #: What a setting says of several nodes.
 _SPREAD = r"((?P<nodes>\d+) nodes(?:, sharded within each)?)"
@@ -88,10 +88,9 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
     pairs = lead_pairs(runs)
     if pairs.empty:
         return pd.DataFrame(columns=LEAD_COLUMNS)
-    names = [*SETTING, "precision", "arm"]
-    keys = [*names, "kept_in_bf16"] if "kept_in_bf16" in pairs else names
+    names = [*SETTING, "precision", "arm", "fp8_part"]
     pairs["log"] = np.log(pairs["ratio"].astype(float))
-    pairs["key"] = pairs.groupby(keys, dropna=False, sort=False).ngroup()
+    pairs["key"] = pairs.groupby(names, dropna=False, sort=False).ngroup()
     pairs["baseline"] = pairs.groupby(SETTING, dropna=False, sort=False).ngroup()
     by_session = pairs.groupby(["key", "session"])["log"].mean().dropna()
     rows = []

@@ -30,7 +30,7 @@ from fp8study.report.predictions import cells
 from fp8study.report.rows import rungs
 
 #: Keys that tell rows apart inside the program and nothing to a reader.
-_KEYS = ["arm_key", "effect_key", "pair_key", "partner_key"]
+_KEYS = ["arm_key", "effect_key", "pair_key", "partner_key", "fp8_part"]
 
 TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "throughput": lambda report: report.throughput,

@@ -19,8 +19,16 @@ from fp8study.analysis import decision
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.advise import Advisor
 from fp8study.analysis.laws.cells import cells_of, read_runs, recorded_config
-from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Decisions, read_loss_gaps
+from fp8study.analysis.laws.evidence import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
+    Decisions,
+    nearest_losses,
+    read_loss_gaps,
+)
 from fp8study.analysis.laws.question import answer, question_for
+from fp8study.analysis.laws.shape import shape_of
 from fp8study.cli import app
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
@@ -66,7 +74,7 @@ def test_figures_of_a_cell_that_was_run_are_its_records():
 
 @pytest.fixture(scope="module")
 def advisor():
-    return Advisor(read_runs(ROOT / "results"), read_loss_gaps(RESULTS), Decisions([]))
+    return Advisor(read_runs(ROOT / "results"), read_loss_gaps(ROOT / "results"), Decisions([]))
 
 
 @pytest.fixture(scope="module", params=["h100x1", "h200x2", "h200x4"])
@@ -456,3 +464,15 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> None:
+    table = read_loss_gaps(ROOT / "results")
+    changes = table["arm"].str.contains("schedule")
+    assert changes.any()
+    table = table.assign(num_pairs=table["num_pairs"].mask(changes, 100))
+    told, without = (
+        nearest_losses(rows, [], shape_of("llama-3.2-1b"), "fp8_tensorwise")
+        for rows in (table, table[~changes])
+    )
+    assert told == without

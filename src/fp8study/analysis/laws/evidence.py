@@ -232,8 +232,8 @@ def nearest_losses(
         table = comparisons(table)
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
-        # Not arms that put other layers into FP8 than runs do by default.
-        table = table[~table["arm"].str.contains("skips")]
+        # Not arms that put other layers or steps into FP8 than runs do by default.
+        table = table[~table["arm"].str.contains("skips|schedule")]
     if table.empty:
         return (), (f"any loss: none of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}

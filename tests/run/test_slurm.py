@@ -180,6 +180,8 @@ def test_an_interrupted_run_whose_job_lives_is_not_over(
          "Batch job submission failed: Invalid partition"),
         ("Error:\n  WorkflowError:\n    'soon' is no time\nTraceback:\n",
          "WorkflowError: 'soon' is no time"),
+        ("ModuleNotFoundError: No module named 'sqlalchemy'\n",
+         "ModuleNotFoundError: No module named 'sqlalchemy'"),
         ("", "it said nothing"),
     ],
 )  # fmt: skip

@@ -285,8 +285,8 @@ def _last_word_of_snakemake(log: Path) -> str:
     refused = [line for line in lines if "sbatch: error: " in line]
     line = refused[-1] if refused else telling_line(lines) or "it said nothing"
     more = lines[lines.index(line) + 1 :][:1] if line.endswith(":") else []
-    told = line.partition("sbatch: error: ")[2] or line
-    return " ".join([told, *more]).rstrip("'.")
+    told = line.partition("sbatch: error: ")[2].rstrip("'.") or line  # quoted there
+    return " ".join([told, *more]).rstrip(".")
 
 
 def _why_no_record(run_dir: Path) -> str:

@@ -194,7 +194,8 @@ def rule() -> str:
         "itself; older runs do not tell.\n\n"
         "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
         "nearest to 4,096 tokens, no clipping, the most pairs, the recipe with the largest lead. "
-        "*FP8's loss* was judged for that model and recipe in the nearest setting; –: not yet."
+        "*FP8's loss* was judged for that model and recipe in the nearest setting, of several "
+        "studies in that with the most pairs; –: not yet."
     )
 
 

@@ -131,9 +131,11 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
     # Of those as near, a usual learning rate comes before a low one, then a divergence, then what
     # the machine's own runs decide, then the most pairs: of many studies some decide by chance.
+    # Of as many, a later study may have been made to decide what an earlier one left open.
     order = pd.DataFrame({
         "apart": apart, "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
-        "not_own": ~(own & decided), "few": -found["num_pairs"], "elsewhere": ~own,
+        "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
+        "elsewhere": ~own,
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     conclusive = near["verdict"] != "undecided"

@@ -115,6 +115,7 @@ def test_digest_ignores_the_order_and_the_spelling_of_values() -> None:
         ("skip", "", ()),
         ("skip", [], ()),
         ("precision", "fp8", "fp8_tensorwise"),
+        ("precision", "FP8", "fp8_tensorwise"),
         ("strategy", "none", "none"),
         ("noise_at_steps", "50, 0", (0, 50)),
         ("noise_at_steps", 50, (50,)),  # as papermill reads -p noise_at_steps 50

@@ -172,6 +172,7 @@ def test_a_retired_switch_still_reads_and_cannot_be_asked_for() -> None:
     [
         ("num_gpus", 10**19, "outside 1 to 65536"),
         ("num_steps", 10**19, "outside 1 to 1000000000"),
+        ("sequence_length", 1, "outside 2 to 1000000000"),
         ("validation_sequences", 10**19, "outside 0 to 1000000000"),
         ("micro_batch_size", 10**400, "give a whole number"),
         ("learning_rate", 1e308, "outside 1e-12 to 1000; try 0.0003"),

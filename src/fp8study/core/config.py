@@ -147,7 +147,7 @@ def read_field(name: str, value: Any) -> Any:
         UserError: The field cannot have it.
     """
     if name == "precision" and isinstance(value, str):
-        value = ALIASES.get(value, value)
+        value = ALIASES.get(value.lower(), value)
     value = read_value(name, value, TYPES[name])
     if name == "precision_schedule":
         parts = (part.split(":") for part in value)

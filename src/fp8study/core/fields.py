@@ -93,7 +93,8 @@ class _Described:
             (lambda c: c.cpu_ram_efficient_loading and c.strategy != "fsdp2",
              "is for strategy=fsdp2, not {strategy}; leave it out"),))
     sequence_length: int = declare(
-        4096, "task", "Tokens per packed sequence.", low=1, high=MANY, refused=(
+        # Of one token none is predicted.
+        4096, "task", "Tokens per packed sequence.", low=2, high=MANY, refused=(
             (lambda c: c.fp8_emulate is False and c.micro_batch_size * c.sequence_length % ALIGNMENT
              and "grad_weight" in RECIPES[c.precision].fp8_gemms,
              f"makes, with micro_batch_size={{micro_batch_size}}, passes that are no multiple of "

@@ -113,7 +113,8 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     lines = [
         *([cluster.summary(pending)] if cluster else []),
         f"Study {study.name}: {study.question}",
-        f"On {where}. {len(study.runs)} runs, {num_done} done, {len(pending)} to do"
+        f"On {where}. {len(study.runs)} run{'s' * (len(study.runs) != 1)}, {num_done} done, "
+        f"{len(pending)} to do"
         + ("." if cluster else f", about {minutes:,.0f} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
         f"{judged}. Expected: {study.expectation or 'nothing was written down'}",

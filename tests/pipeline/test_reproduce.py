@@ -143,7 +143,7 @@ def test_what_failed_or_is_damaged_is_done_again(calls: dict[str, Call]) -> None
 def test_what_is_done_is_not_done_again(calls: dict[str, Call]) -> None:
     second, third = calls["second"], calls["third"]
     assert third.done.returncode == 0, third.done.stderr
-    assert "1 runs, 1 done, 0 to do" in third.done.stdout
+    assert "1 run, 1 done, 0 to do" in third.done.stdout
     assert third.records == second.records
 
 

@@ -147,7 +147,12 @@ def read_field(name: str, value: Any) -> Any:
         UserError: The field cannot have it.
     """
     if name == "precision" and isinstance(value, str):
-        value = ALIASES.get(value.lower(), value)
+        value = ALIASES.get(value, value)
+        if value.lower() in ALIASES:
+            known = ", ".join([*ALIASES, *RECIPES])
+            raise UserError(
+                f"precision: '{value}' is not valid{nearest(value, ALIASES)}; choose one of {known}"
+            )
     value = read_value(name, value, TYPES[name])
     if name == "precision_schedule":
         parts = (part.split(":") for part in value)

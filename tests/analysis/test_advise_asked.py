@@ -252,3 +252,8 @@ def test_neighbours_are_told_the_same() -> None:
     assert {verdict.action for verdict in told} == {CHECK}
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200")).verdict
     assert (longer.label, longer.action) == ("FP8 tensorwise, BF16 all-gather", CHECK)
+
+
+def test_measure_more_says_why() -> None:
+    text = " ".join(advice_text(ask("llama-3.1-8b", 8, "h100-80gb")).split())
+    assert "By the laws: measure more, as the lead may lie on either side of 3 %." in text

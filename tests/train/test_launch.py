@@ -99,6 +99,7 @@ def test_an_earlier_record_is_kept_when_its_run_is_repeated(tmp_path: Path) -> N
         launch_tiny(tmp_path / "run", strategy="none", seed=seed)
     earlier = read_record(tmp_path / "run" / "run.earlier1.json")
     assert earlier.config["seed"] == 0
+    assert (tmp_path / "run" / "metrics.earlier1.jsonl").read_text().count("\n") == 8
     assert read_record(tmp_path / "run" / "run.json").config["seed"] == 1
 
 

@@ -22,6 +22,7 @@ from fp8study.core.files import locked
 from fp8study.core.records import read_metrics, read_record
 from fp8study.run.launch import launch
 from tests.checkout import tiny_folder
+from tests.disks import small_disk_at
 from tests.train.tiny_runs import FOUR, SAVING, Train, tensors
 
 
@@ -214,6 +215,16 @@ def test_a_full_disk_costs_a_warning_and_no_checkpoint(train: Train, tmp_path: P
     assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000003"]
     (tmp_path / "run.json").unlink()
     assert train(tmp_path, strategy="none").results["resumed"][0]["from_step"] == 3
+
+
+def test_what_a_full_disk_took_of_a_checkpoint_is_given_back(train: Train, tmp_path: Path) -> None:
+    """The part that was written filled the disk until the next one was due, and ended the run."""
+    with small_disk_at(tmp_path, "24m"):
+        record = train(tmp_path, strategy="none", num_steps=200, checkpoint_every=50)
+        assert record.status == "completed"
+        assert len(read_metrics(tmp_path)) == 200
+        assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000050"]
+        assert sum("No space left" in line for line in record.warnings) == 3
 
 
 def training_process(run_dir: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8study.analysis.decision import MORE, WORTH_PCT
 from fp8study.analysis.laws.account import (
     HOST_PCT,
     MEAN_POINTS,
@@ -105,6 +106,8 @@ def _verdict(verdict: Verdict) -> str:
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
     if lead is not None and lead.kind == MODELLED:
         action = f"Not measured. By the laws: {verdict.action}"
+    if verdict.action == MORE and lead is not None and lead.low is not None:
+        action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
     return f"{action}. {verdict.label}: {says}{where}{unsteady}."
 
 
@@ -130,7 +133,8 @@ def _memory(advice: Advice) -> list[str]:
     if advice.building_gib > advice.capacity_gib:
         lines.append(
             f"  building  {advice.building_gib:.0f} GiB, counted: a run of fp8study first holds "
-            "the whole model on each GPU, and would end there; other trainers need not"
+            "the whole model on each GPU, and would end there, so that there is no command to "
+            "check it; other trainers need not"
         )
     if not advice.fits:
         found = [f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind})" for c in advice.remedies]

@@ -13,11 +13,12 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 from fp8study.core import checkpoints
 from fp8study.core.config import RunConfig, save_config
@@ -128,7 +129,9 @@ def launch(
             environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
         if (run_dir / "run.json").exists():
             kept_as = set_aside(run_dir / "run.json", "earlier")
-            show(f"an earlier record of this run is kept as {kept_as.name}")
+            if checkpoint is None and (run_dir / "metrics.jsonl").exists():
+                set_aside(run_dir / "metrics.jsonl", "earlier")
+            show(f"an earlier record in this folder is kept as {kept_as.name}")
         started_at = utc_now()
         gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
         with writing("run_dir", run_dir):
@@ -219,17 +222,17 @@ def _follow(
     assert child.stdin is not None
     assert child.stdout is not None
 
-    def read(log: TextIO) -> None:
+    def read(log: FileIO) -> None:
         for line in child.stdout or ():
             if line.startswith(PROGRESS):
                 show(line.removeprefix(PROGRESS).rstrip("\n"))
             else:
-                log.write(line)
-                log.flush()
                 tail.append(line.rstrip("\n"))
+                with suppress(OSError):  # a full disk shall not end the run for a line of its log
+                    log.write(line.encode())
 
     try:
-        with (run_dir / "train.log").open("w", encoding="utf-8") as log:
+        with (run_dir / "train.log").open("wb", buffering=0) as log:
             try:
                 read(log)
             except KeyboardInterrupt:

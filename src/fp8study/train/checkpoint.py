@@ -125,11 +125,17 @@ class Checkpoints:
         )  # fmt: skip
         self._writing = step, cast("Future[Any]", saving)
         self._facts["stopped_seconds"] += time.perf_counter() - began
-        self._writing[1].add_done_callback(lambda _: self._written(writer, began))
+        self._writing[1].add_done_callback(lambda done: self._written(writer, began, step, done))
 
-    def _written(self, writer: _Writer, began: float) -> None:
+    def _written(self, writer: _Writer, began: float, step: int, done: Future[Any]) -> None:
         self._facts["written_seconds"] += time.perf_counter() - began
         self._facts["gib"] = writer.gib or self._facts["gib"]
+        if not done.cancelled() and done.exception() is not None:
+            self._remove_part(step)  # at once: on a full disk the run's own files need the room
+
+    def _remove_part(self, step: int) -> None:
+        if self._trainer.state.is_main_process:
+            shutil.rmtree(partial(place_of(self._run_dir, step)), ignore_errors=True)
 
     def wait(self) -> None:
         """Wait until what was saved is on disk.
@@ -146,8 +152,7 @@ class Checkpoints:
             there = f"step {self._last_step} is the last that is" if self._last_step else "none is"
             note = f"checkpoint_every: step {step} could not be saved ({_reason(error)}); {there}"
             self.warnings.append(note)
-            if self._trainer.state.is_main_process:
-                shutil.rmtree(partial(place_of(self._run_dir, step)), ignore_errors=True)
+            self._remove_part(step)
         else:
             self._last_step = step
             self._facts["num"] += 1

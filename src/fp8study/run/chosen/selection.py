@@ -33,7 +33,7 @@ from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.
 LADDER = (("llama-3.2-1b",), ("qwen3-4b", "llama-3.2-3b"), ("llama-3.1-8b",), ("qwen3-14b",))
-#: The part about loss, at a rate and a warm-up at which three seeds may decide (page Quality).
+#: The part about loss, at a rate and a warm-up at which pairs scatter little (page Quality).
 #: Validation at two points: its runs have no timings to be mixed up.
 _LOSS: dict[str, Any] = {
     "timed_seconds": None, "num_gpus": 1, "micro_batch_size": 4, "validation_sequences": 32,

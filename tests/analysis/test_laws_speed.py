@@ -56,6 +56,14 @@ def test_where_masks_are_checked_host_and_gpu_begin_each_step_together():
     assert tuned.total == once.total
 
 
+def test_attention_is_no_faster_than_kernels_are_however_long_a_sequence():
+    """FlashAttention 3 has 740 TFLOP/s on an H100 in its best forward pass (arXiv 2407.08608)."""
+    flops = 7 * 32 * 128 * 32  # a token and token of the sequence: heads, their width, layers
+    for length in (8_192, 131_072):
+        ms = step(sequence_length=length, micro_batch_size=1).attention
+        assert 400 < flops * length**2 / ms * 1e-9 < 600
+
+
 def test_rates_of_the_link_and_of_copies_are_read_from_records():
     constants = frozen.constants_of(SpeedConstants, "speed")
     assert 250 < constants.link_gb_per_s < 300  # of 450 on the datasheet

@@ -12,10 +12,11 @@ STUDIES = ("skipped-layers", "schedules")
 
 
 def loss_texts() -> list[str]:
-    """What is said of losses on one H200 at a rate of 5e-5."""
+    """What is said of losses on one H200 at rates of 5e-5 and, of an 8B, 2e-5."""
     runs = [run for run in stored(MACHINE) if run.record.study in STUDIES]
     report = report_of(runs)
-    return [*_arms_texts(report), *_again_texts(report)]
+    eight = report_of([run for run in stored(MACHINE) if run.record.study.startswith("loss-8b")])
+    return [*_arms_texts(report), *_again_texts(report), *_eight_b_again_texts(eight)]
 
 
 def _arms_texts(report: Report) -> list[str]:
@@ -71,3 +72,24 @@ def _again_texts(report: Report) -> list[str]:
         f"FP8 ends {above:.2f} % above one of the two BF16 runs and "
         f"{100 * (loss / both.loc[odd, 'loss_last20_mean_1'] - 1):.2f} % above the other",
     ]
+
+
+def _eight_b_again_texts(report: Report) -> list[str]:
+    """Hold an 8B's runs on two H200 against each other, and FP8 against BF16 on each."""
+    runs = report.runs[
+        report.runs["study"].isin(["loss-8b", "loss-8b-2"]) & (report.runs["learning_rate"] == 2e-5)
+    ]
+    assert len(runs) == 8 and set(runs["seed"]) == {0, 1}
+    said = []
+    for loss in ("loss_last20_mean", "validation_loss"):
+        table = runs.pivot(index=["precision", "seed"], columns="study", values=loss)
+        apart = 100 * (table["loss-8b-2"] / table["loss-8b"] - 1).abs()
+        bf16, fp8 = apart["bf16"], apart["fp8_tensorwise"]
+        gaps = 100 * (table.loc["fp8_tensorwise"] / table.loc["bf16"] - 1).to_numpy().ravel()
+        low, high = f"{gaps.min():+.2f}".replace("-", "−"), f"{gaps.max():+.2f}"
+        said += [
+            f"{bf16[0]:.2f} and {bf16[1]:.2f} % apart in BF16, "
+            f"{fp8[0]:.2f} and {fp8[1]:.2f} % in FP8",
+            f"{low} to {high} %",
+        ]
+    return said

@@ -144,6 +144,7 @@ def constants_here(
     slower = _beyond(rest, fixed["other"]) / by_law
     for name in ("query_ps", "softmax_ps", "elementwise_ps", "autocast_ps"):
         changed[name] = slower * getattr(c, name)
+    changed["attention_tflops"] = c.attention_tflops / slower
     if config.is_fp8:
         width = c.rowwise if recipe.scaling == "rowwise" else 1.0
         moved = sum(wide + high for wide, high in shape.convertible.values())

@@ -38,6 +38,9 @@ _OVERLAP = 4
 _FORWARD, _FORWARD_GATHERS = 1 / 3, 2 / 3
 #: Kernels as profiles count them: of a decoder layer beside its GEMMs, of a converted linear layer.
 OTHER_KERNELS, CAST_KERNELS = 64, 8
+#: FLOPs of causal attention for a token, head, feature of a head and token of the sequence: two
+#: GEMMs in the forward pass, five in the backward pass, 2 FLOPs an element, half of them masked.
+_ATTENTION_FLOPS = 7
 #: Constants that go with the matrix units' speed, and those that go with memory's.
 BY_MATRIX_UNITS = ("query_ps", "softmax_ps")
 BY_MEMORY = (
@@ -65,8 +68,10 @@ class SpeedConstants:
     """Any kernel's time beside what grows with its size, and the gap before the next."""
     query_ps: float = 25.0
     """Attention, a token and query feature."""
-    softmax_ps: float = 0.5
+    softmax_ps: float = 1.0
     """Attention, a token, head and token of the sequence."""
+    attention_tflops: float = 560.0
+    """Attention's GEMMs, causal, where heads are so wide that these take longer than that."""
     elementwise_ps: float = 1.0
     """Norms, activations and residuals: a byte that a layer keeps."""
     cast_ps: float = 2.0
@@ -218,6 +223,7 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
     return dataclasses.replace(
         c,
         bf16_tflops=c.bf16_tflops * gpu.bf16_tflops / own.bf16_tflops,
+        attention_tflops=c.attention_tflops * gpu.bf16_tflops / own.bf16_tflops,
         fp8_tflops=c.fp8_tflops * (gpu.fp8_tflops or 0.0) / own.fp8_tflops,
         copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
         **{name: factor * getattr(c, name) for name, factor in slower.items()},
@@ -285,8 +291,10 @@ def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedCon
 def _attention_ms(
     config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants
 ) -> float:
-    length, queries = config.sequence_length, shape.query_size
-    each = c.query_ps * queries + c.softmax_ps * shape.num_heads * length
+    heads, head_size = shape.num_heads, shape.query_size / shape.num_heads
+    gemms_ps = _ATTENTION_FLOPS * head_size / c.attention_tflops
+    each = c.query_ps * shape.query_size
+    each += max(c.softmax_ps, gemms_ps) * heads * config.sequence_length
     again = 4 / 3 if config.activation_checkpointing else 1.0
     return again * tokens * shape.num_layers * each * 1e-9
 

@@ -350,6 +350,8 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     assert len(ways) == 3
     assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+    idle = 4 * 12 * 3 * 2048 * 768  # layers, experts that no token goes to, and their weights
+    assert found.tokens == 20 * (shape_of(str(folder)).num_parameters - idle)
 
 
 def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):

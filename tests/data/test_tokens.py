@@ -86,6 +86,7 @@ def test_hash_of_a_corpus_depends_on_where_documents_end(tmp_path: Path) -> None
     [
         ("tinystory", "did you mean 'tinystories'"),
         ("wikipedia", "give one of tinystories, text:PATH, synthetic"),
+        (__file__, f"did you mean 'text:{__file__}'"),
         ("text:absent.txt", "absent.txt"),
         ("text:.", "'.' is no file"),
         ("text:/dev/null", "'/dev/null' is no file; set corpus=text:PATH"),

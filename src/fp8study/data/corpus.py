@@ -49,6 +49,7 @@ def check_corpus_name(corpus: str) -> None:
         return
     if not corpus.startswith("text:"):
         hint = nearest(corpus, ("tinystories", "synthetic"))
+        hint = f" (did you mean 'text:{corpus}'?)" if Path(corpus).is_file() else hint
         raise UserError(f"corpus: '{corpus}' is unknown{hint}; give one of {', '.join(KINDS)}")
     path = Path(corpus.removeprefix("text:"))
     if not path.is_file():

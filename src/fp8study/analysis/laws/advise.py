@@ -110,7 +110,7 @@ class Advice:
     gpu: str
     capacity_gib: float
     tokens: float
-    """How many are trained on, for the days that it takes: what was asked, else 20 a weight."""
+    """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
     verdict: Verdict
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""
@@ -232,7 +232,7 @@ class Advisor:
             settings=tuple(written(settings(config))),
             gpu=gpu_name,
             capacity_gib=capacity,
-            tokens=tokens or TOKENS_PER_WEIGHT * shape.num_parameters,
+            tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
             elsewhere=tuple(verdicts[1:]),
             fits=fits,

@@ -27,6 +27,8 @@ from fp8study.core.recipes import ARITHMETICS
 _MOST_TOKENS = 32768
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, "gradient_accumulation_steps", "max_grad_norm")
+#: Those that have an option of their own.
+_OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 
@@ -131,8 +133,10 @@ def _check_tokens(tokens: float | None) -> None:
 
 def _check_names(others: Mapping[str, Any]) -> None:
     if wrong := [
-        f"--set: '{name}' is nothing that the laws answer for; give one of {', '.join(_OTHERS)}, "
-        "or the options of its own"
+        f"--set: '{name}' has an option of its own; give --{name.replace('_', '-')}"
+        if name in _OWN
+        else f"--set: '{name}' is nothing that the laws answer for; give one of "
+        f"{', '.join(_OTHERS)}, or the options of its own"
         for name in others
         if name not in _OTHERS
     ]:

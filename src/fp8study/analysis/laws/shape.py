@@ -138,6 +138,12 @@ class ModelShape:
         layers = self.num_layers * (self.layer_parameters + self.layer_vectors)
         return layers + self.hidden_size + self.root_parameters
 
+    @property
+    def num_active_parameters(self) -> int:
+        """Those that a token meets: of a mixture's experts the active ones."""
+        idle = self._with_experts(self.num_experts) - self.active_parameters
+        return self.num_parameters - self.num_layers * idle
+
     @cache  # noqa: B019 (frozen, and few)
     def matched(self, patterns: tuple[str, ...]) -> int:
         """Return how many weights of decoder layers are in layers that a pattern names."""

@@ -86,10 +86,9 @@ def _eight_b_again_texts(report: Report) -> list[str]:
         apart = 100 * (table["loss-8b-2"] / table["loss-8b"] - 1).abs()
         bf16, fp8 = apart["bf16"], apart["fp8_tensorwise"]
         gaps = 100 * (table.loc["fp8_tensorwise"] / table.loc["bf16"] - 1).to_numpy().ravel()
-        low, high = f"{gaps.min():+.2f}".replace("-", "−"), f"{gaps.max():+.2f}"
         said += [
             f"{bf16[0]:.2f} and {bf16[1]:.2f} % apart in BF16, "
             f"{fp8[0]:.2f} and {fp8[1]:.2f} % in FP8",
-            f"{low} to {high} %",
+            f"{per_cent(gaps.min(), 2).removesuffix(' %')} to {per_cent(gaps.max(), 2)}",
         ]
     return said

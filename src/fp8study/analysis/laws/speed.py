@@ -71,7 +71,8 @@ class SpeedConstants:
     softmax_ps: float = 1.0
     """Attention, a token, head and token of the sequence."""
     attention_tflops: float = 560.0
-    """Attention's GEMMs, causal, where heads are so wide that these take longer than that."""
+    """Attention's GEMMs, causal, where heads are so wide that these take longer than that; 1e9
+    in freezes without such a limit."""
     elementwise_ps: float = 1.0
     """Norms, activations and residuals: a byte that a layer keeps."""
     cast_ps: float = 2.0

@@ -92,7 +92,8 @@ def test_optimizer_states_take_their_bytes(masters, state, num_bytes):
 @pytest.mark.parametrize("largest_norm", [None, 1.0])  # fullest at the loss, and at the update
 def test_kept_fp8_weights_take_two_bytes_each_unless_gradients_take_their_place(largest_norm):
     config = RunConfig(model="llama-3.1-8b", path="tuned", strategy="none",
-                       precision="fp8_tensorwise", max_grad_norm=largest_norm)  # fmt: skip
+                       precision="fp8_tensorwise", max_grad_norm=largest_norm,
+                       update_kernel="torch")  # fmt: skip
     kept = dataclasses.replace(config, weight_cast="each_update")
     laws = [predicted_memory(c, shape_of("llama-3.1-8b")) for c in (config, kept)]
     assert [law.moment for law in laws] == ["update" if largest_norm else "loss"] * 2
@@ -102,8 +103,8 @@ def test_kept_fp8_weights_take_two_bytes_each_unless_gradients_take_their_place(
 
 def test_narrow_gradients_save_two_bytes_a_weight_but_of_experts():
     shape = dataclasses.replace(shape_of("llama-3.1-8b"), num_experts=8, num_active_experts=2)
-    config = RunConfig(path="tuned", strategy="none", max_grad_norm=1.0, update_kernel="one_pass")
-    narrow = dataclasses.replace(config, gradient_dtype="compute")
+    narrow = RunConfig(path="tuned", strategy="none", max_grad_norm=1.0)
+    config = dataclasses.replace(narrow, gradient_dtype="master")
     wide, law = (predicted_memory(c, shape) for c in (config, narrow))
     assert wide.moment == law.moment == "update"
     assert wide.gradients - law.gradients == pytest.approx(2 * 32 * 41_943_040 / 2**30)
@@ -112,9 +113,8 @@ def test_narrow_gradients_save_two_bytes_a_weight_but_of_experts():
 def test_updates_in_the_backward_pass_hold_one_layers_narrow_gradients_and_all_kept_weights():
     """A vocabulary so small that a layer's gradients are more than the embedding's."""
     shape = dataclasses.replace(shape_of("llama-3.1-8b"), vocab_size=1024, num_layers=4)
-    narrow = RunConfig(path="tuned", strategy="none", sequence_length=128, update_kernel="one_pass",
-                       gradient_dtype="compute")  # fmt: skip
-    fp8 = dataclasses.replace(narrow, precision="fp8_tensorwise", weight_cast="each_update")
+    narrow = RunConfig(path="tuned", strategy="none", sequence_length=128)
+    fp8 = dataclasses.replace(narrow, precision="fp8_tensorwise")
     law, in_fp8 = (predicted_memory(c, shape) for c in (narrow, fp8))
     layer = 218_103_808 / 2**30
     assert law.moment == in_fp8.moment == "update"

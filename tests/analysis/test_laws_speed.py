@@ -77,17 +77,17 @@ def test_another_gpu_is_scaled_by_its_datasheet():
 
 
 def test_accumulation_repeats_all_but_the_update():
-    once, twice = step(max_grad_norm=1.0), step(max_grad_norm=1.0, gradient_accumulation_steps=2)
+    before = {"max_grad_norm": 1.0, "update_kernel": "torch"}
+    once, twice = step(**before), step(**before, gradient_accumulation_steps=2)
     assert twice.gemm == pytest.approx(2 * once.gemm)
     assert twice.update == pytest.approx(once.update)
 
 
 def test_weights_cast_once_an_update_cost_less_the_more_passes_they_serve():
     def casts(**changes):
-        each_pass = step(precision="fp8_tensorwise", **changes).casts
-        return each_pass - step(
-            precision="fp8_tensorwise", weight_cast="each_update", **changes
-        ).casts  # fmt: skip
+        fp8 = {"precision": "fp8_tensorwise", "update_kernel": "torch", **changes}
+        each_pass, kept = (step(**fp8, weight_cast=c) for c in ("each_pass", "each_update"))
+        return each_pass.casts - kept.casts
 
     assert 0 < casts() < casts(update_kernel="one_pass")
     weights = 1 / (1 - 10 / 14) * casts()  # what a pass casts of them
@@ -95,19 +95,19 @@ def test_weights_cast_once_an_update_cost_less_the_more_passes_they_serve():
 
 
 def test_one_pass_updates_take_less_and_clip_in_half_the_time():
-    torch, one_pass = step(), step(update_kernel="one_pass")
+    wide = {"gradient_dtype": "master"}
+    torch, one_pass = step(update_kernel="torch"), step(**wide)
     assert one_pass.update < 0.9 * torch.update
     clipping = [
-        step(max_grad_norm=1.0, update_kernel=kernel).update - without.update
+        step(max_grad_norm=1.0, update_kernel=kernel, **wide).update - without.update
         for kernel, without in (("torch", torch), ("one_pass", one_pass))
     ]
     assert clipping[1] == pytest.approx(clipping[0] / 2)
 
 
 def test_narrow_gradients_spare_decoder_layers_alone_and_bf16_layers_most():
-    one_pass = {"update_kernel": "one_pass", "max_grad_norm": 1.0}
-    narrow = one_pass | {"gradient_dtype": "compute"}
-    fp8 = {"precision": "fp8_tensorwise", "weight_cast": "each_update"}
+    narrow, fp8 = {"max_grad_norm": 1.0}, {"precision": "fp8_tensorwise"}
+    one_pass = narrow | {"gradient_dtype": "master"}
     saved = step(**one_pass, **fp8).update - step(**narrow, **fp8).update
     c = frozen.constants_of(SpeedConstants, "speed")
     a_byte = c.one_pass * c.update_ps + c.clip_ps / 2

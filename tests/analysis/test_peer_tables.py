@@ -95,10 +95,10 @@ def test_a_block_without_its_partner_does_not_count(tmp_path: Path) -> None:
 
 def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path: Path) -> None:
     place = "reference/box"
-    tuned = {"path": "tuned", "strategy": "none", "update_kernel": "one_pass"}
+    tuned = {"path": "tuned", "strategy": "none"}
     for precision, rate, of_fp8 in (
         ("bf16", 10_000.0, {}),
-        ("fp8_tensorwise", 13_000.0, {"weight_cast": "each_update"}),
+        ("fp8_tensorwise", 13_000.0, {"transposes": "separate"}),
     ):
         record = make_record(
             study="beside", precision=precision, run_id=precision, max_grad_norm=1.0,
@@ -119,8 +119,8 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
     assert timed["lead_pct"].tolist()[1] == pytest.approx(30)
     assert "out of memory" in markdown(table, PEER_LEADS)
     told = speed_sentences.peers(table)
-    assert "1 block: 1.25 to 1.62 times the tokens of synthetic-trainer 9.9.9." in told
-    assert "off by default (one pass AdamW, weights cast each update)" in told
+    assert "As it is by default, on the same GPUs, 1 block: 1.25 times the tokens of synth" in told
+    assert "off by default (separate transposes), on the same GPUs, 1 block: 1.62 times" in told
     assert "Out of memory: short 9.9.9 with llama-3.2-1b in BF16 and FP8 tensorwise." in told
     assert "tokenises" not in told
 

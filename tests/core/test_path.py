@@ -17,7 +17,9 @@ ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
     "allocator": "expandable", "attention_mask": "causal",
 }  # fmt: skip
+IN_ONE_PASS = ON_ONE_GPU | {"update_kernel": "one_pass", "gradient_dtype": "compute"}
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
+WIDE = {"gradient_dtype": "master"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
 CHOSEN = {"loss_head": "plain", "reshard_after_forward": "half"}
@@ -32,9 +34,17 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ({"strategy": "none"}, AS_DOCUMENTED),
         ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
-        (ALONE, ON_ONE_GPU),
+        (ALONE, IN_ONE_PASS),
+        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | {"weight_cast": "each_update"}),
+        (ALONE | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
+        (ALONE | {"precision": "fp8", "precision_schedule": "bf16:9,fp8"}, IN_ONE_PASS | WIDE),
+        (ALONE | {"precision": "fp8", "update_kernel": "torch"}, ON_ONE_GPU),
+        (ALONE | {"precision": "fp8", "weight_cast": "each_pass"}, IN_ONE_PASS | WIDE),
         (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
-        (ALONE | {"max_grad_norm": 1.0}, ON_ONE_GPU | CLIPPED),
+        (ALONE | {"activation_checkpointing": True}, ON_ONE_GPU),
+        (ALONE | {"master_dtype": "bf16"}, ON_ONE_GPU),
+        (ALONE | {"max_grad_norm": 1.0}, IN_ONE_PASS | CLIPPED),
+        (ALONE | {"max_grad_norm": 1.0, "clipping": "separate"}, IN_ONE_PASS | WIDE | LATER),
         ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
         ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
         (ON_TWO, ON_SEVERAL),

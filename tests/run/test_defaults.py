@@ -24,3 +24,20 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
     fields: dict[str, Any], gathers: bool
 ) -> None:
     assert config_for(machine(H200, H200), ON_TWO | fields).fp8_all_gather is gathers
+
+
+@pytest.mark.parametrize(
+    ("fields", "kernel"),
+    [
+        ({"micro_batch_size": 1}, "one_pass"),
+        ({"micro_batch_size": 2}, "torch"),  # fits with no FP8 weights kept
+        ({"micro_batch_size": 2, "weight_cast": "each_update"}, "one_pass"),  # as was asked
+        ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
+        ({"micro_batch_size": 2, "path": "plain"}, "torch"),
+    ],
+)
+def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
+    fields: dict[str, Any], kernel: str
+) -> None:
+    alone = {"model": "llama-3.1-8b", "precision": "fp8", "path": "tuned", "strategy": "none"}
+    assert config_for(machine(H200), alone | fields).update_kernel == kernel

@@ -143,8 +143,8 @@ def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str
     assert own_rows[0]["gradient_norm"] == pytest.approx(rows[0]["gradient_norm"], rel=1e-3)
     assert own_rows[1]["gradient_norm"] is None
     assert problems(tuned.audit) == cautions(tuned.audit) == []
-    for name in ("num_trainable", "num_planted", "master_dtypes", "gradient_dtypes",
-                 "optimizer_state_dtypes", "skipped"):  # fmt: skip
+    names = ["num_trainable", "num_planted", "master_dtypes", "optimizer_state_dtypes", "skipped"]
+    for name in names + ["gradient_dtypes"] * (tuned.config["gradient_dtype"] == "master"):
         assert tuned.audit[name] == plain.audit[name], name
     assert tuned.model == plain.model  # the FLOPs too
     memory, plain_memory = (r.instruments["memory"] for r in (tuned, plain))
@@ -170,7 +170,10 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
     run: Run, values: dict[str, Any]
 ) -> None:
     values = {"strategy": "none", "precision": "fp8"} | values
-    (each, each_dir), (record, run_dir) = run(**values), run(**values, weight_cast="each_update")
+    plain = {"update_kernel": "torch", "gradient_dtype": "master"}
+    (each, each_dir), (record, run_dir) = (
+        run(**values, **plain, weight_cast=cast) for cast in ("each_pass", "each_update")
+    )
     rows, own_rows = (
         [(row["loss"], row["gradient_norm"]) for row in read_metrics(d)]
         for d in (each_dir, run_dir)
@@ -206,8 +209,8 @@ def test_gradients_that_stay_narrow_train_to_the_bit_as_wide_ones(
 ) -> None:
     values = values | {"strategy": "none", "path": "tuned", "update_kernel": "one_pass"}
     (wide, wide_dir), (record, run_dir) = (
-        run(**values), run(**values, gradient_dtype="compute")
-    )  # fmt: skip
+        run(**values, gradient_dtype=dtype) for dtype in ("master", "compute")
+    )
     losses = [[row["loss"] for row in read_metrics(d)] for d in (wide_dir, run_dir)]
     # Clipped, they follow the norm, which adds up in another order.
     near = pytest.approx(losses[0], rel=1e-3)

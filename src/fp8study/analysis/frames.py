@@ -39,14 +39,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fp8study.analysis.pairing import (
-    arm_label,
-    setting_label,
-    stale_note,
-    together,
-    unusual_switches,
-)
-from fp8study.core.config import completed
+from fp8study.analysis.pairing import arm_label, has_usual_path, setting_label, stale_note, together
+from fp8study.core.config import completed, set_by_hand
 from fp8study.core.fields import PLAIN, varying
 from fp8study.core.hardware import bf16_peak_tflops
 from fp8study.core.recipes import SIXTEEN_BIT
@@ -149,6 +143,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
     alone = ("strategy",) if config.get("num_gpus") == 1 else ()
     trained = _trained(record)
     asked = _key(run, config, varying("repeat"))
+    # What a path makes of these may follow from the precision.
+    paired = config | {"gradients_set": set_by_hand(config, "gradient_dtype")}
     return row | {
         "lr_warmup_steps": config.get("lr_warmup_steps"),  # older records leave it out
         "run_ids": run_path(run),
@@ -162,13 +158,13 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "timing_void": record.timing_is_void,
         "arm": arm_label(record),
         "setting": setting_label(record.config),
-        "path": MIXED if unusual_switches(record.config) else config.get("path"),
+        "path": config.get("path") if has_usual_path(record.config) else MIXED,
         "fp8_part": json.dumps([config.get(name) for name in _FP8_PART]),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),
-        "pair_key": _key(run, config, varying("pair")) + trained,
-        "partner_key": _key(run, config, (*varying("pair"), "seed")) + trained,
-        "effect_key": _key(run, config, varying("effect")) + trained,
+        "pair_key": _key(run, paired, varying("pair")) + trained,
+        "partner_key": _key(run, paired, (*varying("pair"), "seed")) + trained,
+        "effect_key": _key(run, paired, varying("effect")) + trained,
         "switch_key": _key(run, config, varying("switch") + alone) + trained,
         "format_key": _key(run, config, FORMAT_FIELDS) + trained,
         "kernel_key": _key(run, config, (*KERNEL_FIELDS, "repeat")) + trained,

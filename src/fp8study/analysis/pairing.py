@@ -10,12 +10,12 @@ trained)" in its ``arm`` in every table, so that it never passes for an FP8 spee
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from fp8study.core.config import completed
+from fp8study.core.config import completed, make_config
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
 from fp8study.core.records import RESULTS, RunRecord
@@ -29,6 +29,10 @@ PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIP
 _SAID = {True: "on", False: "off"}
 #: What the setting of a record says whose path has got switches since.
 EARLIER_FORM = "earlier form"
+#: What the tuned path set before it updated in one pass; what its other switches did followed.
+BEFORE = {"update_kernel": "torch"}
+#: What a setting of today's tuned path says where that differs from the path `BEFORE`.
+IN_ONE_PASS = "updated in one pass"
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
@@ -113,13 +117,30 @@ def stale_note(record: RunRecord) -> str | None:
 def unusual_switches(config: dict[str, Any]) -> list[str]:
     """Name, in words, the switches of a recorded run that its path would have set otherwise.
 
-    A switch that came later was not set; if the path sets it today, the record is of an earlier
-    form of the path.
+    Held to the tuned path as it was `BEFORE` or, if that takes more words, to today's, which
+    `IN_ONE_PASS` says. A switch that came later was not set; if the path sets it today, the record
+    is of an earlier form of the path.
     """
+    before = _set_besides(config, BEFORE)
+    if not before:
+        return before
+    besides = _set_besides(config, {})
+    is_nearer = len(besides) + 1 < len(before) and EARLIER_FORM not in besides
+    return [IN_ONE_PASS, *besides] if is_nearer or not besides else before
+
+
+def has_usual_path(config: dict[str, Any]) -> bool:
+    """Return whether a run sets no switch of its own: of today's tuned path, or that `BEFORE`."""
+    return unusual_switches(config) in ([], [IN_ONE_PASS])
+
+
+def _set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Name the switches that differ from what the path decides with some `given`."""
     switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
     others = {name: value for name, value in config.items() if name not in PLAIN}
     # Of a configuration that is refused today, nothing is known to be usual.
-    usual = completed(others | dict.fromkeys(name for name in PLAIN if name in FIELDS))
+    undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
+    usual = completed(others | undecided | dict(given))
     values = PLAIN | config
     unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
     unusual -= {name for name in PLAIN if usual.get(name) is None}
@@ -129,6 +150,15 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
         if name in unusual
     ]
     return texts if unusual <= config.keys() else [*texts, EARLIER_FORM]
+
+
+def spelled_out(setting: str, precision: str) -> str:
+    """Write a setting without `IN_ONE_PASS`: with the switches that this means instead."""
+    if IN_ONE_PASS not in setting.split(", "):
+        return setting
+    values = {"path": "tuned", "strategy": "none", "precision": precision}
+    today = make_config(values).resolved()
+    return setting.replace(IN_ONE_PASS, ", ".join(_set_besides(today.to_dict(), BEFORE)))
 
 
 def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import PLACE, held_seconds
+from fp8study.analysis.frames import MIXED, PLACE, held_seconds
 from fp8study.analysis.leads import intervals
 from fp8study.analysis.pairing import (
     ARM,
@@ -29,6 +29,7 @@ from fp8study.analysis.pairing import (
     ordered,
     pairs_of,
     sessions_of,
+    spelled_out,
     together,
 )
 from fp8study.core.recipes import SIXTEEN_BIT
@@ -146,6 +147,12 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     """
     counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
     usable = as_one_study(runs.assign(session=sessions_of(runs))[counts].fillna({"repeat": 0}))
+    named = [
+        spelled_out(*each) for each in zip(usable["setting"], usable["precision"], strict=True)
+    ]
+    usable = usable.assign(
+        setting=named, path=usable["path"].where(usable["setting"] == named, MIXED)
+    )
     rows: list[dict[str, Any]] = []
     for _, group in usable.groupby("switch_key", sort=False):
         # Sessions whose versions differ have no plain path in common.

@@ -209,6 +209,15 @@ def completed(values: Mapping[str, Any], device: str | None = None) -> dict[str,
         return dict(values)
 
 
+def set_by_hand(values: Mapping[str, Any], name: str) -> Any:
+    """Return a field of a completed configuration if its path would not decide so, else None."""
+    value, decide = values.get(name), FIELDS[name].decide
+    try:
+        return None if decide and decide(SimpleNamespace(**values)) == value else value
+    except (AttributeError, KeyError):  # a configuration that is refused today
+        return value
+
+
 def load_config(path: Path) -> ResolvedConfig:
     """Read a configuration written by `save_config`.
 

@@ -39,6 +39,29 @@ def _tuned_pool(c: Any) -> str:
     return "shared" if is_sharded(c) and later and keeps_whole else "own"
 
 
+def _updates_in_one_pass(c: Any) -> bool:
+    """Whether a run is of those that were faster so (docs/log.md, entry 64)."""
+    keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
+    saves_nothing = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
+    converts_first = c.optimizer_binding == "after_conversion"
+    alone = c.strategy == "none" and not RECIPES[c.precision].scales_loss
+    return alone and keeps_fp32 and saves_nothing and converts_first
+
+
+def _tuned_cast(c: Any) -> str:
+    is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
+    is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
+    return "each_update" if is_alike and is_asked and _updates_in_one_pass(c) else "each_pass"
+
+
+def _tuned_gradients(c: Any) -> str:
+    keeps = c.weight_cast == "each_update" or c.precision == "bf16"
+    clips_once = c.max_grad_norm is None or c.clipping == "in_update"
+    moves = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
+    narrow = keeps and clips_once and moves and _updates_in_one_pass(c)
+    return "compute" if narrow else "master"
+
+
 # A field reads like an entry of a table.
 # fmt: off
 @dataclass(frozen=True)
@@ -137,7 +160,7 @@ class Switches:
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
     weight_cast: Literal["each_pass", "each_update"] | None = switch(
-        "each_pass", "each_pass", "weights cast {}", "FP8 layers cast their weights in each "
+        "each_pass", _tuned_cast, "weights cast {}", "FP8 layers cast their weights in each "
         "forward and backward pass, or once after each update, for 2 bytes a weight (where weights "
         "are gathered in FP8, one byte a weight of a shard).",
         differs="pair effect", refused=(
@@ -150,8 +173,9 @@ class Switches:
             (lambda c: c.weight_cast == "each_update"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "each_pass")))
     update_kernel: Literal["torch", "one_pass"] | None = switch(
-        "torch", "torch", "{} AdamW", "torch's fused AdamW, or one in FP32 that reads and "
-        "writes each number once and finds the largest weight for its FP8 scale.", refused=(
+        "torch", lambda c: "one_pass" if _updates_in_one_pass(c) else "torch", "{} AdamW",
+        "torch's fused AdamW, or one in FP32 that reads and writes each number once and finds the "
+        "largest weight for its FP8 scale.", refused=(
             (lambda c: c.update_kernel == "one_pass"
              and (c.strategy != "none" or c.optimizer_state != "fp32"),
              "updates whole weights with FP32 states; use strategy=none and optimizer_state=fp32, "
@@ -159,9 +183,10 @@ class Switches:
             (lambda c: c.update_kernel == "one_pass"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "torch")))
     gradient_dtype: Literal["master", "compute"] | None = switch(
-        "master", "master", "gradients in the {} dtype", "`compute`: linear layers' gradients stay "
-        "in BF16, as their GEMMs make them, where FP32 would hold the same numbers; layers that "
-        "are not FP8 then keep their weights in BF16 between updates.", refused=(
+        "master", _tuned_gradients, "gradients in the {} dtype", "`compute`: linear layers' "
+        "gradients stay in BF16, as their GEMMs make them, where FP32 would hold the same numbers; "
+        "layers that are not FP8 then keep their weights in BF16 between updates.",
+        differs="pair effect", refused=(
             (lambda c: c.gradient_dtype == "compute" and not (
                 c.update_kernel == "one_pass" and c.gradient_accumulation_steps == 1),
              "is for updates that take one backward pass's gradients as they are; use "

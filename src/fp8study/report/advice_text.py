@@ -103,12 +103,13 @@ def _verdict(verdict: Verdict) -> str:
     unsteady = ""
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
+    given = f", with {verdict.given}" * bool(verdict.given)
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
     if lead is not None and lead.kind == MODELLED:
         action = f"Not measured. By the laws: {verdict.action}"
     if verdict.action == MORE and lead is not None and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
-    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
+    return f"{action}. {verdict.label}: {says}{where}{given}{unsteady}."
 
 
 def _lead(figure: Quantity, unit: str = "") -> str:

@@ -6,7 +6,7 @@ import math
 
 import pandas as pd
 
-from fp8study.analysis.pairing import EARLIER_FORM
+from fp8study.analysis.pairing import EARLIER_FORM, IN_ONE_PASS
 from fp8study.report.words import count, interval, machine_name, number, own_first, recipe
 
 
@@ -137,7 +137,8 @@ def clipping(peers: pd.DataFrame) -> pd.DataFrame:
 
 def switches(setting: str) -> list[str]:
     """Return what a setting says of switches that its path does not set by itself."""
-    return setting.partition(", tuned, ")[2].split(", ") if ", tuned, " in setting else []
+    own = setting.partition(", tuned, ")[2].split(", ") if ", tuned, " in setting else []
+    return [switch for switch in own if switch != IN_ONE_PASS]
 
 
 def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import gathers_faster_in_fp8
+from fp8study.analysis.laws.nearby import fits_before_alone, gathers_faster_in_fp8
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.run.machine import Machine
@@ -42,6 +44,8 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     config = make_config(defaults | given)
     if "fp8_all_gather" not in given and gathers_faster_in_bf16(config, machine):
         return make_config(defaults | given | {"fp8_all_gather": False}).resolved()
+    if keeps_more_than_fits(config, machine):
+        return make_config(defaults | BEFORE | given).resolved()
     return config.resolved()
 
 
@@ -58,6 +62,19 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
         return bool(decided.fp8_all_gather) and not gathers_faster_in_fp8(
             decided, machine.gpus[0].name
         )
+    return False
+
+
+def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:
+    """Return whether a run would fit its GPUs but for the FP8 weights that the tuned path keeps.
+
+    By the law of memory; False where it knows nothing.
+    """
+    sizes = [gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib]
+    decided = config.resolved()
+    if decided.weight_cast == "each_update" and config.weight_cast is None and sizes:
+        with suppress(UserError):
+            return fits_before_alone(decided, shape_of(decided.model), min(sizes))
     return False
 
 

@@ -20,7 +20,7 @@ from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import setting_label
-from fp8study.core.config import ResolvedConfig
+from fp8study.core.config import ResolvedConfig, set_by_hand
 from fp8study.core.fields import varying
 from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
@@ -92,7 +92,11 @@ def _rate(cell: Cell, session: str) -> float | None:
 def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
     """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
     chosen = [cell for cell in cells if is_fitted(cell)]
-    keys = [cell_key(cell.config, cell.gpu, *varying("pair")) for cell in chosen]
+    keys = [
+        (cell_key(cell.config, cell.gpu, *varying("pair")),
+         set_by_hand(cell.config.to_dict(), "gradient_dtype"))
+        for cell in chosen
+    ]  # fmt: skip
     every = list(zip(keys, chosen, strict=True))
     partners = {key: cell for key, cell in every if not cell.config.is_fp8}
     found = (Pair(cell, partners[key]) for key, cell in every

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import Law
+from fp8study.analysis.laws.nearby import Law, changed
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed import (
     BY_MEMORY,
@@ -24,6 +24,7 @@ from fp8study.analysis.laws.speed import (
     on_gpu,
     predicted_step,
 )
+from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import writing
@@ -108,10 +109,10 @@ def constants_here(
     """
     c = on_gpu(constants_of(SpeedConstants, "speed"), gpu)
     copy, link = measured.get("copy_tb_per_s"), measured.get("link_gb_per_s")
-    changed = {name: getattr(c, name) * c.copy_tb_per_s / copy for name in BY_MEMORY if copy}
-    changed |= {"copy_tb_per_s": copy} if copy else {}
-    changed |= {"link_gb_per_s": link} if link else {}
-    c = dataclasses.replace(c, **changed)
+    anew = {name: getattr(c, name) * c.copy_tb_per_s / copy for name in BY_MEMORY if copy}
+    anew |= {"copy_tb_per_s": copy} if copy else {}
+    anew |= {"link_gb_per_s": link} if link else {}
+    c = dataclasses.replace(c, **anew)
     recipe = RECIPES[config.precision]
     own_name = f"fp8_{recipe.scaling}" if recipe.scaling else "bf16"
     layers, rates = measured["layers"], measured.get("gemm_tflops") or {}
@@ -120,7 +121,7 @@ def constants_here(
         return c
 
     alone = dataclasses.replace(
-        config,
+        changed(config, BEFORE),  # layers by themselves keep no weights
         micro_batch_size=measured["micro_batch_size"],
         sequence_length=measured["sequence_length"],
         gradient_accumulation_steps=1,
@@ -136,28 +137,28 @@ def constants_here(
     rest = plain["device_ms"] - gemm["bf16"]
     casts = own["device_ms"] - gemm[own_name] - rest
     effective = {name: gflop / _beyond(ms, fixed["gemm"]) for name, ms in gemm.items()}
-    changed = {"bf16_tflops": effective["bf16"]}
+    anew = {"bf16_tflops": effective["bf16"]}
 
     parts = predicted_step(alone, shape, None, c).parts()
     names = ("attention", "elementwise") + ("sharding",) * (config.strategy != "fsdp2")
     by_law = sum(parts[name] for name in names) / shape.num_layers - fixed["other"]
     slower = _beyond(rest, fixed["other"]) / by_law
     for name in ("query_ps", "softmax_ps", "elementwise_ps", "autocast_ps"):
-        changed[name] = slower * getattr(c, name)
-    changed["attention_tflops"] = c.attention_tflops / slower
+        anew[name] = slower * getattr(c, name)
+    anew["attention_tflops"] = c.attention_tflops / slower
     if config.is_fp8:
         width = c.rowwise if recipe.scaling == "rowwise" else 1.0
         moved = sum(wide + high for wide, high in shape.convertible.values())
         by_law = c.weight_cast_ps * shape.convertible_parameters + c.cast_ps * tokens * moved
         slower = _beyond(casts / width, fixed["casts"]) / by_law * 1e9
         for name in ("cast_ps", "weight_cast_ps"):
-            changed[name] = slower * getattr(c, name)
-        changed["fp8_tflops"] = effective[own_name]
+            anew[name] = slower * getattr(c, name)
+        anew["fp8_tflops"] = effective[own_name]
     if own.get("host_ms") and plain.get("host_ms"):
-        changed["launch_us"] = 1e3 * own["host_ms"] * shape.num_layers / num_kernels(alone, shape)
+        anew["launch_us"] = 1e3 * own["host_ms"] * shape.num_layers / num_kernels(alone, shape)
         in_bf16 = 1e3 * plain["host_ms"] / (kernels["gemm"] + kernels["other"])
-        changed["gather_us"] = c.gather_us * in_bf16 / c.launch_us
-    return dataclasses.replace(c, **changed)
+        anew["gather_us"] = c.gather_us * in_bf16 / c.launch_us
+    return dataclasses.replace(c, **anew)
 
 
 def _beyond(ms: float, fixed: float) -> float:

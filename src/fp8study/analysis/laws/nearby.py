@@ -16,7 +16,8 @@ from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.shape import ModelShape, shape_of
-from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.analysis.pairing import BEFORE
+from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
@@ -89,11 +90,12 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 #: Field → switches that are decided anew where it is changed.
+_UPDATE = ("weight_cast", "update_kernel", "gradient_dtype", "transposes")
 _FOLLOWING = {
     "precision": ("weight_cast", "gradient_dtype", "transposes"),
-    "master_dtype": ("gradient_pool", "gradient_dtype"),
-    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", "weight_cast",
-                 "update_kernel", "gradient_dtype", "transposes"),
+    "master_dtype": ("gradient_pool", *_UPDATE), "activation_checkpointing": _UPDATE,
+    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *_UPDATE),
+    "update_kernel": ("weight_cast", "gradient_dtype", "transposes"),
 }  # fmt: skip
 
 
@@ -158,6 +160,12 @@ def written(
     """Write fields as name=value, or in the `words` for one, in which {} is its value."""
     plain = {n: str(v).lower() if isinstance(v, bool) else v for n, v in fields.items()}
     return [words.get(name, f"{name}={{}}").format(value) for name, value in plain.items()]
+
+
+def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
+    """Return whether an FP8 run fits with the update `BEFORE` alone, which keeps no FP8 weights."""
+    needs = [memory.predicted_memory(way, shape).total for way in (fp8, changed(fp8, BEFORE))]
+    return not has_room(needs[0], capacity) and has_room(needs[1], capacity)
 
 
 def has_room(gib: float, capacity: float) -> bool:
@@ -282,7 +290,7 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
-    return found
+    return found | {n: v for n, v in BEFORE.items() if set_by_hand(config.to_dict(), n) == v}
 
 
 def beyond(

@@ -14,8 +14,16 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
-from fp8study.analysis.laws.nearby import SAVERS, as_fp8, largest_batch_of, savers
+from fp8study.analysis.laws.nearby import (
+    SAVERS,
+    as_fp8,
+    changed,
+    fits_before_alone,
+    largest_batch_of,
+    savers,
+)
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
@@ -26,7 +34,7 @@ from fp8study.core.recipes import ARITHMETICS
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 _MOST_TOKENS = 32768
 #: Further fields that the laws know, and by which the report tells settings apart.
-_OTHERS = (*SAVERS, "gradient_accumulation_steps", "max_grad_norm")
+_OTHERS = (*SAVERS, *BEFORE, "gradient_accumulation_steps", "max_grad_norm")
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
@@ -61,7 +69,8 @@ class Question:
                 f"--measure: '{self.config.model}' is a mixture of experts, whose layers the law "
                 "cannot part; leave out --measure"
             )
-        return [self.config, *(as_fp8(self.config, name, False) for name in ARITHMETICS[1:])]
+        bf16 = changed(self.config, BEFORE)  # layers by themselves keep no weights
+        return [bf16, *(as_fp8(bf16, name, False) for name in ARITHMETICS[1:])]
 
 
 def question_for(
@@ -116,6 +125,8 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
+    if fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity):
+        config = changed(config.resolved(), BEFORE)
     return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity, tokens)
 
 

@@ -1,0 +1,127 @@
+"""Records of the tuned path as it is, and as it was before it updated in one pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis.decision import decision_table
+from fp8study.analysis.laws.cells import read_runs
+from fp8study.analysis.laws.evidence import Decisions, verdict_of
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.pairing import (
+    BEFORE,
+    IN_ONE_PASS,
+    has_usual_path,
+    spelled_out,
+    unusual_switches,
+)
+from fp8study.analysis.speed import switch_table
+from fp8study.core.config import make_config
+from tests.factories import make_record, store
+from tests.table_factories import frame
+
+ALONE = {"path": "tuned", "strategy": "none"}
+FP8 = ALONE | {"precision": "fp8_tensorwise"}
+WORDS = "weights cast each update, one pass AdamW, gradients in the compute dtype"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (ALONE, [IN_ONE_PASS]),
+        (FP8, [IN_ONE_PASS]),
+        (ALONE | {"precision": "fp8_rowwise"}, [IN_ONE_PASS]),
+        (FP8 | BEFORE, []),
+        (FP8 | {"transposes": "separate"}, [IN_ONE_PASS, "separate transposes"]),
+        (FP8 | {"gradient_dtype": "master"}, ["weights cast each update", "one pass AdamW"]),
+        (FP8 | BEFORE | {"weight_cast": "each_update"}, ["weights cast each update"]),
+        (ALONE | {"master_dtype": "bf16"}, []),
+        ({"path": "tuned"}, []),
+        ({"strategy": "none"}, []),
+    ],
+)
+def test_a_setting_names_the_form_with_the_fewest_words(
+    values: dict[str, Any], words: list[str]
+) -> None:
+    config = make_config(values).resolved().to_dict()
+    assert unusual_switches(config) == words
+    assert has_usual_path(config) == (set(words) <= {IN_ONE_PASS})
+
+
+def test_what_one_pass_means_is_spelled_out_by_precision() -> None:
+    setting = f"batch 1, tuned, {IN_ONE_PASS}"
+    assert spelled_out(setting, "fp8_tensorwise") == f"batch 1, tuned, {WORDS}"
+    assert spelled_out(setting, "fp8_rowwise") == "batch 1, tuned, one pass AdamW"
+    assert spelled_out("batch 1, tuned", "bf16") == "batch 1, tuned"
+
+
+def _store(folder: Path, number: int, rate: float, **values: Any) -> None:
+    for precision, own in (("bf16", 10_000.0), (values.pop("precision", "fp8_tensorwise"), rate)):
+        record = make_record(
+            run_id=f"{precision}-{number}-{len(values)}", repeat=number, precision=precision,
+            results={"tokens_per_second_per_gpu": own},
+        )  # fmt: skip
+        asked = record.config | ALONE | {"master_dtype": "fp32"} | values
+        record.config.update(make_config(asked).resolved().to_dict())
+        store(folder, "reference/box", record)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> pd.DataFrame:
+    """Two blocks with a lead of 20 % as the path was, and of 30 % as it is."""
+    for number in (0, 1):
+        _store(tmp_path, number, 12_000.0 + number, **BEFORE)
+        _store(tmp_path, 2 + number, 13_000.0 + number)
+    return frame(tmp_path)
+
+
+def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:
+    leads = leads_table(runs)
+    assert sorted(leads["lead_pct"].round()) == [20, 30]
+    assert set(leads["path"]) == {"tuned"}
+    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    assert row["lead_pct"] == pytest.approx(30, abs=0.1)
+
+
+def test_switches_are_held_against_the_path_as_it_was(tmp_path: Path) -> None:
+    for number, form in enumerate((BEFORE, {})):
+        _store(tmp_path, 0, 12_000.0 + 600 * number, **form)
+    fp8 = switch_table(frame(tmp_path)).set_index("precision").loc["fp8_tensorwise"]
+    assert fp8["setting"] == WORDS and fp8["setting_plain"].endswith(", tuned")
+    assert fp8["gain_pct"] == pytest.approx(5)
+
+
+def test_rowwise_runs_pair_with_bf16_ones_whose_gradients_stay_narrow(tmp_path: Path) -> None:
+    for number in (0, 1):
+        _store(tmp_path, number, 11_000.0, precision="fp8_rowwise")
+    assert leads_table(frame(tmp_path))["lead_pct"].tolist() == [pytest.approx(10)]
+
+
+def test_advice_rests_on_the_path_as_it_was_until_todays_is_timed(tmp_path: Path) -> None:
+    for number in (0, 1):
+        _store(tmp_path, number, 12_000.0 + number, **BEFORE)
+    asked = _asked(tmp_path)
+    (found,) = _decided(tmp_path, asked)
+    verdict = verdict_of(asked, found)
+    assert verdict.given == "update_kernel=torch" and verdict.lead_pct.value > 19
+    for number in (2, 3):
+        _store(tmp_path, number, 13_000.0 + number)
+    (found,) = _decided(tmp_path, asked)
+    verdict = verdict_of(asked, found)
+    assert verdict.given == "" and verdict.lead_pct.value > 29
+
+
+def _asked(results: Path) -> Any:
+    (_, record), *_ = read_runs(results)
+    left = dict.fromkeys(("update_kernel", "weight_cast", "gradient_dtype"))
+    return make_config(record.config | left | {"precision": "bf16"}).resolved()
+
+
+def _decided(results: Path, asked: Any) -> Any:
+    runs = read_runs(results)
+    return Decisions(runs).of(asked, runs[0][1].machine["gpu_name"])

@@ -1,0 +1,71 @@
+"""What the README and docs/results.md may say of the tuned path that updates in one pass."""
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.pairing import IN_ONE_PASS, shorten_arms
+from fp8study.analysis.speed import switch_table
+from fp8study.report.page import report_of
+from tests.project.quotes import ends, one, per_cent, stored
+
+MACHINE = "h200x1"
+#: Model and batch, in the order in which they are told.
+SETTINGS = [("llama-3.1-8b", 1), ("llama-3.2-3b", 1), ("llama-3.2-3b", 4), ("llama-3.2-1b", 1),
+            ("llama-3.2-1b", 4)]  # fmt: skip
+
+
+def one_pass_texts() -> list[str]:
+    """What is said of its speed, of one block, and of losses before it."""
+    runs = shorten_arms(runs_frame(stored(MACHINE)))
+    gains = switch_table(runs[runs["study"] == "tuned-form"])
+    batches = gains["setting_plain"].str.extract(r"batch (\d+)", expand=False).astype(int)
+    assert set(gains["num_blocks"]) == {1}
+    gained = gains.assign(batch=batches).set_index(["model", "batch", "precision"])["gain_pct"]
+    both = [[per_cent(gained[(*at, name)]) for name in ("bf16", "fp8_tensorwise")]
+            for at in SETTINGS]  # fmt: skip
+    big, three, three_4, small, small_4 = (f"{bf16} and {fp8}" for bf16, fp8 in both)
+    leads = leads_table(runs)
+    leads = leads[leads["studies"] == "tuned-form"]
+    assert set(leads["num_pairs"]) == {1}
+    todays = leads["setting"].str.endswith(IN_ONE_PASS)
+    now, then = (_leads(leads[form]) for form in (todays, ~todays))
+    eight, before = (one(leads[form], model="llama-3.1-8b") for form in (todays, ~todays))
+    return [
+        f"8B at batch 1 {big}, 3B at batch 1 {three}, at 4 {three_4}, 1B at batch 1 {small}, "
+        f"at 4 {small_4}",
+        f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
+        f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
+        f"{before['memory_peak_gib']:.1f}",
+        f"{per_cent(eight['lead_pct'])} on 1 GPU at batch 1 (95 % CI {ends(eight)}; one pair)",
+        *_batch_2_texts(),
+    ]
+
+
+def _leads(leads: pd.DataFrame) -> Mapping[tuple[str, int], str]:
+    found = leads.set_index(["model", "micro_batch_size"])["lead_pct"]
+    return {at: per_cent(found[at]) for at in SETTINGS}
+
+
+def _listed(leads: Mapping[tuple[str, int], str]) -> str:
+    *first, last = leads.values()
+    return f"{', '.join(first)} and {last}"
+
+
+def _batch_2_texts() -> list[str]:
+    """What is said of the losses of a 1B at batch 2."""
+    report = report_of([run for run in stored(MACHINE) if run.record.study == "check-loss"])
+    trained, unseen = one(report.loss_gaps), one(report.validation_gaps)
+    assert {trained["verdict"], unseen["verdict"]} == {"equivalent"}
+    assert {trained["num_pairs"], unseen["num_pairs"]} == {6}
+
+    def gap(row: pd.Series) -> str:
+        low, high = (per_cent(row[f"gap_pct_{end}_95"], 2) for end in ("low", "high"))
+        return f"{low.removesuffix(' %')} to {high.removesuffix(' %')})"
+
+    return [
+        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {gap(trained)}",
+        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({gap(unseen)}",
+    ]

@@ -12,7 +12,8 @@ import pytest
 
 from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account
-from fp8study.analysis.laws.advise import Option, chosen
+from fp8study.analysis.laws.advice import Option
+from fp8study.analysis.laws.advise import chosen
 from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity
 from fp8study.analysis.laws.question import answer, question_for
 from fp8study.core.errors import UserError

@@ -14,7 +14,7 @@ from fp8study.analysis.laws.memory import (
     fit_memory,
     predicted_memory,
 )
-from fp8study.analysis.laws.nearby import largest_batch
+from fp8study.analysis.laws.room import largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError

@@ -14,6 +14,7 @@ from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA B200", "B200"),
         ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA GH200 144G HBM3e", "GH200 144G"),
         ("NVIDIA H200", "H200"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA H100 80GB HBM3", "H100"),

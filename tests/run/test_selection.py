@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import HEADROOM
+from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.run.chosen.estimates import compile_minutes, held_minutes
 from fp8study.run.chosen.selection import Selection, select

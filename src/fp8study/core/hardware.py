@@ -27,8 +27,9 @@ class GpuPeak:
     @property
     def slug(self) -> str:
         """Its name on a command line, as ``h100-80gb``."""
+        name = self.name_part.lower().replace(" ", "-")
         size = f"-{self.memory_gb:g}gb" if self.memory_gb else ""
-        return self.name_part.lower().replace(" ", "-") + size
+        return name.removesuffix(size.removesuffix("b")) + size  # some names have it in part
 
 
 #: Ordered: the first part found in a GPU's name wins.
@@ -37,9 +38,8 @@ GPU_PEAKS = (
     GpuPeak("GB300", 2500, 5000, 8, 279, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
     GpuPeak("B300", 2250, 4500, 8, 270, "NVIDIA HGX B300 datasheet, sparsity removed"),
     GpuPeak("B200", 2250, 4500, 8, 180, "NVIDIA HGX B200 datasheet, sparsity removed"),
-    GpuPeak(
-        "GH200", 989, 1979, None, None, "NVIDIA GH200 datasheet (Hopper SXM), sparsity removed"
-    ),
+    GpuPeak("GH200 144G", 989, 1979, 4.9, 144, "NVIDIA GH200 datasheet, HBM3e, sparsity removed"),
+    GpuPeak("GH200", 989, 1979, 4.0, 96, "NVIDIA GH200 datasheet, HBM3, sparsity removed"),
     GpuPeak("H200 NVL", 835.5, 1671, 4.8, 141, "NVIDIA H200 NVL datasheet, sparsity removed"),
     GpuPeak("H200", 989, 1979, 4.8, 141, "NVIDIA H200 SXM datasheet, sparsity removed"),
     GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, "NVIDIA H100 PCIe datasheet, sparsity removed"),

@@ -11,7 +11,7 @@ from fp8study.analysis.laws.account import (
     OTHER_GPU,
     LawErrors,
 )
-from fp8study.analysis.laws.advise import Advice, Option
+from fp8study.analysis.laws.advice import Advice, Option
 from fp8study.analysis.laws.evidence import (
     MEASURED,
     MODELLED,
@@ -79,7 +79,17 @@ def _answer(advice: Advice) -> list[str]:
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
     also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
-    return [said, *also, *_beside(_chosen(advice).beside)]
+    return [said, *also, *_beside(_chosen(advice).beside), *_larger(advice)]
+
+
+def _larger(advice: Advice) -> list[str]:
+    if (larger := advice.larger) is None:
+        return []
+    faster = f"{number(larger.then.value, '+.0f')} % tokens/s over BF16 at batch"
+    return [
+        f"  FP8 alone has room for {larger.what}: {faster} "
+        f"{advice.config['micro_batch_size']}, {larger.then.kind}"
+    ]
 
 
 def _chosen(advice: Advice) -> Option:

@@ -53,7 +53,8 @@ def _loss(row: pd.Series) -> str:
 
 def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
-    parts = [] if row["path"] == "tuned" else ["plain"]
+    parts = ["one pass"] * (IN_ONE_PASS in row["setting"])
+    parts += [] if row["path"] == "tuned" else ["plain"]
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
     parts += [kind] if kind != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
@@ -106,8 +107,13 @@ def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def setting_name(row: pd.Series) -> str:
-    """Name a setting in a few words: model, GPUs, batch."""
-    return f"{row['model']}, {count(int(row['num_gpus']), 'GPU')}, batch {row['micro_batch_size']}"
+    """Name a setting in a few words: model, GPUs, batch, and the path unless it is the tuned one.
+
+    Of the tuned path today's form is named, as most records are older.
+    """
+    gpus, one_pass = count(int(row["num_gpus"]), "GPU"), IN_ONE_PASS in row["setting"]
+    path = ", plain" if row["path"] == "plain" else ", one pass" * one_pass
+    return f"{row['model']}, {gpus}, batch {row['micro_batch_size']}{path}"
 
 
 def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:

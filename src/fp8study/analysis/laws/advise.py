@@ -8,14 +8,13 @@ rows, the same rule. What was predicted is judged by that rule too, after all th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
 from fp8study.analysis.decision import CHECK, WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
+from fp8study.analysis.laws.advice import Advice, Change, Option
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.evidence import (
     MEASURED,
@@ -26,7 +25,6 @@ from fp8study.analysis.laws.evidence import (
     Decisions,
     Quantity,
     Row,
-    Verdict,
     measured_beside,
     nearest_losses,
     of_cell,
@@ -38,7 +36,6 @@ from fp8study.analysis.laws.evidence import (
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
-    HEADROOM,
     SAVERS,
     Changed,
     Law,
@@ -47,6 +44,7 @@ from fp8study.analysis.laws.nearby import (
     changes,
     command_for_loss,
     cures,
+    larger_alone,
     settings,
     to_check,
     ways,
@@ -62,92 +60,10 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in SAVERS},
 }  # fmt: skip
+#: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
+MOST_TOKENS = 32768
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
 TOKENS_PER_WEIGHT = 20
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to compute: BF16, or an FP8 recipe."""
-
-    precision: str
-    label: str
-    gathers_fp8: bool
-    tokens_per_second_per_gpu: Quantity
-    lead_pct: Quantity | None
-    """Over BF16; None for BF16 itself."""
-    memory_gib: Quantity
-    limit: str
-    """What limits the step by the law, as `StepParts.limit`."""
-    beside: Beside | None = None
-    """What was measured next to a predicted lead."""
-    interval_from: str = ""
-    """Where the law was as far off as a predicted lead's interval has it."""
-
-    def fits(self, capacity: float) -> bool:
-        """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""
-        spare = 0.0 if self.memory_gib.kind == MEASURED else HEADROOM
-        return self.memory_gib.value <= (1 - spare) * capacity
-
-
-@dataclass(frozen=True)
-class Change:
-    """Something that would change the answer, and what it would be then."""
-
-    what: str
-    then: Quantity
-    """GiB of a remedy; else FP8's lead, %."""
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The answer for one model on one kind of GPU."""
-
-    config: dict[str, Any]
-    """The BF16 run that is spoken of, resolved."""
-    settings: tuple[str, ...]
-    """What is set in it so that it fits, or so that the tuned path takes its model."""
-    gpu: str
-    capacity_gib: float
-    tokens: float
-    """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
-    verdict: Verdict
-    elsewhere: tuple[Verdict, ...]
-    """The same setting on other machines with this GPU, as the report has them."""
-    fits: bool
-    """Whether BF16 does, as `Option.fits`."""
-    fp8_fits: bool
-    """The same of any FP8 option."""
-    memory_parts_gib: dict[str, Quantity]
-    building_gib: float
-    """Weights of the whole model, counted."""
-    remedies: tuple[Change, ...]
-    """Where it does not fit: what would."""
-    options: tuple[Option, ...]
-    """BF16 first, then what was timed, by machine and lead, then what was not, by speed."""
-    step_parts_ms: dict[str, dict[str, Quantity]]
-    """Precision → part of the step → ms, by the law; of BF16 and of the FP8 of the verdict."""
-    layers_saved_ms: dict[str, Quantity]
-    """Linear layer that the FP8 of the verdict converts → what that saves of the GPU's time, a
-    decoder layer and pass, by the law; below 0 it costs more than it saves."""
-    measured: Measured | None
-    """What was measured here in place of the law's constants, as `measure_here` returns it."""
-    beyond: tuple[str, ...]
-    """In what this goes beyond what was measured."""
-    law_errors: tuple[account.LawErrors, ...]
-    """How far the laws were off, as frozen, in the tests that speak of this kind of GPU."""
-    left_out: tuple[str, ...]
-    """What the laws leave out."""
-    loss_evidence: tuple[str, ...]
-    loss_uncovered: tuple[str, ...]
-    changes: tuple[Change, ...]
-    """Other tasks in which FP8's lead would be another."""
-    commands: tuple[str, ...]
-    """What would check those that fit; empty where a run could not even build the model."""
-    study: str
-    """The study's file that the command needs, of several nodes."""
-    loss_command: str
-    """What would check the loss, if that is all that the verdict asks for; else empty."""
 
 
 class Advisor:
@@ -227,6 +143,7 @@ class Advisor:
         ]  # fmt: skip
         commands, study = to_check(checked)
         cured = [] if fits else cures(config, shape, capacity)
+        larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config))),
@@ -240,6 +157,7 @@ class Advisor:
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
             remedies=tuple(change(cure, _OPTIONS) for cure in cured),
+            larger=change(larger, {}) if fits and larger else None,
             options=tuple(options),
             step_parts_ms={
                 name: {part: by_law(way, ms) for part, ms in

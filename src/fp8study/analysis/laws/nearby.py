@@ -15,6 +15,7 @@ from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
+from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
@@ -24,8 +25,6 @@ from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
 Law = Callable[[ResolvedConfig], speed.StepParts]
-#: Of a GPU's memory, what is left free.
-HEADROOM = 0.1
 #: A lead must move by as many points for a change to be worth a line.
 _NOTABLE_POINTS = 3.0
 #: The study of any setting's losses.
@@ -164,50 +163,40 @@ def written(
 
 def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
     """Return whether an FP8 run fits with the update `BEFORE` alone, which keeps no FP8 weights."""
-    needs = [memory.predicted_memory(way, shape).total for way in (fp8, changed(fp8, BEFORE))]
-    return not has_room(needs[0], capacity) and has_room(needs[1], capacity)
+    before = changed(fp8, BEFORE)
+    return not _fits(fp8, shape, capacity) and _fits(before, shape, capacity)
 
 
-def has_room(gib: float, capacity: float) -> bool:
-    """Whether so much leaves `HEADROOM` of a GPU's memory free."""
-    return gib <= (1 - HEADROOM) * capacity
+def larger_alone(
+    config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float, most_tokens: int
+) -> Changed | None:
+    """Return FP8 tensorwise at a batch for which BF16 has no room, where it is notably faster so.
 
-
-def largest_batch_of(
-    ways: Sequence[RunConfig], shape: ModelShape, capacity: float, most_tokens: int
-) -> int:
-    """Return the largest batch at which all of these runs fit, as `largest_batch` has it.
-
-    Up to so many tokens a pass. Each GPU need not hold the whole model first.
-    """
-    fitting = min(largest_batch(way, shape, capacity, builds_whole=False) for way in ways)
-    return min(fitting, max(1, most_tokens // ways[0].sequence_length))
-
-
-def largest_batch(
-    config: RunConfig, shape: ModelShape, capacity_gib: float, builds_whole: bool = True
-) -> int:
-    """Return the largest micro batch whose peak leaves `HEADROOM` of the GPU free; 0: none does.
-
-    `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
-    What the allocator reserves besides does not count: it gives that back before it runs out.
-    `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
+    At the largest batch up to `most_tokens` a pass, with how much faster it is than the BF16 run as
+    it is asked about, %; None where BF16 has room for as much, or little is gained.
     """
 
-    def fits(batch: int) -> bool:
-        tried = dataclasses.replace(config, micro_batch_size=batch)
-        law = memory.predicted_memory(tried, shape)
-        return has_room(law.needed if builds_whole else law.total, capacity_gib)
+    def rate(way: ResolvedConfig) -> float:
+        return way.tokens_per_step / law(way).total
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    ways, now, found = tensorwise(config, shape), rate(config), []
+    least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
+    for fp8 in ways:
+        for given in ({}, BEFORE if fp8.weight_cast == "each_update" else {}):
+            way = changed(fp8, given)
+            batch = largest_batch_of([way], shape, capacity, most_tokens)
+            same_batch = dataclasses.replace(config, micro_batch_size=batch)
+            if batch <= config.micro_batch_size or _fits(same_batch, shape, capacity):
+                continue
+            larger = dataclasses.replace(way, micro_batch_size=batch)
+            faster = 100 * (rate(larger) / now - 1)
+            found.append(({"micro_batch_size": batch} | given, larger, faster))
+    best = max(found, key=lambda each: each[2], default=None)
+    return best if best and best[2] >= least else None
+
+
+def _fits(config: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
+    return has_room(memory.predicted_memory(config, shape).total, capacity)
 
 
 def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float) -> list[Changed]:
@@ -227,8 +216,7 @@ def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
             way = dataclasses.replace(config, **{name: value})
         except UserError:  # beyond the field's range
             continue
-        fits = has_room(memory.predicted_memory(way, shape).total, capacity)
-        if (fits or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
+        if (_fits(way, shape, capacity) or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
             found.append(({name: value}, way, lead(way)))
     return found
 

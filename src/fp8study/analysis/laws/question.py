@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fp8study.analysis.laws.advise import Advice, Advisor
+from fp8study.analysis.laws.advice import Advice
+from fp8study.analysis.laws.advise import MOST_TOKENS, Advisor
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
@@ -19,9 +20,9 @@ from fp8study.analysis.laws.nearby import (
     as_fp8,
     changed,
     fits_before_alone,
-    largest_batch_of,
     savers,
 )
+from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
@@ -31,8 +32,6 @@ from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
-#: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
-_MOST_TOKENS = 32768
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *BEFORE, "gradient_accumulation_steps", "max_grad_norm")
 #: Those that have an option of their own.
@@ -186,14 +185,14 @@ def _advisor(results: Path) -> Advisor:
 
 
 def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:
-    """Return the largest batch at which BF16 and FP8 fit, up to `_MOST_TOKENS`; 0: none does."""
+    """Return the largest batch at which BF16 and FP8 fit, up to `MOST_TOKENS`; 0: none does."""
     ways = (config, as_fp8(config, "fp8_tensorwise"))
-    return largest_batch_of(ways, shape, capacity, _MOST_TOKENS)
+    return largest_batch_of(ways, shape, capacity, MOST_TOKENS)
 
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:
     """Return a GPU's datasheet and its memory, GiB."""
-    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops and peak.memory_gb)
+    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
     if slug is None:
         if not gpus:
             raise UserError(f"--gpu: no NVIDIA GPU is visible here; name one of {names}")
@@ -209,9 +208,5 @@ def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[Gp
         raise UserError(
             f"--gpu: {found.name_part} has no FP8 matrix units (they came with Ada, compute "
             f"capability 8.9); train in BF16 there, or name one of {names}"
-        )
-    if not capacity or found.memory_tb_per_s is None:
-        raise UserError(
-            f"--gpu: {found.name_part} is sold with several memories; name one of {names}"
         )
     return found, capacity

@@ -26,7 +26,8 @@ from fp8study.analysis.laws.communication import (
     traffic,
 )
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import as_fp8, has_room, largest_batch_of, tensorwise
+from fp8study.analysis.laws.nearby import as_fp8, tensorwise
+from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.pairing import together

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fp8study.analysis.laws.memory import predicted_memory
-from fp8study.analysis.laws.nearby import HEADROOM, changed, cures, written
+from fp8study.analysis.laws.nearby import changed, cures, written
+from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError

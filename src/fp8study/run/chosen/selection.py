@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fp8study.analysis.laws.nearby import HEADROOM, largest_batch
+from fp8study.analysis.laws.room import HEADROOM, largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import needs_plain_head

@@ -1,0 +1,98 @@
+"""What an answer holds: `fp8study.analysis.laws.advise` makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fp8study.analysis.laws import account
+from fp8study.analysis.laws.evidence import MEASURED, Beside, Quantity, Verdict
+from fp8study.analysis.laws.here import Measured
+from fp8study.analysis.laws.room import HEADROOM
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to compute: BF16, or an FP8 recipe."""
+
+    precision: str
+    label: str
+    gathers_fp8: bool
+    tokens_per_second_per_gpu: Quantity
+    lead_pct: Quantity | None
+    """Over BF16; None for BF16 itself."""
+    memory_gib: Quantity
+    limit: str
+    """What limits the step by the law, as `StepParts.limit`."""
+    beside: Beside | None = None
+    """What was measured next to a predicted lead."""
+    interval_from: str = ""
+    """Where the law was as far off as a predicted lead's interval has it."""
+
+    def fits(self, capacity: float) -> bool:
+        """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""
+        spare = 0.0 if self.memory_gib.kind == MEASURED else HEADROOM
+        return self.memory_gib.value <= (1 - spare) * capacity
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would change the answer, and what it would be then."""
+
+    what: str
+    then: Quantity
+    """GiB of a remedy; else FP8's lead, or how much faster it is, %."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer for one model on one kind of GPU."""
+
+    config: dict[str, Any]
+    """The BF16 run that is spoken of, resolved."""
+    settings: tuple[str, ...]
+    """What is set in it so that it fits, or so that the tuned path takes its model."""
+    gpu: str
+    capacity_gib: float
+    tokens: float
+    """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
+    verdict: Verdict
+    elsewhere: tuple[Verdict, ...]
+    """The same setting on other machines with this GPU, as the report has them."""
+    fits: bool
+    """Whether BF16 does, as `Option.fits`."""
+    fp8_fits: bool
+    """The same of any FP8 option."""
+    memory_parts_gib: dict[str, Quantity]
+    building_gib: float
+    """Weights of the whole model, counted."""
+    remedies: tuple[Change, ...]
+    """Where it does not fit: what would."""
+    larger: Change | None
+    """FP8 at a batch for which BF16 has no room, where that is faster: by what, %, than BF16 at the
+    batch that is spoken of."""
+    options: tuple[Option, ...]
+    """BF16 first, then what was timed, by machine and lead, then what was not, by speed."""
+    step_parts_ms: dict[str, dict[str, Quantity]]
+    """Precision → part of the step → ms, by the law; of BF16 and of the FP8 of the verdict."""
+    layers_saved_ms: dict[str, Quantity]
+    """Linear layer that the FP8 of the verdict converts → what that saves of the GPU's time, a
+    decoder layer and pass, by the law; below 0 it costs more than it saves."""
+    measured: Measured | None
+    """What was measured here in place of the law's constants, as `measure_here` returns it."""
+    beyond: tuple[str, ...]
+    """In what this goes beyond what was measured."""
+    law_errors: tuple[account.LawErrors, ...]
+    """How far the laws were off, as frozen, in the tests that speak of this kind of GPU."""
+    left_out: tuple[str, ...]
+    """What the laws leave out."""
+    loss_evidence: tuple[str, ...]
+    loss_uncovered: tuple[str, ...]
+    changes: tuple[Change, ...]
+    """Other tasks in which FP8's lead would be another."""
+    commands: tuple[str, ...]
+    """What would check those that fit; empty where a run could not even build the model."""
+    study: str
+    """The study's file that the command needs, of several nodes."""
+    loss_command: str
+    """What would check the loss, if that is all that the verdict asks for; else empty."""

@@ -1,0 +1,55 @@
+"""Whether a run fits its GPUs, by the law of memory, and the largest batch that does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from fp8study.analysis.laws import memory
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.core.config import RunConfig
+
+#: Of a GPU's memory, what is left free.
+HEADROOM = 0.1
+
+
+def has_room(gib: float, capacity: float) -> bool:
+    """Whether so much leaves `HEADROOM` of a GPU's memory free."""
+    return gib <= (1 - HEADROOM) * capacity
+
+
+def largest_batch_of(
+    ways: Sequence[RunConfig], shape: ModelShape, capacity: float, most_tokens: int
+) -> int:
+    """Return the largest batch at which all of these runs fit, as `largest_batch` has it.
+
+    Up to so many tokens a pass. Each GPU need not hold the whole model first.
+    """
+    fitting = min(largest_batch(way, shape, capacity, builds_whole=False) for way in ways)
+    return min(fitting, max(1, most_tokens // ways[0].sequence_length))
+
+
+def largest_batch(
+    config: RunConfig, shape: ModelShape, capacity_gib: float, builds_whole: bool = True
+) -> int:
+    """Return the largest micro batch whose peak leaves `HEADROOM` of the GPU free; 0: none does.
+
+    `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
+    What the allocator reserves besides does not count: it gives that back before it runs out.
+    `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
+    """
+
+    def fits(batch: int) -> bool:
+        tried = dataclasses.replace(config, micro_batch_size=batch)
+        law = memory.predicted_memory(tried, shape)
+        return has_room(law.needed if builds_whole else law.total, capacity_gib)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -217,3 +217,9 @@ def test_metrics_are_json_lines_with_units_in_their_names(run: Run) -> None:
         "tokens_per_second_per_gpu", "tokens_seen", "timed",
     }  # fmt: skip
     assert (first["step"], first["timed"], first["tokens_seen"]) == (1, False, 256)
+
+
+def test_a_warm_up_longer_than_the_run_is_told(tmp_path: Path) -> None:
+    record = launch_tiny(tmp_path, precision="bf16", lr_warmup_steps=9)
+    (note,) = (line for line in record.warnings if line.startswith("lr_warmup_steps"))
+    assert "9 is more than num_steps=8" in note

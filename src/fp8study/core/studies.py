@@ -172,9 +172,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         names = study_names()
         if not names:
             raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")
-        raise UserError(
-            f"STUDY: '{name}' is no study{nearest(name, names)}; choose one of {', '.join(names)}"
-        )
+        close = nearest(Path(name).stem, names)  # of a path to its file as well
+        raise UserError(f"STUDY: '{name}' is no study{close}; choose one of {', '.join(names)}")
     check_names(overrides or {}, "--set")
     return expanded(name, read_study(path), str(path), overrides)
 

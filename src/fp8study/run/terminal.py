@@ -83,7 +83,8 @@ class OneLineErrors(TyperGroup):
             if status == 130:
                 complain("stopped; finished runs are kept, start again to go on")
         except _UsageError as error:
-            message = " ".join(getattr(error, "format_message", error.__str__)().split())
+            message = _number_wanted(error, sys.argv[1:] if args is None else args)
+            message = message or " ".join(getattr(error, "format_message", error.__str__)().split())
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "fp8study"
             status = complain(f"{message.rstrip('.')}; {command} --help lists what there is")
@@ -101,6 +102,18 @@ class OneLineErrors(TyperGroup):
                 "is lost"
             )
         sys.exit(status or 0)
+
+
+def _number_wanted(error: Exception, args: Sequence[str]) -> str:
+    """Name the value of an option that is no number, which the parser's own message leaves out."""
+    kinds = {"valid integer": "whole number", "valid number": "number"}
+    kind = next((ours for theirs, ours in kinds.items() if theirs in str(error)), None)
+    for name in getattr(getattr(error, "param", None), "opts", ()) if kind else ():
+        for arg, following in zip(args, [*args[1:], ""], strict=True):
+            option, has_value, value = arg.partition("=")
+            if option == name:
+                return f"{name}: '{value if has_value else following}' is no {kind}"
+    return ""
 
 
 def complain(message: str) -> int:

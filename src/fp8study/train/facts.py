@@ -72,6 +72,8 @@ def warnings(trainer: Trainer) -> list[str]:
         f"the GPU was shared with other runs: {untimed}": config.runs_per_gpu > 1,
         f"the precision changes during the run: {untimed}": config.precision_schedule,
         f"{skipped} steps changed nothing: a gradient overflowed in FP16": skipped,
+        f"lr_warmup_steps: {config.lr_warmup_steps} is more than num_steps={config.num_steps}: the "
+        "learning rate never reached its peak": config.lr_warmup_steps > config.num_steps,
         high: high,
         "FP8 is emulated: the numbers are FP8's, the speed is not": (
             config.fp8_emulate and config.is_fp8

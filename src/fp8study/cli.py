@@ -16,10 +16,9 @@ import typer
 from fp8study import __version__
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
-from fp8study.core.files import results_dir, studies_dir
+from fp8study.core.files import results_dir
 from fp8study.core.presets import check_model_name
 from fp8study.core.records import read_run
-from fp8study.core.studies import load_study, study_names
 from fp8study.run.defaults import config_for
 from fp8study.run.machine import this_machine
 from fp8study.run.terminal import (
@@ -125,8 +124,8 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
+    from fp8study.analysis.advice.question import answer, question_for
     from fp8study.analysis.laws.here import keep
-    from fp8study.analysis.laws.question import answer, question_for
     from fp8study.report.advice_text import advice_text
 
     here = [(device.name, device.memory_gib) for device in this_machine().gpus]
@@ -153,11 +152,9 @@ def plan(
 ) -> None:
     """Show a study's runs, what they cost here, and which are done."""
     if list_:
-        if not (names := study_names()):
-            raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
-        for name, loaded in zip(names, map(load_study, names), strict=True):
-            say(f"{name:<{max(map(len, names))}}  {len(loaded.runs):>3} runs: {loaded.question}")
-        return
+        from fp8study.run.plan import list_studies
+
+        return list_studies(say)
     from fp8study.run.plan import plan_text
     from fp8study.run.slurm.profile import study_there
 

@@ -3,40 +3,31 @@
 import dataclasses
 import functools
 import json
-import math
 import re
-import shlex
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
 from typer.testing import CliRunner
 
 from fp8study.analysis import decision
-from fp8study.analysis.laws import account
-from fp8study.analysis.laws.advise import Advisor
-from fp8study.analysis.laws.cells import cells_of, read_runs, recorded_config
-from fp8study.analysis.laws.evidence import (
+from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
     PREDICTED,
-    Decisions,
     nearest_losses,
     read_loss_gaps,
 )
-from fp8study.analysis.laws.question import answer, question_for
+from fp8study.analysis.advice.question import answer, question_for
+from fp8study.analysis.laws import account
+from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.cli import app
 from fp8study.core.errors import UserError
-from fp8study.core.hardware import find_peak
-from fp8study.core.presets import PRESETS
 from fp8study.core.records import read_record
 from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
-from fp8study.report.page import load_report
 from fp8study.run.terminal import parse_assignments
 from tests.checkout import ROOT
 
@@ -70,60 +61,6 @@ def test_figures_of_a_cell_that_was_run_are_its_records():
     assert fp8.lead_pct.kind == MEASURED
     assert fp8.lead_pct.low < fp8.lead_pct.value < fp8.lead_pct.high
     assert found.verdict.label == fp8.label and found.fits
-
-
-@pytest.fixture(scope="module")
-def advisor():
-    return Advisor(read_runs(ROOT / "results"), read_loss_gaps(ROOT / "results"), Decisions([]))
-
-
-@pytest.fixture(scope="module", params=["h100x1", "h200x1", "h200x2", "h200x4"])
-def of_machine(request):
-    """The first page's decisions of one machine, and all its runs by name."""
-    decisions = load_report(ROOT / "results").decisions
-    rows = decisions[decisions["machine"] == request.param].to_dict("records")
-    assert rows
-    return rows, dict(read_runs(ROOT / "results", f"reference/{request.param}"))
-
-
-def test_advice_says_what_the_first_page_says_row_by_row(of_machine, advisor):
-    rows, runs = of_machine
-    # Another machine's losses count, not its speeds.
-    advisor.decisions = Decisions(read_runs(ROOT / "results"))
-    leads = advisor.decisions.leads
-    advisor.decisions.leads = leads[leads["machine"] == rows[0]["machine"]]
-    for row in rows:
-        records = [runs[name] for name in row["run_ids"].split()]
-        record = next(r for r in records if r.config["precision"] == "bf16")
-        gpu = find_peak(row["gpu_name"])
-        found = advisor.advise(
-            recorded_config(record), gpu, row["gpu_name"], record.machine["gpu_memory_gib"], None
-        )
-        verdict, lead = found.verdict, found.verdict.lead_pct
-        best = next(o for o in found.options if o.label == verdict.label)
-        assert (verdict.action, verdict.machine) == (row["action"], row["machine"])
-        assert best.precision == row["precision"] and best.lead_pct == lead
-        ends = [math.nan if end is None else end for end in (lead.low, lead.high)]
-        figures = [lead.value, *ends, best.memory_gib.value, best.tokens_per_second_per_gpu.value]
-        names = ("lead_pct", "ci_low_pct", "ci_high_pct", "memory_peak_gib",
-                 "tokens_per_second_per_gpu")  # fmt: skip
-        assert figures == pytest.approx([row[name] for name in names], nan_ok=True)
-        assert lead.kind == MEASURED and set(lead.run_ids) == set(row["run_ids"].split())
-        is_open = row["action"] == decision.MORE and not math.isnan(row["ci_low_pct"])
-        why = ", as the lead may lie on either side of 3 %" * is_open
-        answer = f"{row['action'][0].upper()}{row['action'][1:]}{why}. {verdict.label}: tokens/s "
-        assert f"\n{answer}" in advice_text(found)
-
-
-def test_records_of_ones_own_come_first(of_machine):
-    rows, runs = of_machine
-    row = rows[0]
-    own = [("local/" + name.partition("/")[2], record) for name, record in runs.items()]
-    both = Decisions([*runs.items(), *own])
-    record = next(r for n, r in runs.items()
-                  if n in row["run_ids"].split() and r.config["precision"] == "bf16")  # fmt: skip
-    found = both.of(recorded_config(record), row["gpu_name"])
-    assert [each.machine for each in found] == ["local", row["machine"]]
 
 
 def test_without_an_interval_more_is_to_be_measured():
@@ -182,8 +119,8 @@ def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
 
 
 @pytest.mark.parametrize(("batch", "busy"), [(1, True), (8, False)])
-def test_where_the_host_matters_an_interval_is_as_wide_as_errors_were_there(advisor, batch, busy):
-    table = account.lead_table(cells_of(advisor.runs))
+def test_where_the_host_matters_an_interval_is_as_wide_as_errors_were_there(batch, busy):
+    table = account.lead_table(cells_of(read_runs(ROOT / "results")))
     there = table[(table["host_pct"] > account.HOST_PCT) == busy]["error_points"].abs()
     found = advice("llama-3.2-1b", batch=batch, sequence_length=2048)
     (lead,) = {o.lead_pct for o in found.options if o.precision == "fp8_rowwise"}
@@ -222,34 +159,6 @@ def test_what_does_not_fit_is_told_with_what_would():
     assert not found.fits
     assert any(remedy.what == "--num-gpus 4" for remedy in found.remedies)
     assert "It does not fit" in advice_text(found)
-
-
-@pytest.fixture(scope="module")
-def of_70b(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("70b")
-    shape = {
-        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
-        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "vocab_size": 128256, "max_position_embeddings": 131072,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(shape))
-    return str(folder)
-
-
-def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
-    found = advice(of_70b, 64, batch=None, gpu="h100-80gb")
-    assert found.fits and found.building_gib > found.capacity_gib and not found.commands
-    assert found.settings == ("reshard_after_forward=true", "activation_checkpointing=true")
-    text = advice_text(found)
-    assert "Set for it: reshard_after_forward=true" in text
-    assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
-    asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
-    assert not asked.fits and not asked.settings
-    both = "--set reshard_after_forward=true --set activation_checkpointing=true"
-    assert both in [remedy.what for remedy in asked.remedies]
-    (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies
-    assert alone.what.startswith(both) and "--num-gpus" in alone.what
-    assert alone.then.kind == MODELLED
 
 
 def test_of_fp8_only_what_fits_is_recommended():
@@ -300,22 +209,6 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
     assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_command  # BF16 it is
 
 
-def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch):
-    found = advice("llama-3.1-8b", 16, gpu="h200")
-    assert found.commands == ("make reproduce STUDY=advised PROFILE=slurm",)
-    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
-    (tmp_path / "pipelines" / "studies" / "advised.yaml").write_text(found.study)
-    monkeypatch.chdir(tmp_path)
-    study = load_study("advised")
-    names = ("model", "num_gpus", "num_nodes", "path", "sequence_length", "micro_batch_size")
-    asked = {name: found.config[name] for name in names}
-    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
-    for run in study.runs:
-        assert {name: getattr(run.config, name) for name in asked} == asked
-    text = advice_text(found)
-    assert "with this as pipelines/studies/advised.yaml" in text and "fp8study run" not in text
-
-
 def test_fp8_weights_are_gathered_from_even_shards_alone():
     assert not any(option.gathers_fp8 for option in advice("llama-3.2-1b", 3).options)
     assert any(option.gathers_fp8 for option in advice("llama-3.2-1b", 4).options)
@@ -326,49 +219,6 @@ def test_without_a_batch_the_largest_that_fits_is_taken():
     taken = found.config["micro_batch_size"]
     larger = advice("llama-3.2-1b", 1, batch=taken + 1, gpu="rtx-5090-32gb")
     assert found.fits and not larger.fits
-
-
-@pytest.mark.parametrize("model", PRESETS)
-def test_answers_for_every_preset_within_eighty_columns(model):
-    text = advice_text(advice(model, 1))
-    assert model in text
-    table = [line for line in text.splitlines() if re.search(r" \d+ [mpx]!?$", line)]
-    assert len(table) >= 3 and all(len(line) <= 80 for line in table)
-
-
-def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path):
-    shape = {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
-        "moe_intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000, "num_experts": 16,
-        "num_experts_per_tok": 4, "max_position_embeddings": 8192,
-    }  # fmt: skip
-    folder = tmp_path / "of mine"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(shape))
-    found = advice(str(folder), 2)
-    assert found.commands
-    assert all(f"model={folder}" in shlex.split(command) for command in found.commands)
-    ways = [option for option in found.options[1:] if not option.gathers_fp8]
-    assert len(ways) == 3
-    assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
-    assert found.left_out and "a mixture of experts: none was measured" in found.beyond
-    idle = 4 * 12 * 3 * 2048 * 768  # layers, experts that no token goes to, and their weights
-    assert found.tokens == 20 * (shape_of(str(folder)).num_parameters - idle)
-
-
-def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
-    AutoConfig.for_model("gemma2").save_pretrained(tmp_path)  # its 9B
-    found = advice(str(tmp_path), 8)
-    short, long = (advice(str(tmp_path), 8, length).left_out for length in (4096, 8192))
-    assert any("left out below" in line for line in found.beyond)
-    assert found.settings == ("loss_head=plain",)  # its logits are capped
-    assert all("--set loss_head=plain" in command for command in found.commands)
-    assert found.commands
-    assert any("soft caps" in line for line in short) and any("norms" in line for line in short)
-    assert [line for line in long if line not in short] == [
-        "attention's window of 4,096 tokens: it is counted over them all"
-    ]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from fp8study.analysis.advice.advise import chosen
+from fp8study.analysis.advice.answer import Option
+from fp8study.analysis.advice.evidence import MEASURED, MODELLED, PREDICTED, Quantity
+from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account
-from fp8study.analysis.laws.advice import Option
-from fp8study.analysis.laws.advise import chosen
-from fp8study.analysis.laws.evidence import MEASURED, MODELLED, PREDICTED, Quantity
-from fp8study.analysis.laws.question import answer, question_for
 from fp8study.core.errors import UserError
 from fp8study.report import predictions
 from fp8study.report.advice_text import advice_text

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws.here import law_of
 from fp8study.analysis.laws.nearby import larger_alone
-from fp8study.analysis.laws.question import answer, question_for
 from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.report.advice_text import advice_text

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fp8study.analysis.advice.evidence import Decisions, verdict_of
 from fp8study.analysis.decision import decision_table
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.laws.evidence import Decisions, verdict_of
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import (

@@ -287,6 +287,20 @@ def test_studies_are_listed_with_their_questions() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_a_broken_study_is_named_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    studies = tmp_path / "pipelines/studies"
+    studies.mkdir(parents=True)
+    smoke = (ROOT / "pipelines/studies/smoke.yaml").read_text()
+    for name, text in (("broken", "base: {modl: x}"), ("smoke", smoke)):
+        (studies / f"{name}.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    done = fp8study("plan", "--list")
+    assert done.returncode == 2 and done.stdout.startswith("smoke ")
+    assert "broken.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 def test_launcher_and_comparing_import_no_torch(checkout: Path) -> None:
     for side in "ab":
         (checkout / side).mkdir()

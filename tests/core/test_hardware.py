@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from fp8study.core.hardware import GPU_PEAKS, bf16_peak_tflops, find_peak, mixed_peak_tflops
+from fp8study.core.errors import UserError
+from fp8study.core.hardware import (
+    GPU_PEAKS,
+    bf16_peak_tflops,
+    find_peak,
+    mixed_peak_tflops,
+    named_gpu,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +34,12 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
     peak = find_peak(gpu_name)
     assert peak is not None
     assert peak.name_part == expected
+
+
+@pytest.mark.parametrize("slug", ["v100", "mi300x"])
+def test_other_gpus_are_not_taken_for_typing_mistakes(slug: str) -> None:
+    with pytest.raises(UserError, match=f"'{slug}' is not known; name one of"):
+        named_gpu(slug)
 
 
 @pytest.mark.parametrize(

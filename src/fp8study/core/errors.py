@@ -50,8 +50,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string."""
+def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `` (did you mean 'x'?)`` for the candidate closest to `word`, or an empty string.
+
+    `cutoff`: how alike they must be, 0 to 1.
+    """
     known = {candidate.lower(): candidate for candidate in candidates}
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return f" (did you mean '{known[close[0]]}'?)" if close else ""

@@ -67,8 +67,10 @@ def named_gpu(slug: str) -> GpuPeak:
     if name in known and known[name].memory_gb is None:
         return known[name]
     if wanted not in known:
+        # Of another size, that of the same name; V100 is no H100.
+        close = nearest(known[name].slug, known) if name in known else nearest(wanted, known, 0.8)
         raise UserError(
-            f"--gpu: '{slug}' is not known{nearest(wanted, known)}; name one of "
+            f"--gpu: '{slug}' is not known{close}; name one of "
             f"{', '.join(peak.slug for peak in GPU_PEAKS)}"
         )
     return known[wanted]

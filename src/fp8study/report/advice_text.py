@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+from fp8study.analysis.advice.answer import Advice, Option
+from fp8study.analysis.advice.evidence import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
+    Beside,
+    Quantity,
+    Verdict,
+)
 from fp8study.analysis.decision import MORE, WORTH_PCT
 from fp8study.analysis.laws.account import (
     HOST_PCT,
@@ -10,15 +19,6 @@ from fp8study.analysis.laws.account import (
     MOST_POINTS,
     OTHER_GPU,
     LawErrors,
-)
-from fp8study.analysis.laws.advice import Advice, Option
-from fp8study.analysis.laws.evidence import (
-    MEASURED,
-    MODELLED,
-    PREDICTED,
-    Beside,
-    Quantity,
-    Verdict,
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import STUDY

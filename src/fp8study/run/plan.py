@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
@@ -11,7 +12,7 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model
-from fp8study.core.studies import PlannedRun, Study, estimated_minutes
+from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
 from fp8study.data.corpus import check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
@@ -33,6 +34,26 @@ _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 _SEEN_AGAIN = 1.2
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
+
+
+def list_studies(say: Callable[[str], object]) -> None:
+    """Say of each study what it asks.
+
+    Raises:
+        UserError: There are none, or some are invalid; the others were told before.
+    """
+    if not (names := study_names()):
+        raise UserError(f"studies: there are none in '{studies_dir()}'; run in a checkout")
+    width, wrong = max(map(len, names)), []
+    for name in names:
+        try:
+            study = load_study(name)
+        except UserError as error:
+            wrong.append(str(error))
+        else:
+            say(f"{name:<{width}}  {len(study.runs):>3} runs: {study.question}")
+    if wrong:
+        raise UserError("\n".join(wrong))
 
 
 def impossible_runs(

@@ -185,8 +185,9 @@ def larger_alone(
         for given in ({}, BEFORE if fp8.weight_cast == "each_update" else {}):
             way = changed(fp8, given)
             batch = largest_batch_of([way], shape, capacity, most_tokens)
-            same_batch = dataclasses.replace(config, micro_batch_size=batch)
-            if batch <= config.micro_batch_size or _fits(same_batch, shape, capacity):
+            if batch <= config.micro_batch_size:
+                continue
+            if _fits(dataclasses.replace(config, micro_batch_size=batch), shape, capacity):
                 continue
             larger = dataclasses.replace(way, micro_batch_size=batch)
             faster = 100 * (rate(larger) / now - 1)

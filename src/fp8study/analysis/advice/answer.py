@@ -1,12 +1,12 @@
-"""What an answer holds: `fp8study.analysis.laws.advise` makes it."""
+"""What an answer holds: `fp8study.analysis.advice.advise` makes it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from fp8study.analysis.advice.evidence import MEASURED, Beside, Quantity, Verdict
 from fp8study.analysis.laws import account
-from fp8study.analysis.laws.evidence import MEASURED, Beside, Quantity, Verdict
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.room import HEADROOM
 

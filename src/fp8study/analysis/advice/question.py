@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fp8study.analysis.laws.advice import Advice
-from fp8study.analysis.laws.advise import MOST_TOKENS, Advisor
+from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor
+from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
-from fp8study.analysis.laws.evidence import Decisions, read_loss_gaps
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
     SAVERS,

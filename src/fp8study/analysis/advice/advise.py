@@ -12,11 +12,8 @@ from functools import partial
 
 import pandas as pd
 
-from fp8study.analysis.decision import CHECK, WORTH_PCT
-from fp8study.analysis.laws import account, memory, speed
-from fp8study.analysis.laws.advice import Advice, Change, Option
-from fp8study.analysis.laws.cells import cell_key, cells_of
-from fp8study.analysis.laws.evidence import (
+from fp8study.analysis.advice.answer import Advice, Change, Option
+from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
     PREDICTED,
@@ -33,6 +30,9 @@ from fp8study.analysis.laws.evidence import (
     verdict_of,
     way_of,
 )
+from fp8study.analysis.decision import CHECK, WORTH_PCT
+from fp8study.analysis.laws import account, memory, speed
+from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (

@@ -1,0 +1,105 @@
+"""Advice for models of every kind: presets, large ones, folders with a config.json."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from fp8study.analysis.advice.evidence import (
+    MODELLED,
+)
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.core.presets import PRESETS
+from fp8study.core.studies import load_study
+from fp8study.report.advice_text import advice_text
+from tests.analysis.test_advise import advice
+
+
+@pytest.fixture(scope="module")
+def of_70b(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("70b")
+    shape = {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "vocab_size": 128256, "max_position_embeddings": 131072,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(shape))
+    return str(folder)
+
+
+def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
+    found = advice(of_70b, 64, batch=None, gpu="h100-80gb")
+    assert found.fits and found.building_gib > found.capacity_gib and not found.commands
+    assert found.settings == ("reshard_after_forward=true", "activation_checkpointing=true")
+    text = advice_text(found)
+    assert "Set for it: reshard_after_forward=true" in text
+    assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
+    asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
+    assert not asked.fits and not asked.settings
+    both = "--set reshard_after_forward=true --set activation_checkpointing=true"
+    assert both in [remedy.what for remedy in asked.remedies]
+    (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies
+    assert alone.what.startswith(both) and "--num-gpus" in alone.what
+    assert alone.then.kind == MODELLED
+
+
+def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch):
+    found = advice("llama-3.1-8b", 16, gpu="h200")
+    assert found.commands == ("make reproduce STUDY=advised PROFILE=slurm",)
+    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
+    (tmp_path / "pipelines" / "studies" / "advised.yaml").write_text(found.study)
+    monkeypatch.chdir(tmp_path)
+    study = load_study("advised")
+    names = ("model", "num_gpus", "num_nodes", "path", "sequence_length", "micro_batch_size")
+    asked = {name: found.config[name] for name in names}
+    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
+    for run in study.runs:
+        assert {name: getattr(run.config, name) for name in asked} == asked
+    text = advice_text(found)
+    assert "with this as pipelines/studies/advised.yaml" in text and "fp8study run" not in text
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_answers_for_every_preset_within_eighty_columns(model):
+    text = advice_text(advice(model, 1))
+    assert model in text
+    table = [line for line in text.splitlines() if re.search(r" \d+ [mpx]!?$", line)]
+    assert len(table) >= 3 and all(len(line) <= 80 for line in table)
+
+
+def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path):
+    shape = {
+        "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000, "num_experts": 16,
+        "num_experts_per_tok": 4, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    folder = tmp_path / "of mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    found = advice(str(folder), 2)
+    assert found.commands
+    assert all(f"model={folder}" in shlex.split(command) for command in found.commands)
+    ways = [option for option in found.options[1:] if not option.gathers_fp8]
+    assert len(ways) == 3
+    assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
+    assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+    idle = 4 * 12 * 3 * 2048 * 768  # layers, experts that no token goes to, and their weights
+    assert found.tokens == 20 * (shape_of(str(folder)).num_parameters - idle)
+
+
+def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
+    AutoConfig.for_model("gemma2").save_pretrained(tmp_path)  # its 9B
+    found = advice(str(tmp_path), 8)
+    short, long = (advice(str(tmp_path), 8, length).left_out for length in (4096, 8192))
+    assert any("left out below" in line for line in found.beyond)
+    assert found.settings == ("loss_head=plain",)  # its logits are capped
+    assert all("--set loss_head=plain" in command for command in found.commands)
+    assert found.commands
+    assert any("soft caps" in line for line in short) and any("norms" in line for line in short)
+    assert [line for line in long if line not in short] == [
+        "attention's window of 4,096 tokens: it is counted over them all"
+    ]

@@ -37,6 +37,11 @@ WORDS = "weights cast each update, one pass AdamW, gradients in the compute dtyp
         (FP8, [IN_ONE_PASS]),
         (ALONE | {"precision": "fp8_rowwise"}, [IN_ONE_PASS]),
         (FP8 | BEFORE, []),
+        (
+            ALONE | {"precision": "fp8_rowwise", "attention": "flash"},
+            [IN_ONE_PASS, "flash attention"],
+        ),
+        (FP8 | {"attention": "flash"}, [IN_ONE_PASS, "flash attention"]),
         (FP8 | {"transposes": "separate"}, [IN_ONE_PASS, "separate transposes"]),
         (FP8 | {"gradient_dtype": "master"}, ["weights cast each update", "one pass AdamW"]),
         (FP8 | BEFORE | {"weight_cast": "each_update"}, ["weights cast each update"]),
@@ -106,14 +111,12 @@ def test_advice_rests_on_the_path_as_it_was_until_todays_is_timed(tmp_path: Path
     for number in (0, 1):
         _store(tmp_path, number, 12_000.0 + number, **BEFORE)
     asked = _asked(tmp_path)
-    (found,) = _decided(tmp_path, asked)
-    verdict = verdict_of(asked, found)
-    assert verdict.given == "update_kernel=torch" and verdict.lead_pct.value > 19
+    config, verdict = _verdict(tmp_path, asked)
+    assert config.update_kernel == "torch" and verdict.lead_pct.value > 19
     for number in (2, 3):
         _store(tmp_path, number, 13_000.0 + number)
-    (found,) = _decided(tmp_path, asked)
-    verdict = verdict_of(asked, found)
-    assert verdict.given == "" and verdict.lead_pct.value > 29
+    config, verdict = _verdict(tmp_path, asked)
+    assert config == asked and verdict.lead_pct.value > 29
 
 
 def _asked(results: Path) -> Any:
@@ -122,6 +125,10 @@ def _asked(results: Path) -> Any:
     return make_config(record.config | left | {"precision": "bf16"}).resolved()
 
 
-def _decided(results: Path, asked: Any) -> Any:
+def _verdict(results: Path, asked: Any) -> tuple[Any, Any]:
+    """Return the BF16 run that is answered for, and the verdict on it."""
     runs = read_runs(results)
-    return Decisions(runs).of(asked, runs[0][1].machine["gpu_name"])
+    decisions, gpu = Decisions(runs), runs[0][1].machine["gpu_name"]
+    config = decisions.measured_as(asked, gpu)
+    (found,) = decisions.of(config, gpu)
+    return config, verdict_of(config, found)

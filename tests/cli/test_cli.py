@@ -36,7 +36,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose one of"]),
         (["plan", "pipelines/studies/smoke.yaml"], ["is no study (did you mean 'smoke'?)"]),
-        (["plan", "--budget", "abc"], ["--budget: 'abc' is no number", "plan --help"]),
+        (
+            ["plan", "--budget", "5", "--budget", "abc"],
+            ["--budget: 'abc' is no number", "plan --help"],
+        ),
         (["advise", "--model=x", "--num-gpus=eight"], ["--num-gpus: 'eight' is no whole number"]),
         (["plan", ""], ["STUDY: '' is no study; choose one of"]),
         (["plan", "../secret"], ["STUDY", "choose one of"]),

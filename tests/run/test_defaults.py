@@ -32,6 +32,8 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
         ({"micro_batch_size": 1}, "one_pass"),
         ({"micro_batch_size": 2}, "torch"),  # fits with no FP8 weights kept
         ({"micro_batch_size": 2, "weight_cast": "each_update"}, "one_pass"),  # as was asked
+        ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
+        ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
         ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
         ({"micro_batch_size": 2, "path": "plain"}, "torch"),
     ],

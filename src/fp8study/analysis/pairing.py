@@ -117,16 +117,15 @@ def stale_note(record: RunRecord) -> str | None:
 def unusual_switches(config: dict[str, Any]) -> list[str]:
     """Name, in words, the switches of a recorded run that its path would have set otherwise.
 
-    Held to the tuned path as it was `BEFORE` or, if that takes more words, to today's, which
-    `IN_ONE_PASS` says. A switch that came later was not set; if the path sets it today, the record
-    is of an earlier form of the path.
+    Held to the tuned path as it was `BEFORE`, or to today's, which `IN_ONE_PASS` says, where that
+    leaves a part of these switches. A switch that came later was not set; if the path sets it
+    today, the record is of an earlier form of the path.
     """
     before = _set_besides(config, BEFORE)
     if not before:
         return before
     besides = _set_besides(config, {})
-    is_nearer = len(besides) + 1 < len(before) and EARLIER_FORM not in besides
-    return [IN_ONE_PASS, *besides] if is_nearer or not besides else before
+    return [IN_ONE_PASS, *besides] if {*besides} < {*before} else before
 
 
 def has_usual_path(config: dict[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import STUDY
+from fp8study.analysis.pairing import BEFORE
 from fp8study.report.words import count, interval, machine_name, number, recipe, span
 
 #: What the parts of a step and of memory are called.
@@ -79,7 +80,15 @@ def _answer(advice: Advice) -> list[str]:
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
     also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
-    return [said, *also, *_beside(_chosen(advice).beside), *_larger(advice)]
+    return [said, *also, *_today(advice), *_beside(_chosen(advice).beside), *_larger(advice)]
+
+
+def _today(advice: Advice) -> list[str]:
+    """Say what is to be expected of the path as it is, where it was measured as it was before."""
+    if (lead := advice.todays_lead) is None:
+        return []
+    given = " ".join(f"{name}={value}" for name, value in BEFORE.items())
+    return [f"  without {given}, as the tuned path is now: {_lead(lead, ' %')}, {lead.kind}"]
 
 
 def _larger(advice: Advice) -> list[str]:
@@ -113,13 +122,12 @@ def _verdict(verdict: Verdict) -> str:
     unsteady = ""
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
-    given = f", with {verdict.given}" * bool(verdict.given)
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
     if lead is not None and lead.kind == MODELLED:
         action = f"Not measured. By the laws: {verdict.action}"
     if verdict.action == MORE and lead is not None and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
-    return f"{action}. {verdict.label}: {says}{where}{given}{unsteady}."
+    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
 
 
 def _lead(figure: Quantity, unit: str = "") -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import fits_before_alone, gathers_faster_in_fp8
+from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, gathers_faster_in_fp8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
@@ -72,7 +72,8 @@ def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:
     """
     sizes = [gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib]
     decided = config.resolved()
-    if decided.weight_cast == "each_update" and config.weight_cast is None and sizes:
+    is_open = all(getattr(config, name) is None for name in UPDATE)
+    if decided.weight_cast == "each_update" and is_open and sizes:
         with suppress(UserError):
             return fits_before_alone(decided, shape_of(decided.model), min(sizes))
     return False

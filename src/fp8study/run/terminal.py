@@ -109,7 +109,7 @@ def _number_wanted(error: Exception, args: Sequence[str]) -> str:
     kinds = {"valid integer": "whole number", "valid number": "number"}
     kind = next((ours for theirs, ours in kinds.items() if theirs in str(error)), None)
     for name in getattr(getattr(error, "param", None), "opts", ()) if kind else ():
-        for arg, following in zip(args, [*args[1:], ""], strict=True):
+        for arg, following in reversed([*zip(args, [*args[1:], ""], strict=True)]):
             option, has_value, value = arg.partition("=")
             if option == name:
                 return f"{name}: '{value if has_value else following}' is no {kind}"

@@ -123,6 +123,7 @@ class Advisor:
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
+        todays, config = config, self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         options = self._options(config, shape, law, gpu_name, decided, by_law)
         fitting = [option for option in options[1:] if option.fits(capacity)]
@@ -134,6 +135,9 @@ class Advisor:
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
+        todays_fp8 = as_fp8(todays, best.precision, best.gathers_fp8)
+        kind = by_law(todays_fp8, 0.0).kind
+        expected = self._speed(todays, todays_fp8, law, kind, None, None)[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -151,6 +155,7 @@ class Advisor:
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
+            todays_lead=None if todays == config else expected,
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),

@@ -51,12 +51,15 @@ class Advice:
     config: dict[str, Any]
     """The BF16 run that is spoken of, resolved."""
     settings: tuple[str, ...]
-    """What is set in it so that it fits, or so that the tuned path takes its model."""
+    """What is set in it so that it fits, so that the tuned path takes its model, or as it was
+    measured."""
     gpu: str
     capacity_gib: float
     tokens: float
     """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
     verdict: Verdict
+    todays_lead: Quantity | None
+    """Where it was measured as the tuned path was before: the lead of the same FP8 on today's."""
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""
     fits: bool

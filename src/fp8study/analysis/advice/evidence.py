@@ -17,12 +17,12 @@ from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
-from fp8study.analysis.laws.nearby import as_fp8
+from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
-from fp8study.analysis.pairing import BEFORE, IN_ONE_PASS, setting_label
+from fp8study.analysis.pairing import BEFORE, setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
@@ -97,8 +97,6 @@ class Verdict:
     """Without ends where there is no interval; None where no timing holds."""
     machine: str = ""
     """Whose records; empty for a prediction."""
-    given: str = ""
-    """What its runs set, as the tuned path was measured `BEFORE` and is not as it is today."""
     num_unsteady: int = 0
     """Of its runs, those whose step time had not settled."""
 
@@ -127,22 +125,25 @@ class Decisions:
         self.leads, self.gaps = leads_table(self.runs), loss_gap_table(self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
 
+    def measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> ResolvedConfig:
+        """Return a BF16 run as it was measured, with FP8 runs in its place.
+
+        Where no lead of today's path has an interval, that may be the path as it was `BEFORE`.
+        """
+        has_interval = any(
+            not math.isnan(found.decision["ci_low_pct"]) for found in self.of(bf16, gpu_name)
+        )
+        before = changed(bf16, BEFORE)
+        return before if not has_interval and self.of(before, gpu_name) else bf16
+
     def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
         """Return what was decided for a BF16 run's setting, by machine.
 
         The reader's own machine first, then the one where most ways to compute were timed, then
-        the one with the most pairs. Where no lead of today's path has an interval, those count of
-        the path as it was `BEFORE`.
+        the one with the most pairs.
         """
-        setting = setting_label(bf16.to_dict())
-        before = setting.replace(f", {IN_ONE_PASS}", "")
-        todays, older = (self._in(label, bf16, gpu_name) for label in (setting, before))
-        has_interval = any(not math.isnan(found.decision["ci_low_pct"]) for found in todays)
-        return todays if has_interval or not older else older
-
-    def _in(self, setting: str, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus,
-               "setting": setting}  # fmt: skip
+               "setting": setting_label(bf16.to_dict())}  # fmt: skip
         here = (self.leads[list(key)] == list(key.values())).all(axis=1)
         rows = self.leads[here].sort_values("lead_pct", ascending=False, kind="stable")
         table = decision_table(rows, self.gaps, self.runs)
@@ -208,9 +209,7 @@ def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
     """Return the report's decision."""
     row = found.decision
     label = way_of(bf16, row)[1]
-    is_todays = row["setting"] == setting_label(bf16.to_dict())
-    given = "" if is_todays else " ".join(f"{name}={value}" for name, value in BEFORE.items())
-    return Verdict(row["action"], label, lead_of(row), found.machine, given, found.num_unsteady)
+    return Verdict(row["action"], label, lead_of(row), found.machine, found.num_unsteady)
 
 
 def predicted_verdict(label: str, lead: Quantity | None) -> Verdict:

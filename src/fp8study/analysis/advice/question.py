@@ -124,7 +124,9 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
-    if fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity):
+    if "update_kernel" not in values and fits_before_alone(
+        as_fp8(config, "fp8_tensorwise"), shape, capacity
+    ):
         config = changed(config.resolved(), BEFORE)
     return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity, tokens)
 

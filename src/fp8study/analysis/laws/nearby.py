@@ -89,11 +89,12 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 #: Field → switches that are decided anew where it is changed.
-_UPDATE = ("weight_cast", "update_kernel", "gradient_dtype", "transposes")
+#: Switches of the update, which follow from each other.
+UPDATE = ("weight_cast", "update_kernel", "gradient_dtype", "transposes")
 _FOLLOWING = {
     "precision": ("weight_cast", "gradient_dtype", "transposes"),
-    "master_dtype": ("gradient_pool", *_UPDATE), "activation_checkpointing": _UPDATE,
-    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *_UPDATE),
+    "master_dtype": ("gradient_pool", *UPDATE), "activation_checkpointing": UPDATE,
+    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *UPDATE),
     "update_kernel": ("weight_cast", "gradient_dtype", "transposes"),
 }  # fmt: skip
 
@@ -144,12 +145,13 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
     """
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     one = [{"micro_batch_size": 1}] if config.micro_batch_size > 1 else []
+    before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:
         found = (_cure(config, shape, changes) for changes in tries)
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
-    found = [*first(one), *first(more), *_savings(config, shape, capacity, SAVERS)]
+    found = [*first(before), *first(one), *first(more), *_savings(config, shape, capacity, SAVERS)]
     return found or first(SAVERS | changes for changes in more)
 
 
@@ -173,26 +175,24 @@ def larger_alone(
     """Return FP8 tensorwise at a batch for which BF16 has no room, where it is notably faster so.
 
     At the largest batch up to `most_tokens` a pass, with how much faster it is than the BF16 run as
-    it is asked about, %; None where BF16 has room for as much, or little is gained.
+    it is asked about, %; None where BF16 has room for more than that has, or little is gained.
     """
 
     def rate(way: ResolvedConfig) -> float:
         return way.tokens_per_step / law(way).total
 
+    if largest_batch_of([config], shape, capacity, most_tokens) > config.micro_batch_size:
+        return None  # what a larger batch gives is not FP8's alone
     ways, now, found = tensorwise(config, shape), rate(config), []
-    least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
-    for fp8 in ways:
-        for given in ({}, BEFORE if fp8.weight_cast == "each_update" else {}):
-            way = changed(fp8, given)
-            batch = largest_batch_of([way], shape, capacity, most_tokens)
-            if batch <= config.micro_batch_size:
-                continue
-            if _fits(dataclasses.replace(config, micro_batch_size=batch), shape, capacity):
-                continue
+    before = [(changed(way, BEFORE), BEFORE) for way in ways if way.weight_cast == "each_update"]
+    for way, given in [*((way, {}) for way in ways), *before]:
+        batch = largest_batch_of([way], shape, capacity, most_tokens)
+        if batch > config.micro_batch_size:
             larger = dataclasses.replace(way, micro_batch_size=batch)
             faster = 100 * (rate(larger) / now - 1)
             found.append(({"micro_batch_size": batch} | given, larger, faster))
     best = max(found, key=lambda each: each[2], default=None)
+    least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
     return best if best and best[2] >= least else None
 
 
@@ -279,7 +279,8 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
-    return found | {n: v for n, v in BEFORE.items() if set_by_hand(config.to_dict(), n) == v}
+    by_hand = {name: set_by_hand(config.to_dict(), name) for name in BEFORE}
+    return found | {name: value for name, value in by_hand.items() if value is not None}
 
 
 def beyond(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,19 @@ def test_only_runs_with_a_result_are_done(checkout: Path, status: str) -> None:
     (kept,) = first.run_dir.iterdir()
     assert kept.read_bytes() == written
     assert kept.name == ("run.json" if status in RESULTS else f"run.{status}1.json")
+
+
+def test_what_a_cpu_did_is_no_run_of_a_gpus(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = load(checkout)
+    (run,) = study.runs
+    finish(run, machine=CPU)
+    assert study.pending() == []
+    there = replace(study, on_gpu=True)
+    assert there.pending() == [run]
+    there.make_room()
+    assert "is not this run's; set aside as run.other1.json" in capsys.readouterr().out
 
 
 def test_corrupt_record_is_set_aside_and_said(

@@ -78,14 +78,16 @@ class Study:
     """What a reader of its plan must know besides, as what was left out and why."""
     content: Mapping[str, Any] | None = None
     """What its file is to hold, of a study that was made here instead of read."""
+    on_gpu: bool = False
+    """Whether GPUs are to do its runs: what a CPU did, with emulated FP8, is none of them then."""
 
     def pending(self) -> list[PlannedRun]:
-        return [run for run in self.runs if _what_is_missing(run) is not None]
+        return [run for run in self.runs if _what_is_missing(run, self.on_gpu) is not None]
 
     def make_room(self) -> None:
         """Set aside the records that hold no result, so that their runs can be repeated."""
         for run in self.runs:
-            path, reason = run.run_dir / "run.json", _what_is_missing(run)
+            path, reason = run.run_dir / "run.json", _what_is_missing(run, self.on_gpu)
             if reason is not None and path.exists():
                 kept = set_aside(path, reason)
                 wrong = {"corrupt": "or its metrics are damaged", "other": "is not this run's"}
@@ -309,23 +311,23 @@ def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> Pla
     return PlannedRun(run_id, config, results_dir() / "local" / study / run_id, **told)
 
 
-def _what_is_missing(run: PlannedRun) -> str | None:
+def _what_is_missing(run: PlannedRun, on_gpu: bool) -> str | None:
     """Return None for a run with a result, else what there is instead of one."""
     path = run.run_dir / "run.json"
     if not path.exists():
         return "nothing"
     files = [path, *(run.run_dir / name for name in _METRICS)]
-    stats = [file.stat() for file in files if file.exists()]
+    stats = (file.stat() for file in files if file.exists())
+    written = tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
     try:
-        record = _whole_record(
-            run.run_dir, tuple((s.st_ino, s.st_size, s.st_mtime_ns) for s in stats)
-        )
+        record = _whole_record(run.run_dir, written)
     except NewerRecord:
         return None  # a result that we cannot read is still one
     except UserError:
         return "corrupt"
     device = record.machine.get("device")
-    if completed(record.config, device) != completed(run.config.to_dict(), device):
+    done, planned = (completed(c, device) for c in (record.config, run.config.to_dict()))
+    if done != planned or (on_gpu and device == "cpu"):
         return "other"
     return None if record.status in RESULTS else record.status
 

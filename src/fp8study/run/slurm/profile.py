@@ -131,7 +131,8 @@ def study_there(
     else:
         cluster = read_profile(profile)
         machine = cluster.machine
-    return *study_here(machine, name, values, budget), machine, cluster
+    study, chosen = study_here(machine, name, values, budget)
+    return dataclasses.replace(study, on_gpu=bool(machine.gpus)), chosen, machine, cluster
 
 
 def check_slurm() -> None:

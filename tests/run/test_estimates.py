@@ -64,6 +64,10 @@ def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
     assert what_would_fit(make_config(values), gib).startswith(words)
     batch = make_config({"path": "tuned", "strategy": "none", "micro_batch_size": 64})
     assert "micro_batch_size=1 (" in what_would_fit(batch, 79.6)
+    tuned = {"model": "llama-3.1-8b", "path": "tuned", "strategy": "none", "micro_batch_size": 2}
+    fp8 = what_would_fit(make_config(tuned | {"precision": "fp8"}), 133)
+    assert fp8.startswith("; would fit: update_kernel=torch (119 GiB); ")
+    assert "update_kernel" not in what_would_fit(make_config(tuned), 133)
     assert "--" not in what_would_fit(batch, gib)
     cast = {"precision": "fp8_tensorwise", "weight_cast": "each_update"}
     assert what_would_fit(make_config(values | cast), gib).startswith(words[:10])

@@ -144,7 +144,11 @@ def test_a_tuned_run_is_the_plain_one_with_less_alive(run: Run, values: dict[str
     assert own_rows[1]["gradient_norm"] is None
     assert problems(tuned.audit) == cautions(tuned.audit) == []
     names = ["num_trainable", "num_planted", "master_dtypes", "optimizer_state_dtypes", "skipped"]
-    for name in names + ["gradient_dtypes"] * (tuned.config["gradient_dtype"] == "master"):
+    is_narrow = tuned.config["gradient_dtype"] == "compute"
+    narrow = ["bfloat16"] * is_narrow  # those of linear layers
+    assert tuned.audit["gradient_dtypes"] == narrow + plain.audit["gradient_dtypes"]
+    assert is_narrow == (values == {"strategy": "none"})
+    for name in names:
         assert tuned.audit[name] == plain.audit[name], name
     assert tuned.model == plain.model  # the FLOPs too
     memory, plain_memory = (r.instruments["memory"] for r in (tuned, plain))

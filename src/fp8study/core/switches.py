@@ -42,10 +42,10 @@ def _tuned_pool(c: Any) -> str:
 def _updates_in_one_pass(c: Any) -> bool:
     """Whether a run is of those that were faster so (docs/log.md, entry 64)."""
     keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
-    saves_nothing = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
+    passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
     converts_first = c.optimizer_binding == "after_conversion"
     alone = c.strategy == "none" and not RECIPES[c.precision].scales_loss
-    return alone and keeps_fp32 and saves_nothing and converts_first
+    return alone and keeps_fp32 and passes_once and converts_first
 
 
 def _tuned_cast(c: Any) -> str:
@@ -57,8 +57,8 @@ def _tuned_cast(c: Any) -> str:
 def _tuned_gradients(c: Any) -> str:
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
-    moves = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
-    narrow = keeps and clips_once and moves and _updates_in_one_pass(c)
+    may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
+    narrow = keeps and clips_once and may_move and _updates_in_one_pass(c)
     return "compute" if narrow else "master"
 
 

@@ -104,7 +104,8 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
             study="beside", precision=precision, run_id=precision, max_grad_norm=1.0,
             results={"tokens_per_second_per_gpu": rate},
         )  # fmt: skip
-        record.config.update(make_config(record.config | tuned | of_fp8).to_dict())
+        asked = make_config(record.config | {"master_dtype": "fp32"} | tuned | of_fp8)
+        record.config.update(asked.resolved().to_dict())
         store(tmp_path, place, record)
         peers = tmp_path / place / "beside" / "peer" / precision
         one = {"tokens_per_second_per_gpu": [8_000.0], "memory_peak_gib": [30.0], "blocks": [0]}

@@ -147,6 +147,12 @@ def switches(setting: str) -> list[str]:
     return [switch for switch in own if switch != IN_ONE_PASS]
 
 
+def is_of_before(setting: str) -> bool:
+    """Return whether a setting's path updates in one pass today, and did not in its runs."""
+    parts = setting.split(", ")
+    return {"not sharded", "FP32 masters", "tuned"} <= {*parts} and IN_ONE_PASS not in parts
+
+
 def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """List FP8 leads of ours beside a trainer's that did the same, and those of publications."""
     rows = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.report.speed_rows import switches
+from fp8study.report.speed_rows import is_of_before, switches
 from fp8study.report.words import count, each_machine, escape, recipe, span
 
 
@@ -96,7 +96,9 @@ def peers(table: pd.DataFrame) -> str:
     set_ = timed["setting"].map(switches)
     usual, by_turns = set_.map(len) == 0, timed["num_blocks"].notna()
     named = ", ".join(dict.fromkeys(name for names in set_ for name in names))
-    for chosen, how in ((usual, "As it is by default"),
+    before = usual & timed["setting"].map(is_of_before)
+    for chosen, how in ((usual & ~before, "As it is by default"),
+                        (before, "As it was before it updated in one pass"),
                         (~usual, f"With switches that are off by default ({named})")):  # fmt: skip
         parts += [_beside(own, how) for own in (timed[chosen & by_turns], timed[chosen & ~by_turns])
                   if len(own)]  # fmt: skip

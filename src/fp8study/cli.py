@@ -195,7 +195,8 @@ def run(
     from fp8study.run.launch import RunFailed, check_possible, launch, stopped
 
     machine = this_machine()
-    config = config_for(machine, parse_assignments(set_))
+    with warnings_in_a_line():
+        config = config_for(machine, parse_assignments(set_))
     with using_model(config.model):
         check_possible(config, machine)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"

@@ -1,5 +1,6 @@
 """What a run leaves open, filled for the machine at hand."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -42,4 +43,8 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
     fields: dict[str, Any], kernel: str
 ) -> None:
     alone = {"model": "llama-3.1-8b", "precision": "fp8", "path": "tuned", "strategy": "none"}
-    assert config_for(machine(H200), alone | fields).update_kernel == kernel
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert config_for(machine(H200), alone | fields).update_kernel == kernel
+    said = [str(each.message).partition(",")[0] for each in told]
+    assert said == ["update_kernel: torch"] * (fields == {"micro_batch_size": 2})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -45,6 +46,11 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     if "fp8_all_gather" not in given and gathers_faster_in_bf16(config, machine):
         return make_config(defaults | given | {"fp8_all_gather": False}).resolved()
     if keeps_more_than_fits(config, machine):
+        warnings.warn(
+            "update_kernel: torch, as FP8 fits this GPU with no weights kept; set it to choose "
+            "otherwise",
+            stacklevel=2,
+        )
         return make_config(defaults | BEFORE | given).resolved()
     return config.resolved()
 

@@ -33,6 +33,20 @@ def test_fp8_that_fits_as_it_was_updated_before_is_answered_for_so() -> None:
     assert ask("llama-3.1-8b", 1).config["update_kernel"] == "one_pass"
 
 
+def test_an_update_that_was_asked_for_is_answered_for() -> None:
+    """Records of the path before, which a 4B has, answer where nothing was asked."""
+    given = {"update_kernel": "one_pass"}
+    open_, asked = (
+        answer(question_for([], "qwen3-4b", 1, 4096, 1, "h200", of)) for of in (None, given)
+    )
+    assert open_.config["update_kernel"] == "torch" and open_.verdict.machine
+    assert open_.todays_lead.value == pytest.approx(asked.verdict.lead_pct.value)
+    assert asked.config["update_kernel"] == "one_pass" and not asked.verdict.machine
+    assert asked.todays_lead is None
+    full = answer(question_for([], "llama-3.1-8b", 1, 4096, 2, "h200", given))
+    assert full.config["update_kernel"] == "one_pass"
+
+
 def test_a_batch_for_which_fp8_alone_has_room_is_told() -> None:
     found = ask("llama-3.1-8b", 1)
     assert found.larger.what == "micro_batch_size=2 update_kernel=torch"

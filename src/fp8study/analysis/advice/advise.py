@@ -98,6 +98,7 @@ class Advisor:
         capacity: float,
         measured: Measured | None,
         tokens: float | None = None,
+        as_asked: bool = False,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
@@ -108,6 +109,8 @@ class Advisor:
             capacity: Its memory, GiB.
             measured: What was measured of the model's layers on this GPU, if anything.
             tokens: As `Advice.tokens`.
+            as_asked: No records of the path as it was before answer for it, as its update was
+                asked for.
 
         Raises:
             UserError: As `shape_of`.
@@ -123,7 +126,8 @@ class Advisor:
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
-        todays, config = config, self.decisions.measured_as(config, gpu_name)
+        todays = config
+        config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         options = self._options(config, shape, law, gpu_name, decided, by_law)
         fitting = [option for option in options[1:] if option.fits(capacity)]
@@ -135,9 +139,10 @@ class Advisor:
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
-        todays_fp8 = as_fp8(todays, best.precision, best.gathers_fp8)
-        kind = by_law(todays_fp8, 0.0).kind
-        expected = self._speed(todays, todays_fp8, law, kind, None, None)[1]
+        expected = None
+        if todays != config:
+            way = as_fp8(todays, best.precision, best.gathers_fp8)
+            expected = self._speed(todays, way, law, by_law(way, 0.0).kind, None, None)[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -155,7 +160,7 @@ class Advisor:
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
-            todays_lead=None if todays == config else expected,
+            todays_lead=expected,
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),

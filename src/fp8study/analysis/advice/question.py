@@ -52,6 +52,8 @@ class Question:
     capacity_gib: float
     tokens: float | None = None
     """As `Advice.tokens`."""
+    as_asked: bool = False
+    """As `Advisor.advise` has it."""
 
     def layers_to_measure(self) -> list[ResolvedConfig]:
         """Return a run in BF16 and in each scaling of FP8, for `measure_here`.
@@ -128,7 +130,8 @@ def question_for(
         as_fp8(config, "fp8_tensorwise"), shape, capacity
     ):
         config = changed(config.resolved(), BEFORE)
-    return Question(config.resolved(), peak, None if gpu else gpus[0][0], capacity, tokens)
+    name, as_asked = None if gpu else gpus[0][0], "update_kernel" in values
+    return Question(config.resolved(), peak, name, capacity, tokens, as_asked)
 
 
 def _checked_number(num_gpus: int) -> int:
@@ -165,7 +168,9 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
     advisor, here = _advisor(results), asked.gpu_name
     measured = find(asked.config, here, results) if here else None
     name = here or advisor.name_of(asked.gpu)
-    return advisor.advise(asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens)
+    return advisor.advise(
+        asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens, asked.as_asked
+    )
 
 
 @cache  # a process reads the records once

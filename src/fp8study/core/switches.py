@@ -40,7 +40,7 @@ def _tuned_pool(c: Any) -> str:
 
 
 def _updates_in_one_pass(c: Any) -> bool:
-    """Whether a run is of those that were faster so (docs/log.md, entry 64)."""
+    """Whether a run is of those that were faster so, or an FP8 rowwise one (docs/log.md, 64)."""
     keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
     passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
     converts_first = c.optimizer_binding == "after_conversion"

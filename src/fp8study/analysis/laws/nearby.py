@@ -88,14 +88,14 @@ SAVERS: dict[str, Any] = {
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-#: Field → switches that are decided anew where it is changed.
+_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes")
 #: Switches of the update, which follow from each other.
-UPDATE = ("weight_cast", "update_kernel", "gradient_dtype", "transposes")
+UPDATE = ("update_kernel", *_AFTER_KERNEL)
+#: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": ("weight_cast", "gradient_dtype", "transposes"),
+    "precision": _AFTER_KERNEL, "update_kernel": _AFTER_KERNEL,
     "master_dtype": ("gradient_pool", *UPDATE), "activation_checkpointing": UPDATE,
     "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *UPDATE),
-    "update_kernel": ("weight_cast", "gradient_dtype", "transposes"),
 }  # fmt: skip
 
 

@@ -51,10 +51,10 @@ def narrow_texts() -> list[str]:
 
 
 def by_turns_texts() -> list[str]:
-    """What is said of torchtitan by turns with the tuned path and its switches, in one block."""
+    """What is said of torchtitan by turns with the tuned path and its switches, in two blocks."""
     table = peer_table(stored(MACHINE))
     titan = table[table["peer"] == "torchtitan 0.2.2"]
-    assert set(titan["num_blocks"]) == {1}
+    assert set(titan["num_blocks"]) == {2}
     bf16, fp8 = (one(titan, precision=name) for name in ("bf16", "fp8_tensorwise"))
     assert set(table.loc[table["peer"].str.startswith("accelerate"), "ratio_interval"]) == {
         "out of memory"

@@ -94,13 +94,19 @@ def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
     assert read_record(tmp_path / "run" / "run.json").status == "failed"
 
 
-def test_an_earlier_record_is_kept_when_its_run_is_repeated(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        launch_tiny(tmp_path / "run", strategy="none", seed=seed)
-    earlier = read_record(tmp_path / "run" / "run.earlier1.json")
-    assert earlier.config["seed"] == 0
-    assert (tmp_path / "run" / "metrics.earlier1.jsonl").read_text().count("\n") == 8
-    assert read_record(tmp_path / "run" / "run.json").config["seed"] == 1
+def test_an_earlier_record_is_kept_when_its_run_is_repeated_and_no_other_takes_its_place(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    first = launch_tiny(run_dir, strategy="none")
+    launch_tiny(run_dir, strategy="none")
+    earlier = read_record(run_dir / "run.earlier1.json")
+    assert earlier.started_at == first.started_at
+    assert (run_dir / "metrics.earlier1.jsonl").read_text().count("\n") == 8
+    left = {path: path.read_bytes() for path in run_dir.iterdir()}
+    with pytest.raises(UserError, match=r"result of another run \(seed=0, not 1\); give another"):
+        launch_tiny(run_dir, strategy="none", seed=1)
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == left
 
 
 _NARROW = {"hidden_size": 56, "intermediate_size": 100, "num_hidden_layers": 2, "vocab_size": 512,

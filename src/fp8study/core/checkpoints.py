@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,16 @@ def go_on_from(run_dir: Path, config: ResolvedConfig, data: Mapping[str, Any]) -
     """Return the last checkpoint of a run that is not finished; set a finished one's aside.
 
     Raises:
-        UserError: There are checkpoints of another run, or of other `data` (with its hashes).
+        UserError: There is a result or a checkpoint of another run, or one of other `data` (with
+            its hashes).
     """
     record = run_dir / "run.json"
-    if record.exists() and read_record(record).status in RESULTS:
+    if record.exists() and (earlier := read_record(record)).status in RESULTS:
+        if others := _differing(earlier.config, config, [*config.to_dict()]):
+            raise UserError(
+                f"run_dir: '{run_dir}' holds the result of another run ({', '.join(others)}); give "
+                "another run_dir, or take that folder away"
+            )
         if (run_dir / FOLDER).exists():
             set_aside(run_dir / FOLDER, "earlier")
         return None
@@ -117,17 +123,24 @@ def go_on_from(run_dir: Path, config: ResolvedConfig, data: Mapping[str, Any]) -
     return checkpoint
 
 
-def _check_continues(
-    checkpoint: Checkpoint, config: ResolvedConfig, data: Mapping[str, Any]
-) -> None:
-    """Refuse what differs in more than how the work is done: on how many GPUs, by which path."""
-    then, now = (completed(values) for values in (checkpoint.about["config"], config.to_dict()))
-    names = [name for name in now if name not in varying("resume")]
-    differing = [
+def _differing(
+    earlier: Mapping[str, Any], config: ResolvedConfig, names: Sequence[str]
+) -> list[str]:
+    """Say which of the fields with these `names` an earlier run had otherwise."""
+    then, now = completed(earlier), completed(config.to_dict())
+    return [
         f"{name}={shown(then.get(name))}, not {shown(now[name])}"
         for name in names
         if now[name] != then.get(name)
     ]
+
+
+def _check_continues(
+    checkpoint: Checkpoint, config: ResolvedConfig, data: Mapping[str, Any]
+) -> None:
+    """Refuse what differs in more than how the work is done: on how many GPUs, by which path."""
+    then, now = checkpoint.about["config"], config.to_dict()
+    differing = _differing(then, config, [name for name in now if name not in varying("resume")])
     batch = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps")
     before, after = (math.prod(values[name] for name in batch) for values in (then, now))
     if before != after:

@@ -117,8 +117,8 @@ def launch(
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
-        _remove_messages(run_dir)
         checkpoint = checkpoints.go_on_from(run_dir, config, asdict(prepared))
+        _remove_messages(run_dir)
         weights = None
         if config.init_from and checkpoint is None:
             weights = checkpoints.weights_to_start_from(config.init_from)

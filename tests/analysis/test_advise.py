@@ -63,6 +63,16 @@ def test_figures_of_a_cell_that_was_run_are_its_records():
     assert found.verdict.label == fp8.label and found.fits
 
 
+def test_rates_that_are_no_pair_give_a_lead_without_an_interval():
+    found = advice("llama-3.1-8b")
+    bf16, rowwise = option(found, "bf16"), option(found, "fp8_rowwise")
+    assert rowwise.is_apart and not option(found, "fp8_tensorwise").is_apart
+    apart, base = (o.tokens_per_second_per_gpu.value for o in (rowwise, bf16))
+    assert rowwise.lead_pct.value == pytest.approx(100 * (apart / base - 1))
+    assert rowwise.lead_pct.kind == MEASURED and rowwise.lead_pct.low is None
+    assert "; no pair with BF16, so no interval" in " ".join(advice_text(found).split())
+
+
 def test_without_an_interval_more_is_to_be_measured():
     verdict = advice("llama-3.2-3b", 2).verdict
     assert verdict.lead_pct.kind == MEASURED and verdict.lead_pct.low is None

@@ -62,6 +62,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--set", "precision="], ["--set: 'precision=' has no value", "or leave it out"]),
         (["run", "--set", "attention="], ["--set: 'attention=' has no value", "attention=null"]),
         (["run", "--set", "="], ["--set: '=' is no assignment"]),
+        (["plan", "--set", "corpus=text:my", "--set", "text.txt"], ["make's SET takes no value"]),
         (["run", "--set", "corpus=text:"], ["corpus: 'text:' is no file; set"]),
         (["run", "--set", "corpus=text: /no.txt"], ["corpus: there is no file ' /no.txt'"]),
         (["run", "--set", "precision=int4"], ["precision", "'int4'", "choose one of bf16"]),
@@ -296,6 +297,7 @@ def test_a_broken_study_is_named_after_the_others(
     studies = tmp_path / "pipelines/studies"
     studies.mkdir(parents=True)
     smoke = (ROOT / "pipelines/studies/smoke.yaml").read_text()
+    (studies / "folder.yaml").mkdir()
     for name, text in (("broken", "base: {modl: x}"), ("smoke", smoke)):
         (studies / f"{name}.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -68,13 +68,20 @@ def test_links_between_gpus(
 
 
 def test_a_disk_without_room_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert doctor._disk(tmp_path / "not" / "there" / "yet").found.endswith(str(tmp_path))
+    missing = tmp_path / "not" / "there" / "yet"
+    assert doctor._disk("disk", missing, "results go there").found.endswith(str(tmp_path))
+    assert not missing.exists()
     monkeypatch.setattr(doctor, "_LEAST_DISK_GIB", 1e9)
-    finding = doctor._disk(tmp_path)
+    finding = doctor._disk("disk", tmp_path, "results go there")
     assert finding.state == doctor.PROBLEM
     assert finding.remedy.startswith("free at least")
-    monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-    assert doctor._disk(tmp_path).remedy.startswith("make it writable")
+
+
+def test_a_folder_that_cannot_be_made_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FP8STUDY_CACHE", "/proc/nowhere")  # where root may not write either
+    (finding,) = (f for f in doctor.examine(machine()) if f.name == "cache")
+    assert finding.state == doctor.PROBLEM
+    assert finding.remedy.startswith("make /proc/nowhere writable: tokens go there; or set FP8")
 
 
 def test_the_command_says_the_same_in_words_and_in_json() -> None:

@@ -52,6 +52,16 @@ def test_what_is_kept_is_an_ordinary_study_of_the_same_runs() -> None:
     assert judgement_of("machine")["question"].startswith("Should I pre-train in FP8")
 
 
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_plan_says_where_a_text_cannot_be_fetched(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8study.run.plan.is_reachable", lambda: answers)
+    text = plan_text(machine_study(ONE, {"corpus": "tinystories"}), ONE)
+    assert ("the data hub cannot be reached" in text) is not answers
+    assert "the data hub" not in plan_text(machine_study(ONE, {"corpus": "text:my.txt"}), ONE)
+
+
 def test_a_later_call_goes_on_and_a_larger_budget_adds() -> None:
     first = begun(TWO, 20)
     finish_first(first)

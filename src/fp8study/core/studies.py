@@ -160,7 +160,7 @@ def continues(earlier: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
 
 
 def study_names() -> list[str]:
-    return sorted(path.stem for path in studies_dir().glob("*.yaml"))
+    return sorted(path.stem for path in studies_dir().glob("*.yaml") if path.is_file())
 
 
 def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:

@@ -181,8 +181,8 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
         tested = count(sum(each.num_leads for each in leads), "lead")
         where = " on GPUs they were not fitted to" if leads[0].test == OTHER_GPU else ""
         said.append(
-            f"{tested}{where}, off by {mean} points on average (goal {MEAN_POINTS:g}), nine of ten "
-            f"within {most} (goal {MOST_POINTS:g}), whether or not the host is busy"
+            f"{tested}{where}, off by {mean} points on average (goal: at most {MEAN_POINTS:g}), nine of ten "
+            f"within {most} (goal: at most {MOST_POINTS:g}), whether or not the host is busy"
         )
     if sizes:
         missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)
@@ -236,7 +236,8 @@ def _sources(advice: Advice) -> list[str]:
         ids = option.tokens_per_second_per_gpu.run_ids
         if ids:
             more = f" and {len(ids) - 1} more (--json)" if len(ids) > 1 else ""
-            lines.append(f"  {option.label}: {ids[0]}{more}")
+            apart = "; no pair with BF16, so no interval" if option.is_apart else ""
+            lines.append(f"  {option.label}: {ids[0]}{more}{apart}")
     return lines
 
 

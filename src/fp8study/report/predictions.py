@@ -42,16 +42,16 @@ _FILLS: dict[str, Literal["full", "none", "left"]] = {
 }  # fmt: skip
 _GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells", "d")}
 LEAD_GOALS = Layout(_GOALS | {
-    "mean_points": (f"off on average, points (goal {MEAN_POINTS:g})", ".1f"),
+    "mean_points": (f"off on average, points (goal: at most {MEAN_POINTS:g})", ".1f"),
     "host_points": ("host busy, points", ".1f"), "gpu_points": ("elsewhere, points", ".1f"),
-    "most_points": (f"nine of ten within, points (goal {MOST_POINTS:g})", ".1f"),
+    "most_points": (f"nine of ten within, points (goal: at most {MOST_POINTS:g})", ".1f"),
     "missed": ("beyond that", ""), "worst": ("worst", ""),
     "worst_points": ("off by, points", "+.1f"),
     "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
 }, cards=True)  # fmt: skip
 MEMORY_GOALS = Layout(_GOALS | {
     "mean_pct": ("off on average, %", ".1f"),
-    "num_missed": (f"by more than {MEMORY_PCT:g} % (goal 0)", "d"),
+    "num_missed": (f"by more than {MEMORY_PCT:g} % (goal: none)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
 }, cards=True)  # fmt: skip
 #: Sizes that nobody here has run.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shutil
@@ -16,7 +15,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from fp8study.core.files import results_dir
+from fp8study.core.errors import UserError
+from fp8study.core.files import cache_dir, check_writable, results_dir
 from fp8study.core.hardware import FP8_CAPABILITY, find_peak
 from fp8study.core.presets import is_reachable
 from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib, unsupported_gpu
@@ -49,7 +49,8 @@ def examine(machine: Machine) -> list[Finding]:
         _cuda(machine),
         *_gpus(machine),
         _links(machine),
-        _disk(results_dir() / "local"),
+        _disk("disk", results_dir() / "local", "results go there"),
+        _disk("cache", cache_dir(), "tokens go there; or set FP8STUDY_CACHE to another folder"),
         _memory(),
         _quarto(),
         _hub(),
@@ -133,13 +134,15 @@ def _links(machine: Machine) -> Finding:
     return Finding("gpu links", WARNING, f"PCIe ({link})", remedy)
 
 
-def _disk(folder: Path) -> Finding:
-    place = next(p for p in (folder, *folder.parents) if p.exists())
+def _disk(name: str, folder: Path, what_for: str) -> Finding:
+    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     free = shutil.disk_usage(place).free / 2**30
     remedy = "" if free >= _LEAST_DISK_GIB else f"free at least {_LEAST_DISK_GIB:.0f} GiB"
-    if not os.access(place, os.W_OK):
-        remedy = "make it writable: results go there"
-    return Finding("disk", PROBLEM if remedy else OK, f"{free:.1f} GiB free at {place}", remedy)
+    try:
+        check_writable(folder, name)
+    except UserError:
+        remedy = f"make {folder} writable: {what_for}"
+    return Finding(name, PROBLEM if remedy else OK, f"{free:.1f} GiB free at {place}", remedy)
 
 
 def _memory() -> Finding:

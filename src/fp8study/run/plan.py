@@ -11,7 +11,7 @@ from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.fields import PLAIN
 from fp8study.core.files import project_root, studies_dir
-from fp8study.core.presets import check_model
+from fp8study.core.presets import check_model, is_reachable
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
 from fp8study.data.corpus import check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
@@ -158,6 +158,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     notes = (
         None if cluster else unsupported_gpu(),
         *study.notes,
+        _without_hub(pending),
         _slower_gathers(pending, machine),
     )
     lines += [f"  {note}" for note in notes if note]
@@ -195,6 +196,16 @@ def _minutes(pending: list[PlannedRun], study: Study, machine: Machine) -> float
     if machine.gpus:
         return minutes
     return max(minutes, sum(minutes_on_cpu(run.config, machine) for run in pending))
+
+
+def _without_hub(pending: list[PlannedRun]) -> str | None:
+    """Name the corpus that cannot be had without the hub, where that does not answer."""
+    if all(run.config.corpus != "tinystories" for run in pending) or is_reachable():
+        return None
+    return (
+        "corpus=tinystories: the data hub cannot be reached, so it must be in the cache of "
+        "datasets; or SET='corpus=text:my.txt'"
+    )
 
 
 def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:

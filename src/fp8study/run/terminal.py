@@ -144,7 +144,10 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
     for assignment in assignments or []:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise UserError(f"{option}: '{assignment}' is no assignment; write field=value")
+            raise UserError(
+                f"{option}: '{assignment}' is no assignment; write field=value (make's SET takes "
+                "no value with a space in it: fp8study itself does)"
+            )
         name = name.strip()
         if not text.strip():
             none = f"{name}=null for what it is by default"

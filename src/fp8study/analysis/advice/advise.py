@@ -22,6 +22,7 @@ from fp8study.analysis.advice.evidence import (
     Decisions,
     Quantity,
     Row,
+    lead_apart,
     measured_beside,
     nearest_losses,
     of_cell,
@@ -206,15 +207,20 @@ class Advisor:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = self._speed(config, way, law, gib.kind, base, beside)
-            cell = self.exactly.get(cell_key(way, gpu_name))
+            cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             if row is not None:
                 rate, lead, gib = of_row(row, way.is_fp8)
                 beside, basis = None, ""
             elif cell is not None and cell.rates:
                 rate, gib = of_cell(cell, gib)
+                if is_apart := bool(decided) and way.is_fp8:
+                    beside, basis = None, ""
+                    lead = lead_apart(rate, bf16.tokens_per_second_per_gpu)
             gathers = bool(way.fp8_all_gather)
             limit = law(way).limit
-            return Option(way.precision, label, gathers, rate, lead, gib, limit, beside, basis)
+            return Option(
+                way.precision, label, gathers, rate, lead, gib, limit, beside, basis, is_apart
+            )
 
         base = None
         bf16 = option(config, account.label_of(config), decided[0].decision if decided else None)

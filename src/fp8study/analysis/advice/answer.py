@@ -28,6 +28,8 @@ class Option:
     """What was measured next to a predicted lead."""
     interval_from: str = ""
     """Where the law was as far off as a predicted lead's interval has it."""
+    is_apart: bool = False
+    """Whether its lead is over BF16 runs that are not of its session."""
 
     def fits(self, capacity: float) -> bool:
         """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""

@@ -205,6 +205,12 @@ def of_cell(cell: Cell, gib: Quantity) -> tuple[Quantity, Quantity]:
     return rate, Quantity(cell.peak_gib, MEASURED, run_ids=ids) if cell.peak_gib else gib
 
 
+def lead_apart(rate: Quantity, base: Quantity) -> Quantity:
+    """Return FP8's lead of runs that are no pair: without an interval, as sessions differ."""
+    ids = (*rate.run_ids, *base.run_ids)
+    return Quantity(100 * (rate.value / base.value - 1), MEASURED, run_ids=ids)
+
+
 def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
     """Return the report's decision."""
     row = found.decision

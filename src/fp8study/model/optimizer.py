@@ -54,26 +54,34 @@ class OnePassAdamW(torch.optim.AdamW):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient."""
         for group in self.param_groups:
-            chosen = [p for p in group["params"] if p.grad is not None]
-            largest = torch.zeros(len(chosen), device=chosen[0].device if chosen else None)
-            for parameter, one in zip(chosen, largest.unbind(), strict=True):
-                update = _update_adamw
-                if parameter.is_cuda:
-                    from fp8study.model.kernels import adamw as update
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.tensor(0.0)  # on the host, which needs it
-                    state["exp_avg"] = torch.zeros_like(parameter)
-                    state["exp_avg_sq"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                gradient = parameter.grad.contiguous()
-                kept = room_for_kept(parameter, gradient)
-                update(
-                    parameter.detach(), gradient, (state["exp_avg"], state["exp_avg_sq"]), one,
-                    kept, getattr(self, "grad_scale", None),
-                    numbers_of(group, float(state["step"])),
-                )  # fmt: skip
-                note_update(parameter, one, kept)
+            if chosen := [p for p in group["params"] if p.grad is not None]:
+                self._update(group, chosen)
+
+    def _update(self, group: dict[str, Any], chosen: list[torch.Tensor]) -> None:
+        """Update these parameters of a group; what they share is made once, to spare the host."""
+        update = _update_adamw
+        if chosen[0].is_cuda:
+            from fp8study.model.kernels import adamw as update
+        states = [self.state[parameter] for parameter in chosen]
+        for parameter, state in zip(chosen, states, strict=True):
+            if not state:
+                state["step"] = torch.tensor(0.0)  # on the host, which needs it
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        torch._foreach_add_([state["step"] for state in states], torch.tensor(1.0))
+        largest = torch.zeros(len(chosen), device=chosen[0].device)
+        numbers: dict[float, tuple[float, ...]] = {}  # one, but where a gradient was missing once
+        for parameter, state, one in zip(chosen, states, largest.unbind(), strict=True):
+            if (step := float(state["step"])) not in numbers:
+                numbers[step] = numbers_of(group, step)
+            assert parameter.grad is not None
+            gradient = parameter.grad.contiguous()
+            kept = room_for_kept(parameter, gradient)
+            update(
+                parameter.detach(), gradient, (state["exp_avg"], state["exp_avg_sq"]), one, kept,
+                getattr(self, "grad_scale", None), numbers[step],
+            )  # fmt: skip
+            note_update(parameter, one, kept)
 
 
 def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:

@@ -181,8 +181,9 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
         tested = count(sum(each.num_leads for each in leads), "lead")
         where = " on GPUs they were not fitted to" if leads[0].test == OTHER_GPU else ""
         said.append(
-            f"{tested}{where}, off by {mean} points on average (goal: at most {MEAN_POINTS:g}), nine of ten "
-            f"within {most} (goal: at most {MOST_POINTS:g}), whether or not the host is busy"
+            f"{tested}{where}, off by {mean} points on average (goal: at most {MEAN_POINTS:g}), "
+            f"nine of ten within {most} (goal: at most {MOST_POINTS:g}), whether or not the host "
+            "is busy"
         )
     if sizes:
         missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)

@@ -7,7 +7,6 @@ yet is said together with the command that would make it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pandas as pd
 
@@ -16,163 +15,38 @@ from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.report.answer import by_kind, longest
 from fp8study.report.page import Report
 from fp8study.report.words import (
     at_start,
     by_machine,
     count,
-    escape,
     how_to_get,
-    number,
     per_machine,
     span,
 )
-
-#: What makes a setting large, a column, and how it is written.
-_UNITS: dict[str, Callable[[float], str]] = {
-    "num_parameters": lambda size: f"{number(size / 1e9, '.2g')}B",
-    "tokens_per_gpu": lambda tokens: f"{tokens:,.0f} tokens",
-}
-
-
-def decide(report: Report) -> str:
-    """Answer in one sentence: for the reader's own machine where it is measured, else for all."""
-    table = _sized(report)
-    if table.empty:
-        return (
-            "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
-            f"alone and ran in its session: {how_to_get()}."
-        )
-    own = table["machine"] == "local"
-    parts = [_by_action(rows) for _, rows in by_machine(table[own] if own.any() else table)]
-    fp8, bf16 = (pd.concat(of) for of in list(zip(*parts, strict=True))[:2])
-    checks = fp8["action"].eq(decision.CHECK)
-    once = ", once its loss is checked" if checks.any() else ""
-    once += " where nobody judged it" if checks.any() and not checks.all() else ""
-    if fp8.empty:
-        return "**No: stay with BF16.**" if len(bf16) else "**Not decided: measure more.**"
-    if bf16.empty:
-        return f"**Yes{once}.**"
-    tell = [_tells(*of[:2]) for of in parts if len(of[0]) and len(of[1])]
-    above = _above(fp8, bf16) if tell and all(tell) else {}
-    if not above:
-        return f"**In some settings{once}; in others BF16.**"
-    all_ = pd.concat(rows for of in parts for rows in of)
-    least = {column: rows[column].min() for column, rows in above.items()}
-    there = pd.concat([all_[c] >= low for c, low in least.items()], axis=1).any(axis=1)
-    ends = " or ".join(_UNITS[column](low) for column, low in least.items())
-    ends += " per GPU and step" * ("tokens_per_gpu" in least)
-    pays = fp8[fp8.index.isin(all_.index[there])]
-    one_gpu = int((pays["num_gpus"] == 1).sum())
-    alone = "all" if one_gpu == len(pays) else one_gpu or "none"
-    below = [int(of.index.isin(all_.index[~there]).sum()) for of in (bf16, fp8)]
-    rest = int((~there).sum()) - sum(below)
-    others = [f"FP8 in {below[1]}"] * bool(below[1]) + [f"{rest} open"] * bool(rest)
-    less = [f"BF16 in {below[0]} of {int((~there).sum())}", *others]
-    where = f"in {len(pays)} of {count(int(there.sum()), 'setting')}, {alone} on one GPU"
-    return f"**Yes, from {ends} on{once}.** So {where}. Below that {', '.join(less)}."
-
-
-def conditions(report: Report) -> list[str]:
-    """Say machine by machine where FP8 pays, where BF16 does, what is open, and by how much."""
-    return [f"**{at_start(n)}:** {_condition(rows)}" for n, rows in by_machine(_sized(report))]
-
-
-def _sized(report: Report) -> pd.DataFrame:
-    """Return the decisions with the size of each model."""
-    sizes = report.runs.groupby("model")["num_parameters"].max()
-    table = report.decisions
-    return table.assign(num_parameters=table["model"].map(sizes).astype(float))
-
-
-def _by_action(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Split settings into those for FP8, those for BF16, and open ones."""
-    kind = table["action"].map(decision.TO_TRAIN_IN)
-    return table[kind == "fp8"], table[kind == "bf16"], table[kind == ""]
-
-
-def _condition(table: pd.DataFrame) -> str:
-    fp8, bf16, open_ = _by_action(table)
-    if _tells(fp8, bf16):
-        above = [_of_rows(rows, column) for column, rows in _above(fp8, bf16).items()]
-        most = bf16[[*_UNITS]].max()
-        size = _of_rows(bf16[bf16["num_parameters"] == most["num_parameters"]], "num_parameters")
-        low = f"{size} and {_UNITS['tokens_per_gpu'](most['tokens_per_gpu'])}"
-        where = [f"FP8 at {' or '.join(above)}", f"BF16 up to {low}"]
-    else:
-        where = [f"FP8 for {_named(fp8, table)}", f"BF16 for {_named(bf16, table)}"]
-    parts = [f"{said}: {_leads(rows)}" for said, rows in zip(where, (fp8, bf16), strict=True)
-             if len(rows)]  # fmt: skip
-    if len(open_):
-        so_far = (
-            f" ({_leads(open_)} so far)" if not parts and open_["lead_pct"].notna().any() else ""
-        )
-        parts.append(f"{len(open_)} of {len(table)} open{so_far}")
-    return f"{'; '.join(parts)}."
 
 
 def _leads(rows: pd.DataFrame) -> str:
     return span(rows["lead_pct"].dropna(), "+.1f", " %")
 
 
-def _above(fp8: pd.DataFrame, bf16: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the settings for FP8 with more tokens than any for BF16, and with a larger model.
-
-    By what is larger, a column. A setting with both is told by its tokens: that a model is large
-    enough is told only by settings in which its tokens would not do.
-    """
-    most = bf16[[*_UNITS]].max()
-    longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
-    larger = (fp8["num_parameters"] > most["num_parameters"]) & ~longer
-    found = {"num_parameters": fp8[larger], "tokens_per_gpu": fp8[longer]}
-    return {column: rows for column, rows in found.items() if len(rows)}
-
-
-def _tells(fp8: pd.DataFrame, bf16: pd.DataFrame) -> bool:
-    """Return whether a model's size and a GPU's tokens a step tell FP8's settings from BF16's."""
-    if fp8.empty or bf16.empty or bf16["num_parameters"].isna().any():
-        return False
-    return sum(map(len, _above(fp8, bf16).values())) == len(fp8)
-
-
-def _of_rows(rows: pd.DataFrame, column: str) -> str:
-    """Write how large settings are, and on how many GPUs; the tuned path is the usual one."""
-    ends = dict.fromkeys(_UNITS[column](end) for end in (rows[column].min(), rows[column].max()))
-    gpus = sorted({int(n) for n in rows["num_gpus"]})
-    path = ", plain" if rows["path"].eq("plain").all() else ""
-    on = f"{', '.join(map(str, gpus))} GPU{'s' * (gpus[-1] > 1)}"
-    return f"{' to '.join(ends).replace(' tokens to ', ' to ')} ({on}{path})"
-
-
-def _named(chosen: pd.DataFrame, table: pd.DataFrame) -> str:
-    return ", ".join(_of_model(rows, table[table["model"] == model])
-                     for model, rows in chosen.groupby("model", sort=False))  # fmt: skip
-
-
-def _of_model(rows: pd.DataFrame, of_it: pd.DataFrame) -> str:
-    """Name a model, with where in its settings if not in all."""
-    name = escape(rows["model"].iloc[0])
-    if len(rows) == len(of_it):
-        return name
-    if len(rows) > 1:
-        return f"{name} ({len(rows)} of {len(of_it)} settings)"
-    num_gpus, batch = rows[["num_gpus", "micro_batch_size"]].to_numpy().tolist()[0]
-    return f"{name} ({count(num_gpus, 'GPU')}, batch {batch})"
-
-
-def lead_caption(report: Report, peers: pd.DataFrame) -> str:
-    """Say what the picture of the leads shows, and so what to do on which machine, line by line."""
-    theirs = " ×: ratio of geometric means." if peers["peer_lead_pct"].notna().any() else ""
-    read = f"Marks: means of paired ratios; bars: all pairs.{theirs}"
-    return "\\\n".join([*conditions(report), read])
+def lead_caption(peers: pd.DataFrame) -> str:
+    """Say what the picture of the leads shows."""
+    theirs = " ×: torchtitan's, a ratio of geometric means." * bool(
+        peers["peer_lead_pct"].notna().any()
+    )
+    return (
+        "Every setting that was timed, a panel per machine. Marks: means of paired ratios, moved "
+        f"sideways by model; bars: all pairs.{theirs}"
+    )
 
 
 def plain_only(table: pd.DataFrame) -> str:
     """Say what is decided where only the plain path was timed."""
     if table.empty:
         return "No setting was timed on the plain path alone"
-    kinds = zip(("FP8", "BF16", "open"), _by_action(table), strict=True)
-    told = [f"{name} in {len(rows)} ({_leads(rows)})" for name, rows in kinds if len(rows)]
+    told = [f"{kind} in {len(rows)} ({_leads(rows)})" for kind, rows in by_kind(table) if len(rows)]
     return f"{count(len(table), 'setting')} timed on the plain path alone: {', '.join(told)}"
 
 
@@ -192,7 +66,9 @@ def rule() -> str:
         "several, those on one GPU by themselves; where none had, by how far pairs differ, and "
         "another day may fall outside it. A setting whose step times had not settled counts by "
         "itself; older runs do not tell.\n\n"
-        "**A row** is the tuned path where it was timed, then FP32 master weights, the length "
+        "**A row** of the first table is one of the second: of machines with one kind of GPU, "
+        "today's path before the one before it, the plain one where no other was timed, then what "
+        "is decided. One of the second is the tuned path where it was timed, then FP32 master weights, the length "
         "nearest to 4,096 tokens, no clipping, the most pairs, the recipe with the largest lead. "
         "*FP8's loss* was judged for that model and recipe in the nearest setting, of several "
         "studies in that with the most pairs; –: not yet."
@@ -251,13 +127,11 @@ def unknown(report: Report) -> str:
         if name == "your machine" or (rows["device"] == "cuda").any()
         if (text := _unknown(report, rows))
     ]
-    steps, tokens = (report.runs[name].max() for name in ("steps_completed", "num_tokens_seen"))
-    if pd.notna(steps) and pd.notna(tokens):
+    if length := longest(report, "- No run is longer than"):
         lines.append(
-            f"- No run is longer than {int(steps):,} steps or {tokens / 1e6:,.1f} million tokens: "
-            "late instabilities and evaluation scores are unknown. Losses were judged at small "
-            "batches; at those of a real run FP8's error weighs more: see [Noise]"
-            "(precision-noise.qmd)."
+            f"{length}: late instabilities and evaluation scores are unknown. Losses were judged "
+            "at small batches; at those of a real run FP8's error weighs more: see "
+            "[Gradient noise](precision-noise.qmd)."
         )
     return "\n".join(lines)
 

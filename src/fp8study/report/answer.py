@@ -1,0 +1,187 @@
+"""The answer, first: what to train in on one GPU and on several, in words and by model.
+
+What the words say is counted over the rows that the table shows: one for each kind of GPU, model,
+number of GPUs and batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pandas as pd
+
+from fp8study.analysis import decision
+from fp8study.core.hardware import find_peak
+from fp8study.report.page import Report
+from fp8study.report.speed_rows import is_of_before
+from fp8study.report.table import Layout
+from fp8study.report.words import count, escape, how_to_get, number, span
+
+#: What makes a setting large, a column, and how it is written.
+_UNITS: dict[str, Callable[[float], str]] = {
+    "num_parameters": lambda size: f"{number(size / 1e9, '.2g')}B",
+    "tokens_per_gpu": lambda tokens: f"{tokens:,.0f} tokens a GPU and step",
+}
+_YOURS = "your machine"
+#: What an untied twin's name has besides its model's.
+_TWIN = "-untied"
+_KINDS = {"fp8": "FP8", "bf16": "BF16", "": "open"}
+
+
+def settled(report: Report) -> pd.DataFrame:
+    """Choose one decision for each kind of GPU, model, number of GPUs and batch.
+
+    Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
+    untied twin as its model. Today's path comes before the path before it, then what is decided,
+    then what has the most sessions and pairs. The plain path counts where no other was timed.
+
+    Returns:
+        The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
+        ``kind``: ``fp8``, ``bf16`` or, where it is open, nothing.
+    """
+    table, sizes = report.decisions, report.runs.groupby("model")["num_parameters"].max()
+    table = table.assign(
+        num_parameters=table["model"].map(sizes).astype(float),
+        gpu=[_gpu(row) for _, row in table.iterrows()],
+        name=table["model"].astype(str).str.removesuffix(_TWIN),
+        is_plain=table["path"] == "plain",
+        kind=table["action"].map(decision.TO_TRAIN_IN),
+        _other=table["machine"] != "local",
+        _before=table["setting"].map(is_of_before),
+        _open=table["action"] == decision.MORE,
+    )
+    place = ["gpu", "name", "num_gpus"]
+    by = ["_other", "is_plain", "_before", "_open", "num_sessions", "num_pairs"]
+    ranked = table.sort_values(by, ascending=[True] * 4 + [False] * 2, kind="stable")
+    first = ranked.drop_duplicates([*place, "micro_batch_size"])
+    chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
+    chosen = chosen.assign(_rows=-chosen.groupby("gpu")["gpu"].transform("size"))
+    order = ["_other", "_rows", "gpu", "num_parameters", "num_gpus", "micro_batch_size"]
+    return chosen.sort_values(order, kind="stable")
+
+
+def _gpu(row: pd.Series) -> str:
+    peak = find_peak(str(row["gpu_name"]))
+    name = peak.name_part if peak else str(row["gpu_name"])
+    return f"{_YOURS} ({name})" if row["machine"] == "local" else name
+
+
+def by_kind(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Split settings into those for FP8, those for BF16, and open ones, each with its word."""
+    kinds = table["action"].map(decision.TO_TRAIN_IN)
+    return [(word, table[kinds == kind]) for kind, word in _KINDS.items()]
+
+
+def decide(report: Report) -> str:
+    """Answer for the reader's own machine where it is measured, else for all."""
+    table = settled(report)
+    if table.empty:
+        return (
+            "**No answer yet.** No FP8 run on a GPU has a BF16 partner that differs in precision "
+            f"alone and ran in its session: {how_to_get()}."
+        )
+    own = table["machine"] == "local"
+    table = table[own] if own.any() else table
+    alone = table["num_gpus"] == 1
+    parts = [("On one GPU", table[alone]), ("On several GPUs", table[~alone])]
+    lines = [f"**{where}: {_verdict(rows)}** {_counts(rows)}" for where, rows in parts if len(rows)]
+    return "\n\n".join([*lines, *_limits(report, table)])
+
+
+def _verdict(rows: pd.DataFrame) -> str:
+    """Say where FP8 is to be used: above a size or a length if these tell, else for which models.
+
+    They tell if no setting above either is BF16's or open.
+    """
+    (_, fp8), (_, bf16), (_, open_) = by_kind(rows)
+    if fp8.empty:
+        return "stay with BF16." if len(bf16) else "not decided, measure more."
+    checks = fp8["action"].eq(decision.CHECK)
+    once = ", once its loss is checked" if checks.any() else ""
+    once += " where it is not shown equal" if checks.any() and not checks.all() else ""
+    rest = pd.concat([bf16, open_])
+    if rest.empty:
+        return f"yes{once}."
+    most = rest[[*_UNITS]].max()
+    longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
+    # One with both is told by its tokens: a large model is a reason only where these would not do.
+    larger = (fp8["num_parameters"] > most["num_parameters"]) & ~longer
+    if (longer | larger).all() and rows["num_parameters"].notna().all():
+        above = {"num_parameters": fp8[larger], "tokens_per_gpu": fp8[longer]}
+        ends = [_UNITS[name](of[name].min()) for name, of in above.items() if len(of)]
+        return f"yes, from {' or '.join(ends)} on{once}."
+    named = [_named(of, rows[rows["name"] == name]) for name, of in fp8.groupby("name", sort=False)]
+    return f"FP8 for {', '.join(named)}{once}."
+
+
+def _named(chosen: pd.DataFrame, of_it: pd.DataFrame) -> str:
+    """Name a model, with where in its settings if not in all."""
+    name = escape(chosen["name"].iloc[0])
+    if len(chosen) == len(of_it):
+        return name
+    if len(chosen) > 1:
+        return f"{name} ({len(chosen)} of {len(of_it)} settings)"
+    num_gpus, batch = chosen[["num_gpus", "micro_batch_size"]].to_numpy().tolist()[0]
+    return f"{name} ({count(num_gpus, 'GPU')}, batch {batch})"
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    (_, fp8), (_, bf16), (_, open_) = by_kind(rows)
+    others = [f"BF16 is to be kept in {len(bf16)}"] * bool(len(bf16))
+    others += [f"{len(open_)} open"] * bool(len(open_))
+    first = f"FP8 is surely faster in {len(fp8)} of {count(len(rows), 'setting')}"
+    return ", ".join([first, *others]) + "."
+
+
+def _limits(report: Report, table: pd.DataFrame) -> list[str]:
+    """Say how little is known of the loss where FP8 is faster, and how to ask of one's own."""
+    fp8 = table[table["kind"] == "fp8"]
+    ask = [
+        "For your own model and GPUs ask, as:",
+        "```\nfp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb\n```",
+    ]
+    if fp8.empty:
+        return ask
+    equal = int(fp8["action"].eq(decision.FP8).sum())
+    known = (
+        f"FP8's loss is [shown equal](quality.qmd) in {equal} of these {len(fp8)} settings"
+        f"{longest(report, '; no run is longer than')}."
+    )
+    return [f"{known} {ask[0]}", ask[1]]
+
+
+def longest(report: Report, before: str) -> str:
+    """Say how long the longest run was, after the words `before`; nothing without a run."""
+    steps, tokens = (report.runs[name].max() for name in ("steps_completed", "num_tokens_seen"))
+    if pd.isna(steps) or pd.isna(tokens):
+        return ""
+    return f"{before} {int(steps):,} steps or {tokens / 1e6:,.1f} million tokens"
+
+
+def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
+    """Return a row for each kind of GPU and model, with a column for each number of GPUs."""
+    table = settled(report)
+    numbers = {int(n): count(int(n), "GPU") for n in sorted(table["num_gpus"].unique())}
+    rows = [
+        {"gpu": gpu, "name": name.replace("-", "\u2011")}
+        | {words: _cell(own[own["num_gpus"] == n]) for n, words in numbers.items()}
+        for (gpu, name), own in table.groupby(["gpu", "name"], sort=False)
+    ]
+    columns = {"name": ("model", "")} | {words: (words, "") for words in numbers.values()}
+    return pd.DataFrame(rows), Layout(columns, group="{gpu}", cards=True)
+
+
+def _cell(rows: pd.DataFrame) -> str:
+    """Write what is decided by batch, batches next to each other that are alike together."""
+    settings = [row for _, row in rows.iterrows()]
+    alike = itertools.groupby(settings, lambda row: (row["kind"], row["action"] == decision.FP8))
+    parts = []
+    for (kind, is_equal), group in alike:
+        same = pd.DataFrame(group)
+        batch = span(same["micro_batch_size"], ".0f")
+        leads = same["lead_pct"].dropna()
+        facts = [span(leads, "+.1f", " %")] if len(leads) else []
+        facts += ["loss equal"] * is_equal + ["plain path"] * bool(same["is_plain"].all())
+        parts.append(f"{_KINDS[kind]} at batch {batch} ({', '.join(facts)})".replace(" ", "\u00a0"))
+    return "; ".join(parts)

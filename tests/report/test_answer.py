@@ -1,0 +1,136 @@
+"""The answer on the first screen: on one GPU, on several, and by model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8study.analysis import decision
+from fp8study.report import answer
+from fp8study.report.page import load_report
+from tests.analysis.test_leads import store_leads
+from tests.checkout import ROOT
+
+SLOWER, OPEN, FASTER = (0.90, 0.91, 0.92), (1.0, 1.1), (1.20, 1.21, 1.22)
+
+
+def told(results: Path) -> list[str]:
+    return answer.decide(load_report(results)).split("\n\n")
+
+
+def cells(results: Path) -> list[dict[str, str]]:
+    table, _ = answer.matrix(load_report(results))
+    return [
+        {n: str(cell).replace("\u00a0", " ").replace("\u2011", "-") for n, cell in row.items()}
+        for row in table.to_dict("records")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said", "cell"),
+    [
+        (SLOWER, "stay with BF16.** FP8 is surely faster in 0 of 1 setting, BF16 is to be kept "
+         "in 1.", "BF16 at batch 1 (\u22129.0 %, plain path)"),
+        (FASTER, "yes, once its loss is checked.** FP8 is surely faster in 1 of 1 setting.",
+         "FP8 at batch 1 (+21.0 %, plain path)"),
+        (OPEN, "not decided, measure more.** FP8 is surely faster in 0 of 1 setting, 1 open.",
+         "open at batch 1 (+4.9 %, plain path)"),
+    ],
+)  # fmt: skip
+def test_one_setting_is_answered_for(
+    ratios: tuple[float, ...], said: str, cell: str, tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, *ratios)
+    first, limits, command = told(tmp_path)
+    assert first == f"**On one GPU: {said}"
+    assert limits.endswith("For your own model and GPUs ask, as:")
+    assert command.startswith("```\nfp8study advise --model ")
+    assert ("in 0 of these 1 settings" in limits) == (ratios == FASTER)
+    (row,) = cells(tmp_path)
+    assert row["1 GPU"] == cell and row["name"] == "llama-3.2-1b"
+
+
+def test_nothing_is_answered_without_a_pair(tmp_path: Path) -> None:
+    assert told(tmp_path)[0].startswith("**No answer yet.**")
+    table, _ = answer.matrix(load_report(tmp_path))
+    assert table.empty
+
+
+def test_one_gpu_and_several_are_answered_for_apart(tmp_path: Path) -> None:
+    for gpus, ratios in ((1, SLOWER), (2, OPEN), (4, FASTER)):
+        store_leads(tmp_path, 1, *ratios, num_gpus=gpus)
+    alone, several, *_ = told(tmp_path)
+    assert alone.startswith("**On one GPU: stay with BF16.**")
+    assert several == (
+        "**On several GPUs: FP8 for llama-3.2-1b (4 GPUs, batch 1), once its loss is checked.** "
+        "FP8 is surely faster in 1 of 2 settings, 1 open."
+    )
+    (row,) = cells(tmp_path)
+    assert [row[n].partition(" ")[0] for n in ("1 GPU", "2 GPUs", "4 GPUs")] == [
+        "BF16", "open", "FP8",
+    ]  # fmt: skip
+
+
+def give_sizes(results: Path) -> None:
+    for path in results.rglob("run.json"):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        is_large = record["config"]["model"] == "qwen3-4b"
+        record["model"]["num_parameters"] = 4_022_468_096 if is_large else 1_235_814_400
+        path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def test_size_and_tokens_are_named_where_they_tell_the_settings_apart(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, *SLOWER)
+    store_leads(tmp_path, 2, *FASTER, micro_batch_size=8)
+    give_sizes(tmp_path)
+    first = told(tmp_path)[0]
+    assert first.startswith("**On one GPU: yes, from 32,768 tokens a GPU and step on, once")
+    assert first.endswith("faster in 1 of 2 settings, BF16 is to be kept in 1.")
+    (row,) = cells(tmp_path)
+    assert row["1 GPU"].startswith("BF16 at batch 1 (\u22129.0 %, plain path); FP8 at batch 8 (")
+    store_leads(tmp_path, 3, 1.10, 1.11, 1.12, model="qwen3-4b")
+    give_sizes(tmp_path)
+    assert "yes, from 4B or 32,768 tokens a GPU and step on, once" in told(tmp_path)[0]
+    store_leads(tmp_path, 4, 0.80, 0.81, 0.82, model="qwen3-4b", micro_batch_size=8)
+    give_sizes(tmp_path)
+    assert "FP8 for llama-3.2-1b (1 GPU, batch 8), qwen3-4b (1 GPU, batch 1)" in told(tmp_path)[0]
+
+
+def test_an_open_setting_is_no_reason_either(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, *OPEN, micro_batch_size=16)
+    store_leads(tmp_path, 2, *FASTER, micro_batch_size=8)
+    give_sizes(tmp_path)
+    assert "FP8 for llama-3.2-1b (1 GPU, batch 8), once" in told(tmp_path)[0]
+
+
+def test_a_large_model_alone_is_no_reason_where_it_had_more_tokens(tmp_path: Path) -> None:
+    """An untied 1B at batch 8 was said to be large enough, with eight times the tokens."""
+    store_leads(tmp_path, 1, *SLOWER)
+    store_leads(tmp_path, 2, *FASTER, model="qwen3-4b", micro_batch_size=8)
+    give_sizes(tmp_path)
+    assert "yes, from 32,768 tokens a GPU and step on, once" in told(tmp_path)[0]
+
+
+def test_ones_own_machine_is_answered_for_alone(tmp_path: Path) -> None:
+    """The reference is told beside it, and has no say in the sentence."""
+    store_leads(tmp_path, 1, *SLOWER, place="reference/box")
+    store_leads(tmp_path, 2, *FASTER, micro_batch_size=8)
+    assert told(tmp_path)[0].startswith("**On one GPU: yes, once its loss is checked.** ")
+    own, theirs = cells(tmp_path)
+    assert own["gpu"].startswith("your machine (") and own["1 GPU"].startswith("FP8 at batch 8")
+    assert theirs["1 GPU"].startswith("BF16 at batch 1")
+
+
+def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_the_plain() -> None:
+    report = load_report(ROOT / "results")
+    table = answer.settled(report)
+    place = ["gpu", "name", "num_gpus", "micro_batch_size"]
+    assert not table.duplicated(place).any() and len(table) < len(report.decisions)
+    tuned = report.decisions[report.decisions["path"] == "tuned"]
+    timed = {*zip(tuned["model"], tuned["num_gpus"], strict=True)}
+    plain = table[table["is_plain"]]
+    assert len(plain) and not timed & {*zip(plain["name"], plain["num_gpus"], strict=True)}
+    shown, _ = answer.matrix(report)
+    cells = " ".join(shown.drop(columns=["gpu", "name"]).to_numpy().ravel())
+    assert cells.count("loss\u00a0equal") <= table["action"].eq(decision.FP8).sum()
+    assert ("loss\u00a0equal" in cells) == table["action"].eq(decision.FP8).any()

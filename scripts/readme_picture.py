@@ -14,6 +14,7 @@ from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
 from fp8study.core.records import load_runs
 from fp8study.report import figures, plots, speed_plots
+from fp8study.report.words import own_first
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "document-a.png"
@@ -30,8 +31,8 @@ def main() -> None:
 
 def draw_leads() -> None:
     """Draw FP8's lead in every setting, as the first page of the report does."""
-    stored = [run for run in load_runs(ROOT / "results") if run.machine_label == MACHINE]
-    leads = best_recipes(leads_table(shorten_arms(runs_frame(stored))))
+    stored = [run for run in load_runs(ROOT / "results") if run.machine_label != "local"]
+    leads = own_first(best_recipes(leads_table(shorten_arms(runs_frame(stored)))))
     peers = peer_table(stored).dropna(subset="peer_lead_pct")
     figures.save(speed_plots.lead_figure(leads, peers, ""), LEADS)
     print(

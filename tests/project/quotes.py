@@ -183,11 +183,11 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"{per_cent(four['lead_pct'])} on 4 GPUs at batch 2 (95 % CI {ends(four)})",
-        f"and, before it updated in one pass, by {per_cent(alone['lead_pct'])} ({ends(alone)})",
-        f"with {less[0][0]} and {less[0][1]} less memory and "
-        f"{less[1][0]} and {less[1][1]} less energy per token",
-        f"At batch 1 from {spans['min']['tuned']} to {spans['max']['tuned']} on the tuned path and "
-        f"down to {spans['min']['plain']} on the plain one:",
+        f"before that path updated in one pass by {per_cent(alone['lead_pct'])} ({ends(alone)}), "
+        f"with {less[0][0]} and {less[1][0]} less",
+        f"with {less[0][1]} and {less[1][1]} less. On two",
+        f"At batch 1, on one to four GPUs, from {spans['min']['tuned']} to "
+        f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the plain one:",
         "; ".join(
             f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
             for name, model in models.items()

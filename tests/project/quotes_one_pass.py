@@ -6,9 +6,11 @@ import pandas as pd
 
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
+from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import IN_ONE_PASS, shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
+from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
 MACHINE = "h200x1"
@@ -39,9 +41,25 @@ def one_pass_texts() -> list[str]:
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",
-        f"{per_cent(eight['lead_pct'])} on 1 GPU at batch 1 (95 % CI {ends(eight)})",
+        f"at batch 1 it leads by {per_cent(eight['lead_pct'])} (95 % CI {ends(eight)}) on the "
+        f"tuned path, with {-eight['memory_change_pct']:.1f} % less memory and "
+        f"{-eight['energy_change_pct']:.1f} % less energy",
         *_batch_2_texts(),
+        once_text(),
     ]
+
+
+def once_text() -> str:
+    """What is said of training losses on text seen once, on all machines."""
+    report = report_of(committed_runs())
+    gaps = comparisons(report.loss_gaps[~report.loss_gaps["stale"].astype(bool)])
+    once = gaps[(gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
+    verdicts = once["verdict"].value_counts()
+    assert {*verdicts.index} == {"equivalent", "undecided"}
+    return (
+        f"equivalent in {verdicts['equivalent']} comparisons, undecided in "
+        f"{verdicts['undecided']}, worse in none"
+    )
 
 
 def _leads(leads: pd.DataFrame) -> Mapping[tuple[str, int], str]:

@@ -28,14 +28,16 @@ from fp8study.report.words import (
 def answer(report: Report) -> str:
     """Say what decided studies found on text kept out, and what is judged where FP8 is faster."""
     gaps = _healthy(comparisons(report.validation_gaps))
-    decided = gaps[(gaps["device"] == "cuda") & gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
+    gaps = gaps[gaps["device"] == "cuda"]
+    decided = gaps[gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
     lost = decided["verdict"].eq(DIVERGED) | (
         decided["verdict"].eq("different") & (decided["gap_pct"] > 0)
     )
     margins = " or ".join(f"{margin:g} %" for margin in sorted(set(decided["margin_pct"])))
     found = (
         f"on text kept out of training FP8 is worse in {int(lost.sum()) or 'none'} of "
-        f"{count(len(decided), 'decided comparison')}, at a margin of {margins}"
+        f"{count(len(decided), 'decided comparison')}, at a margin of {margins} "
+        f"({len(gaps) - len(decided)} more undecided)"
         if len(decided) else "on text kept out of training nothing is decided"
     )  # fmt: skip
     faster = report.decisions[decision.surely_faster(report.decisions)]
@@ -132,12 +134,13 @@ def _apart(gaps: pd.DataFrame, training: pd.DataFrame) -> str:
     apart = (seen["verdict"] == "different").to_numpy()
     if not apart.any():
         return ""
+    verdicts = unseen.loc[apart, "verdict"].value_counts()
+    each = ", ".join(f"{verdict} in {times}" for verdict, times in verdicts.items())
     return (
         f"In {count(int(apart.sum()), 'comparison')} the training loss is different "
-        f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) and this one is not "
-        f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')}), after "
-        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes: "
-        "FP8 is behind only on text that it has seen."
+        f"({span(seen.loc[apart, 'gap_pct'], '+.2f', ' %')}) after "
+        f"{span(unseen.loc[apart, 'epochs'], '.1f')} passes; this one is {each} "
+        f"({span(unseen.loc[apart, 'gap_pct'], '+.2f', ' %')})."
     )
 
 

@@ -68,8 +68,9 @@ def rule() -> str:
         "itself; older runs do not tell.\n\n"
         "**A row** of the first table is one of the second: of machines with one kind of GPU, "
         "today's path before the one before it, the plain one where no other was timed, then what "
-        "is decided. One of the second is the tuned path where it was timed, then FP32 master weights, the length "
-        "nearest to 4,096 tokens, no clipping, the most pairs, the recipe with the largest lead. "
+        "is decided. One of the second is the tuned path where it was timed, then FP32 master "
+        "weights, the length nearest to 4,096 tokens, no clipping, the most pairs, the recipe with "
+        "the largest lead. "
         "*FP8's loss* was judged for that model and recipe in the nearest setting, of several "
         "studies in that with the most pairs; –: not yet."
     )

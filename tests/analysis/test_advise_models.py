@@ -87,6 +87,10 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     assert len(ways) == 3
     assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+    # Nor does FP8 spare the experts' copies in BF16 and activations.
+    bf16, *fp8 = (option.memory_gib.value for option in advice(str(folder), 1).options)
+    copies = 2 * 4 * 2 * 2048 * (4096 + 512) / 2**30  # bytes, layers, two of each size
+    assert all(bf16 - each < 1.5 * copies for each in fp8)
     idle = 4 * 12 * 3 * 2048 * 768  # layers, experts that no token goes to, and their weights
     assert found.tokens == 20 * (shape_of(str(folder)).num_parameters - idle)
 

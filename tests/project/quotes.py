@@ -187,7 +187,8 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"with {less[0][0]} and {less[1][0]} less",
         f"with {less[0][1]} and {less[1][1]} less. On two",
         f"At batch 1, on one to four GPUs, from {spans['min']['tuned']} to "
-        f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the plain one:",
+        f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the "
+        "plain one:",
         "; ".join(
             f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
             for name, model in models.items()

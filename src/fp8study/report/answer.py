@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from fp8study.analysis import decision
+from fp8study.analysis.pairing import together
 from fp8study.core.hardware import find_peak
 from fp8study.report.page import Report
 from fp8study.report.speed_rows import is_of_before
@@ -164,8 +165,9 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
     table = settled(report)
     numbers = {int(n): count(int(n), "GPU") for n in sorted(table["num_gpus"].unique())}
     rows = [
-        {"gpu": gpu, "name": name.replace("-", "\u2011")}
+        {"gpu": gpu, "name": str(name).replace("-", "\u2011")}
         | {words: _cell(own[own["num_gpus"] == n]) for n, words in numbers.items()}
+        | {"run_ids": together(own["run_ids"])}
         for (gpu, name), own in table.groupby(["gpu", "name"], sort=False)
     ]
     columns = {"name": ("model", "")} | {words: (words, "") for words in numbers.values()}

@@ -42,12 +42,21 @@ def lead_caption(peers: pd.DataFrame) -> str:
     )
 
 
+def lead_words(table: pd.DataFrame) -> str:
+    """Say of each machine what the picture shows, for who cannot see it."""
+    return "; ".join(f"{name}: {_kinds(rows)}" for name, rows in by_machine(table))
+
+
 def plain_only(table: pd.DataFrame) -> str:
     """Say what is decided where only the plain path was timed."""
     if table.empty:
         return "No setting was timed on the plain path alone"
-    told = [f"{kind} in {len(rows)} ({_leads(rows)})" for kind, rows in by_kind(table) if len(rows)]
-    return f"{count(len(table), 'setting')} timed on the plain path alone: {', '.join(told)}"
+    return f"{count(len(table), 'setting')} timed on the plain path alone: {_kinds(table)}"
+
+
+def _kinds(table: pd.DataFrame) -> str:
+    parts = ((kind, rows) for kind, rows in by_kind(table) if len(rows))
+    return ", ".join(f"{kind} in {len(rows)} ({_leads(rows)})" for kind, rows in parts)
 
 
 def rule() -> str:

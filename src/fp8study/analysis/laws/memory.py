@@ -181,12 +181,19 @@ def _computes_in_autocast(config: ResolvedConfig) -> bool:
     return config.strategy != "fsdp2" and config.master_dtype == "fp32"
 
 
-def _is_fp8(config: ResolvedConfig, *parts: str) -> bool:
-    """Whether all the linear layers of these names compute in FP8, in a layer of the middle."""
-    return config.is_fp8 and not any(
-        fnmatch.fnmatchcase(f"model.layers.1.{part}", pattern)
-        for part in parts for pattern in config.skip
-    )  # fmt: skip
+def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
+    """Whether all the linear layers of these names are FP8 in a layer of the middle; no expert."""
+    return config.is_fp8 and all(
+        part in shape.convertible
+        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip)
+        for part in parts
+    )
+
+
+def _converted(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return the weights that compute in FP8, of all layers."""
+    every = shape.num_layers * shape.convertible_parameters
+    return every - shape.matched(config.skip) if config.is_fp8 else 0
 
 
 def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
@@ -206,11 +213,12 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     if shape.keeps_scores:
         kept += _SCORE_BYTES * shape.num_heads * config.sequence_length
     eager = not config.compile
-    if eager or not _is_fp8(config, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+    queries = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    if eager or not _is_fp8(config, shape, *queries):
         kept += 2 * h
-    if eager or not _is_fp8(config, "mlp.gate_proj", "mlp.up_proj"):
+    if eager or not _is_fp8(config, shape, "mlp.gate_proj", "mlp.up_proj"):
         kept += 2 * h
-    if eager or not _is_fp8(config, "mlp.down_proj"):
+    if eager or not _is_fp8(config, shape, "mlp.down_proj"):
         kept += 2 * f
     if eager:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
@@ -273,15 +281,13 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
         return float(layers * (sum(mlp) + shape.hidden_size * shape.kv_size))
     if config.master_dtype == "bf16":
         return 0.0
-    every = shape.num_layers * shape.layer_parameters
-    return 2.0 * (shape.matched(config.skip) if config.is_fp8 else every)
+    return 2.0 * (shape.num_layers * shape.layer_parameters - _converted(config, shape))
 
 
 def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return FP8 weights kept between updates: whole ones in both layouts, or shards."""
-    weights = shape.num_layers * shape.convertible_parameters - shape.matched(config.skip)
     width = 2.0 if config.strategy == "none" else 1 / config.num_shards
-    return width * weights if config.weight_cast == "each_update" else 0.0
+    return width * _converted(config, shape) if config.weight_cast == "each_update" else 0.0
 
 
 def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:
@@ -329,9 +335,7 @@ def narrow_gradients(config: ResolvedConfig, shape: ModelShape) -> int:
 def kept_narrow(config: ResolvedConfig, shape: ModelShape) -> int:
     """Return those of all layers that are not FP8, which are kept in BF16 between updates."""
     narrow = shape.num_layers * narrow_gradients(config, shape)
-    if narrow and config.is_fp8:
-        narrow -= shape.num_layers * shape.convertible_parameters - shape.matched(config.skip)
-    return narrow
+    return narrow and narrow - _converted(config, shape)
 
 
 def _head_gradients(config: ResolvedConfig, shape: ModelShape) -> float:

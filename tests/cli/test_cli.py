@@ -36,6 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose one of"]),
         (["plan", "pipelines/studies/smoke.yaml"], ["is no study (did you mean 'smoke'?)"]),
+        (["plan", "../studies/smoke"], ["is no study (did you mean 'smoke'?)"]),
         (
             ["plan", "--budget", "5", "--budget", "abc"],
             ["--budget: 'abc' is no number", "plan --help"],
@@ -358,7 +359,7 @@ def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("smoke", "--budget", "30"), "--budget: the runs of 'smoke' are given"),
+        (("smoke", "--budget", "30"), "--budget: 30 is for the study machine, and 'smoke' names"),
         (("machine",), "STUDY: 'machine' is for GPUs"),
         (("machine", "--set", "modl=x"), "--set: unknown parameter 'modl'"),
     ],

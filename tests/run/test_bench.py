@@ -42,6 +42,12 @@ def test_every_arm_has_three_repeats_and_a_reference(there: Machine, checkout: P
     assert len({arm[2:] for arm in arms}) > 1
 
 
+def test_nothing_is_measured_that_leaves_no_arms_to_compare(checkout: Path) -> None:
+    with pytest.raises(UserError, match="--set: with precision 'bench-cpu' has no arms to compare"):
+        bench.run_bench(WITHOUT, {"precision": "bf16"}, None)
+    assert not (checkout / "results").exists()
+
+
 def test_a_finished_call_is_put_aside_and_an_unfinished_one_goes_on(checkout: Path) -> None:
     study = load_study("bench-cpu")
     local = checkout / "results" / "local"

@@ -170,7 +170,7 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         UserError: There is no such study, or the file or a run in it is invalid.
     """
     path = _path_of(name)
-    if not path.is_file():
+    if Path(name).name != name or not path.is_file():  # a study is no path
         names = study_names()
         if not names:
             raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")

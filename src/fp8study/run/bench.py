@@ -75,6 +75,12 @@ def run_bench(machine: Machine, overrides: Mapping[str, Any], baseline: Path | N
             arms.
     """
     study = load_study(bench_for(machine), overrides)
+    matches = {study.reference.items() <= run.config.to_dict().items() for run in study.runs}
+    if len(matches) == 1:  # before anything is measured
+        raise UserError(
+            f"--set: with {', '.join(overrides)} '{study.name}' has no arms to compare, which "
+            f"differ in {', '.join(study.reference)}; leave out what sets one of these"
+        )
     if baseline is not None:  # before anything is measured
         theirs = group_arms(read_folder(baseline, "BASELINE"))
         if not any(key_of(arm_config(run.config.to_dict())) in theirs for run in study.runs):

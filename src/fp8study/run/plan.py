@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
@@ -32,6 +32,9 @@ _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 #: Passes over a text above which it is told that it is seen again.
 _SEEN_AGAIN = 1.2
+#: What an FP8 run shares with the BF16 run beside it.
+_PAIRED = ("model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "master_dtype",
+           "seed", "repeat")  # fmt: skip
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -138,7 +141,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         f"{len(pending)} to do"
         + ("." if cluster else f", about {minutes:,.0f} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
-        f"{judged}. Expected: {study.expectation or 'nothing was written down'}",
+        f"{judged}." + f" Expected: {study.expectation}" * bool(study.expectation),
         f"Every run: {', '.join(_cell(name, chosen[0]) for name in shared)}",
     ]
     with_losses = [r.config for r in study.runs if not (study.speed_only or r.config.timed_seconds)]
@@ -159,6 +162,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         None if cluster else unsupported_gpu(),
         *study.notes,
         _without_hub(pending),
+        _unpaired(pending, impossible),
         _slower_gathers(pending, machine),
     )
     lines += [f"  {note}" for note in notes if note]
@@ -206,6 +210,19 @@ def _without_hub(pending: list[PlannedRun]) -> str | None:
         "corpus=tinystories: the data hub cannot be reached, so it must be in the cache of "
         "datasets; or SET='corpus=text:my.txt'"
     )
+
+
+def _unpaired(pending: list[PlannedRun], impossible: Mapping[PlannedRun, str]) -> str | None:
+    """Name the FP8 runs that would have a BF16 run beside them if that were possible here."""
+
+    def place(run: PlannedRun) -> tuple[Any, ...]:
+        return tuple(getattr(run.config, name) for name in _PAIRED)
+
+    left_out = {place(run) for run in impossible if run.config.precision == "bf16"}
+    there = {place(run) for run in pending if run.config.precision == "bf16"}
+    alone = [r for r in pending if r.config.is_fp8 and place(r) in left_out - there]
+    names = ", ".join(run.config.digest() for run in alone)
+    return f"without the BF16 run beside it, which is impossible here: {names}" if alone else None
 
 
 def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:

@@ -61,7 +61,10 @@ def study_here(
         check_names(values, "--set")
         return machine_study(machine, values, budget), {}
     if budget is not None:
-        raise UserError(f"--budget: the runs of '{name}' are given; it is for the study machine")
+        raise UserError(
+            f"--budget: {budget:g} is for the study machine, and '{name}' names its runs; "
+            "leave it out"
+        )
     study = load_study(name, values)
     if machine.gpus and not values.keys().isdisjoint(_LENGTHS):
         study = _timed_anew(study, machine)

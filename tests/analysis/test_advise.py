@@ -73,6 +73,17 @@ def test_rates_that_are_no_pair_give_a_lead_without_an_interval():
     assert "; no pair with BF16, so no interval" in " ".join(advice_text(found).split())
 
 
+def test_what_was_measured_at_batches_next_to_it_is_told():
+    """The README's lead of a 1B on one H100 is at batch 10; advise chooses 8 there."""
+    found = advice("llama-3.2-1b", batch=8, gpu="h100-80gb")
+    assert [*found.nearest] == [1, 10]
+    measured = advice("llama-3.2-1b", batch=10, gpu="h100-80gb")
+    assert not measured.nearest
+    assert found.nearest[10] == measured.verdict.lead_pct
+    assert "measured at batch 10: +15." in advice_text(found)
+    assert not advice("llama-3.2-1b", batch=8, gpu="b200").nearest
+
+
 def test_without_an_interval_more_is_to_be_measured():
     verdict = advice("llama-3.2-3b", 2).verdict
     assert verdict.lead_pct.kind == MEASURED and verdict.lead_pct.low is None

@@ -80,7 +80,10 @@ def _answer(advice: Advice) -> list[str]:
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
     also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
-    return [said, *also, *_today(advice), *_beside(_chosen(advice).beside), *_larger(advice)]
+    near = [f"  measured at batch {batch}: {_lead(lead, ' %')}"
+            for batch, lead in advice.nearest.items()]  # fmt: skip
+    beside = _beside(_chosen(advice).beside)
+    return [said, *also, *near, *_today(advice), *beside, *_larger(advice)]
 
 
 def _today(advice: Advice) -> list[str]:

@@ -162,6 +162,7 @@ class Advisor:
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
             todays_lead=expected,
+            nearest={} if decided else self.decisions.nearest(config, gpu_name),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),

@@ -27,6 +27,10 @@ from fp8study.report.words import (
 )
 
 
+#: More than so many sessions nobody will do.
+_MOST_SESSIONS = 20
+
+
 def _leads(rows: pd.DataFrame) -> str:
     return span(rows["lead_pct"].dropna(), "+.1f", " %")
 
@@ -70,11 +74,11 @@ def rule() -> str:
         f"else check it first. Wholly below {worth}: BF16; if below zero with weights gathered in "
         "FP8, try gathering them in BF16. Otherwise: measure more.\n\n"
         "**The lead** is the geometric mean of a session's paired ratios, then of sessions "
-        f"({SESSION_GAP.seconds // 60} idle minutes begin a new one). Its CI is Student's t of the "
-        "logarithms, by how far sessions differ, over all settings of a machine and path that had "
-        "several, those on one GPU by themselves; where none had, by how far pairs differ, and "
-        "another day may fall outside it. A setting whose step times had not settled counts by "
-        "itself; older runs do not tell.\n\n"
+        f"({SESSION_GAP.seconds // 60} idle minutes begin a new one). **Its CI** is Student's t of "
+        "the logarithms. How far sessions differ is learnt from every setting of that machine and "
+        "path that had several, one GPU and several GPUs apart. Where none had, the CI is by how "
+        "far pairs differ, and another day may fall outside it. A setting whose step times had not "
+        "settled goes by its own sessions.\n\n"
         "**A row** of the first table is one of the second: of machines with one kind of GPU, "
         "today's path before the one before it, the plain one where no other was timed, then what "
         "is decided. One of the second is the tuned path where it was timed, then FP32 master "
@@ -106,10 +110,15 @@ def _changes(table: pd.DataFrame) -> str:
         lines.append("weights gathered in BF16 (`fp8_all_gather=false`) if the GPU waits for casts")
     open_ = table[table["action"] == decision.MORE]
     needed = [n for _, row in open_.iterrows() if (n := _sessions_needed(row))]
-    if needed:
+    if few := [n for n in needed if n <= _MOST_SESSIONS]:
         lines.append(
-            f"more sessions of {count(len(needed), 'open setting')}: {span(needed, '.0f')} in all, "
+            f"more sessions of {count(len(few), 'open setting')}: {span(few, '.0f')} in all, "
             "if lead and spread stay"
+        )
+    if many := len(needed) - len(few):
+        lines.append(
+            f"steadier timings of {count(many, 'open setting')}: more than {_MOST_SESSIONS} "
+            "sessions would be needed as it is"
         )
     if thin := int(open_["ci_low_pct"].isna().sum()):
         lines.append(

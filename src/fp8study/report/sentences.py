@@ -26,7 +26,6 @@ from fp8study.report.words import (
     span,
 )
 
-
 #: More than so many sessions nobody will do.
 _MOST_SESSIONS = 20
 

@@ -29,7 +29,7 @@ _COUNTED = [*_DOCUMENTS, "all"]
 COUNTS = Layout({
     "verdict": ("verdict", ""), "means": ("the claim", ""),
     **{name: (name, "d") for name in _COUNTED},
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 _MEANS = {
     Verdict.REPRODUCED: "holds in every setting that decides it",
     Verdict.PARTLY: "holds in half of them or more, or in part",
@@ -42,7 +42,7 @@ LEDGER = Layout({
     "id": ("id", ""), "badge": ("verdict", ""),
     "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
     "why": ("why", ""),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 
 
 def badge(verdict: Verdict) -> str:

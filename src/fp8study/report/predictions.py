@@ -48,12 +48,12 @@ LEAD_GOALS = Layout(_GOALS | {
     "missed": ("beyond that", ""), "worst": ("worst", ""),
     "worst_points": ("off by, points", "+.1f"),
     "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 MEMORY_GOALS = Layout(_GOALS | {
     "mean_pct": ("off on average, %", ".1f"),
     "num_missed": (f"by more than {MEMORY_PCT:g} % (goal: none)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 #: Sizes that nobody here has run.
 SCALE = Layout(
     {
@@ -65,7 +65,6 @@ SCALE = Layout(
         "efficiency_pct": ("of one node's tokens/s, %", ".0f"),
     },
     group="{model}, {num_gpus} × NVIDIA H200 on {num_nodes} nodes: modelled",
-    cards=True,
 )  # fmt: skip
 
 

@@ -97,7 +97,8 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
         named = "" if _gpu(each) == usual else _short(each)
         figure = _figure(each).replace("(range of", "(of").replace("(95 % CI", "(CI")
         figures.append(f"{named} {figure}".strip())
-    reason = filter(None, (finding.why, settles(of[0])))
+    why = f"{_short(of[0])}: " * (len({each.finding.why for each in of}) > 1) + finding.why
+    reason = filter(None, (why, settles(of[0])))
     return {
         "id": claim.id, "claim": claim.statement,
         "their_figure": claim.figure, "badge": badge(finding.verdict).replace(" ", "\u00a0", 1),

@@ -144,5 +144,3 @@ const only = new URLSearchParams(location.search).get("of");
 if (only && document.querySelector("details.run")) showOnly(only.split("."));
 addEventListener("hashchange", openTarget);
 openTarget();
-const nav = document.querySelector(".site-nav"), here = nav?.querySelector("[aria-current]");
-if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - nav.clientWidth / 2;

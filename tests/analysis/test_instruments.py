@@ -90,7 +90,9 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
     table = tables.energy_table(frame(tmp_path))
     assert row(table, "fp8_tensorwise")["change_pct"] == pytest.approx(-20)
     assert row(table, "fp8_tensorwise")["power_cap_pct"] == 0
-    assert "less energy per token than BF16 in 4 and more in 0 of 4" in sentences.energy(table)
+    told = sentences.energy(table)
+    assert told.startswith("In the study") and ", on the plain path, FP8 takes less energy" in told
+    assert "less energy per token than BF16 in 4 and more in 0 of 4" in told
     store_measured(tmp_path, "fp8_tensorwise", 2, run_id="stale", outside_pct=78.4)
     store_measured(tmp_path, "bf16", 2)
     stale = row(tables.energy_table(frame(tmp_path)), "fp8_tensorwise", 2)
@@ -100,6 +102,9 @@ def test_energy_is_compared_only_where_no_allocator_was_in_distress(tmp_path: Pa
     store_measured(strained, "bf16", results={"num_device_allocs": 3})
     store_measured(strained, "fp8_tensorwise")
     assert math.isnan(row(tables.energy_table(frame(strained)), "fp8_tensorwise", 1)["change_pct"])
+    told = sentences.left_out(frame(strained))
+    assert told.endswith("left out of times and energy here: llama-3.2-1b on 1 GPU (1 run).")
+    assert sentences.left_out(frame(strained)[:0]) == ""
 
 
 def test_energy_is_compared_seed_by_seed_and_a_repeat_is_no_seed(tmp_path: Path) -> None:

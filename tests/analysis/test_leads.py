@@ -16,6 +16,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import sessions_of
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import UNSTEADY
+from fp8study.report.speed_plots import scaling_figure
 from tests.checkout import ROOT
 from tests.factories import CPU, make_record, store
 from tests.table_factories import frame
@@ -250,6 +251,17 @@ def test_of_recipes_the_fastest_is_kept_and_scaling_starts_at_one_hundred(tmp_pa
     scaling = scaling_table(leads).set_index(["precision", "num_gpus"])["kept_pct"]
     assert scaling["bf16", 4] == scaling["bf16", 1] == 100
     assert scaling["fp8_tensorwise", 4] == pytest.approx(100 * 1.1 / 1.2)
+
+
+def test_weights_are_gathered_in_the_faster_format_where_gpus_are_counted(tmp_path: Path) -> None:
+    for num_gpus, in_fp8, lead in ((1, True, 1.2), (2, True, 0.6), (2, False, 1.1)):
+        store_leads(tmp_path, 1 + in_fp8, lead, num_gpus=num_gpus, fp8_all_gather=in_fp8)
+    table = scaling_table(leads_table(frame(tmp_path)))
+    two = table[(table["num_gpus"] == 2) & (table["precision"] != "bf16")]
+    assert two["kept_pct"].tolist() == [pytest.approx(100 * 1.1 / 1.2)]
+    assert two["fp8_all_gather"].tolist() == [False]
+    axis = scaling_figure(table, "").axes[0]
+    assert " ".join(axis.get_title(loc="left").split()).endswith("batch 1, BF16 all-gather")
 
 
 def test_a_shape_that_nobody_trains_has_a_lead_and_no_decision(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from fp8study.report import captions
+from fp8study.analysis.decision import BF16, CHECK, MORE
+from fp8study.report import captions, speed_sentences
 
 
 def test_an_empty_table_has_nothing_to_say() -> None:
@@ -41,3 +42,18 @@ def test_gemms_are_counted_with_fp8s() -> None:
     assert captions.kernels(table) == (
         "GEMMs' share of kernel time: BF16 50 %, FP8 tensorwise 30 %."
     )
+
+
+def test_settings_are_counted_by_the_rule_and_not_by_the_sign_of_their_lead() -> None:
+    table = pd.DataFrame({
+        "machine": "h200x2", "action": [CHECK, BF16, MORE, MORE],
+        "lead_pct": [11.0, -2.0, 36.9, float("nan")],
+    })  # fmt: skip
+    told = speed_sentences.rates(table)
+    assert "Of 4 settings FP8 in 1 (+11.0 %), BF16 in 1 (\u22122.0 %), open in 2 (+36.9 %)." in told
+
+
+def test_hollow_marks_are_told_only_where_there_are_some() -> None:
+    table = pd.DataFrame({"rung": ["another seed"], "median_pct": [0.5], "num_equal": [0]})
+    assert captions.rungs(table) == "Medians: another seed 0.50 %."
+    assert captions.rungs(table.assign(num_equal=2)).endswith("Hollow: equal to the last digit.")

@@ -23,7 +23,7 @@ H100 = judged("NVIDIA H100 (h100x1)", Verdict.CONTRADICTED, -15)
 def test_machines_that_agree_share_a_row() -> None:
     (row,) = ledger.rows([H200, H100]).to_dict("records")
     assert ": H200 \u221211" in row["ours"] and "; H100 \u221215" in row["ours"]
-    assert row["why"] == "as h200x4 says"
+    assert row["why"] == "H200: as h200x4 says"
     assert row["run_ids"] == "h200x4/study/-11 h100x1/study/-15"
 
 

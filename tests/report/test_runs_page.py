@@ -51,6 +51,16 @@ def test_a_cpus_speed_is_not_shown(tmp_path: Path) -> None:
     assert "tokens/s" not in runs_text(load_report(tmp_path)).data
 
 
+def test_the_loss_of_a_timed_run_is_not_shown(tmp_path: Path) -> None:
+    """It did as many steps as fitted."""
+    results = {"loss_last20_mean": 5.4321, "tokens_per_second_per_gpu": 1234.0}
+    record = make_record(config={"timed_seconds": 30.0}, results=results)
+    store(tmp_path, "reference/box", record, [9.0, 7.0, 5.0])
+    text = runs_text(load_report(tmp_path)).data
+    assert "1,234 tokens/s per GPU, timed: its loss compares with none" in text
+    assert "5.4321" not in text and "Loss as logged" not in text
+
+
 def test_quarto_is_given_no_html_output() -> None:
     """For one, it loads require.js and jQuery from the network."""
     package = Path(__file__).parents[2] / "src" / "fp8study" / "report"

@@ -35,6 +35,8 @@ BEFORE = {"update_kernel": "torch"}
 IN_ONE_PASS = "updated in one pass"
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
+#: What an arm says that converts to FP8 and gathers BF16 weights.
+BF16_GATHERED = "BF16 all-gather"
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
@@ -57,7 +59,7 @@ def arm_label(record: RunRecord) -> str:
     if precision not in SIXTEEN_BIT:
         gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
         if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
-            parts.append("BF16 all-gather")
+            parts.append(BF16_GATHERED)
         if schedule := config.get("precision_schedule"):
             parts.append(f"schedule {' '.join(schedule).replace(precision, 'fp8')}")
         skip = config.get("skip")

@@ -58,10 +58,11 @@ def batches(table: pd.DataFrame) -> str:
 
 @each_machine()
 def rungs(table: pd.DataFrame) -> str:
-    """Give the medians of `fp8study.report.rows.rungs`, % of the loss."""
+    """Give the medians of `fp8study.report.rows.rungs`, % of the loss, and read hollow marks."""
     kinds = table["rung"].astype(str).str.replace(r"^FP8\b.*", "FP8", regex=True)
     by_rung = {kind: span(rows["median_pct"], ".2f") for kind, rows in table.groupby(kinds)}
-    return f"Medians: {_listed(by_rung)} %."
+    hollow = " Hollow: equal to the last digit." * bool(table["num_equal"].any())
+    return f"Medians: {_listed(by_rung)} %.{hollow}"
 
 
 @each_machine()

@@ -30,7 +30,7 @@ from fp8study.report.plotstyle import (
 from fp8study.report.rows import judged, usual, with_labels, without
 from fp8study.report.words import escape, number
 
-#: Their losses are on the page Why it fails.
+#: Their losses are on the page Document A's failure.
 ELSEWHERE = (*FAILURE_STUDIES, "effective-batch")
 #: Characters of a row's label, and of the line over a study's rows.
 _LABEL_WIDTH, _TITLE_WIDTH = 22, 58

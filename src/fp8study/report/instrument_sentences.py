@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis import instruments as tables
 from fp8study.analysis.pairing import in_fp8
-from fp8study.report.words import count, each_machine, missing, number, per_machine, span
+from fp8study.report.words import count, each_machine, escape, missing, number, per_machine, span
 
 #: A change of the energy per token by less is taken for none, %.
 SAME_PCT = 1.0
@@ -61,6 +61,18 @@ def audits(frame: pd.DataFrame) -> str:
     return text + f"{len(bad)} failed, {int((~asked).sum())} of them not on purpose: {names}."
 
 
+@each_machine()
+def left_out(frame: pd.DataFrame) -> str:
+    """Say which runs' times the allocator may have made: these pages show none of them."""
+    void = frame[frame["timing_void"]]
+    if void.empty:
+        return ""
+    runs = void.groupby(["model", "num_gpus"]).size().reset_index(name="runs").to_dict("records")
+    named = [f"{escape(row['model'])} on {count(int(row['num_gpus']), 'GPU')} "
+             f"({count(row['runs'], 'run')})" for row in runs]  # fmt: skip
+    return f"Memory full, so left out of times and energy here: {', '.join(named)}."
+
+
 @each_machine("\n\n", missing("What measuring costs", "instruments"))
 def overhead(rows: pd.DataFrame) -> str:
     """Say what the instruments cost; from `fp8study.report.rows.overhead`."""
@@ -76,7 +88,8 @@ def energy(table: pd.DataFrame) -> str:
     """Say what a token costs in energy."""
     if table.empty or table["change_pct"].isna().all():
         return missing("Energy", "instruments")
-    return per_machine(table, _energy)
+    others = "Other settings and paths: [energy in the answer](index.qmd#tbl-decisions)."
+    return f"{per_machine(table, _energy)} {others}"
 
 
 def _energy(rows: pd.DataFrame) -> str:
@@ -84,8 +97,11 @@ def _energy(rows: pd.DataFrame) -> str:
     if change.empty:
         return ""
     less, more = int((change < -SAME_PCT).sum()), int((change > SAME_PCT).sum())
+    paths = rows["setting"].str.contains(", tuned").map({True: "tuned", False: "plain"})
+    studies, path = rows["study"].unique(), " and ".join(paths.unique())
+    where = f"the study {escape(studies[0])}" if len(studies) == 1 else f"{len(studies)} studies"
     return (
-        f"FP8 takes less energy per token than BF16 in {less} and more in {more} of "
-        f"{count(len(change), 'comparison')} ({span(change, '+.1f', ' %')}; changes of up to "
-        f"{SAME_PCT:g} % count as neither)."
+        f"In {where}, on the {path} path, FP8 takes less energy per token than BF16 in {less} and "
+        f"more in {more} of {count(len(change), 'comparison')} ({span(change, '+.1f', ' %')}; "
+        f"changes of up to {SAME_PCT:g} % count as neither)."
     )

@@ -119,11 +119,11 @@ _COLUMNS: dict[str, tuple[str, str]] = {
 }
 
 
-def _layout(columns: str, group: str = "", cards: bool = False, **headings: str) -> Layout:
+def _layout(columns: str, group: str = "", **headings: str) -> Layout:
     """Name a table's columns in order; `headings` replace the usual ones."""
     names = {name: _COLUMNS.get(name, (name, "")) for name in columns.split()}
     shown = {n: (headings.get(n, usual), form) for n, (usual, form) in names.items()}
-    return Layout(shown, group, cards)
+    return Layout(shown, group)
 
 
 _GROUP = "{model}, {study} on {machine}: {setting}"
@@ -134,7 +134,6 @@ _CIS = {"ratio_range": "95 % CIs, %", "crossing_range": "95 % CIs"}
 DECISIONS = _layout(
     "num_gpus micro_batch_size action lead_pct ci memory_change_pct energy_change_pct loss form",
     "{model} on {machine}",
-    cards=True,
     lead_pct="lead, %",
     memory_change_pct="memory, %",
     energy_change_pct="energy, %",
@@ -142,18 +141,15 @@ DECISIONS = _layout(
 BESIDE = _layout(
     "num_gpus micro_batch_size action lead_pct ci action_other lead_pct_other ci_other differs",
     "{model}: your machine ({gpus}), then {machine_other}",
-    cards=True,
 )
 SESSIONS = _layout(
     "num_gpus micro_batch_size by_session lead_pct form",
     "{model} on {machine}",
-    cards=True,
     lead_pct="pooled, %",
 )
 SWITCHES = _layout(
     "setting recipe gain_pct ci num_blocks num_sessions",
     "{model} on {machine}, {gpus}, {setting_plain}",
-    cards=True,
     setting="switch",
 )
 THROUGHPUT = _layout(
@@ -178,7 +174,6 @@ PEER_LEADS = _layout(
     "num_gpus tokens_per_gpu arm tokens_per_second_per_gpu peer_tokens_per_second_per_gpu ratio "
     "ratio_interval num_blocks lead_pct peer_lead_pct reserved_gib peer_reserved_gib",
     "{model}, {study} on {machine}, beside {peer}",
-    cards=True,
     peer_tokens_per_second_per_gpu="theirs",
     peer_lead_pct="their lead, %",
     reserved_gib="reserved, GiB",
@@ -187,17 +182,13 @@ PEER_LEADS = _layout(
 LOSS_GAP = _layout(
     "label judged gap_pct interval pairs epochs unseen_judged unseen_gap_pct",
     "{title}" + _MARGIN,
-    cards=True,
 )
 SCATTER = _layout(
     "model rate lr_warmup_steps num_arms num_pairs scatter_pct num_to_decide risen",
-    cards=True,
     num_pairs="pairs",
 )
-VERDICTS = _layout(
-    "where num_judged span equivalent different undecided detectable num_few", cards=True
-)
-PASSES = _layout("label num_pairs passes", "{title}", cards=True)
+VERDICTS = _layout("where num_judged span equivalent different undecided detectable num_few")
+PASSES = _layout("label num_pairs passes", "{title}")
 DATA = _layout(
     "study corpus corpus_sha vocab_size num_train_tokens tokens_seen_max epochs_max num_seeds",
     "{machine}",
@@ -205,31 +196,26 @@ DATA = _layout(
 DOCUMENT_A = _layout(
     "arm num_runs parameters_outside_optimizer_pct loss_start loss_last20_mean",
     "{model} on {machine}, {masters} master weights",
-    cards=True,
 )
 EFFECTS = _layout(
     "part mean_pct verdict interval share_pct",
     "{model}, {study} on {machine}: {setting}; {masters} master weights" + _MARGIN,
-    cards=True,
     interval="95 % CI, %",
 )
 CROSSING = _layout(
     "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range",
     _POINT,
-    cards=True,
     **_CIS,
 )
 UTILISATION = _layout(
     "num_gpus arm tflops_per_gpu mfu_bf16_peak_pct mfu_mixed_peak_pct mfu_achievable_pct "
     "achievable_tflops gemm_pct",
     _GROUP,
-    cards=True,
     mfu_bf16_peak_pct="% of dense BF16 peak",
 )
 ENERGY = _layout(
     "num_gpus arm joule_per_token change_pct watts_mean clock_sm_mhz_median power_cap_pct",
     _GROUP,
-    cards=True,
 )
 PEAKS = _layout("name_part bf16_tflops fp8_tflops memory_tb_per_s source")
 PROVENANCE = _layout(

@@ -29,7 +29,7 @@ _COUNTED = [*_DOCUMENTS, "all"]
 COUNTS = Layout({
     "verdict": ("verdict", ""), "means": ("the claim", ""),
     **{name: (name, "d") for name in _COUNTED},
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 _MEANS = {
     Verdict.REPRODUCED: "holds in every setting that decides it",
     Verdict.PARTLY: "holds in half of them or more, or in part",
@@ -42,7 +42,7 @@ LEDGER = Layout({
     "id": ("id", ""), "badge": ("verdict", ""),
     "claim": ("claim", ""), "their_figure": ("their figure", ""), "ours": ("ours", ""),
     "why": ("why", ""),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 
 
 def badge(verdict: Verdict) -> str:
@@ -97,7 +97,8 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
         named = "" if _gpu(each) == usual else _short(each)
         figure = _figure(each).replace("(range of", "(of").replace("(95 % CI", "(CI")
         figures.append(f"{named} {figure}".strip())
-    reason = filter(None, (finding.why, settles(of[0])))
+    why = f"{_short(of[0])}: " * (len({each.finding.why for each in of}) > 1) + finding.why
+    reason = filter(None, (why, settles(of[0])))
     return {
         "id": claim.id, "claim": claim.statement,
         "their_figure": claim.figure, "badge": badge(finding.verdict).replace(" ", "\u00a0", 1),

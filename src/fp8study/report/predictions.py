@@ -48,24 +48,23 @@ LEAD_GOALS = Layout(_GOALS | {
     "missed": ("beyond that", ""), "worst": ("worst", ""),
     "worst_points": ("off by, points", "+.1f"),
     "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 MEMORY_GOALS = Layout(_GOALS | {
     "mean_pct": ("off on average, %", ".1f"),
     "num_missed": (f"by more than {MEMORY_PCT:g} % (goal: none)", "d"),
     "worst": ("worst", ""), "worst_pct": ("off by, %", "+.1f"),
-}, cards=True)  # fmt: skip
+})  # fmt: skip
 #: Sizes that nobody here has run.
 SCALE = Layout(
     {
         "label": ("precision", ""), "recomputed": ("layers recomputed", ""),
         "micro_batch_size": ("batch", ".0f"), "memory_gib": ("GiB", ".0f"),
-        "tokens_per_second_per_gpu": ("tokens/s a GPU", ",.0f"),
+        "tokens_per_second_per_gpu": ("tokens/s a GPU, at most", ",.0f"),
         "lead_pct": ("over BF16, %", "+.0f"), "within_points": ("± points", ".0f"),
-        "exposed_pct": ("waits for communication, %", ".1f"),
+        "exposed_pct": ("waits for communication, %", ".0f"),
         "efficiency_pct": ("of one node's tokens/s, %", ".0f"),
     },
     group="{model}, {num_gpus} × NVIDIA H200 on {num_nodes} nodes: modelled",
-    cards=True,
 )  # fmt: skip
 
 
@@ -165,22 +164,23 @@ def scale_rows(table: pd.DataFrame) -> pd.DataFrame:
 def scale_words(check: pd.DataFrame, published: pd.DataFrame) -> str:
     """Say what `scale_table` rests on, and what `check_table` and `published_table` show of it."""
     assumed = (
-        f"Assumed: {GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
+        "**Beyond what was measured: speeds are at most so.** Assumed: "
+        f"{GPUS_PER_NODE} GPUs a node; between nodes {NETWORK.gb_per_s:g} GB/s for each "
         f"GPU (400 Gb/s, four fifths used) and a latency of {NETWORK.hop_us:g} µs."
     )
     if check.empty:
         return f"{assumed} No records of several GPUs hold it to account here."
     means = check_means(check)
-    off = [f"{number(row['step_error_pct'], '.1f')} % on {n:.0f}" for n, row in means.iterrows()]
+    off = [f"{number(row['step_error_pct'], '.0f')} % on {n:.0f}" for n, row in means.iterrows()]
     wide = means.iloc[-1]
     hopeful = published["predicted_pct"] - published["published_pct"]
-    measured, law = (number(wide[f"exposed_{side}_pct"], ".1f") for side in ("measured", "law"))
+    measured, law = (number(wide[f"exposed_{side}_pct"], ".0f") for side in ("measured", "law"))
     return (
         f"{assumed} The laws are fitted within one node, where the time of a step is off by "
         f"{', '.join(off)} GPUs; on {means.index[-1]:.0f} GPUs a step waits for communication for "
         f"{measured} % of its time, by the law for {law} % "
         f"({figures.download(check, 'at-scale-check', 'by model')}). Of the speed that others kept "
-        f"on up to 128 GPUs the law promises {span(hopeful, '.1f')} points too much "
+        f"on up to 128 GPUs the law promises {span(hopeful, '.0f')} points too much "
         f"({figures.download(published, 'at-scale-published', 'figures and sources')})."
     )
 

@@ -108,6 +108,7 @@ def rungs(ladder: pd.DataFrame) -> pd.DataFrame:
     table = by.agg(
         num_pairs=("rung", "size"),
         median_pct=("difference_pct", "median"),
+        num_equal=("difference_pct", lambda values: (values == 0).sum()),
         run_ids=("run_ids", together),
     ).reset_index()
     return table.sort_values(["machine", "study", "model", "median_pct"], kind="stable")

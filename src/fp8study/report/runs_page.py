@@ -37,6 +37,7 @@ _RESULTS = {
     "energy_joule_per_token": (".4f", "J per token"),
     "validation_loss": (".4f", "nats on validation text"),
 }
+_LOSSES = ("loss_last20_mean", "validation_loss")
 _VERSIONS = ("torch", "torchao", "transformers", "cuda", "fp8study")
 #: Points of a loss curve: more than its pixels show would only weigh.
 _POINTS = 32
@@ -101,9 +102,12 @@ def _run(run: StoredRun, path: str, shown: Shown) -> str:
     record = run.record
     config, results = _config(record), record.results
     if record.machine.get("device") == "cpu":  # where FP8 is emulated, speeds say nothing of it
-        results = {name: results.get(name) for name in ("loss_last20_mean", "validation_loss")}
+        results = {name: results.get(name) for name in _LOSSES}
+    is_timed = bool(record.config.get("timed_seconds"))  # as many steps as fitted
+    results = {n: v for n, v in results.items() if not (is_timed and n in _LOSSES)}
     again = f", repeat {record.config['repeat']}" if record.config.get("repeat") else ""
     seen = [f"seed {record.config.get('seed')}{again}", *_numbers(results, _HEADLINE)]
+    seen += ["timed: its loss compares with none"] * is_timed
     seen += [record.status] if record.status != "completed" else []
     seen += [count(len(record.warnings), "warning")] if record.warnings else []
     lines = {
@@ -117,10 +121,11 @@ def _run(run: StoredRun, path: str, shown: Shown) -> str:
     }
     parts = [f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in lines.items() if text]
     parts.append(f"<dt>Record</dt><dd>{_record(run)}</dd>")
+    curve = "" if is_timed else _curve(run)
     return (
         f'<details class="run" id="{path}" data-key="{run_key(path)}">'
         f"<summary>{html.escape(', '.join(seen))}</summary>"
-        f"{_curve(run)}<dl>{''.join(parts)}</dl></details>"
+        f"{curve}<dl>{''.join(parts)}</dl></details>"
     )
 
 

@@ -8,6 +8,7 @@ shape says too, for who prints in black and white.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -229,15 +230,17 @@ def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
 
 
 def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
-    """Draw tokens/s per GPU over the number of GPUs, % of that on the fewest, a panel per model.
+    """Draw tokens/s per GPU over the number of GPUs, % of that on the fewest.
+
+    A panel is a model on a machine, under the setting that it was timed in.
 
     `table`: from `fp8study.analysis.leads.scaling_table`.
     """
     if table.empty:
         return message_figure(empty)
     groups = list(table.groupby(["machine", "model"], sort=False))
-    figure, axes = canvas(0.8 + 1.7 * len(groups), len(groups), sharex=True)
-    for axis, ((machine, model), rows) in zip(axes, groups, strict=True):
+    figure, axes = canvas(0.8 + 1.85 * len(groups), len(groups), sharex=True)
+    for axis, (_, rows) in zip(axes, groups, strict=True):
         for precision, line in rows.groupby("precision", sort=False):
             dashes = "-" if precision == "bf16" else "--"
             axis.plot(line["num_gpus"].astype(int), line["kept_pct"], dashes, ms=5,
@@ -248,14 +251,24 @@ def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
         axis.set_xticks(counts, [str(n) for n in counts])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_ylim(0, max(110, rows["kept_pct"].max() * 1.05))
-        named = f" on {machine_name(machine)}" if table["machine"].nunique() > 1 else ""
-        axis.set_title(
-            f"{model}{named}, {int(rows['sequence_length'].iloc[0]):,} tokens", loc="left"
-        )
+        axis.set_title(textwrap.fill(_scaled(rows), 60), loc="left", fontsize=9.5)
     figure.supylabel("tokens/s per GPU, % of the fewest GPUs", fontsize=STYLE["axes.labelsize"])
     axes[-1].set_xlabel("GPUs")
     add_legend(figure, _precisions(list(table["precision"])))
     return figure
+
+
+def _scaled(rows: pd.DataFrame) -> str:
+    """Name the setting of rows of `scaling_table`, and what FP8 gathers weights in there."""
+    row = rows.iloc[0]
+    several = rows[rows["precision"].ne("bf16") & rows["num_gpus"].gt(1)]
+    formats = ["FP8" if gathers else "BF16" for gathers in several["fp8_all_gather"]]
+    gathered = f", {' or '.join(dict.fromkeys(formats))} all-gather" if formats else ""
+    return (
+        f"{row['model']} on {machine_name(row['machine'])}: {row['path']}, "
+        f"{row['master_dtype'].upper()} master weights, {row['sequence_length']:,} tokens, "
+        f"batch {row['micro_batch_size']}{gathered}"
+    )
 
 
 def others_figure(table: pd.DataFrame, empty: str) -> Figure:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fp8study.analysis import decision
 from fp8study.report.speed_rows import is_of_before, switches
 from fp8study.report.words import count, each_machine, escape, recipe, span
 
 
 def rates(table: pd.DataFrame) -> str:
-    """Say where FP8 makes more tokens than BF16, and where fewer."""
-    told = _rates(table.dropna(subset="lead_pct"))
-    return f"{told} Dots: medians; bars: all runs; right: FP8's lead."
+    """Count what the rule of the answer says of each machine's settings, with FP8's leads."""
+    read = "Dots: medians; bars: all runs; right: FP8's lead."
+    return f"What to train in, by the answer's rule. {_rates(table)} {read}"
 
 
 @each_machine()
 def _rates(rows: pd.DataFrame) -> str:
-    ahead, behind = rows[rows["lead_pct"] > 0], rows[rows["lead_pct"] <= 0]
-    said = [
-        f"{word} in {len(part)} ({span(part['lead_pct'], '+.1f', ' %')})"
-        for word, part in (("faster", ahead), ("slower", behind))
-        if len(part)
-    ]
-    return f"Of {len(rows)} settings FP8 is {', '.join(said)}."
+    kind = rows["action"].map(decision.TO_TRAIN_IN)
+    said = []
+    for word, of in (("FP8", "fp8"), ("BF16", "bf16"), ("open", "")):
+        leads = rows.loc[kind == of, "lead_pct"]
+        known = f" ({span(leads.dropna(), '+.1f', ' %')})" if leads.notna().any() else ""
+        said += [f"{word} in {len(leads)}{known}"] if len(leads) else []
+    return f"of {len(rows)} settings {', '.join(said)}."
 
 
 def memory(table: pd.DataFrame) -> str:
@@ -64,7 +65,11 @@ def _steps(rows: pd.DataFrame) -> str:
 def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
     kept = _scaling(table) or "Nothing was measured."
-    return f"What each GPU keeps of its tokens/s on the fewest GPUs. {kept}"
+    return (
+        "What each GPU keeps of its tokens/s on the fewest GPUs, of each model in the setting that "
+        "was timed on the most numbers of GPUs: so paths, tokens and what is gathered differ. "
+        f"{kept}"
+    )
 
 
 @each_machine()
@@ -89,19 +94,16 @@ def others(table: pd.DataFrame) -> str:
 
 
 def peers(table: pd.DataFrame) -> str:
-    """Say how fast our arms were beside other trainers', as they are by default first."""
+    """Say how fast our arms were beside other trainers', as the path is today first."""
     clipped = table[table["max_grad_norm"].notna()]
     timed = clipped.dropna(subset="ratio")
     parts = ["Both sides clip gradients and have the same shapes."]
-    set_ = timed["setting"].map(switches)
-    usual, by_turns = set_.map(len) == 0, timed["num_blocks"].notna()
-    named = ", ".join(dict.fromkeys(name for names in set_ for name in names))
-    before = usual & timed["setting"].map(is_of_before)
-    for chosen, how in ((usual & ~before, "As it is by default"),
-                        (before, "As it was before it updated in one pass"),
-                        (~usual, f"With switches that are off by default ({named})")):  # fmt: skip
-        parts += [_beside(own, how) for own in (timed[chosen & by_turns], timed[chosen & ~by_turns])
-                  if len(own)]  # fmt: skip
+    before = timed["setting"].map(is_of_before).astype(bool)
+    by_turns = timed["num_blocks"].notna()
+    earlier = "The tuned path, before it updated in one pass,"
+    for chosen, subject in ((~before, "The tuned path"), (before, earlier)):
+        for own in (timed[chosen & by_turns], timed[chosen & ~by_turns]):
+            parts += [_beside(rows, subject, peer) for peer, rows in own.groupby("peer")]
     full = clipped[clipped["ratio_interval"].str.contains("out of memory", na=False)]
     for peer, rows in full.groupby("peer"):
         models = escape(", ".join(dict.fromkeys(rows["model"])))
@@ -112,20 +114,28 @@ def peers(table: pd.DataFrame) -> str:
     return " ".join(parts)
 
 
-def _beside(own: pd.DataFrame, how: str) -> str:
-    """Say what arms of one kind make of other trainers' tokens, and how they were timed."""
-    behind, blocks = int((own["ratio"] < 1).sum()), own["num_blocks"]
-    ratios = [f"{span(rows['ratio'], '.2f')} times the tokens of {escape(peer)}"
-              for peer, rows in own.groupby("peer")]  # fmt: skip
-    made = " and ".join(ratios) + (f", and fewer in {behind} of {len(own)} arms" if behind else "")
+def _beside(own: pd.DataFrame, subject: str, peer: object) -> str:
+    """Say what arms make of another trainer's tokens, model by model, and how they were timed."""
+    made = []
+    for _, rows in own.groupby(["model", "num_gpus"], sort=False):
+        model, num_gpus = rows[["model", "num_gpus"]].iloc[0]
+        named = rows.assign(switched=rows["setting"].map(switches).map(", ".join))
+        times = [f"{span(arms['ratio'], '.2f')} times in {recipe(precision)}"
+                 + f" (with {switched})" * bool(switched)
+                 for (precision, switched), arms
+                 in named.groupby(["precision", "switched"], sort=False)]  # fmt: skip
+        where = f"{escape(model)} on {count(num_gpus, 'GPU')}"
+        made.append(f"for {where} {' and '.join(times)}")
+    blocks = own["num_blocks"]
     if blocks.notna().all():
-        turns = count(int(blocks.min()), "block")
-        return f"{how}, on the same GPUs, {turns}: {made}."
-    apart = ", and arms of one GPU ran on different ones" * bool((own["num_gpus"] == 1).any())
-    return (
-        f"{how}, in one session: {made}. There the other trainer tokenised inside its steps{apart}"
-        ": that may be part of the difference."
-    )
+        how = f"{count(int(blocks.min()), 'block')} on the same GPUs"
+    else:
+        apart = ", and arms of one GPU ran on different ones" * bool((own["num_gpus"] == 1).any())
+        how = (
+            f"one session, in which the other trainer tokenised inside its steps{apart}: that may "
+            "be part of the difference"
+        )
+    return f"{subject} makes {'; '.join(made)} as many tokens/s as {escape(peer)} ({how})."
 
 
 def sources(table: pd.DataFrame) -> str:

@@ -50,6 +50,7 @@ def show(
 ) -> Markdown:
     """Write a table for a page; the line over a group of rows is their header.
 
+    A narrow screen shows each row as a card, with the headings beside its values.
     Where the table has ``run_ids``, the last column counts the runs behind a row, partners
     included, and leads to them. A table of more than `_LONG_TABLE` rows can be filtered, sorted
     and downloaded where scripts run, and by the values of the columns to `choose` from, or as
@@ -75,24 +76,21 @@ def show(
     for title, (_, rows) in zip(titles, groups, strict=True):
         lines = [
             "".join(
-                _html_cell(text, spec, label=heading if layout.cards else "")
+                _html_cell(text, spec, label=heading)
                 for text, (heading, spec) in zip(row, columns.values(), strict=True)
             )
             for row in _texts(rows, columns)
         ]
         if traced:
-            lines = [
-                f"{line}{_runs_cell(ids, layout.cards)}"
-                for line, ids in zip(lines, rows["run_ids"], strict=True)
-            ]
+            runs = map(_runs_cell, rows["run_ids"])
+            lines = [f"{line}{cell}" for line, cell in zip(lines, runs, strict=True)]
         if title:
             style = "text-align: left; white-space: normal; font-weight: 600;"
             line = f'<th scope="rowgroup" colspan="{len(columns) + traced}" style="{style}">'
             lines.insert(0, f"{line}{html.escape(title)}</th>")
         parts.append("<tbody>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</tbody>")
     long = ["searchable"] * (len(table) > _LONG_TABLE)
-    classes = ["dataframe", *long, *["cards"] * layout.cards]
-    return _html(*parts, classes=" ".join(classes))
+    return _html(*parts, classes=" ".join(["dataframe", *long, "cards"]))
 
 
 def markdown(table: pd.DataFrame, layout: Layout) -> str:
@@ -183,10 +181,9 @@ def runs_link(run_ids: str) -> str:
     return f'<a href="runs.html?of={only}#{ids[0]}">{len(ids)}</a>'
 
 
-def _runs_cell(ids: object, in_card: bool) -> str:
-    label = f' data-label="{_RECORDS}"' if in_card else ""
+def _runs_cell(ids: object) -> str:
     link = runs_link(ids if isinstance(ids, str) else "")
-    return f'<td{label} style="text-align: right;">{link}</td>'
+    return f'<td data-label="{_RECORDS}" style="text-align: right;">{link}</td>'
 
 
 def _html_cell(text: str, spec: str, tag: str = "td", more: str = "", label: str = "") -> str:

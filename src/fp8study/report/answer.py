@@ -171,7 +171,7 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
         for (gpu, name), own in table.groupby(["gpu", "name"], sort=False)
     ]
     columns = {"name": ("model", "")} | {words: (words, "") for words in numbers.values()}
-    return pd.DataFrame(rows), Layout(columns, group="{gpu}", cards=True)
+    return pd.DataFrame(rows), Layout(columns, group="{gpu}")
 
 
 def _cell(rows: pd.DataFrame) -> str:

@@ -38,8 +38,6 @@ class Layout:
     group: str = ""
     """Template of the line over rows that share it, from the names of columns: what two rows have
     in common is said once, and the numbers keep their place on the screen."""
-    cards: bool = False
-    """Whether a narrow screen shows each row as a card: for tables that do not fit there."""
 
 
 def show(

@@ -66,6 +66,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--set", "corpus=text:"], ["corpus: 'text:' is no file; set"]),
         (["run", "--set", "corpus=text: /no.txt"], ["corpus: there is no file ' /no.txt'"]),
         (["run", "--set", "precision=int4"], ["precision", "'int4'", "choose one of bf16"]),
+        (["advise", "--gpu", "h200", "--model", ""], ["model: it is empty; choose one of"]),
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
         (["run", "--out", ""], ["--out", "it is empty; give a folder"]),

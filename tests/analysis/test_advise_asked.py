@@ -134,7 +134,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UserError) as error:
         ask("no-such-model", 2000, "no-such-gpu", {"skip": "*", "seed": 1}, -1.0)
     starts = [line.partition(":")[0] for line in str(error.value).splitlines()]
-    assert starts == ["--gpu", "--num-gpus", "model", "--tokens", "--set", "--set"]
+    assert starts == ["model", "--gpu", "--num-gpus", "--tokens", "--set", "--set"]
 
 
 def test_a_batch_near_the_largest_is_answered_for_without_other_batches_beyond_it() -> None:

@@ -100,7 +100,7 @@ def test_two_mistakes_are_two_lines() -> None:
     done = fp8study("advise", "--gpu", "nosuch", "--model", "nosuch")
     assert (done.returncode, done.stdout) == (2, "")
     starts = [" ".join(line.split()[:3]) for line in done.stderr.splitlines()]
-    assert starts == ["fp8study: --gpu: 'nosuch'", "fp8study: model: 'nosuch'"]
+    assert starts == ["fp8study: model: 'nosuch'", "fp8study: --gpu: 'nosuch'"]
 
 
 def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:

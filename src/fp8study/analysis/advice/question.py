@@ -101,10 +101,10 @@ def question_for(
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number or another field cannot be that.
     """
-    (peak, capacity), number, shape, *_ = together(
+    shape, (peak, capacity), number, *_ = together(
+        lambda: shape_of(model),
         lambda: _gpu(gpus, gpu),
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
-        lambda: shape_of(model),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
     )

@@ -28,7 +28,7 @@ from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
-from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
+from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu, no_fp8
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
@@ -212,8 +212,5 @@ def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[Gp
         found = named_gpu(slug)
         capacity = found.memory_gb or 0.0
     if found.fp8_tflops is None:
-        raise UserError(
-            f"--gpu: {found.name_part} has no FP8 matrix units (they came with Ada, compute "
-            f"capability 8.9); train in BF16 there, or name one of {names}"
-        )
+        raise UserError(no_fp8(found.name_part))
     return found, capacity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,6 +37,8 @@ _OTHERS = (*SAVERS, *BEFORE, "gradient_accumulation_steps", "max_grad_norm")
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
+#: Tokens to train on: fewer are no pre-training, and more were never written.
+_TOKENS = (1e6, 1e15)
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,11 @@ def _checked_number(num_gpus: int) -> int:
 
 
 def _check_tokens(tokens: float | None) -> None:
-    if tokens is not None and not 0 < tokens < math.inf:
-        raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
+    least, most = _TOKENS
+    if tokens is not None and not least <= tokens <= most:  # nor what is no number
+        raise UserError(
+            f"--tokens: {tokens:g} is outside {least:.0e} to {most:.0e}; give a number, as 160e9"
+        )
 
 
 def _check_names(others: Mapping[str, Any]) -> None:

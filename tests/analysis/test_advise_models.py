@@ -95,6 +95,15 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     assert found.tokens == 20 * (shape_of(str(folder)).num_parameters - idle)
 
 
+@pytest.mark.parametrize("size", [2048, 1_000_000])
+def test_a_vocabulary_that_was_not_measured_is_beyond(of_70b, size, tmp_path):
+    content = json.loads(Path(of_70b, "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"vocab_size": size}))
+    own, other = (advice(model, 64, gpu="h200").beyond for model in (of_70b, str(tmp_path)))
+    assert not any("vocabulary" in line for line in own)
+    assert f"{size:,} tokens in the vocabulary; measured: 128,256 to 151,936" in other
+
+
 def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
     AutoConfig.for_model("gemma2").save_pretrained(tmp_path)  # its 9B
     found = advice(str(tmp_path), 8)

@@ -113,6 +113,7 @@ def test_counts_every_kind_that_it_takes(tmp_path: Path) -> None:
         ("qwen3_moe", EXPERTS | {"mlp_only_layers": [0]}, "in some of its layers only"),
         ("olmo_hybrid", {}, "is a olmo_hybrid, of which no law is known"),
         ("gpt2", {}, "is a gpt2, of which no law is known"),
+        ("deepseek_v3", {}, "is a deepseek_v3, of which no law is known"),
         ("gemma3", {}, "takes more than text"),
         ("llama", {"num_hidden_layers": 0}, "has no num_hidden_layers of 1 or more"),
         ("mixtral", {"num_experts_per_tok": 0}, "has no num_experts_per_tok of 1 or more"),

@@ -67,6 +67,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["run", "--set", "corpus=text:"], ["corpus: 'text:' is no file; set"]),
         (["run", "--set", "corpus=text: /no.txt"], ["corpus: there is no file ' /no.txt'"]),
         (["run", "--set", "precision=int4"], ["precision", "'int4'", "choose one of bf16"]),
+        (["advise", "--gpu", "h200", "--model", ""], ["model: it is empty; choose one of"]),
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
         (["run", "--out", ""], ["--out", "it is empty; give a folder"]),
@@ -100,7 +101,7 @@ def test_two_mistakes_are_two_lines() -> None:
     done = fp8study("advise", "--gpu", "nosuch", "--model", "nosuch")
     assert (done.returncode, done.stdout) == (2, "")
     starts = [" ".join(line.split()[:3]) for line in done.stderr.splitlines()]
-    assert starts == ["fp8study: --gpu: 'nosuch'", "fp8study: model: 'nosuch'"]
+    assert starts == ["fp8study: model: 'nosuch'", "fp8study: --gpu: 'nosuch'"]
 
 
 def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:

@@ -36,10 +36,41 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
     assert peak.name_part == expected
 
 
-@pytest.mark.parametrize("slug", ["v100", "mi300x"])
-def test_other_gpus_are_not_taken_for_typing_mistakes(slug: str) -> None:
-    with pytest.raises(UserError, match=f"'{slug}' is not known; name one of"):
-        named_gpu(slug)
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H200", "h200-141gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA B300 SXM6 AC", "b300-270gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
+        ("rtx4090", "rtx-4090-24gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla A100", "a100"),
+        *((each, peak.slug) for peak in GPU_PEAKS for each in (peak.slug, peak.name_part)),
+    ],
+)
+def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug: str) -> None:
+    assert named_gpu(name).slug == slug
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("l4", "is not known; name one of gb200"),
+        ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),
+        ("NVIDIA H100", "several sizes of memory; name one of h100-pcie-80gb, .*, h100-80gb$"),
+        ("v100", "V100 has no FP8 matrix units .* train in FP16 there"),
+        ("NVIDIA A10", "A10 has no FP8 matrix units .* train in BF16 there"),
+        *((name, "NVIDIA GPUs only: nothing else was tried") for name in
+          ("mi250", "mi300x", "mi355x", "AMD Instinct MI325X", "tpu", "gaudi2")),
+    ],
+)  # fmt: skip
+def test_other_gpus_are_not_taken_for_those_in_the_table(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        named_gpu(name)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_presets_and_ids_may_name_a_model(name: str) -> None:
     ("folder", "content", "told"),
     [
         ("there", None, "holds no config.json; give a folder that does"),
-        ("there", "{}", "no configuration for .*; give a preset"),
+        ("there", "{}", "no configuration for .*; give a folder with the config.json"),
         ("there", "[1]", "config.json' holds no names with values; give the config.json"),
         ("gone", None, "there is no folder .*; give one with a config.json"),
     ],
@@ -140,7 +140,7 @@ def test_folder_without_a_model_is_refused_in_one_line(
 
 def test_a_configuration_that_gives_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
     config = hf_config("tiny-llama")
-    config.intermediate_size = -64
+    config.num_key_value_heads = 0
     config.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^model: .* cannot be built \(.*; mend its") as caught:
         build_model(str(tmp_path), torch.float32, CPU, seed=0)

@@ -27,9 +27,13 @@ class GpuPeak:
     @property
     def slug(self) -> str:
         """Its name on a command line, as ``h100-80gb``."""
-        name = self.name_part.lower().replace(" ", "-")
         size = f"-{self.memory_gb:g}gb" if self.memory_gb else ""
-        return name.removesuffix(size.removesuffix("b")) + size  # some names have it in part
+        return self.part.removesuffix(size.removesuffix("b")) + size  # some names have it in part
+
+    @property
+    def part(self) -> str:
+        """As `slug`, without its memory."""
+        return self.name_part.lower().replace(" ", "-")
 
 
 #: Ordered: the first part found in a GPU's name wins.
@@ -52,32 +56,64 @@ GPU_PEAKS = (
 )
 
 
+#: What a driver puts before and behind the names in the table, in lower case with hyphens.
+_BEFORE = re.compile(r"^(?:(?:nvidia|tesla|geforce)-)+")
+_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac))*"
+#: The size in a driver's name of what holds a GPU's CPU, too.
+_WITH_HOST = {"GH200": 480}
+#: GPUs of others, and what is no GPU.
+_NO_NVIDIA = re.compile(r"^(?:amd|instinct|radeon|mi[0-9]{2,}|intel|gaudi|google|tpu|trainium)")
+#: NVIDIA's without FP8 that are not in the table; the first ones have no BF16 either.
+_OLDER = re.compile(
+    r"^(?:(?:quadro-)?(v100s?|p100|t4|rtx-20[0-9]0)|(a10g?|a16|a30|a40|rtx-a[0-9]000|rtx-30[0-9]0))\b"
+)
+
+
 def named_gpu(slug: str) -> GpuPeak:
-    """Return a GPU by its `GpuPeak.slug`, or by that without its memory.
+    """Return a GPU by its `GpuPeak.slug`, by that without its memory, or by its driver's name.
 
     Of one that is sold with several memories, any size is that GPU.
 
     Raises:
-        UserError: There is none of that name.
+        UserError: There is none of that name, there are several, or it has no FP8 and no peaks.
     """
-    wanted = slug.lower().replace(" ", "-")
-    known = {peak.slug: peak for peak in GPU_PEAKS}
-    known |= {peak.name_part.lower().replace(" ", "-"): peak for peak in GPU_PEAKS}
-    name = _MEMORY.sub("", wanted)
-    if name in known and known[name].memory_gb is None:
-        return known[name]
-    if wanted not in known:
-        # Of another size, that of the same name; V100 is no H100.
-        close = nearest(known[name].slug, known) if name in known else nearest(wanted, known, 0.8)
+    asked = re.sub(r"[\s_-]+", "-", slug.strip().lower())
+    wanted = re.sub(r"^rtx(?=[0-9])", "rtx-", _BEFORE.sub("", asked))
+    names = ", ".join(peak.slug for peak in GPU_PEAKS)
+    if _NO_NVIDIA.match(wanted):
         raise UserError(
-            f"--gpu: '{slug}' is not known{close}; name one of "
-            f"{', '.join(peak.slug for peak in GPU_PEAKS)}"
+            f"--gpu: '{slug}': NVIDIA GPUs only: nothing else was tried; name one of {names}"
         )
-    return known[wanted]
+    if older := _OLDER.match(wanted):
+        raise UserError(no_fp8(older[0].upper().replace("-", " "), "FP16" if older[1] else "BF16"))
+    sizes = {float(size) for size in re.findall(r"\b([0-9]+)gb\b", wanted)}
+    alike = {peak.slug: peak for peak in GPU_PEAKS
+             if re.fullmatch(peak.part + _BEHIND, wanted) or wanted == peak.slug}  # fmt: skip
+    fitting = [peak for peak in alike.values() if peak.memory_gb is None
+               or sizes <= {peak.memory_gb, _WITH_HOST.get(peak.name_part)}]  # fmt: skip
+    if fitting and asked != wanted == fitting[0].part:
+        kinds = [peak for peak in GPU_PEAKS if peak.part.startswith(wanted)]
+        if len({peak.memory_gb for peak in kinds}) > 1:
+            raise UserError(
+                f"--gpu: '{slug}' is sold with several sizes of memory; name one of "
+                f"{', '.join(peak.slug for peak in kinds)}"
+            )
+    if not fitting:
+        # Of another size, that of the same name; H800 is no H100.
+        known = (*alike, *(peak.slug for peak in GPU_PEAKS), *(peak.part for peak in GPU_PEAKS))
+        close = nearest(next(iter(alike), wanted), known, 0.8)
+        raise UserError(f"--gpu: '{slug}' is not known{close}; name one of {names}")
+    return fitting[0]
 
 
-#: A memory's size at the end of a name on the command line.
-_MEMORY = re.compile(r"-[0-9]+gb$")
+def no_fp8(name: str, instead: str = "BF16") -> str:
+    """Refuse a GPU without FP8."""
+    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
+    return (
+        f"--gpu: {name} has no FP8 matrix units (they came with Ada, compute capability 8.9); "
+        f"train in {instead} there, or name one of {names}"
+    )
+
 
 #: Slower than the namesake in the table, and by how much is not published here.
 _LESSER = re.compile(r"\b(Laptop|Max-Q|MIG|D)\b", re.IGNORECASE)

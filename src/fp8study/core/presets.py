@@ -7,16 +7,16 @@ an unreachable hub for most of a minute at every question, while GPUs wait.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import socket
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from fp8study.core.config_json.checking import check_content, mended
+from fp8study.core.config_json.reading import check_file, config_file
 from fp8study.core.errors import UserError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
-#: What a config.json must say; published ones leave out others where transformers' default holds.
-_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers")
-#: Kind of model, size → what its published ones call it, where transformers knows that name too.
-_OLDER_NAMES = {("bloom", "hidden_size"): "n_embed"}
 _LLAMA3 = {
     "model_type": "llama", "vocab_size": 128256, "num_key_value_heads": 8,
     "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
@@ -163,6 +159,11 @@ def check_model_name(model: str) -> None:
     Raises:
         UserError: The name can be none of the three, or the folder holds no configuration.
     """
+    if not model.strip():
+        raise UserError(
+            f"model: it is empty; choose one of {', '.join(PRESETS)}, or give a Hugging Face id "
+            "(owner/name) or a folder"
+        )
     folder = Path(model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(f"model: '{model}' holds no config.json; give a folder that does")
@@ -176,63 +177,42 @@ def check_model_name(model: str) -> None:
     )
 
 
-def hf_config(model: str) -> PreTrainedConfig:
+def hf_config(
+    model: str, check_kind: Callable[[PreTrainedConfig], None] | None = None
+) -> PreTrainedConfig:
     """Return the transformers configuration of a preset, a hub id or a folder.
+
+    `check_kind`: as `check_content` has it.
 
     Raises:
         UserError: The name is unknown or its configuration cannot be loaded.
     """
     check_model_name(model)
     if model not in PRESETS:
-        _check_mapping(Path(model, "config.json"))
+        check_file(config_file(model))
         is_reachable()
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PreTrainedConfig
 
+    given: dict[str, Any] = {}
     try:
         if model in PRESETS:
             values = dict(PRESETS[model])
             config = AutoConfig.for_model(values.pop("model_type"), **values)
         else:
-            _check_shape(model, PreTrainedConfig.get_config_dict(model)[0])
+            given = PreTrainedConfig.get_config_dict(model)[0]
+            check_content(model, given, check_kind)
             config = AutoConfig.from_pretrained(model)
-    except StrictDataclassError as error:
-        reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ")
-        raise UserError(f"model: '{model}' cannot be: {reason} Mend its configuration") from error
+    except (StrictDataclassError, KeyError, ArithmeticError) as error:
+        raise UserError(f"model: '{model}' cannot be: {mended(error, given)}") from error
     except (OSError, ValueError) as error:
+        presets = "" if config_file(model).is_file() else f"a preset ({', '.join(PRESETS)}), or "
         raise UserError(
-            f"model: no configuration for '{model}' ({first_line(error)}); give a preset "
-            f"({', '.join(PRESETS)}), or a folder with the config.json of a model of transformers"
+            f"model: no configuration for '{model}' ({first_line(error)}); give {presets}"
+            "a folder with the config.json of a model of transformers"
         ) from error
     config.use_cache = False
     return config
-
-
-def _check_mapping(path: Path) -> None:
-    """Refuse a config.json that is a list or the like, of which transformers expects names."""
-    with suppress(OSError, ValueError):  # transformers says better that it is none or no JSON
-        if not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
-            raise UserError(
-                f"model: '{path}' holds no names with values; give the config.json of a model of "
-                "transformers"
-            )
-
-
-def _check_shape(model: str, given: dict[str, Any]) -> None:
-    """Refuse a config.json that leaves out a size: transformers would take its own for it."""
-    from transformers import CONFIG_MAPPING
-
-    if (kind := str(given.get("model_type"))) not in CONFIG_MAPPING:
-        return  # transformers says so better
-    usual = text_config(CONFIG_MAPPING[kind]())
-    given, known = given.get("text_config") or given, vars(type(usual)).get("__annotations__", {})
-    for name in _SIZES:
-        own = usual.attribute_map.get(name, name)
-        if own in known and not {name, own, _OLDER_NAMES.get((kind, name))} & given.keys():
-            raise UserError(
-                f"model: '{model}' has no {own} in its config.json; transformers would take "
-                f"{getattr(usual, name)} for it: add it"
-            )
 
 
 def reshapes_logits(config: PreTrainedConfig) -> str | None:
@@ -285,15 +265,30 @@ def check_model(config: RunConfig) -> None:
         raise UserError(f"tokenizer: there is no folder '{name}'; give one, or use tokenizer=bpe")
     longest = _setting(config.model, "max_position_embeddings")
     if longest is not None and config.sequence_length > longest:
-        raise UserError(
-            f"sequence_length: {config.sequence_length} is more than the {longest} positions of "
-            f"'{config.model}'; lower it"
-        )
+        why = f"more than the {longest} positions of '{config.model}'; lower it"
+        if not _names_positions(config.model):
+            why = (
+                f"more than the {longest} positions that transformers takes for '{config.model}', "
+                "as its config.json names none; add max_position_embeddings, or lower this"
+            )
+        raise UserError(f"sequence_length: {config.sequence_length} is {why}")
     if config.model in PRESETS:
         numbers = range(PRESETS[config.model]["num_hidden_layers"])
         layers = [f"model.layers.{n}.{part}_proj" for n in numbers for part in _PROJECTIONS]
         check_patterns("skip", config.skip, [*layers, "lm_head"])
         check_patterns("untrained", config.untrained, [*layers, "lm_head"])
+
+
+def _names_positions(model: str) -> bool:
+    """Whether a model's own configuration says how many positions it has."""
+    if model in PRESETS:
+        return True
+    from transformers import PreTrainedConfig
+
+    given, config = PreTrainedConfig.get_config_dict(model)[0], text_config(hf_config(model))
+    name = "max_position_embeddings"
+    names = {name, config.attribute_map.get(name)}
+    return bool(names & (given.get("text_config") or given).keys())
 
 
 def check_patterns(field: str, patterns: Iterable[str], linears: Collection[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +27,7 @@ from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
-from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu
+from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu, no_fp8
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
@@ -38,6 +37,8 @@ _OTHERS = (*SAVERS, *BEFORE, "gradient_accumulation_steps", "max_grad_norm")
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
+#: Tokens to train on: fewer are no pre-training, and more were never written.
+_TOKENS = (1e6, 1e15)
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ def question_for(
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number or another field cannot be that.
     """
-    (peak, capacity), number, shape, *_ = together(
+    shape, (peak, capacity), number, *_ = together(
+        lambda: shape_of(model),
         lambda: _gpu(gpus, gpu),
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
-        lambda: shape_of(model),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
     )
@@ -142,8 +143,11 @@ def _checked_number(num_gpus: int) -> int:
 
 
 def _check_tokens(tokens: float | None) -> None:
-    if tokens is not None and not 0 < tokens < math.inf:
-        raise UserError(f"--tokens: {tokens:g} are none to train on; give a number, as 160e9")
+    least, most = _TOKENS
+    if tokens is not None and not least <= tokens <= most:  # nor what is no number
+        raise UserError(
+            f"--tokens: {tokens:g} is outside {least:.0e} to {most:.0e}; give a number, as 160e9"
+        )
 
 
 def _check_names(others: Mapping[str, Any]) -> None:
@@ -212,8 +216,5 @@ def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[Gp
         found = named_gpu(slug)
         capacity = found.memory_gb or 0.0
     if found.fp8_tflops is None:
-        raise UserError(
-            f"--gpu: {found.name_part} has no FP8 matrix units (they came with Ada, compute "
-            f"capability 8.9); train in BF16 there, or name one of {names}"
-        )
+        raise UserError(no_fp8(found.name_part))
     return found, capacity

@@ -299,6 +299,7 @@ def beyond(
         "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
         "billion weights": (shape.num_parameters / 1e9,
                             [c.shape.num_parameters / 1e9 for c in known], ".3g"),
+        "tokens in the vocabulary": (shape.vocab_size, [c.shape.vocab_size for c in known], ",d"),
         "tokens a sequence": (config.sequence_length,
                               [c.config.sequence_length for c in known], ",d"),
         "tokens a GPU and pass": (

@@ -7,12 +7,15 @@ import fnmatch
 import itertools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS, hf_config, text_config
 from fp8study.core.recipes import ALIGNMENT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 #: The linear layers of attention and of a gated MLP, each apart or as one matrix.
 _ATTENTION = (("q_proj", "k_proj", "v_proj", "o_proj"), ("qkv_proj", "o_proj"))
@@ -169,12 +172,7 @@ def shape_of(model: str) -> ModelShape:
     if model in PRESETS:
         found = _shape(model, PRESETS[model], _APART)
     else:
-        config = hf_config(model)
-        if text_config(config) is not config:
-            raise UserError(
-                f"model: '{model}' takes more than text, of which no law is known here; give a "
-                "folder whose config.json holds its text_config alone"
-            )
+        config = hf_config(model, partial(_check_kind, model))
         values: dict[str, Any] = config.to_dict()
         plan = getattr(config, "base_model_tp_plan", None) or {}
         found = _shape(model, values, _parts(model, values, plan))
@@ -189,6 +187,21 @@ def shape_of(model: str) -> ModelShape:
             f"{_MOST_PARAMETERS:.0e}; mend its configuration"
         )
     return found
+
+
+def _check_kind(model: str, usual: PreTrainedConfig) -> None:
+    """Refuse a kind of model before its fields are looked at.
+
+    Raises:
+        UserError: No law is known of it.
+    """
+    if text_config(usual) is not usual:
+        raise UserError(
+            f"model: '{model}' takes more than text, of which no law is known here; give a "
+            "folder whose config.json holds its text_config alone"
+        )
+    plan = getattr(usual, "base_model_tp_plan", None) or {}
+    _parts(model, {"model_type": usual.model_type}, plan)
 
 
 def _parts(model: str, values: Mapping[str, Any], plan: Collection[str]) -> tuple[str, ...]:

@@ -185,5 +185,6 @@ def _cell(rows: pd.DataFrame) -> str:
         leads = same["lead_pct"].dropna()
         facts = [span(leads, "+.1f", " %")] if len(leads) else []
         facts += ["loss equal"] * is_equal + ["plain path"] * bool(same["is_plain"].all())
-        parts.append(f"{_KINDS[kind]} at batch {batch} ({', '.join(facts)})".replace(" ", "\u00a0"))
+        words = (f"{_KINDS[kind]} at batch {batch}", f"({', '.join(facts)})")
+        parts.append(" ".join(text.replace(" ", "\u00a0") for text in words))
     return "; ".join(parts)

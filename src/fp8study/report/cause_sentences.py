@@ -56,8 +56,8 @@ def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
     share, stale = arms["parameters_outside_optimizer_pct"].max(), _loss(arms)
     amount = "an unknown share" if pd.isna(share) else f"{share:.1f} %"
     text = (
-        f"With a stale optimizer, as in document A, {amount} of the parameters are outside it and "
-        f"FP8 ends at {stale:.3f}."
+        f"With a stale optimizer {amount} of the parameters are outside it and FP8 ends at "
+        f"{stale:.3f}."
     )
     if fp8 is None or bf16 is None or stale is None:
         return f"{text} An arm to compare it with is missing."
@@ -65,7 +65,10 @@ def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
         return f"{text} That is no higher than BF16's: the failure did not appear here."
     closed = 100 * (stale - fp8) / (stale - bf16)
     if closed >= NEARLY_ALL_PCT:
-        return f"{text} So the stale optimizer made the failure, not FP8's precision."
+        return (
+            f"{text} So the stale optimizer made the failure, not FP8's precision. Document A does "
+            "not tell when its script made the optimizer."
+        )
     most = "made most of the failure, but not all" if closed >= 50 else "does not explain it"
     return f"{text} So the stale optimizer {most}."
 

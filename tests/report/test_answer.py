@@ -41,10 +41,9 @@ def test_one_setting_is_answered_for(
     ratios: tuple[float, ...], said: str, cell: str, tmp_path: Path
 ) -> None:
     store_leads(tmp_path, 1, *ratios)
-    first, limits, command = told(tmp_path)
+    first, limits = told(tmp_path)
     assert first == f"**On one GPU: {said}"
-    assert limits.endswith("For your own model and GPUs ask, as:")
-    assert command.startswith("```\nfp8study advise --model ")
+    assert limits.endswith("--num-gpus 8 --gpu h100-80gb`.")
     assert ("in 0 of these 1 settings" in limits) == (ratios == FASTER)
     (row,) = cells(tmp_path)
     assert row["1 GPU"] == cell and row["name"] == "llama-3.2-1b"

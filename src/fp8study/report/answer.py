@@ -138,18 +138,18 @@ def _counts(rows: pd.DataFrame) -> str:
 def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     """Say how little is known of the loss where FP8 is faster, and how to ask of one's own."""
     fp8 = table[table["kind"] == "fp8"]
-    ask = [
-        "For your own model and GPUs ask, as:",
-        "```\nfp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb\n```",
-    ]
+    ask = (
+        "For your own model and GPUs ask, as "
+        "`fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb`."
+    )
     if fp8.empty:
-        return ask
+        return [ask]
     equal = int(fp8["action"].eq(decision.FP8).sum())
     known = (
         f"FP8's loss is [shown equal](quality.qmd) in {equal} of these {len(fp8)} settings"
         f"{longest(report, '; no run is longer than')}."
     )
-    return [f"{known} {ask[0]}", ask[1]]
+    return [f"{known} {ask}"]
 
 
 def longest(report: Report, before: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.fields import PLAIN
+from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
@@ -32,9 +32,6 @@ _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 #: Passes over a text above which it is told that it is seen again.
 _SEEN_AGAIN = 1.2
-#: What an FP8 run shares with the BF16 run beside it.
-_PAIRED = ("model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "master_dtype",
-           "seed", "repeat")  # fmt: skip
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -215,12 +212,12 @@ def _without_hub(pending: list[PlannedRun]) -> str | None:
 def _unpaired(pending: list[PlannedRun], impossible: Mapping[PlannedRun, str]) -> str | None:
     """Name the FP8 runs that would have a BF16 run beside them if that were possible here."""
 
-    def place(run: PlannedRun) -> tuple[Any, ...]:
-        return tuple(getattr(run.config, name) for name in _PAIRED)
+    def shared(run: PlannedRun) -> dict[str, Any]:
+        values = run.config.to_dict()
+        return {name: values[name] for name in values.keys() - {*varying("pair")}}
 
-    left_out = {place(run) for run in impossible if run.config.precision == "bf16"}
-    there = {place(run) for run in pending if run.config.precision == "bf16"}
-    alone = [r for r in pending if r.config.is_fp8 and place(r) in left_out - there]
+    left_out = [shared(run) for run in impossible if run.config.precision == "bf16"]
+    alone = [run for run in pending if run.config.is_fp8 and shared(run) in left_out]
     names = ", ".join(run.config.digest() for run in alone)
     return f"without the BF16 run beside it, which is impossible here: {names}" if alone else None
 

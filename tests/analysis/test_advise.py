@@ -76,11 +76,14 @@ def test_rates_that_are_no_pair_give_a_lead_without_an_interval():
 def test_what_was_measured_at_batches_next_to_it_is_told():
     """The README's lead of a 1B on one H100 is at batch 10; advise chooses 8 there."""
     found = advice("llama-3.2-1b", batch=8, gpu="h100-80gb")
-    assert [*found.nearest] == [1, 10]
+    before = " update_kernel=torch"
+    assert [c.what for c in found.nearest] == [f"micro_batch_size={n}{before}" for n in (1, 10)]
     measured = advice("llama-3.2-1b", batch=10, gpu="h100-80gb")
     assert not measured.nearest
-    assert found.nearest[10] == measured.verdict.lead_pct
-    assert "measured at batch 10: +15." in advice_text(found)
+    assert found.nearest[1].then == measured.verdict.lead_pct
+    assert f"measured with micro_batch_size=10{before}: +15." in advice_text(found)
+    asked = advice("llama-3.2-1b", batch=8, gpu="h100-80gb", update_kernel="one_pass")
+    assert not asked.nearest  # no record of that path is an H100's
     assert not advice("llama-3.2-1b", batch=8, gpu="b200").nearest
 
 

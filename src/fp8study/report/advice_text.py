@@ -80,8 +80,7 @@ def _answer(advice: Advice) -> list[str]:
         neither = "It does not fit; the speeds below are for GPUs that had the memory."
         return [alone if advice.fp8_fits else neither]
     also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
-    near = [f"  measured at batch {batch}: {_lead(lead, ' %')}"
-            for batch, lead in advice.nearest.items()]  # fmt: skip
+    near = [f"  measured with {c.what}: {_lead(c.then, ' %')}" for c in advice.nearest]
     beside = _beside(_chosen(advice).beside)
     return [said, *also, *near, *_today(advice), *beside, *_larger(advice)]
 

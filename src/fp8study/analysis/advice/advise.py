@@ -162,7 +162,10 @@ class Advisor:
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
             todays_lead=expected,
-            nearest={} if decided else self.decisions.nearest(config, gpu_name),
+            nearest=() if decided else tuple(
+                Change(" ".join(written(fields)), lead)
+                for fields, lead in self.decisions.nearest(config, gpu_name, as_asked)
+            ),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),

@@ -62,7 +62,7 @@ class Advice:
     verdict: Verdict
     todays_lead: Quantity | None
     """Where it was measured as the tuned path was before: the lead of the same FP8 on today's."""
-    nearest: dict[int, Quantity]
+    nearest: tuple[Change, ...]
     """Where it was not measured: the lead at batches next to it that were."""
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""

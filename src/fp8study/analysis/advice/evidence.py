@@ -150,21 +150,26 @@ class Decisions:
         found = [self._decided(row, rows) for row in table.to_dict("records")]
         return sorted(found, key=_rank)
 
-    def nearest(self, bf16: ResolvedConfig, gpu_name: str) -> dict[int, Quantity]:
+    def nearest(
+        self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
+    ) -> list[tuple[dict[str, Any], Quantity]]:
         """Return FP8's lead at the batches next to a BF16 run's that were timed, below and above.
 
-        In the same setting otherwise, of today's path or the one `BEFORE`.
+        With the fields that differ: the batch and, unless it is to be `as_asked`, the path
+        `BEFORE` where its records answer.
         """
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
         here = (self.leads[list(key)] == list(key.values())).all(axis=1)
-        leads: dict[int, Quantity] = {}
+        below: list[tuple[dict[str, Any], Quantity]] = []
+        above: list[tuple[dict[str, Any], Quantity]] = []
         for batch in sorted({int(size) for size in self.leads.loc[here, "micro_batch_size"]}):
-            way = self.measured_as(changed(bf16, {"micro_batch_size": batch}), gpu_name)
+            way = asked = changed(bf16, {"micro_batch_size": batch})
+            way = way if as_asked else self.measured_as(way, gpu_name)
             lead = next((lead_of(found.decision) for found in self.of(way, gpu_name)), None)
-            leads |= {batch: lead} if lead is not None else {}
-        below = [batch for batch in leads if batch < bf16.micro_batch_size][-1:]
-        above = [batch for batch in leads if batch > bf16.micro_batch_size][:1]
-        return {batch: leads[batch] for batch in (*below, *above)}
+            if lead is not None and batch != bf16.micro_batch_size:
+                fields = {"micro_batch_size": batch} | (BEFORE if way != asked else {})
+                (below if batch < bf16.micro_batch_size else above).append((fields, lead))
+        return [*below[-1:], *above[:1]]
 
     def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:
         arms = rows[rows["machine"] == row["machine"]].to_dict("records")

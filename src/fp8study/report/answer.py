@@ -39,7 +39,7 @@ def settled(report: Report) -> pd.DataFrame:
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
-        ``kind``: ``fp8``, ``bf16`` or, where it is open, nothing.
+        ``is_before``: whether it is of the path before today's.
     """
     table, sizes = report.decisions, report.runs.groupby("model")["num_parameters"].max()
     table = table.assign(
@@ -47,13 +47,12 @@ def settled(report: Report) -> pd.DataFrame:
         gpu=[_gpu(row) for _, row in table.iterrows()],
         name=table["model"].astype(str).str.removesuffix(_TWIN),
         is_plain=table["path"] == "plain",
-        kind=table["action"].map(decision.TO_TRAIN_IN),
+        is_before=table["setting"].map(is_of_before).astype(bool),
         _other=table["machine"] != "local",
-        _before=table["setting"].map(is_of_before),
         _open=table["action"] == decision.MORE,
     )
     place = ["gpu", "name", "num_gpus"]
-    by = ["_other", "is_plain", "_before", "_open", "num_sessions", "num_pairs"]
+    by = ["_other", "is_plain", "is_before", "_open", "num_sessions", "num_pairs"]
     ranked = table.sort_values(by, ascending=[True] * 4 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, "micro_batch_size"])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
@@ -68,10 +67,20 @@ def _gpu(row: pd.Series) -> str:
     return f"{_YOURS} ({name})" if row["machine"] == "local" else name
 
 
-def by_kind(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split settings into those for FP8, those for BF16, and open ones, each with its word."""
+def by_kind(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Split settings into those for FP8, those for BF16, and open ones, in this order."""
     kinds = table["action"].map(decision.TO_TRAIN_IN)
-    return [(word, table[kinds == kind]) for kind, word in _KINDS.items()]
+    return {word: table[kinds == kind] for kind, word in _KINDS.items()}
+
+
+def counted(table: pd.DataFrame) -> str:
+    """Count settings of each kind, with their leads; those of two machines are not to be joined."""
+    parts = []
+    for kind, rows in by_kind(table).items():
+        leads = rows["lead_pct"].dropna()
+        known = f" ({span(leads, '+.1f', ' %')})" if len(leads) else ""
+        parts += [f"{kind} in {len(rows)}{known}"] if len(rows) else []
+    return ", ".join(parts)
 
 
 def decide(report: Report) -> str:
@@ -95,7 +104,7 @@ def _verdict(rows: pd.DataFrame) -> str:
 
     They tell if no setting above either is BF16's or open.
     """
-    (_, fp8), (_, bf16), (_, open_) = by_kind(rows)
+    fp8, bf16, open_ = by_kind(rows).values()
     if fp8.empty:
         return "stay with BF16." if len(bf16) else "not decided, measure more."
     checks = fp8["action"].eq(decision.CHECK)
@@ -128,7 +137,7 @@ def _named(chosen: pd.DataFrame, of_it: pd.DataFrame) -> str:
 
 
 def _counts(rows: pd.DataFrame) -> str:
-    (_, fp8), (_, bf16), (_, open_) = by_kind(rows)
+    fp8, bf16, open_ = by_kind(rows).values()
     others = [f"BF16 is to be kept in {len(bf16)}"] * bool(len(bf16))
     others += [f"{len(open_)} open"] * bool(len(open_))
     first = f"FP8 is surely faster in {len(fp8)} of {count(len(rows), 'setting')}"
@@ -137,16 +146,16 @@ def _counts(rows: pd.DataFrame) -> str:
 
 def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     """Say how little is known of the loss where FP8 is faster, and how to ask of one's own."""
-    fp8 = table[table["kind"] == "fp8"]
+    fp8 = by_kind(table)["FP8"]
     ask = (
         "For your own model and GPUs ask, as "
         "`fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb`."
     )
     if fp8.empty:
         return [ask]
-    equal = int(fp8["action"].eq(decision.FP8).sum())
+    equal, of = int(fp8["action"].eq(decision.FP8).sum()), count(len(fp8), "faster setting")
     known = (
-        f"FP8's loss is [shown equal](quality.qmd) in {equal} of these {len(fp8)} settings"
+        f"FP8's loss is [shown equal](quality.qmd) in {equal} of the {of}"
         f"{longest(report, '; no run is longer than')}."
     )
     return [f"{known} {ask}"]
@@ -176,15 +185,18 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
 
 def _cell(rows: pd.DataFrame) -> str:
     """Write what is decided by batch, batches next to each other that are alike together."""
-    settings = [row for _, row in rows.iterrows()]
-    alike = itertools.groupby(settings, lambda row: (row["kind"], row["action"] == decision.FP8))
+
+    def told(row: pd.Series) -> tuple[str, str, str]:
+        path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
+        kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
+        return kind, "loss equal" if row["action"] == decision.FP8 else "", path
+
     parts = []
-    for (kind, is_equal), group in alike:
+    for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):
         same = pd.DataFrame(group)
-        batch = span(same["micro_batch_size"], ".0f")
-        leads = same["lead_pct"].dropna()
-        facts = [span(leads, "+.1f", " %")] if len(leads) else []
-        facts += ["loss equal"] * is_equal + ["plain path"] * bool(same["is_plain"].all())
-        words = (f"{_KINDS[kind]} at batch {batch}", f"({', '.join(facts)})")
+        leads, batch = same["lead_pct"].dropna(), span(same["micro_batch_size"], ".0f")
+        facts = [span(leads, "+.1f", " %")] if len(leads) else ["no timing that holds"]
+        facts += filter(None, more)
+        words = (f"{kind} at batch {batch}", f"({', '.join(facts)})")
         parts.append(" ".join(text.replace(" ", "\u00a0") for text in words))
     return "; ".join(parts)

@@ -15,7 +15,7 @@ from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
-from fp8study.report.answer import by_kind, longest
+from fp8study.report.answer import counted, longest
 from fp8study.report.page import Report
 from fp8study.report.words import (
     at_start,
@@ -47,19 +47,14 @@ def lead_caption(peers: pd.DataFrame) -> str:
 
 def lead_words(table: pd.DataFrame) -> str:
     """Say of each machine what the picture shows, for who cannot see it."""
-    return "; ".join(f"{name}: {_kinds(rows)}" for name, rows in by_machine(table))
+    return "; ".join(f"{name}: {counted(rows)}" for name, rows in by_machine(table))
 
 
 def plain_only(table: pd.DataFrame) -> str:
     """Say what is decided where only the plain path was timed."""
     if table.empty:
         return "No setting was timed on the plain path alone"
-    return f"{count(len(table), 'setting')} timed on the plain path alone: {_kinds(table)}"
-
-
-def _kinds(table: pd.DataFrame) -> str:
-    parts = ((kind, rows) for kind, rows in by_kind(table) if len(rows))
-    return ", ".join(f"{kind} in {len(rows)} ({_leads(rows)})" for kind, rows in parts)
+    return f"{count(len(table), 'setting')} timed on the plain path alone: {counted(table)}"
 
 
 def rule() -> str:

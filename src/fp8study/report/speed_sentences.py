@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis import decision
+from fp8study.report.answer import counted
 from fp8study.report.speed_rows import is_of_before, switches
 from fp8study.report.words import count, each_machine, escape, recipe, span
 
@@ -17,13 +17,7 @@ def rates(table: pd.DataFrame) -> str:
 
 @each_machine()
 def _rates(rows: pd.DataFrame) -> str:
-    kind = rows["action"].map(decision.TO_TRAIN_IN)
-    said = []
-    for word, of in (("FP8", "fp8"), ("BF16", "bf16"), ("open", "")):
-        leads = rows.loc[kind == of, "lead_pct"]
-        known = f" ({span(leads.dropna(), '+.1f', ' %')})" if leads.notna().any() else ""
-        said += [f"{word} in {len(leads)}{known}"] if len(leads) else []
-    return f"of {len(rows)} settings {', '.join(said)}."
+    return f"of {count(len(rows), 'setting')} {counted(rows)}."
 
 
 def memory(table: pd.DataFrame) -> str:

@@ -13,8 +13,6 @@ from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, STATUSES
 from fp8study.core.studies import Study, estimated_minutes, judgement_of, load_study, study_names
 from fp8study.data.corpus import KINDS
-from fp8study.run.machine import Machine
-from fp8study.run.plan import plan_text
 from tests.checkout import ROOT
 from tests.factories import CPU, finish, make_record, store
 
@@ -379,29 +377,3 @@ def test_a_judgement_is_what_the_file_states(checkout: Path) -> None:
     write_study(checkout, "wrong", margin_pct=-2)
     with pytest.raises(UserError, match=r"wrong.yaml: margin_pct: -2 is outside"):
         judgement_of("wrong")
-
-
-def test_the_plan_says_that_losses_are_not_judged(checkout: Path) -> None:
-    text = " ".join(plan_text(load(checkout, speed_only=True), Machine((), 2)).split())
-    assert "losses are not judged." in text
-    assert "%" not in text
-
-
-def test_the_plan_names_fp8_runs_that_are_left_without_their_bf16_run(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = load(checkout, factors={"precision": ["bf16", "fp8_tensorwise"]})
-    there = Machine((), 2)
-    assert "without the BF16 run" not in plan_text(study, there)
-    impossible = {run: "too large" for run in study.runs if run.config.precision == "bf16"}
-    monkeypatch.setattr("fp8study.run.plan.impossible_runs", lambda *_: impossible)
-    text = " ".join(plan_text(study, there).split())
-    alone = [run.config.digest() for run in study.runs if run.config.is_fp8]
-    assert f"beside it, which is impossible here: {', '.join(alone)}" in text
-
-
-def test_the_plan_says_what_was_expected_and_the_margin(checkout: Path) -> None:
-    study = load(checkout, margin_pct=0.5, expectation="They are equal.")
-    text = " ".join(plan_text(study, Machine((), 2)).split())
-    assert "judged at ±0.5 % of BF16's. Expected: They are equal." in text
-    assert "Expected" not in plan_text(load(checkout), Machine((), 2))

@@ -1,0 +1,51 @@
+"""What a study's plan says of its losses, of what was expected and of runs without a partner."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fp8study.core.studies import Study, load_study
+from fp8study.run.machine import Machine
+from fp8study.run.plan import plan_text
+
+LAPTOP = Machine((), 2)
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty checkout, with us in it."""
+    (tmp_path / "pipelines" / "studies").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def load(**content: Any) -> Study:
+    content = {"question": "Does it?", "base": {"model": "tiny-llama"}} | content
+    Path("pipelines/studies/mine.yaml").write_text(yaml.safe_dump(content))
+    return load_study("mine")
+
+
+def test_the_plan_says_that_losses_are_not_judged() -> None:
+    text = " ".join(plan_text(load(speed_only=True), LAPTOP).split())
+    assert "losses are not judged." in text
+    assert "%" not in text
+
+
+def test_the_plan_names_fp8_runs_that_are_left_without_their_bf16_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = load(factors={"precision": ["bf16", "fp8_tensorwise"]})
+    assert "without the BF16 run" not in plan_text(study, LAPTOP)
+    impossible = {run: "too large" for run in study.runs if run.config.precision == "bf16"}
+    monkeypatch.setattr("fp8study.run.plan.impossible_runs", lambda *_: impossible)
+    text = " ".join(plan_text(study, LAPTOP).split())
+    alone = [run.config.digest() for run in study.runs if run.config.is_fp8]
+    assert f"beside it, which is impossible here: {', '.join(alone)}" in text
+
+
+def test_the_plan_says_what_was_expected_and_the_margin() -> None:
+    study = load(margin_pct=0.5, expectation="They are equal.")
+    text = " ".join(plan_text(study, LAPTOP).split())
+    assert "judged at ±0.5 % of BF16's. Expected: They are equal." in text
+    assert "Expected" not in plan_text(load(), LAPTOP)

@@ -111,7 +111,8 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
         one = {"tokens_per_second_per_gpu": [8_000.0], "memory_peak_gib": [30.0], "blocks": [0]}
         store_peer(peers / "timed", precision=precision, **one)
         none = {"tokens_per_second_per_gpu": [], "memory_peak_gib": [], "status": "out_of_memory"}
-        store_peer(peers / "short", name="short", precision=precision, **none)
+        for session in ("first", "second"):
+            store_peer(peers / session, name="short", precision=precision, **none)
     table = peer_table(load_runs(tmp_path))
     short, timed = (table[table["peer"].str.startswith(name)] for name in ("short", "synth"))
     assert list(short["ratio_interval"]) == ["out of memory"] * 2

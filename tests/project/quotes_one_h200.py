@@ -51,17 +51,23 @@ def narrow_texts() -> list[str]:
 
 
 def by_turns_texts() -> list[str]:
-    """What is said of torchtitan by turns with the tuned path and its switches, in two blocks."""
+    """What is said of torchtitan by turns with the tuned path and its switches, in four blocks."""
     table = peer_table(stored(MACHINE))
     titan = table[table["peer"] == "torchtitan 0.2.2"]
-    assert set(titan["num_blocks"]) == {2}
+    assert set(titan["num_blocks"]) == {4}
     bf16, fp8 = (one(titan, precision=name) for name in ("bf16", "fp8_tensorwise"))
     assert set(table.loc[table["peer"].str.startswith("accelerate"), "ratio_interval"]) == {
         "out of memory"
     }
+
+    def leads(side: str) -> str:
+        low, high = (per_cent(fp8[f"{side}lead_{end}_pct"]) for end in ("low", "high"))
+        return f"{per_cent(fp8[f'{side}lead_pct'])} ({low.removesuffix(' %')} to {high[:-2]})"
+
+    times = [f"{row['ratio']:.2f} ({row['ratio_interval']})" for row in (bf16, fp8)]
     return [
-        f"8B {bf16['ratio']:.2f} (BF16) and {fp8['ratio']:.2f} times (FP8), and FP8 leads by "
-        f"{per_cent(fp8['lead_pct'])}, torchtitan's by {per_cent(fp8['peer_lead_pct'])}",
+        f"8B {times[0]} times in BF16, {times[1]} in FP8, and FP8 leads by {leads('')}, "
+        f"torchtitan's by {leads('peer_')}",
         f"FP8: {fp8['reserved_gib']:.1f} GiB, torchtitan {fp8['peer_reserved_gib']:.1f}",
     ]
 

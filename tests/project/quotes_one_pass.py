@@ -26,18 +26,23 @@ def one_pass_texts() -> list[str]:
     batches = gains["setting_plain"].str.extract(r"batch (\d+)", expand=False).astype(int)
     assert set(gains["num_blocks"]) == {2}
     gained = gains.assign(batch=batches).set_index(["model", "batch", "precision"])["gain_pct"]
+    host = one(switch_table(runs), study="small-form")
+    assert host["num_blocks"] == 3
     both = [[per_cent(gained[(*at, name)]) for name in ("bf16", "fp8_tensorwise")]
             for at in SETTINGS]  # fmt: skip
     big, three, three_4, small, small_4 = (f"{bf16} and {fp8}" for bf16, fp8 in both)
     leads = leads_table(runs)
-    leads = leads[leads["studies"] == "tuned-form"]
-    assert set(leads["num_pairs"]) == {2}
+    leads = leads[leads["studies"].isin(["tuned-form", "small-form, tuned-form"])]
+    assert sorted(leads["num_pairs"]) == [*[2] * 9, 5]
     todays = leads["setting"].str.endswith(IN_ONE_PASS)
     now, then = (_leads(leads[form]) for form in (todays, ~todays))
     eight, before = (one(leads[form], model="llama-3.1-8b") for form in (todays, ~todays))
     return [
         f"8B at batch 1 {big}, 3B at batch 1 {three}, at 4 {three_4}, 1B at batch 1 {small}, "
         f"at 4 {small_4}",
+        f"in a third session it gained {per_cent(host['gain_pct'])} (95 % CI "
+        f"{per_cent(host['gain_low_95']).removesuffix(' %')} to "
+        f"{per_cent(host['gain_high_95']).removesuffix(' %')}",
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",

@@ -114,17 +114,20 @@ def read_peers(study_dir: Path) -> list[PeerRecord]:
     ]
 
 
-#: A peer's records of one configuration: its sessions. Only those in blocks have several.
+#: A peer's records of one configuration: its sessions.
 Sessions = tuple[PeerRecord, ...]
 
 
 def in_sessions(peers: Sequence[PeerRecord]) -> list[Sessions]:
-    """Put together what a peer did of one configuration in several sessions of blocks."""
+    """Put together what a peer did of one configuration in several sessions.
+
+    Sessions out of blocks stand alone, where they have rates.
+    """
     found: dict[tuple[object, ...], list[PeerRecord]] = {}
     for number, peer in enumerate(peers):
         names = ("name", "version", "model", "precision", *_COUNTS)
         what = tuple(getattr(peer, name) for name in names)
-        alone = () if peer.blocks else (number,)
+        alone = () if peer.blocks or not peer.rates else (number,)
         found.setdefault((*what, peer.machine.get("gpu_name"), *alone), []).append(peer)
     return [
         tuple(sorted(sessions, key=lambda peer: peer.started_at)) for sessions in found.values()
@@ -228,7 +231,7 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
     # A switch that exists for FP8 only is in the setting's name, and no part of the pair.
     bf16 = {_alike(row): row for row in rows if row["precision"] == "bf16"}
     for row in rows:
-        if row["precision"] != "bf16" and _alike(row) in bf16:
+        if row["precision"] != "bf16" and _alike(row) in bf16 and row["num_peer_runs"]:
             row |= _leads(row, bf16[_alike(row)])
     table = pd.DataFrame(rows, columns=PEER_COLUMNS).astype({"num_blocks": "Int64"})
     order = [*_PLACE[:4], "peer", "setting", "max_grad_norm", "precision"]

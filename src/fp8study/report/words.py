@@ -98,15 +98,19 @@ def machine_name(machine: object) -> str:
 
 
 def check_names(runs: pd.DataFrame) -> None:
-    """Warn of each folder that is named by GPUs other than those of its records."""
+    """Warn of each folder that is named by GPUs other than those of its records.
+
+    Runs on one GPU of a larger machine may lie with those of a machine of one.
+    """
     gpu = runs[(runs["device"] == "cuda") & (runs["machine"] != "local")]
     for machine, own in gpu.groupby("machine"):
         kinds = {getattr(find_peak(name), "name_part", str(name)) for name in own["gpu_name"]}
-        most = own[["num_gpus", "num_gpus_on_machine"]].max().max()
-        said, seen = machine_name(machine), f"{most} × {' and '.join(sorted(kinds))}"
-        if said not in (machine, seen):
+        used, most = own["num_gpus"].max(), own[["num_gpus", "num_gpus_on_machine"]].max().max()
+        said = machine_name(machine)
+        seen = [f"{number} × {' and '.join(sorted(kinds))}" for number in (most, used)]
+        if said not in (machine, *seen):
             warnings.warn(
-                f"results/reference/{machine}: its name says {said}, its records are of {seen}; "
+                f"results/reference/{machine}: its name says {said}, its records are of {seen[0]}; "
                 "rename the folder",
                 stacklevel=2,
             )

@@ -43,7 +43,7 @@ ARMS: list[dict[str, Any]] = [
      "gradient_dtype": "compute"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
-     "max_grad_norm": 1.0},
+     "max_grad_norm": 1.0, "update_kernel": "one_pass"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "optimizer_state": "bf16"},

@@ -18,6 +18,7 @@ from fp8study.core.records import read_metrics
 from fp8study.run.launch import RunFailed
 from tests.checkout import tiny_folder
 from tests.train.tiny_runs import Run, Train, launch_tiny
+from tests.train.updates_worker import ONE_PASS
 
 WORKER = Path(__file__).with_name("updates_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -104,6 +105,18 @@ def test_the_update_clips_sharded_gradients_as_a_pass_before_it_would(
     assert found["mean_difference"] < 5e-5  # of weights that moved by 1e-2 and more
 
 
+@pytest.mark.parametrize("case", ONE_PASS)
+def test_shards_updated_in_one_pass_are_those_of_torchs_own(
+    compared: Callable[..., dict[str, Any]], case: str
+) -> None:
+    found = compared("fsdp2", 2)[f"one pass-{case}"]
+    plain, own = found["norms"]
+    assert own[0] == pytest.approx(plain[0], rel=1e-6)
+    assert own == pytest.approx(plain, rel=0.05)
+    assert found["mean_difference"] < 5e-5  # of weights that moved by 1e-2 and more
+    assert found["scales_agree"] == [True] * 3 * ("fp8" in case)
+
+
 def test_gathering_can_be_tuned_without_changing_weights(
     compared: Callable[..., dict[str, Any]],
 ) -> None:
@@ -187,8 +200,6 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
     assert record.audit["num_stale_casts"] == 0
     assert "num_stale_casts" not in each.audit
     assert record.results.get("validation_loss") == each.results.get("validation_loss")
-    if values["strategy"] == "fsdp2":
-        return
     one_pass, one_dir = run(**values, weight_cast="each_update", update_kernel="one_pass")
     losses = [row["loss"] for row in read_metrics(one_dir)]
     assert losses == pytest.approx([loss for loss, _ in rows], abs=0.02)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fp8study.model.fsdp_patches
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
-from fp8study.model import loss_head
+from fp8study.model import loss_head, sharding
+from fp8study.model.fsdp_patches import shards
+from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
-from fp8study.model.updates import make_updates, parameter_groups
+from fp8study.model.updates import make_updates
 
 NUM_STEPS = 3
 CHANGES: dict[str, dict[str, Any]] = {
@@ -42,6 +45,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fp8 head": {"precision": "fp8_rowwise", "skip": ""},
     "chunked fp8 head": {"precision": "fp8_rowwise", "skip": "", "loss_head": "chunked"},
     "planted": {"untrained": "model.layers.0.mlp.*"},
+}
+ONE_PASS: dict[str, dict[str, Any]] = {
+    "": {},
+    "in backward": {"optimizer_step": "in_backward"},
+    "clipped": {"max_grad_norm": 0.1, "clipping": "in_update"},
+    "bf16 masters": {"master_dtype": "bf16"},
+    "fp8": {"precision": "fp8"},
+    "fp8 in backward": {"precision": "fp8", "optimizer_step": "in_backward"},
 }
 
 
@@ -68,10 +79,7 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     model = tiny(config, tied)
     accelerator = make_accelerator(config, model)
 
-    def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameter_groups(config, model), lr=1.0, fused=True)
-
-    model, optimizer = prepare(config, accelerator, model, adamw)
+    model, optimizer = prepare(config, accelerator, model, partial(make_optimizer, config))
     updates = make_updates(config, model, optimizer, after_update(config, model))
     parameters = list(model.parameters())
     generator = torch.Generator().manual_seed(PartialState().process_index)
@@ -116,6 +124,32 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     (expected, norms, _), (weights, own_norms, _) = results
     differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
     return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
+
+
+def one_pass(num_gpus: int, **changes: Any) -> dict[str, Any]:
+    """Compare shards updated in one pass with torch's own, and the FP8 scales that it leaves."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    scale, agreed = sharding._scale_as_noted, []
+
+    def watched(model: torch.nn.Module) -> bool:
+        done, made = scale(model), []
+        for make in (lambda _: None, precompute_float8_dynamic_scale_for_fsdp):
+            make(model)
+            made.append([float(shard._precomputed_scale) for shard in shards(model).values()])
+        agreed.append(done and made[0] == made[1])
+        return done
+
+    values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False} | changes
+    expected, norms, _ = train(make_config(values), tied=False)
+    sharding._scale_as_noted = watched
+    weights, own_norms, _ = train(make_config(values | {"update_kernel": "one_pass"}), tied=False)
+    sharding._scale_as_noted = scale
+    differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
+    return {
+        "mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms],
+        "scales_agree": agreed,
+    }  # fmt: skip
 
 
 def reducing(num_gpus: int) -> dict[str, Any]:
@@ -219,6 +253,8 @@ def main() -> None:
         case = f"clipping-{accumulation}-{name}"
         found[case] = clipping(strategy, state.num_processes, **changes)
     if state.num_processes > 1:
+        for name, changes in ONE_PASS.items():
+            found[f"one pass-{name}"] = one_pass(state.num_processes, **changes)
         found["gathering"] = gathering(state.num_processes)
         found["reducing"] = reducing(state.num_processes)
     if state.is_main_process:

@@ -177,9 +177,8 @@ class Switches:
         "torch's fused AdamW, or one in FP32 that reads and writes each number once and finds the "
         "largest weight for its FP8 scale.", refused=(
             (lambda c: c.update_kernel == "one_pass"
-             and (c.strategy != "none" or c.optimizer_state != "fp32"),
-             "updates whole weights with FP32 states; use strategy=none and optimizer_state=fp32, "
-             "or torch"),
+             and (c.strategy == "ddp" or c.optimizer_state != "fp32"),
+             "is for strategy=none or fsdp2 and optimizer_state=fp32; use these, or torch"),
             (lambda c: c.update_kernel == "one_pass"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "torch")))
     gradient_dtype: Literal["master", "compute"] | None = switch(
@@ -188,9 +187,10 @@ class Switches:
         "layers that are not FP8 then keep their weights in BF16 between updates.",
         differs="pair effect", refused=(
             (lambda c: c.gradient_dtype == "compute" and not (
-                c.update_kernel == "one_pass" and c.gradient_accumulation_steps == 1),
+                c.update_kernel == "one_pass" and c.gradient_accumulation_steps == 1
+                and c.strategy == "none"),
              "is for updates that take one backward pass's gradients as they are; use "
-             "update_kernel=one_pass and gradient_accumulation_steps=1, or master"),
+             "strategy=none, update_kernel=one_pass and gradient_accumulation_steps=1, or master"),
             (lambda c: c.gradient_dtype == "compute" and c.master_dtype != "fp32",
              "changes nothing where master_dtype={master_dtype}; use master"),
             (lambda c: c.gradient_dtype == "compute" and c.max_grad_norm is not None

@@ -232,8 +232,9 @@ def refresh(model: torch.nn.Module) -> None:
         return
     from torchao.float8.float8_utils import amax_to_scale
 
-    largest = torch.stack(_largest([layer.weight for layer in layers]))
-    scales = amax_to_scale(largest, FP8).unbind()
+    weights = [layer.weight for layer in layers]
+    largest = noted_largest(weights) or [*torch._foreach_norm(weights, math.inf)]
+    scales = amax_to_scale(torch.stack(largest), FP8).unbind()
     torch._foreach_copy_([layer.fp8_scale for layer in layers], [*scales])
     for layer in layers:
         _resize(layer, layer.weight.numel())
@@ -266,12 +267,12 @@ def note_update(weight: Any, largest: torch.Tensor, written: torch.Tensor | None
         weight.kept.data, weight.written = written, weight._version
 
 
-def _largest(weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the largest size in each weight; nothing is read where all were noted."""
+def noted_largest(weights: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return what the update found largest in each weight; None if one has changed otherwise."""
     noted: list[Any] = [getattr(weight, "largest", (None, None)) for weight in weights]
     if all(version == w._version for w, (_, version) in zip(weights, noted, strict=True)):
         return [largest for largest, _ in noted]
-    return [*torch._foreach_norm(weights, math.inf)]
+    return None
 
 
 def _cast_both(

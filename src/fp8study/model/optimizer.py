@@ -45,7 +45,7 @@ def make_optimizer(config: ResolvedConfig, model: torch.nn.Module) -> torch.opti
 
 
 class OnePassAdamW(torch.optim.AdamW):
-    """AdamW of whole weights, one kernel each; its states have the names of torch's.
+    """AdamW by one kernel a weight, or a rank's shard of one; its states are named as torch's.
 
     Like torch's fused one it divides gradients by ``grad_scale`` if it has that attribute.
     """
@@ -66,8 +66,8 @@ class OnePassAdamW(torch.optim.AdamW):
         for parameter, state in zip(chosen, states, strict=True):
             if not state:
                 state["step"] = torch.tensor(0.0)  # on the host, which needs it
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["exp_avg"] = torch.zeros_like(plain(parameter))
+                state["exp_avg_sq"] = torch.zeros_like(plain(parameter))
         torch._foreach_add_([state["step"] for state in states], torch.tensor(1.0))
         largest = torch.zeros(len(chosen), device=chosen[0].device)
         numbers: dict[float, tuple[float, ...]] = {}  # one, but where a gradient was missing once
@@ -75,11 +75,14 @@ class OnePassAdamW(torch.optim.AdamW):
             if (step := float(state["step"])) not in numbers:
                 numbers[step] = numbers_of(group, step)
             assert parameter.grad is not None
-            gradient = parameter.grad.contiguous()
+            weight, gradient = unwrapped(parameter).detach(), unwrapped(parameter.grad).contiguous()
+            if not weight.numel():
+                continue  # a small one that is on other ranks alone
             kept = room_for_kept(parameter, gradient)
+            averages = unwrapped(state["exp_avg"]), unwrapped(state["exp_avg_sq"])
             update(
-                parameter.detach(), gradient, (state["exp_avg"], state["exp_avg_sq"]), one, kept,
-                getattr(self, "grad_scale", None), numbers[step],
+                weight, gradient, averages, one, kept, getattr(self, "grad_scale", None),
+                numbers[step],
             )  # fmt: skip
             note_update(parameter, one, kept)
 

@@ -30,8 +30,8 @@ from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, let_change
-from fp8study.model.fsdp_patches import applies, cast_shards, tune_communication
-from fp8study.model.kept_weights import keep_weights, refresh
+from fp8study.model.fsdp_patches import applies, cast_shards, shards, tune_communication
+from fp8study.model.kept_weights import FP8, keep_weights, noted_largest, refresh
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 
 MakeOptimizer = Callable[[torch.nn.Module], torch.optim.Optimizer]
@@ -179,11 +179,32 @@ def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[],
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
     def after() -> None:
-        precompute_float8_dynamic_scale_for_fsdp(model)
+        if not _scale_as_noted(model):
+            precompute_float8_dynamic_scale_for_fsdp(model)
         if applies(config, "weight_cast"):
             cast_shards(model)
 
     return after
+
+
+@torch.no_grad()
+def _scale_as_noted(model: torch.nn.Module) -> bool:
+    """Scale shards by what their update found largest, as torchao would; False if it did not look.
+
+    All ranks update the same weights, so that all of them know it or none.
+    """
+    own = shards(model)
+    weights = [model.get_submodule(name).get_parameter("weight") for name in own]
+    if not own or (largest := noted_largest(weights)) is None:
+        return False
+    from torchao.float8.float8_utils import amax_to_scale
+
+    of_all = torch.stack(largest)
+    dist.all_reduce(of_all, dist.ReduceOp.MAX)
+    scales = amax_to_scale(of_all, FP8).unbind()
+    for shard, scale in zip(own.values(), scales, strict=True):
+        shard._precomputed_scale = scale
+    return True
 
 
 @contextmanager

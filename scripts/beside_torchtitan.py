@@ -43,8 +43,8 @@ from fp8study.run.machine import Machine, this_machine
 #: One arm of a block, to be done on these GPUs.
 Arm = Callable[[Sequence[int]], None]
 LOG_EVERY = 5
-#: Steps that another trainer warms up and then is timed for, in seconds as estimated for ours, which
-#: has been faster: 20 s are to be timed.
+#: What another trainer warms up for and then is timed for, as estimated for ours, which has been
+#: faster: 20 s are to be timed.
 SECONDS = 22.0
 
 

@@ -194,7 +194,7 @@ def _scale_as_noted(model: torch.nn.Module) -> bool:
     All ranks update the same weights, so that all of them know it or none.
     """
     own = shards(model)
-    weights = [model.get_submodule(name).get_parameter("weight") for name in own]
+    weights: list[torch.Tensor] = [model.get_parameter(f"{name}.weight") for name in own]
     if not own or (largest := noted_largest(weights)) is None:
         return False
     from torchao.float8.float8_utils import amax_to_scale

@@ -122,7 +122,8 @@ def _beside(own: pd.DataFrame, subject: str, peer: object) -> str:
         made.append(f"for {where} {' and '.join(times)}")
     blocks = own["num_blocks"]
     if blocks.notna().all():
-        how = f"{count(int(blocks.min()), 'block')} on the same GPUs"
+        fewest = f"{blocks.min()} to " * bool(blocks.min() < blocks.max())
+        how = f"{fewest}{count(int(blocks.max()), 'block')} on the same GPUs"
     else:
         apart = ", and arms of one GPU ran on different ones" * bool((own["num_gpus"] == 1).any())
         how = (

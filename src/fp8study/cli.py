@@ -129,7 +129,7 @@ def advise(
     from fp8study.report.advice_text import advice_text
 
     here = [(device.name, device.memory_gib) for device in this_machine().gpus]
-    with using_model(model):
+    with using_model(model), warnings_in_a_line():
         asked = question_for(
             here, model, num_gpus, sequence_length, micro_batch_size, gpu,
             parse_assignments(set_), tokens,
@@ -296,6 +296,8 @@ def claims(
 
     check_choice(document, verdict)
     found = load_report(results or results_dir())
+    for line in found.unreadable:
+        complain(line)
     if found.runs.empty:
         raise UserError(
             f"results: '{results or results_dir()}' holds no record below local/ or reference/; "

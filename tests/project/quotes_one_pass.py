@@ -10,6 +10,7 @@ from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import IN_ONE_PASS, shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
+from fp8study.report.words import rate
 from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
@@ -50,21 +51,26 @@ def one_pass_texts() -> list[str]:
         f"tuned path, with {-eight['memory_change_pct']:.1f} % less memory and "
         f"{-eight['energy_change_pct']:.1f} % less energy",
         *_batch_2_texts(),
-        once_text(),
+        *once_texts(),
     ]
 
 
-def once_text() -> str:
+def once_texts() -> list[str]:
     """What is said of training losses on text seen once, on all machines."""
     report = report_of(committed_runs())
     gaps = comparisons(report.loss_gaps[~report.loss_gaps["stale"].astype(bool)])
     once = gaps[(gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
     verdicts = once["verdict"].value_counts()
     assert {*verdicts.index} == {"equivalent", "undecided"}
-    return (
-        f"equivalent in {verdicts['equivalent']} comparisons, undecided in "
-        f"{verdicts['undecided']}, worse in none"
-    )
+    equal = once[once["verdict"] == "equivalent"]
+    assert set(equal["model"]) == {"llama-3.2-1b"}
+    runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
+    return [
+        f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
+        "none",
+        f"The {len(equal)} are of a 1B, at learning rates of at most "
+        f"{rate(runs['learning_rate'].max())} in at most {runs['num_steps'].max()} steps",
+    ]
 
 
 def _leads(leads: pd.DataFrame) -> Mapping[tuple[str, int], str]:

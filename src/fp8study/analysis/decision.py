@@ -31,7 +31,7 @@ CONCLUSIVE = ["equivalent", "different"]
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
            "master_dtype", "path", "gpu_name", "fp8_part"]  # fmt: skip
 LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_study", "loss_machine",
-                "loss_is_same"]  # fmt: skip
+                "loss_is_same", "loss_in_one_pass"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
@@ -130,11 +130,14 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     apart = sum((found[name] != row[name]).astype(int) for name in _FIELDS)
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
-    # Of those as near, a usual learning rate comes before a low one, then a divergence, then what
-    # the machine's own runs decide, then the most pairs: of many studies some decide by chance.
-    # Of as many, a later study may have been made to decide what an earlier one left open.
+    in_one_pass = found["setting"].str.contains(IN_ONE_PASS)
+    # Of those as near, what was updated as the row's runs were comes first, then a usual learning
+    # rate, then a divergence, then what the machine's own runs decide, then the most pairs: of many
+    # studies some decide by chance. Of as many, a later study may have been made to decide what an
+    # earlier one left open.
     order = pd.DataFrame({
-        "apart": apart, "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
+        "apart": apart, "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]),
+        "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
         "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
         "elsewhere": ~own,
     })  # fmt: skip
@@ -144,5 +147,6 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
         "loss_epochs": near["epochs"], "loss_study": near["study"],
         "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
+        "loss_in_one_pass": bool(in_one_pass[near.name]),
         "_counts": bool(counts[near.name] and conclusive),
     }  # fmt: skip

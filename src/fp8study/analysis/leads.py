@@ -35,8 +35,8 @@ SETTING = [
 ]  # fmt: skip
 LEAD_COLUMNS = [
     *SETTING, "precision", "arm", "fp8_part", "fp8_all_gather", "tokens_per_gpu", "lead_pct",
-    "lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct", "num_pairs", "num_runs",
-    "num_sessions", *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES,
+    "lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct", "ci_of_days", "num_pairs",
+    "num_runs", "num_sessions", *_MEASURED, *(f"{name}_bf16" for name in _MEASURED), *_RANGES,
     "memory_change_pct", "energy_change_pct", "studies", "sessions", "run_ids",
 ]  # fmt: skip
 #: What a setting says of several nodes.
@@ -80,7 +80,8 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         The columns of `LEAD_COLUMNS`, one row per setting and FP8 arm. ``lead_pct`` is the
         geometric mean over sessions of that of a session's paired ratios, less one, in %;
         ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
-        the highest pair, and the ``ci`` is that of `intervals`. Rates, memory and energy are
+        the highest pair, and the ``ci`` is that of `intervals`, with ``ci_of_days`` by how far
+        sessions differ. Rates, memory and energy are
         medians over pairs, changes medians of paired ratios; memory and energy do not ask whether
         a time is void. ``tokens_per_gpu`` counts those
         of an optimizer step.
@@ -100,12 +101,17 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         rows.append(row | {"key": key} | _measured(group) | _lead(group, by_session))
     table = pd.DataFrame(rows)
     ends: dict[Hashable, tuple[float, float]] = {}
+    of_days: dict[Hashable, bool] = {}
+    num_sessions = by_session.groupby("key").size()
     # One whose step time had not settled, as where the host is busy, has its own spread alone.
     moves = pairs.groupby("key")["unsteady"].transform("any")
     # What one GPU varies by says nothing of several, which also wait for each other.
     several = pairs["num_gpus"] > 1
     for _, alike in pairs.groupby(["machine", "path", several, pairs["key"].where(moves, -1)]):
         ends |= intervals(alike, by_session)
+        keys = alike["key"].unique()
+        of_days |= dict.fromkeys(keys, bool(num_sessions.reindex(keys).gt(1).any()))
+    table["ci_of_days"] = table["key"].map(of_days)
     table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
     by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]
     return table.sort_values(by, kind="stable")[LEAD_COLUMNS].reset_index(drop=True)

@@ -29,14 +29,16 @@ from fp8study.analysis.pairing import (
     together,
 )
 
+#: BF16's loss is to end so far below what the tokens' frequencies alone give; in % of that.
+LEAST_LEARNT_PCT = 1.0
 #: Logged steps in the running mean of a loss.
 SMOOTHING_STEPS = 20
 
 LOSS_GAP_COLUMNS = [
-    *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss", "gap",
-    "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95", "gap_pct_high_95", "interval",
-    "p_value", "p_holm", "detectable_pct", "margin_pct", "judged", "verdict", "swept",
-    "run_ids",
+    *ARM, "num_pairs", "num_lost", "pairs", "epochs", "num_diverged", "loss_bf16", "loss",
+    "learnt_pct", "gap", "gap_pct", "gap_pct_low_90", "gap_pct_high_90", "gap_pct_low_95",
+    "gap_pct_high_95", "interval", "p_value", "p_holm", "detectable_pct", "margin_pct", "judged",
+    "verdict", "swept", "run_ids",
 ]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
 GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
@@ -64,7 +66,8 @@ def loss_gap_table(
     """Compare the final loss of every arm with BF16, paired by seed.
 
     The columns of `LOSS_GAP_COLUMNS`. Losses are in nats per token: on what was trained on, the
-    mean over the last 20 steps, or on what was not; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of
+    mean over the last 20 steps, or on what was not; ``learnt_pct`` is how far BF16's is below what
+    the tokens' frequencies alone give, in % of that; ``gap`` is FP8 − BF16, ``gap_pct`` the mean of
     the gaps relative to BF16, ``epochs`` how often the corpus was seen at most. ``num_pairs``
     counts seeds with a pair, ``num_lost`` the arm's seeds without one (failed, diverged, no
     partner), and ``num_diverged`` those of them that diverged where BF16 did not; ``pairs`` says
@@ -98,12 +101,17 @@ def loss_gap_table(
     return ordered(table.assign(p_holm=stats.adjusted(healthy, ["machine", "study", "model"])))
 
 
-def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
+def unswept(gaps: pd.DataFrame) -> pd.DataFrame:
     """Leave out of a `loss_gap_table` what only looks for the rate up to which an arm trains.
 
     That is ``swept``: one of three learning rates or more, with too few seeds to be judged.
     """
     return gaps[~gaps["swept"].astype(bool)]
+
+
+def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
+    """Leave out what `unswept` does, and that of which BF16 learnt less than the least."""
+    return unswept(gaps[~gaps["learnt_pct"].lt(LEAST_LEARNT_PCT)])
 
 
 def formats_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -170,6 +178,7 @@ def _gap_row(
             "epochs": group["epochs"].max(),
             "loss_bf16": group[f"{loss}_bf16"].mean(),
             "loss": group[loss].mean(),
+            "learnt_pct": (100 * (1 - group[f"{loss}_bf16"] / group["unigram_loss"])).mean(),
             "gap": gap.mean(),
             "interval": interval,
             "margin_pct": margin,

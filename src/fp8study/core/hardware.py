@@ -31,11 +31,19 @@ class GpuPeak:
         return self.part.removesuffix(size.removesuffix("b")) + size  # some names have it in part
 
     @property
+    def architecture(self) -> str:
+        """The generation of its tensor cores, as ``Hopper``."""
+        return next(name for part, name in _PARTS.items() if self.name_part.startswith(part))
+
+    @property
     def part(self) -> str:
         """As `slug`, without its memory."""
         return self.name_part.lower().replace(" ", "-")
 
 
+#: What the name of a GPU begins with, and its architecture.
+_PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "GH": "Hopper",
+          "H": "Hopper", "L40": "Ada", "RTX 40": "Ada", "A100": "Ampere"}  # fmt: skip
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
     GpuPeak("GB200", 2500, 5000, 8, 186, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),

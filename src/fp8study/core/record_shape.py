@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8study.core.errors import UserError
@@ -161,7 +161,7 @@ def check_content(record: Mapping[str, Any]) -> None:
         moment = datetime.datetime.fromisoformat(record[name])
         if moment.tzinfo is None:
             raise UserError(f"{name}: {record[name]!r} has no time zone")
-    for name in ("tokens_per_second_per_gpu", "step_time_ms_median"):
+    for name in ("tokens_per_second_per_gpu", "step_time_ms_median", "memory_peak_gib"):
         value = record["results"].get(name)
         if value is not None and not value > 0:
             raise UserError(f"results.{name}: {value!r} is not above 0")
@@ -185,6 +185,20 @@ def _check_lengths(point: Mapping[str, Any]) -> None:
     size = len(products["layers"]) * len(products["statistics"])
     if any(not isinstance(v, list) or len(list(_flat(v))) != size for v in by_product):
         raise UserError("noise.points: not one value for each layer and statistic")
+
+
+def complete_texts(datas: Iterable[dict[str, Any]]) -> None:
+    """Give ``data`` of older records the ``unigram_loss`` that another of their text knows."""
+    known: dict[tuple[Any, Any], float] = {}
+    lacking = []
+    for data in datas:
+        text = data.get("corpus_sha256"), data.get("vocab_size")
+        if (loss := data.get("unigram_loss")) is not None:
+            known[text] = loss
+        elif None not in text:
+            lacking.append((text, data))
+    for text, data in lacking:
+        data["unigram_loss"] = known.get(text)
 
 
 def _flat(values: Any) -> Iterator[Any]:

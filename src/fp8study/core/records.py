@@ -34,7 +34,7 @@ from typing import Any
 from fp8study.core.audit_rules import timing_is_void
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.files import is_held, write_whole
-from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content
+from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content, complete_texts
 
 #: 2 added `RunRecord.judgement`; both are read.
 SCHEMA_VERSION = 2
@@ -342,9 +342,9 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
                 continue
             metrics = {name: [line.get(name) for line in lines] for name in METRICS}
             run = StoredRun(record, path.parent, label, metrics)
-            first = found.setdefault((label, record.study, record.run_id), run)
-            if first is not run:
+            if (first := found.setdefault((label, record.study, record.run_id), run)) is not run:
                 left_out.append(f"{path.parent}: a copy of {first.run_dir}; remove one of them")
     for text in left_out:
         warnings.warn(f"left out: {text}", stacklevel=2)
+    complete_texts(run.record.data for run in found.values())
     return list(found.values())

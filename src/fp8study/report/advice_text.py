@@ -199,8 +199,10 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
 def _interval(option: Option) -> list[str]:
     """Say by which of the law's errors a predicted lead has its interval."""
     lead = option.lead_pct
-    if not option.interval_from or lead is None or lead.high is None:
+    if not option.interval_from or lead is None:
         return []
+    if lead.high is None:
+        return [f"  {option.label} has no interval: {option.interval_from}"]
     twice = "twice " if lead.kind == MODELLED else ""
     return [
         f"  interval of {option.label}: ±{lead.high - lead.value:.1f} points, {twice}as far as the "

@@ -14,6 +14,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.pairing import together
 from fp8study.core.hardware import find_peak
+from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
 from fp8study.report.speed_rows import is_of_before
 from fp8study.report.table import Layout
@@ -158,7 +159,7 @@ def _limits(report: Report, table: pd.DataFrame) -> list[str]:
         f"FP8's loss is [shown equal](quality.qmd) in {equal} of the {of}"
         f"{longest(report, '; no run is longer than')}."
     )
-    return [f"{known} {ask}"]
+    return [" ".join(filter(None, [known, equal_so_far(report), ask]))]
 
 
 def longest(report: Report, before: str) -> str:

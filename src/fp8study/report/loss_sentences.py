@@ -46,7 +46,21 @@ def answer(report: Report) -> str:
     judged = int(decision.loss_is_known(faster).sum())
     return (
         f"**{found[0].upper()}{found[1:]}; of {count(len(faster), 'setting')} surely faster in "
-        f"FP8, the loss of {judged or 'none'} is decided.**"
+        f"FP8, the loss of {judged or 'none'} is decided.** {equal_so_far(report)}"
+    ).rstrip()
+
+
+def equal_so_far(report: Report) -> str:
+    """Say of which models, and up to which learning rate and length, losses are equivalent."""
+    gaps = _healthy(comparisons(report.loss_gaps))
+    gaps = gaps[(gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
+    if gaps.empty:
+        return ""
+    runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
+    models = " and ".join(sorted(escape(model) for model in gaps["model"].unique()))
+    return (
+        f"What is equivalent so far is of {models}, at learning rates of at most "
+        f"{rate(runs['learning_rate'].max())}, {int(runs['num_steps'].max()):,} steps at most."
     )
 
 

@@ -11,12 +11,14 @@ from fp8study.report.words import count, interval, machine_name, number, own_fir
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
-    """Add to the table of decisions what it says in words: interval, † of one pair, loss, form."""
+    """Add to the table of decisions what it says in words: interval, loss, form.
+
+    An interval has a † where it is of one pair, a ‡ where it says nothing of other sessions.
+    """
+    kinds = zip(table["num_pairs"], table["ci_of_days"], strict=True)
+    marks = ["†" if pairs == 1 else "‡" * (not of_days) for pairs, of_days in kinds]
     return table.assign(
-        ci=[
-            f"{text}†" if text and pairs == 1 else text
-            for text, pairs in zip(_intervals(table), table["num_pairs"], strict=True)
-        ],
+        ci=[text and text + mark for text, mark in zip(_intervals(table), marks, strict=True)],
         action=table["action"].str.replace(r"(?<![,:]) ", "\u00a0", regex=True),
         loss=[_loss(row) for _, row in table.iterrows()],
         form=[_form(row) for _, row in table.iterrows()],
@@ -46,6 +48,8 @@ def _loss(row: pd.Series) -> str:
     said = "worse" if worse else str(row["loss_verdict"])
     gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"
     facts = ["same setting"] if row["loss_is_same"] else []
+    is_before = IN_ONE_PASS in row["setting"] and not row["loss_in_one_pass"]
+    facts += ["before one pass"] if facts and is_before else []
     facts += [machine_name(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
     facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
     return _lines(f"{said}{gap}", f"({row['loss_study']})", ", ".join(facts))

@@ -8,6 +8,7 @@ rows, the same rule. What was predicted is judged by that rule too, after all th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -80,6 +81,7 @@ class Advisor:
         self.runs, self.loss_gaps, self.decisions = runs, loss_gaps, decisions
         cells = cells_of(runs)
         self.timed = [cell for cell in cells if is_fitted(cell)]
+        self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
         self.most_gpus = max((cell.config.num_gpus for cell in self.timed), default=0)
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = account.lead_table(cells)
@@ -130,7 +132,8 @@ class Advisor:
         todays = config
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
-        options = self._options(config, shape, law, gpu_name, decided, by_law)
+        unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
+        options = self._options(config, shape, law, gpu_name, decided, by_law, unknown)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [verdict_of(config, each) for each in decided]
@@ -204,13 +207,20 @@ class Advisor:
         gpu_name: str,
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
+        unknown: str,
     ) -> list[Option]:
-        """Return BF16, then what was timed, machine by machine, then the others by speed."""
+        """Return BF16, then what was timed, machine by machine, then the others by speed.
+
+        How far the law is off on an `unknown` architecture is not known: no interval.
+        """
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = self._speed(config, way, law, gib.kind, base, beside)
+            if unknown:
+                rate, lead = without_ends(rate), lead and without_ends(lead)
+                basis = f"no {unknown} GPU is in the records" if lead else ""
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             if row is not None:
                 rate, lead, gib = of_row(row, way.is_fp8)
@@ -272,6 +282,10 @@ class Advisor:
         rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
         leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
         return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def without_ends(figure: Quantity) -> Quantity:
+    return replace(figure, low=None, high=None)
 
 
 def chosen(options: Sequence[Option]) -> Option:

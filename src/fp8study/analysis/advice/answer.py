@@ -27,7 +27,7 @@ class Option:
     beside: Beside | None = None
     """What was measured next to a predicted lead."""
     interval_from: str = ""
-    """Where the law was as far off as a predicted lead's interval has it."""
+    """Where the law was as far off as a predicted lead's interval has it, or why it has none."""
     is_apart: bool = False
     """Whether its lead is over BF16 runs that are not of its session."""
 

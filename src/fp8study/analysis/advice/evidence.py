@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.decision import advise, decision_table
+from fp8study.analysis.decision import MORE, advise, decision_table
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
@@ -156,7 +156,7 @@ class Decisions:
         """Return FP8's lead at the batches next to a BF16 run's that were timed, below and above.
 
         With the fields that differ: the batch and, unless it is to be `as_asked`, the path
-        `BEFORE` where its records answer.
+        `BEFORE` where its records answer. Then the lead of the plain path at its own batch.
         """
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
         here = (self.leads[list(key)] == list(key.values())).all(axis=1)
@@ -169,7 +169,14 @@ class Decisions:
             if lead is not None and batch != bf16.micro_batch_size:
                 fields = {"micro_batch_size": batch} | (BEFORE if way != asked else {})
                 (below if batch < bf16.micro_batch_size else above).append((fields, lead))
-        return [*below[-1:], *above[:1]]
+        same = here & (self.leads["path"] == "plain")
+        for name in ("micro_batch_size", "sequence_length"):
+            same &= self.leads[name] == getattr(bf16, name)
+        plain = []
+        for _, row in decision_table(self.leads[same], self.gaps, self.runs).head(1).iterrows():
+            fields = {"path": "plain", "master_dtype": row["master_dtype"]}
+            plain.append((fields, lead_of(self._with_ids(row.to_dict()))))
+        return [*below[-1:], *above[:1], *((of, lead) for of, lead in plain if lead)]
 
     def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:
         arms = rows[rows["machine"] == row["machine"]].to_dict("records")
@@ -240,8 +247,10 @@ def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
 
 
 def predicted_verdict(label: str, lead: Quantity | None) -> Verdict:
-    """Apply the report's rule to what the law says, within what its errors are."""
-    assert lead is not None and lead.low is not None and lead.high is not None
+    """Apply the report's rule to what the law says, within its errors if they are known."""
+    assert lead is not None
+    if lead.low is None or lead.high is None:
+        return Verdict(MORE, label, lead)
     return Verdict(advise(lead.low, lead.high, None), label, lead)
 
 

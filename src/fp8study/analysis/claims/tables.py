@@ -14,7 +14,7 @@ import pandas as pd
 
 from fp8study.analysis import instruments
 from fp8study.analysis.frames import PLACE, place_of, run_path
-from fp8study.analysis.losses import comparisons, effective_batch_table
+from fp8study.analysis.losses import effective_batch_table, unswept
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
@@ -87,7 +87,7 @@ class Tables:
     @cached_property
     def gaps(self) -> pd.DataFrame:
         """The `comparisons` of `loss_gap_table`, with the configuration of the arm."""
-        return self._of_gpus(comparisons(self._ours(self._frames.loss_gaps)))
+        return self._of_gpus(unswept(self._ours(self._frames.loss_gaps)))
 
     @cached_property
     def stale_gaps(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ median over its runs.
 from __future__ import annotations
 
 import statistics
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
+from fp8study.core.record_shape import complete_texts
 from fp8study.core.records import RunRecord, read_placed
 
 #: Fields of the task that change no kernel.
@@ -135,14 +137,16 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
 
 
 def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:
-    """Read the records below a folder of results, without their steps; damaged ones are left out.
+    """Read the records below a folder of results, without their steps.
 
-    Names are ``machine/study/run_id``; `place` says of which machines, by default all committed.
+    Damaged ones are named in a warning and left out. Names are ``machine/study/run_id``; `place`
+    says of which machines, by default all committed.
     """
     found = []
     for path in sorted(results.glob(f"{place}/*/*/run.json")):
         try:
             found.append(("/".join(path.parts[-4:-1]), read_placed(path)))
-        except UserError:  # `fp8study report` names them
-            continue
+        except UserError as error:
+            warnings.warn(f"left out: {error}", stacklevel=2)
+    complete_texts(record.data for _, record in found)
     return found

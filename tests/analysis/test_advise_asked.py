@@ -14,7 +14,7 @@ from fp8study.analysis.advice.advise import chosen
 from fp8study.analysis.advice.answer import Option
 from fp8study.analysis.advice.evidence import MEASURED, MODELLED, PREDICTED, Quantity
 from fp8study.analysis.advice.question import answer, question_for
-from fp8study.analysis.decision import CHECK
+from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account
 from fp8study.core.errors import UserError
 from fp8study.report import predictions
@@ -122,6 +122,27 @@ def test_an_advice_says_how_far_the_laws_were_off_as_the_page_does(
     assert f"{told} on GPUs they were not fitted to" in text if is_elsewhere else told in text
     missed = f"({sizes['num_missed'].sum()} of {sizes['num_cells'].sum()} by more than 5 %)"
     assert missed in text
+
+
+def test_an_architecture_without_a_record_gets_no_interval() -> None:
+    found = ask("llama-3.2-1b", 8, "b200")
+    assert all(option.tokens_per_second_per_gpu.low is None for option in found.options)
+    assert all(lead.low is lead.high is None for o in found.options if (lead := o.lead_pct))
+    assert found.verdict.action == MORE
+    text = " ".join(advice_text(found).split())
+    assert "has no interval: no Blackwell GPU is in the records" in text
+
+
+def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> None:
+    decisions = load_report(ROOT / "results").decisions
+    at = {"machine": "h200x4", "model": "qwen3-4b", "num_gpus": 4, "micro_batch_size": 1}
+    (row,) = decisions[(decisions[list(at)] == list(at.values())).all(axis=1)].to_dict("records")
+    assert row["path"] == "plain"
+    found = ask("qwen3-4b", 4, "h200")
+    assert found.verdict.lead_pct.kind != MEASURED
+    (near,) = found.nearest
+    assert near.what == "path=plain master_dtype=bf16"
+    assert near.then.value == pytest.approx(row["lead_pct"])
 
 
 def test_laws_that_nothing_tested_say_so() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fp8study.analysis.laws.cells import read_runs
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked
 from fp8study.core.records import load_runs, read_metrics, read_record
@@ -172,3 +173,20 @@ def test_losses_without_a_record_are_named_unless_the_run_goes_on(tmp_path: Path
     with warnings.catch_warnings(), locked(run / ".lock", "run_dir"):
         warnings.simplefilter("error")
         assert load_runs(tmp_path) == []
+
+
+def test_records_read_without_their_steps_are_named_too(tmp_path: Path) -> None:
+    run_dir = store(tmp_path, "reference/box", make_record())
+    (run_dir / "run.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"left out: .*run\.json"):
+        assert read_runs(tmp_path) == []
+
+
+def test_older_records_learn_of_their_text_from_others(tmp_path: Path) -> None:
+    store(tmp_path, "local", make_record(run_id="old"), loss_curve(200, 5.0))
+    store(tmp_path, "local", make_record(run_id="other", data={"corpus_sha256": "cd" * 32}),
+          loss_curve(200, 5.0))  # fmt: skip
+    store(tmp_path, "reference/box", make_record(run_id="new", data={"unigram_loss": 6.5}),
+          loss_curve(200, 5.0))  # fmt: skip
+    found = {run.record.run_id: run.record.data.get("unigram_loss") for run in load_runs(tmp_path)}
+    assert found == {"old": 6.5, "new": 6.5, "other": None}

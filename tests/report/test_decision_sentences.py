@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from fp8study.analysis.pairing import IN_ONE_PASS
 from fp8study.core.hardware import find_peak
 from fp8study.report import page as pages
 from fp8study.report import rows, sentences, speed_rows
@@ -106,3 +107,17 @@ def test_labels_of_committed_machines_tell_the_gpus_of_their_records() -> None:
         [gpu] = {find_peak(name).name_part for name in own["gpu_name"]}
         most = {int(own[name].max()) for name in ("num_gpus", "num_gpus_on_machine")}
         assert machine_name(label) in {f"{number} × {gpu}" for number in most}
+
+
+def test_an_interval_of_one_session_is_marked(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    (row,) = speed_rows.decisions(pages.load_report(tmp_path).decisions).to_dict("records")
+    assert row["ci"].endswith("‡") and row["num_sessions"] == 1
+
+
+@pytest.mark.parametrize(("in_one_pass", "is_said"), [(True, False), (False, True)])
+def test_a_loss_from_before_one_pass_is_called_so(in_one_pass: bool, is_said: bool) -> None:
+    row = {"loss_verdict": "equivalent", "loss_gap_pct": 0.01, "loss_epochs": 0.5, "machine": "a",
+           "loss_study": "losses", "loss_machine": "a", "loss_is_same": True,
+           "loss_in_one_pass": in_one_pass, "setting": f"tuned, {IN_ONE_PASS}"}  # fmt: skip
+    assert speed_rows._loss(pd.Series(row)).endswith("before\u00a0one\u00a0pass") == is_said

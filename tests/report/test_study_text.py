@@ -35,6 +35,15 @@ def test_the_verdict_is_told_with_its_interval_and_on_unseen_text() -> None:
     assert "equivalent at ±0.25 %, +0.00 %" in text(*pairs(3, 0.0))
 
 
+def test_how_much_bf16_learnt_is_told_and_nothing_is_no_verdict() -> None:
+    line = text(*pairs(3, 0.0, data={"unigram_loss": 6.25})).splitlines()[1]
+    assert line.endswith("; BF16 20.0 % below the loss of token frequencies alone")
+    assert text(*pairs(3, 0.0, data={"unigram_loss": 5.0})) == (
+        "Losses: no verdict, as BF16 itself learnt no more than how often each token comes; raise "
+        "learning_rate or num_steps."
+    )
+
+
 def test_what_diverged_alone_is_told_without_a_gap() -> None:
     records = pairs(4, 0.0)
     records[-1] = dataclasses.replace(records[-1], status="diverged")

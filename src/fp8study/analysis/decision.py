@@ -131,15 +131,14 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
     in_one_pass = found["setting"].str.contains(IN_ONE_PASS)
-    # Of those as near, what was updated as the row's runs were comes first, then a usual learning
-    # rate, then a divergence, then what the machine's own runs decide, then the most pairs: of many
-    # studies some decide by chance. Of as many, a later study may have been made to decide what an
-    # earlier one left open.
+    # Of those as near, a usual learning rate comes before a low one, then a divergence, then what
+    # the machine's own runs decide, then the most pairs: of many studies some decide by chance.
+    # Of as many, a later study may have been made to decide what an earlier one left open, and
+    # then comes what was updated as the row's runs were.
     order = pd.DataFrame({
-        "apart": apart, "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]),
-        "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
+        "apart": apart, "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
         "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
-        "elsewhere": ~own,
+        "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     conclusive = near["verdict"] != "undecided"

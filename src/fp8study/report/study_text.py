@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.frames import runs_frame
-from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.losses import LEAST_LEARNT_PCT, loss_gap_table
 from fp8study.analysis.pairing import DIVERGED, shorten_arms
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.core.studies import PlannedRun
@@ -28,11 +28,21 @@ def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
     gaps = loss_gap_table(runs)
     judged = losses_of(gaps, loss_gap_table(runs, "validation_loss"))
     if judged.empty:
-        few = "no FP8 run has a BF16 one beside it" if gaps.empty else "three seeds are the least"
-        return f"Losses: no verdict, as {few}."
+        return f"Losses: no verdict, as {_why_none(gaps)}."
     title = judged["title"].iloc[0].partition(": ")[2]
     rows = map(_verdict, judged.to_dict("records"))
     return "\n".join([f"Losses, FP8 against BF16: {title}", *rows])
+
+
+def _why_none(gaps: pd.DataFrame) -> str:
+    if gaps.empty:
+        return "no FP8 run has a BF16 one beside it"
+    if gaps["learnt_pct"].lt(LEAST_LEARNT_PCT).any():
+        return (
+            "BF16 itself learnt no more than how often each token comes; raise learning_rate or "
+            "num_steps"
+        )
+    return "three seeds are the least"
 
 
 def _verdict(row: Mapping[Hashable, Any]) -> str:
@@ -44,4 +54,7 @@ def _verdict(row: Mapping[Hashable, Any]) -> str:
         f"  {row['label']}: {row['judged']} at ±{row['margin_pct']:g} %, {gap} % ({ends}, {seeds})"
     )
     kept_out = f"; on unseen text {row['unseen_judged']}, {unseen} %"
-    return said + kept_out * pd.notna(row["unseen_gap_pct"])
+    learnt = (
+        f"; BF16 {number(row['learnt_pct'], '.1f')} % below the loss of token frequencies alone"
+    )
+    return said + kept_out * pd.notna(row["unseen_gap_pct"]) + learnt * pd.notna(row["learnt_pct"])

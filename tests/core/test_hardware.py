@@ -106,6 +106,12 @@ def test_the_mixed_peak_lies_between_both_and_needs_fp8_units_only_for_fp8() -> 
     assert mixed_peak_tflops("NVIDIA A100-SXM4-80GB", 0.1) is None
 
 
+def test_every_gpu_has_an_architecture() -> None:
+    by_name = {peak.name_part: peak.architecture for peak in GPU_PEAKS}
+    assert {*by_name.values()} == {"Blackwell", "Hopper", "Ada", "Ampere"}
+    assert by_name["H100 PCIe"] == by_name["GH200"] == "Hopper" != by_name["GB200"]
+
+
 @pytest.mark.parametrize("peak", GPU_PEAKS, ids=lambda peak: peak.name_part)
 def test_fp8_peak_is_twice_the_bf16_peak(peak: Any) -> None:
     assert peak.source

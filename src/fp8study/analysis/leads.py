@@ -81,9 +81,8 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         geometric mean over sessions of that of a session's paired ratios, less one, in %;
         ``sessions`` says each session's, ``lead_low_pct`` and ``lead_high_pct`` are the lowest and
         the highest pair, and the ``ci`` is that of `intervals`, with ``ci_of_days`` by how far
-        sessions differ. Rates, memory and energy are
-        medians over pairs, changes medians of paired ratios; memory and energy do not ask whether
-        a time is void. ``tokens_per_gpu`` counts those
+        sessions differ. Rates, memory and energy are medians over pairs, changes medians of paired
+        ratios; memory and energy do not ask whether a time is void. ``tokens_per_gpu`` counts those
         of an optimizer step.
     """
     pairs = lead_pairs(runs)

@@ -219,7 +219,7 @@ class Advisor:
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = self._speed(config, way, law, gib.kind, base, beside)
             if unknown:
-                rate, lead = without_ends(rate), lead and without_ends(lead)
+                rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = f"no {unknown} GPU is in the records" if lead else ""
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             if row is not None:
@@ -284,7 +284,7 @@ class Advisor:
         return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
 
 
-def without_ends(figure: Quantity) -> Quantity:
+def _without_ends(figure: Quantity) -> Quantity:
     return replace(figure, low=None, high=None)
 
 

@@ -12,15 +12,25 @@ import pytest
 
 from fp8study.analysis.advice.advise import chosen
 from fp8study.analysis.advice.answer import Option
-from fp8study.analysis.advice.evidence import MEASURED, MODELLED, PREDICTED, Quantity
+from fp8study.analysis.advice.evidence import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
+    Decisions,
+    Quantity,
+)
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account
+from fp8study.analysis.laws.cells import read_runs
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.report import predictions
 from fp8study.report.advice_text import advice_text
+from fp8study.report.answer import settled
 from fp8study.report.page import load_report
 from fp8study.report.words import number
+from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
 
 
@@ -134,15 +144,25 @@ def test_an_architecture_without_a_record_gets_no_interval() -> None:
 
 
 def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> None:
-    decisions = load_report(ROOT / "results").decisions
-    at = {"machine": "h200x4", "model": "qwen3-4b", "num_gpus": 4, "micro_batch_size": 1}
-    (row,) = decisions[(decisions[list(at)] == list(at.values())).all(axis=1)].to_dict("records")
-    assert row["path"] == "plain"
-    found = ask("qwen3-4b", 4, "h200")
-    assert found.verdict.lead_pct.kind != MEASURED
-    (near,) = found.nearest
-    assert near.what == "path=plain master_dtype=bf16"
-    assert near.then.value == pytest.approx(row["lead_pct"])
+    settings = settled(load_report(ROOT / "results"))
+    plain = settings[settings["is_plain"]].to_dict("records")
+    assert {"llama-3.2-1b", "llama-3.2-3b", "qwen3-4b"} == {row["model"] for row in plain}
+    for row in plain:
+        found = ask(row["model"], row["num_gpus"], "h200")
+        assert found.verdict.lead_pct.kind != MEASURED
+        (near,) = found.nearest
+        assert near.what == f"path=plain master_dtype={row['master_dtype']}"
+        assert near.then.value == pytest.approx(row["lead_pct"])
+
+
+def test_the_readers_own_machine_answers_for_the_plain_path_first(tmp_path: Path) -> None:
+    for place, lead in (("reference/h200x1", 1.3), ("local", 1.1)):
+        store_leads(tmp_path, 1, lead, lead, lead, place=place)
+    runs = [*read_runs(tmp_path), *read_runs(tmp_path, "local")]
+    fields = {"model": "llama-3.2-1b", "num_gpus": 1, "sequence_length": 4096, "path": "tuned"}
+    asked = make_config(fields | {"micro_batch_size": 1}).resolved()
+    ((changed, lead),) = Decisions(runs).nearest(asked, "NVIDIA H200", as_asked=False)
+    assert changed["path"] == "plain" and lead.value == pytest.approx(10)
 
 
 def test_laws_that_nothing_tested_say_so() -> None:

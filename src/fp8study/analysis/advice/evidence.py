@@ -144,11 +144,7 @@ class Decisions:
         """
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus,
                "setting": setting_label(bf16.to_dict())}  # fmt: skip
-        here = (self.leads[list(key)] == list(key.values())).all(axis=1)
-        rows = self.leads[here].sort_values("lead_pct", ascending=False, kind="stable")
-        table = decision_table(rows, self.gaps, self.runs)
-        found = [self._decided(row, rows) for row in table.to_dict("records")]
-        return sorted(found, key=_rank)
+        return self._decide((self.leads[list(key)] == list(key.values())).all(axis=1))
 
     def nearest(
         self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
@@ -169,14 +165,21 @@ class Decisions:
             if lead is not None and batch != bf16.micro_batch_size:
                 fields = {"micro_batch_size": batch} | (BEFORE if way != asked else {})
                 (below if batch < bf16.micro_batch_size else above).append((fields, lead))
-        same = here & (self.leads["path"] == "plain")
+        plain = here & (self.leads["path"] == "plain")
         for name in ("micro_batch_size", "sequence_length"):
-            same &= self.leads[name] == getattr(bf16, name)
-        plain = []
-        for _, row in decision_table(self.leads[same], self.gaps, self.runs).head(1).iterrows():
-            fields = {"path": "plain", "master_dtype": row["master_dtype"]}
-            plain.append((fields, lead_of(self._with_ids(row.to_dict()))))
-        return [*below[-1:], *above[:1], *((of, lead) for of, lead in plain if lead)]
+            plain &= self.leads[name] == getattr(bf16, name)
+        there = [
+            ({"path": "plain", "master_dtype": found.decision["master_dtype"]}, lead)
+            for found in self._decide(plain)
+            if (lead := lead_of(found.decision)) is not None
+        ]
+        return [*below[-1:], *above[:1], *there[:1]]
+
+    def _decide(self, chosen: pd.Series) -> Sequence[Decided]:
+        """Return what is decided by some of the leads, in the order of `of`."""
+        rows = self.leads[chosen].sort_values("lead_pct", ascending=False, kind="stable")
+        table = decision_table(rows, self.gaps, self.runs)
+        return sorted((self._decided(row, rows) for row in table.to_dict("records")), key=_rank)
 
     def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:
         arms = rows[rows["machine"] == row["machine"]].to_dict("records")

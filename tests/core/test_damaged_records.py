@@ -182,11 +182,14 @@ def test_records_read_without_their_steps_are_named_too(tmp_path: Path) -> None:
         assert read_runs(tmp_path) == []
 
 
-def test_older_records_learn_of_their_text_from_others(tmp_path: Path) -> None:
-    store(tmp_path, "local", make_record(run_id="old"), loss_curve(200, 5.0))
-    store(tmp_path, "local", make_record(run_id="other", data={"corpus_sha256": "cd" * 32}),
-          loss_curve(200, 5.0))  # fmt: skip
-    store(tmp_path, "reference/box", make_record(run_id="new", data={"unigram_loss": 6.5}),
-          loss_curve(200, 5.0))  # fmt: skip
+def test_older_records_learn_of_their_tokens_from_others(tmp_path: Path) -> None:
+    for name, data in {
+        "old": {"tokenizer_sha256": "01"},
+        "other text": {"tokenizer_sha256": "01", "corpus_sha256": "cd" * 32},
+        "other tokenizer": {"tokenizer_sha256": "02"},
+        "unknown tokenizer": {},
+        "new": {"tokenizer_sha256": "01", "unigram_loss": 6.5},
+    }.items():
+        store(tmp_path, "local", make_record(run_id=name, data=data), loss_curve(200, 5.0))
     found = {run.record.run_id: run.record.data.get("unigram_loss") for run in load_runs(tmp_path)}
-    assert found == {"old": 6.5, "new": 6.5, "other": None}
+    assert found == dict.fromkeys(found) | {"old": 6.5, "new": 6.5}

@@ -188,11 +188,11 @@ def _check_lengths(point: Mapping[str, Any]) -> None:
 
 
 def complete_texts(datas: Iterable[dict[str, Any]]) -> None:
-    """Give ``data`` of older records the ``unigram_loss`` that another of their text knows."""
-    known: dict[tuple[Any, Any], float] = {}
+    """Give ``data`` of older records the ``unigram_loss`` that another of the same tokens knows."""
+    known: dict[tuple[Any, ...], float] = {}
     lacking = []
     for data in datas:
-        text = data.get("corpus_sha256"), data.get("vocab_size")
+        text = data.get("corpus_sha256"), data.get("tokenizer_sha256")
         if (loss := data.get("unigram_loss")) is not None:
             known[text] = loss
         elif None not in text:

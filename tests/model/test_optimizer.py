@@ -11,6 +11,7 @@ import torch
 
 from fp8study.core.config import make_config
 from fp8study.measure.memory import local_bytes
+from fp8study.model.kept_weights import noted_largest
 from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 
 Keep = Callable[[torch.Tensor], torch.Tensor]
@@ -88,6 +89,14 @@ def test_one_pass_is_as_near_to_exact_arithmetic_as_torchs_own(
         off, own_off = ((x.double() - exact).abs().max() for x in (theirs, ours))
         assert own_off <= 2 * off + 1e-8
     assert weight.largest[0] == weight.abs().max()  # type: ignore[attr-defined]
+
+
+def test_a_rank_without_numbers_of_a_weight_knows_of_its_update() -> None:
+    """Else it would scale FP8 weights by other collectives than the ranks beside it."""
+    weight = torch.nn.Parameter(torch.empty(0, 4))
+    weight.grad = torch.empty(0, 4)
+    OnePassAdamW([weight], lr=0.01).step()
+    assert noted_largest([weight]) == [0]
 
 
 def test_a_state_dict_of_torchs_own_goes_on_in_one_pass_and_back() -> None:

@@ -76,14 +76,13 @@ class OnePassAdamW(torch.optim.AdamW):
                 numbers[step] = numbers_of(group, step)
             assert parameter.grad is not None
             weight, gradient = unwrapped(parameter).detach(), unwrapped(parameter.grad).contiguous()
-            if not weight.numel():
-                continue  # a small one that is on other ranks alone
             kept = room_for_kept(parameter, gradient)
             averages = unwrapped(state["exp_avg"]), unwrapped(state["exp_avg_sq"])
-            update(
-                weight, gradient, averages, one, kept, getattr(self, "grad_scale", None),
-                numbers[step],
-            )  # fmt: skip
+            if weight.numel():  # else it is so small that it lies on other ranks alone
+                update(
+                    weight, gradient, averages, one, kept, getattr(self, "grad_scale", None),
+                    numbers[step],
+                )  # fmt: skip
             note_update(parameter, one, kept)
 
 

@@ -203,5 +203,5 @@ def test_the_studies_beside_it_do_the_same_work() -> None:
         assert {(c.path, c.sequence_length, c.master_dtype) for c in configs} == {
             ("tuned", 4096, "fp32")
         }
-        assert {c.repeat for c in configs} in (set(range(4)), set(range(8)))
+        assert {c.repeat for c in configs} == set(range(8 if name == "beside-torchtitan" else 4))
         assert {c.max_grad_norm for c in configs} == {1.0}  # torchtitan always clips

@@ -87,7 +87,8 @@ def test_a_machine_is_named_by_its_gpus(label: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("label", "num_gpus", "seen"),
     [("h200x8", 1, None), ("h200x1", 1, None), ("box", 1, None), ("h200x16", 16, None),
-     ("h200x4", 1, "8 × H200"), ("h200x1", 2, "8 × H200"), ("h100x8", 1, "8 × H200")],
+     ("h200x4", 1, "8 × H200"), ("h200x1", 2, "8 × H200"), ("h200x2", 2, "8 × H200"),
+     ("h100x8", 1, "8 × H200")],
 )  # fmt: skip
 def test_a_folder_is_not_taken_at_its_word(
     label: str, num_gpus: int, seen: str | None, tmp_path: Path
@@ -105,8 +106,9 @@ def test_labels_of_committed_machines_tell_the_gpus_of_their_records() -> None:
     assert len(runs) and not any("rename the folder" in line for line in report.unreadable)
     for label, own in runs.groupby("machine"):
         [gpu] = {find_peak(name).name_part for name in own["gpu_name"]}
-        most = {int(own[name].max()) for name in ("num_gpus", "num_gpus_on_machine")}
-        assert machine_name(label) in {f"{number} × {gpu}" for number in most}
+        most, is_alone = int(own["num_gpus_on_machine"].max()), own["num_gpus"].eq(1).all()
+        said = f"1 × {gpu}" if is_alone else f"{most} × {gpu}"
+        assert machine_name(label) == said
 
 
 def test_an_interval_of_one_session_is_marked(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def check_names(runs: pd.DataFrame) -> None:
     for machine, own in gpu.groupby("machine"):
         kinds = {getattr(find_peak(name), "name_part", str(name)) for name in own["gpu_name"]}
         used, most = own["num_gpus"].max(), own[["num_gpus", "num_gpus_on_machine"]].max().max()
-        said = machine_name(machine)
-        seen = [f"{number} × {' and '.join(sorted(kinds))}" for number in (most, used)]
+        said, numbers = machine_name(machine), [most, 1] if used == 1 else [most]
+        seen = [f"{number} × {' and '.join(sorted(kinds))}" for number in numbers]
         if said not in (machine, *seen):
             warnings.warn(
                 f"results/reference/{machine}: its name says {said}, its records are of {seen[0]}; "

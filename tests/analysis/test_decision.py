@@ -79,14 +79,16 @@ def test_only_a_loss_in_the_same_setting_decides(
 
 
 @pytest.mark.parametrize(
-    ("frequencies", "action"), [(7.0, decision.FP8), (5.13, decision.CHECK), (4.0, decision.CHECK)]
-)
-def test_a_loss_of_which_bf16_learnt_nothing_is_no_evidence(
-    frequencies: float, action: str, tmp_path: Path
+    ("frequencies", "gap", "action"),
+    [(7.0, 0.0, decision.FP8), (5.13, 0.0, decision.CHECK), (4.0, 0.0, decision.CHECK),
+     (4.0, 0.5, decision.WORSE)],
+)  # fmt: skip
+def test_a_loss_of_which_bf16_learnt_nothing_shows_nothing_but_harm(
+    frequencies: float, gap: float, action: str, tmp_path: Path
 ) -> None:
     """Its own is 5.1 on average."""
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
-    store_losses(tmp_path, 0.0, data={"unigram_loss": frequencies})
+    store_losses(tmp_path, gap, data={"unigram_loss": frequencies})
     assert decide(tmp_path)["action"] == action
 
 

@@ -10,6 +10,7 @@ from fp8study.analysis.losses import formats_table
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report import loss_sentences, rows
 from fp8study.report import page as pages
+from tests.analysis.test_decision import store_losses
 from tests.analysis.test_losses import frame, store_formats
 from tests.analysis.test_matched import grown, races
 from tests.claim_factories import sweep, tables
@@ -51,6 +52,15 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
     assert unseen["equivalent"][0] == ("1" if unseen_gap == 0.0 else "0")
     assert unseen["different"][0] == ("0" if unseen_gap == 0.0 else "1")
     assert ("FP8 better in 1" in unseen["different"]) == (unseen_gap < 0)
+
+
+def test_what_bf16_did_not_learn_either_is_named_as_left_out(tmp_path: Path) -> None:
+    said = []
+    for name, gap in {"alike": 0.0, "worse": 0.5}.items():
+        store_losses(tmp_path / name, gap, data={"unigram_loss": 4.0})
+        said.append(loss_sentences.notes(pages.load_report(tmp_path / name)))
+    assert "**Left out: 1 comparison of training losses**, none different (losses)." in said[0]
+    assert "Left out" not in said[1]
 
 
 def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:

@@ -39,9 +39,14 @@ def test_how_much_bf16_learnt_is_told_and_nothing_is_no_verdict() -> None:
     line = text(*pairs(3, 0.0, data={"unigram_loss": 6.25})).splitlines()[1]
     assert line.endswith("; BF16 20.0 % below the loss of token frequencies alone")
     assert text(*pairs(3, 0.0, data={"unigram_loss": 5.0})) == (
-        "Losses: no verdict, as BF16 itself learnt no more than how often each token comes; raise "
-        "learning_rate or num_steps."
+        "Losses: no verdict, as BF16 itself learnt little more than how often each token comes; "
+        "raise learning_rate or num_steps."
     )
+
+    other = pairs(3, 0.0, micro_batch_size=2, data={"unigram_loss": 5.0})
+    both = text(*pairs(3, 0.0, data={"unigram_loss": 6.25}), *other).splitlines()
+    assert len(both) == 3 and both[2].startswith("  no verdict on 1 arm, as BF16 itself learnt lit")
+    assert "different" in text(*pairs(3, 0.01, data={"unigram_loss": 5.0}))
 
 
 def test_what_diverged_alone_is_told_without_a_gap() -> None:

@@ -102,16 +102,18 @@ def loss_gap_table(
 
 
 def unswept(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Leave out of a `loss_gap_table` what only looks for the rate up to which an arm trains.
-
-    That is ``swept``: one of three learning rates or more, with too few seeds to be judged.
-    """
+    """Leave out ``swept``: one of three learning rates or more, with too few seeds to be judged."""
     return gaps[~gaps["swept"].astype(bool)]
 
 
+def says_nothing(gaps: pd.DataFrame) -> pd.Series:
+    """Whether BF16 itself learnt less than the least, and FP8 still ended no different."""
+    return gaps["learnt_pct"].lt(LEAST_LEARNT_PCT) & ~gaps["verdict"].isin([DIVERGED, "different"])
+
+
 def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what `unswept` does, and that of which BF16 learnt less than the least."""
-    return unswept(gaps[~gaps["learnt_pct"].lt(LEAST_LEARNT_PCT)])
+    """Leave out what `unswept` does, and what `says_nothing`."""
+    return unswept(gaps[~says_nothing(gaps)])
 
 
 def formats_table(runs: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.losses import comparisons
+from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report import figures
 from fp8study.report.page import Report
@@ -70,6 +70,7 @@ def notes(report: Report) -> str:
     if gaps.empty:
         return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get()}."
     parts = [] if (gaps["device"] == "cuda").any() else ["**Loss:** no pair on GPUs yet."]
+    parts += filter(None, [_left_out(gaps)])
     for machine, rows in by_machine(comparisons(gaps)):
         if found := " ".join(filter(None, (diverged(rows), _failures(rows), _repeated(rows)))):
             parts.append(f"**Training loss on {machine}.** {found}")
@@ -84,6 +85,19 @@ def notes(report: Report) -> str:
         if found := " ".join(filter(None, (diverged(rows), _apart(rows, known)))):
             parts.append(f"**Loss on unseen text, {machine}.** {found}")
     return "\n\n".join(parts)
+
+
+def _left_out(gaps: pd.DataFrame) -> str:
+    """Name the studies with comparisons that count nowhere, as there was nothing to spoil."""
+    gaps = unswept(gaps[says_nothing(gaps)])
+    if gaps.empty:
+        return ""
+    studies = escape(", ".join(sorted(gaps["study"].unique())))
+    return (
+        f"**Left out: {count(len(gaps), 'comparison')} of training losses**, none different "
+        f"({studies}). BF16's own loss ended less than {LEAST_LEARNT_PCT:g} % below what token "
+        "frequencies alone give: there is nothing that FP8 could have spoiled."
+    )
 
 
 def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:

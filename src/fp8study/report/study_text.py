@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.frames import runs_frame
-from fp8study.analysis.losses import LEAST_LEARNT_PCT, loss_gap_table
+from fp8study.analysis.losses import loss_gap_table, says_nothing
 from fp8study.analysis.pairing import DIVERGED, shorten_arms
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.core.studies import PlannedRun
@@ -31,16 +31,18 @@ def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
         return f"Losses: no verdict, as {_why_none(gaps)}."
     title = judged["title"].iloc[0].partition(": ")[2]
     rows = map(_verdict, judged.to_dict("records"))
-    return "\n".join([f"Losses, FP8 against BF16: {title}", *rows])
+    silent = gaps[says_nothing(gaps)]
+    left_out = [f"  no verdict on {count(len(silent), 'arm')}, as {_why_none(silent)}"]
+    return "\n".join([f"Losses, FP8 against BF16: {title}", *rows, *left_out * bool(len(silent))])
 
 
 def _why_none(gaps: pd.DataFrame) -> str:
     if gaps.empty:
         return "no FP8 run has a BF16 one beside it"
-    if gaps["learnt_pct"].lt(LEAST_LEARNT_PCT).any():
+    if says_nothing(gaps).any():
         return (
-            "BF16 itself learnt no more than how often each token comes; raise learning_rate or "
-            "num_steps"
+            "BF16 itself learnt little more than how often each token comes; raise learning_rate "
+            "or num_steps"
         )
     return "three seeds are the least"
 

@@ -64,12 +64,14 @@ def once_texts() -> list[str]:
     assert {*verdicts.index} == {"equivalent", "undecided"}
     equal = once[once["verdict"] == "equivalent"]
     assert set(equal["model"]) == {"llama-3.2-1b"}
+    assert equal["arm"].str.contains("schedule").sum() == 2
     runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
         "none",
         f"The {len(equal)} are of a 1B, at learning rates of at most "
-        f"{rate(runs['learning_rate'].max())} in at most {runs['num_steps'].max()} steps",
+        f"{rate(runs['learning_rate'].max())} in at most {runs['num_steps'].max()} steps, two of "
+        "them with some steps in BF16",
     ]
 
 

@@ -1,4 +1,5 @@
-import dataclasses
+"""Mistakes on the command line and what went wrong: one line each, and none behind the progress."""
+
 import json
 import re
 import warnings
@@ -12,23 +13,9 @@ from fp8study.cli import app
 from fp8study.core.checkpoints import ABOUT, place_of
 from fp8study.core.errors import UserError
 from fp8study.core.presets import hf_config
-from fp8study.core.records import read_record, write_record
-from fp8study.core.studies import load_study
-from fp8study.report.showing import instruments_text
 from fp8study.run.terminal import fit, warnings_in_a_line
 from tests.checkout import ROOT, fp8study, run_python
-from tests.factories import finish, make_record
-from tests.instrument_factories import instruments_of
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout without results, so that nothing here touches real ones; we are in it."""
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path
+from tests.factories import make_record
 
 
 @pytest.mark.parametrize(
@@ -102,16 +89,6 @@ def test_two_mistakes_are_two_lines() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     starts = [" ".join(line.split()[:3]) for line in done.stderr.splitlines()]
     assert starts == ["fp8study: model: 'nosuch'", "fp8study: --gpu: 'nosuch'"]
-
-
-def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:
-    (checkout / "run.json").write_text("{")
-    done = fp8study("compare", str(checkout), str(checkout))
-    assert done.returncode == 2
-    assert re.fullmatch(
-        r"fp8study: A: \S+: not a run record \([^;]*\); move it away, and do that run again\n",
-        done.stderr,
-    )
 
 
 @pytest.mark.usefixtures("checkout")
@@ -229,193 +206,6 @@ def test_a_size_that_a_model_folder_leaves_out_is_not_guessed(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(other))
     with pytest.raises(UserError, match="has no hidden_size in its config"):
         hf_config(str(tmp_path))
-
-
-@pytest.mark.usefixtures("checkout")
-def test_plan_prints_every_run_and_starts_nothing() -> None:
-    done = fp8study("plan", "smoke", "--set", "num_steps=21")
-    assert (done.returncode, done.stderr) == (0, "")
-    text = " ".join(done.stdout.split())
-    assert text.startswith("Study smoke: ")
-    assert "6 runs, 0 done, 6 to do" in text
-    assert "Losses are judged at ±0.25 % of BF16's." in text
-    assert "Synthetic text is easier than real text" in text
-    assert "num_steps=21" in text
-    assert "corpus=synthetic" in text
-    runs = [line.split() for line in done.stdout.splitlines() if line.startswith("  to do ")]
-    assert {len({row[2] for row in runs}), len({tuple(row[3:]) for row in runs})} == {6}
-    assert not Path("results").exists()
-
-
-@pytest.mark.parametrize("study", ["bench", "tuned-switches", "corner-arms", "smoke"])
-@pytest.mark.usefixtures("checkout")
-def test_a_plan_tells_its_runs_apart_within_80_columns(study: str) -> None:
-    text = fp8study("plan", study).stdout
-    assert max(map(len, text.splitlines())) <= 80
-    entries = re.split(r"^  (?:to do|cannot) +", text, flags=re.MULTILINE)[1:]
-    shown = [" ".join(entry.split()[1:]) for entry in entries][: len(load_study(study).runs)]
-    assert len(set(shown)) == len(shown) == len(load_study(study).runs)
-
-
-@pytest.mark.usefixtures("checkout")
-def test_plan_without_a_name_is_the_smoke_study_on_a_machine_without_gpu() -> None:
-    assert fp8study("plan").stdout.startswith("Study smoke: ")
-
-
-@pytest.mark.usefixtures("checkout")
-def test_an_unquoted_pattern_and_none_are_what_they_say() -> None:
-    done = fp8study("plan", "smoke", "--set", "skip=*.o_proj", "--set", "noise_at_steps=none")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "skip=*.o_proj" in done.stdout
-    assert "compile=false" in done.stdout
-    assert "num_gpus=1" in done.stdout
-    none_fits = fp8study("plan", "smoke", "--set", "num_gpus=64", "--set", "strategy=fsdp2")
-    assert "None of them can be run here" in " ".join(none_fits.stdout.split())
-
-
-@pytest.mark.usefixtures("checkout")
-def test_plan_tells_done_runs_from_those_to_do() -> None:
-    run = load_study("smoke").runs[2]
-    finish(run)
-    done = fp8study("plan", "smoke")
-    assert "6 runs, 1 done, 5 to do" in done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("  done ")]
-    assert line.split()[1] == run.run_id.rpartition("-")[2]
-
-
-@pytest.mark.usefixtures("checkout")
-def test_studies_are_listed_with_their_questions() -> None:
-    done = fp8study("plan", "--list")
-    assert done.returncode == 0
-    names = [line.split()[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
-    assert names == sorted(path.stem for path in (ROOT / "pipelines/studies").glob("*.yaml"))
-    assert done.stdout.count("?") >= len(names)
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_a_broken_study_is_named_after_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    studies = tmp_path / "pipelines/studies"
-    studies.mkdir(parents=True)
-    smoke = (ROOT / "pipelines/studies/smoke.yaml").read_text()
-    (studies / "folder.yaml").mkdir()
-    for name, text in (("broken", "base: {modl: x}"), ("smoke", smoke)):
-        (studies / f"{name}.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    done = fp8study("plan", "--list")
-    assert done.returncode == 2 and done.stdout.startswith("smoke ")
-    assert "broken.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-def test_launcher_and_comparing_import_no_torch(checkout: Path) -> None:
-    for side in "ab":
-        (checkout / side).mkdir()
-        write_record(make_record(), checkout / side)
-    code = (
-        "import sys, fp8study.run.launch, fp8study.run.pipeline; from fp8study.cli import app\n"
-        + ("try: app(['compare', 'a', 'b'])\nfinally: print(*sys.modules)")
-    )
-    done = run_python(checkout, "-c", code)
-    assert "llama-3.2-1b × 1, BF16" in done.stdout
-    assert not {"torch", "transformers", "torchao"} & set(done.stdout.split())
-    assert '"estimate": 1.0' in fp8study("compare", "a", "b", "--json").stdout
-
-
-def test_comparisons_fit_80_columns(checkout: Path) -> None:
-    for side in "ab":
-        for number, precision in enumerate(["bf16", "fp8_tensorwise"] * 3):
-            folder = checkout / side / str(number)
-            folder.mkdir(parents=True)
-            config = make_record().config | {"precision": precision, "repeat": number // 2}
-            write_record(make_record(config=config), folder)
-    for more in ([], ["--reference", "precision=bf16"]):
-        done = fp8study("compare", "a", "b", *more)
-        assert done.returncode == 0, done.stderr
-        assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_show_tells_what_was_measured_with_every_denominator(checkout: Path) -> None:
-    record = make_record(
-        run_id="measured",
-        instruments=instruments_of("fp8_tensorwise", 4),
-        results={"bf16_peak_tflops": 989.0, "mfu_mixed_peak_pct": 25.0,
-                 "mixed_peak_tflops": 1500.0, "mfu_achievable_pct": 40.0},
-    )  # fmt: skip
-    write_record(record, checkout)
-    done = fp8study("show", ".")
-    assert done.returncode == 0
-    for words in (
-        "% of the dense BF16 peak, 989 TFLOP/s",
-        "25.0 % of the mixed peak, 1500 TFLOP/s",
-        "of the GEMM peak measured here, 1100 TFLOP/s",
-        "23.00 GiB steady peak", "0.0120 J per token", "4.000 GiB  all_gather of uint8",
-        "20.0 ms  gemm fp8",
-    ):  # fmt: skip
-        assert words in done.stdout
-    write_record(make_record(run_id="bare", results={}), checkout)
-    assert "energy" not in fp8study("show", "run.json").stdout  # absent, not zero
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("smoke", "--budget", "30"), "--budget: 30 is for the study machine, and 'smoke' names"),
-        (("machine",), "STUDY: 'machine' is for GPUs"),
-        (("machine", "--set", "modl=x"), "--set: unknown parameter 'modl'"),
-    ],
-)
-def test_a_budget_is_for_the_machines_study_and_that_for_gpus(
-    arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    done = fp8study("plan", *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"fp8study: {words}")
-
-
-@pytest.mark.parametrize("study", ["quick", "document-a"])
-def test_records_older_than_the_instruments_are_shown(study: str) -> None:
-    paths = sorted((ROOT / "results/reference/h200x4" / study).glob("*/run.json"))
-    assert len(paths) > 11
-    for path in paths:
-        record = read_record(path)
-        assert "tokens/s per GPU" in instruments_text(record)
-        assert "of the dense BF16 peak" in instruments_text(record)
-
-
-@pytest.mark.parametrize("command", ["audit", "show"])
-def test_warnings_of_a_run_are_shown(checkout: Path, command: str) -> None:
-    audit = read_record(next((ROOT / "results/reference/h200x4/step-trims").glob("*/run.json")))
-    warning = "56 % of the weights are in layers that are no nn.Linear"
-    write_record(dataclasses.replace(audit, warnings=[warning]), checkout)
-    done = fp8study(command, ".")
-    assert f"  warning   {warning}" in done.stdout
-    assert done.returncode == 0
-
-
-def test_an_audit_that_is_not_there_says_why(checkout: Path) -> None:
-    write_record(make_record(audit={}), checkout)
-    assert "the record is older than the audit" in fp8study("audit", ".").stderr
-    write_record(make_record(audit={}, status="failed", results={"steps_completed": 0}), checkout)
-    assert "ended before a step was audited (status failed)" in fp8study("audit", ".").stderr
-
-
-@pytest.mark.usefixtures("checkout")
-@pytest.mark.parametrize("command", ["show", "audit"])
-def test_a_folder_without_a_record_is_named(command: str) -> None:
-    done = fp8study(command, "nowhere")
-    assert done.returncode == 2
-    assert "'nowhere' holds no record; give the folder of a run" in done.stderr
-
-
-def test_outside_a_checkout_the_list_of_studies_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = fp8study("plan", "--list")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("fp8study: studies: there are none in ")
 
 
 def test_wrapped_lines_stand_below_what_their_label_says(monkeypatch: pytest.MonkeyPatch) -> None:

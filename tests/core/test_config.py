@@ -63,7 +63,8 @@ def test_a_record_from_before_a_field_is_still_the_same_run() -> None:
     assert completed(older | {"loss_head": "chunked"}) != config.to_dict() | retired
     assert completed(older | {"from_the_future": 1})["from_the_future"] == 1
     # A switch that came later was not set, whatever its path would choose today.
-    tuned = make_config({"precision": "fp8", "num_gpus": 2, "path": "tuned"}).resolved()
+    values = {"precision": "fp8", "num_gpus": 2, "path": "tuned", "update_kernel": "torch"}
+    tuned = make_config(values).resolved()
     assert tuned.gather_cast == "compiled"
     older = {k: v for k, v in tuned.to_dict().items() if k not in ("gather_cast", "allocator")}
     found = completed(older)

@@ -19,6 +19,8 @@ ON_ONE_GPU = AS_DOCUMENTED | {
 }  # fmt: skip
 IN_ONE_PASS = ON_ONE_GPU | {"update_kernel": "one_pass", "gradient_dtype": "compute"}
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
+SHARDS = ON_SEVERAL | {"update_kernel": "one_pass"}
+KEPT = {"gather_cast": "compiled", "weight_cast": "each_update"}
 WIDE = {"gradient_dtype": "master"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
@@ -47,15 +49,20 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ALONE | {"max_grad_norm": 1.0, "clipping": "separate"}, IN_ONE_PASS | WIDE | LATER),
         ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
         ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
-        (ON_TWO, ON_SEVERAL),
-        (ON_TWO | {"precision": "fp8"}, ON_SEVERAL | {"gather_cast": "compiled"}),
-        (ON_TWO | {"precision": "fp8", "compile": False}, ON_SEVERAL),
-        (ON_TWO | {"precision": "fp8_rowwise"}, ON_SEVERAL),
+        (ON_TWO, SHARDS),
+        (ON_TWO | {"precision": "fp8"}, SHARDS | KEPT),
+        (ON_TWO | {"precision": "fp8", "fp8_all_gather": False}, SHARDS),
+        (ON_TWO | {"precision": "fp8", "compile": False}, SHARDS),
+        (ON_TWO | {"precision": "fp8_rowwise"}, SHARDS),
+        (ON_TWO | {"precision": "fp8", "update_kernel": "torch"},
+         ON_SEVERAL | {"gather_cast": "compiled"}),
         (ON_TWO | {"strategy": "ddp"}, ON_ONE_GPU | LATER),
-        (ON_TWO | LATER, ON_SEVERAL | LATER | {"gradient_pool": "shared"}),
-        (ON_TWO | {"max_grad_norm": 1.0}, ON_SEVERAL | CLIPPED | {"gradient_pool": "shared"}),
+        (ON_TWO | LATER, SHARDS | LATER | {"gradient_pool": "shared"}),
+        (ON_TWO | {"max_grad_norm": 1.0}, SHARDS | CLIPPED | {"gradient_pool": "shared"}),
+        (ON_TWO | {"gradient_accumulation_steps": 2}, ON_SEVERAL),
+        (ON_TWO | {"num_gpus": 16, "num_nodes": 2, "sharding": "hybrid"}, ON_SEVERAL),
         (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
-        (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, ON_SEVERAL | CLIPPED),
+        (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, SHARDS | CLIPPED),
     ],
 )
 def test_the_path_sets_only_what_was_left_to_it(

@@ -109,10 +109,11 @@ def test_a_block_holds_both_trainers_in_each_precision_on_the_same_gpu(
 
 
 def test_what_fails_is_not_tried_again_and_stops_nobody(
-    box: Box, checkout: Path, tmp_path: Path
+    box: Box, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     box.failing = "fp8_tensorwise"
-    words = [str(checkout), "beside-torchtitan-fsdp", "--repeats", "0", "1"]
+    monkeypatch.setattr(beside, "this_machine", lambda: machine(H200))  # one block at a time
+    words = [str(checkout), "beside-torchtitan", "--repeats", "0", "1"]
     assert beside.main(words) == 1
     repeats = [repeat for _, _, repeat, _ in box.done]
     assert repeats == sorted(repeats)  # of both cells before the next
@@ -134,7 +135,7 @@ def test_wrong_words_give_one_line(
         beside.main([str(checkout)])
     monkeypatch.setattr(beside, "this_machine", lambda: machine(H200))
     with pytest.raises(UserError, match="2 is more than the 1 visible GPUs"):
-        beside.main([str(checkout), "beside-torchtitan-fsdp"])
+        beside.main([str(checkout), "beside-torchtitan-fsdp-8b"])
 
 
 def small_cell(num_gpus: int) -> Cell:

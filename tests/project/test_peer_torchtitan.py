@@ -20,7 +20,10 @@ from tests.machines import H200, machine
 RATES = {1: "95", 5: "9,001", 10: "9,100", 15: "9,300", 20: "9,200"}
 CELL = Cell("llama-3.1-8b", 1, 1, 8, num_steps=20, num_warmup_steps=10, log_every=5)
 #: The studies beside it, and the GPUs of each.
-STUDIES = {"beside-torchtitan": 1, "beside-torchtitan-switches": 1, "beside-torchtitan-fsdp": 2}
+STUDIES = {
+    "beside-torchtitan": 1, "beside-torchtitan-switches": 1, "beside-torchtitan-fsdp-8b": 2,
+    "beside-torchtitan-fsdp-1b": 2,
+}  # fmt: skip
 read = partial(peer.read, cell=CELL, precision="bf16")
 
 

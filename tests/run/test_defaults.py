@@ -30,6 +30,27 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
 @pytest.mark.parametrize(
     ("fields", "kernel"),
     [
+        ({"model": "llama-3.2-1b"}, "torch"),  # waits for its host, in BF16 too
+        ({"model": "llama-3.2-1b", "update_kernel": "one_pass"}, "one_pass"),
+        ({"model": "llama-3.2-1b", "weight_cast": "each_update"}, "one_pass"),
+        ({"model": "llama-3.1-8b", "micro_batch_size": 2}, "one_pass"),
+        ({"model": "llama-3.1-8b", "micro_batch_size": 2, "path": "plain"}, "torch"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_shards_are_updated_in_one_pass_where_their_host_is_not_the_limit(
+    fields: dict[str, Any], kernel: str, precision: str
+) -> None:
+    values = ON_TWO | {"path": "tuned", "precision": precision} | fields
+    if precision == "bf16":
+        values.pop("weight_cast", None)
+        kernel = "torch" if "weight_cast" in fields else kernel
+    assert config_for(machine(H200, H200), values).update_kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("fields", "kernel"),
+    [
         ({"micro_batch_size": 1}, "one_pass"),
         ({"micro_batch_size": 2}, "torch"),  # fits with no FP8 weights kept
         ({"micro_batch_size": 2, "weight_cast": "each_update"}, "one_pass"),  # as was asked

@@ -342,14 +342,18 @@ def test_another_text_gets_a_part_about_loss_of_its_own() -> None:
     assert corpora == {"text:my.txt": 6, "text:other.txt": 6}
 
 
-def test_weights_are_gathered_in_the_way_that_the_law_finds_faster() -> None:
+def test_weights_are_gathered_and_updated_in_the_way_that_the_law_finds_faster() -> None:
     runs = [run for run in timed(selected(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
-    gathers = {
-        (run.config.model, run.config.micro_batch_size): run.config.resolved().fp8_all_gather
-        for run in runs if run.config.precision == "fp8_tensorwise"
-    }  # fmt: skip
-    assert gathers["llama-3.2-1b", 1] is False
-    assert gathers["llama-3.1-8b", 4] is True
+    decided = [run.config.resolved() for run in runs]
+    gathers, kernels = (
+        {(c.model, c.micro_batch_size, c.precision): getattr(c, name) for c in decided}
+        for name in ("fp8_all_gather", "update_kernel")
+    )
+    assert gathers["llama-3.2-1b", 1, "fp8_tensorwise"] is False
+    assert gathers["llama-3.1-8b", 4, "fp8_tensorwise"] is True
+    for precision in ("bf16", "fp8_tensorwise"):
+        assert kernels["llama-3.2-1b", 1, precision] == "torch"
+        assert kernels["llama-3.1-8b", 4, precision] == "one_pass"
     asked = select(MACHINES["2 H200"], 600, overrides={"fp8_all_gather": False}).runs
     assert not any(run.values["fp8_all_gather"] for run in asked)
 

@@ -157,7 +157,8 @@ def spelled_out(setting: str, precision: str) -> str:
     """Write a setting without `IN_ONE_PASS`: with the switches that this means instead."""
     if IN_ONE_PASS not in setting.split(", "):
         return setting
-    values = {"path": "tuned", "strategy": "none", "precision": precision}
+    alone = {"path": "tuned", "strategy": "none", "precision": precision}
+    values = alone | ({"strategy": "fsdp2", "num_gpus": 2} if "FSDP2" in setting else {})
     today = make_config(values).resolved()
     return setting.replace(IN_ONE_PASS, ", ".join(_set_besides(today.to_dict(), BEFORE)))
 

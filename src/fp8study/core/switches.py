@@ -40,16 +40,18 @@ def _tuned_pool(c: Any) -> str:
 
 
 def _updates_in_one_pass(c: Any) -> bool:
-    """Whether a run is of those that were faster so, or an FP8 rowwise one (docs/log.md, 64)."""
+    """Whether a run is of those that were faster so, or like them (docs/log.md, 64 and 68)."""
     keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
     passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
     converts_first = c.optimizer_binding == "after_conversion"
-    alone = c.strategy == "none" and not RECIPES[c.precision].scales_loss
-    return alone and keeps_fp32 and passes_once and converts_first
+    is_spread = c.strategy == "none" or (is_sharded(c) and c.sharding == "full")
+    is_plain = is_spread and not RECIPES[c.precision].scales_loss
+    return is_plain and keeps_fp32 and passes_once and converts_first
 
 
 def _tuned_cast(c: Any) -> str:
     is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
+    is_alike &= c.strategy == "none" or c.gather_cast == "compiled"
     is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
     return "each_update" if is_alike and is_asked and _updates_in_one_pass(c) else "each_pass"
 
@@ -58,6 +60,7 @@ def _tuned_gradients(c: Any) -> str:
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
     may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
+    may_move &= c.strategy == "none"
     narrow = keeps and clips_once and may_move and _updates_in_one_pass(c)
     return "compute" if narrow else "master"
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, gathers_faster_in_fp8
+from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, waits_for_host
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
+from fp8study.core.hardware import find_peak
 from fp8study.run.machine import Machine
 
 #: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.chosen.study`.
@@ -43,8 +44,8 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
     config = make_config(defaults | given)
-    if "fp8_all_gather" not in given and gathers_faster_in_bf16(config, machine):
-        return make_config(defaults | given | {"fp8_all_gather": False}).resolved()
+    if changes := for_a_busy_host(config, machine):
+        return make_config(defaults | changes | given).resolved()
     if keeps_more_than_fits(config, machine):
         warnings.warn(
             "update_kernel: torch, as FP8 fits this GPU with no weights kept; set it to choose "
@@ -60,14 +61,27 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 
     By the law of speed; False where it knows nothing.
     """
+    return bool(config.resolved().fp8_all_gather) and _waits_for_host(config, machine)
+
+
+def for_a_busy_host(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    """Return what makes a run of the tuned path faster where its GPUs wait for their host.
+
+    Such is one on several GPUs whose FP8 weights are gathered faster in BF16, by the law of speed:
+    then torch's AdamW, which launches fewer kernels, is faster too (docs/log.md, 68). Empty for
+    others, and of what the run sets itself.
+    """
+    if not _waits_for_host(config, machine):
+        return {}
+    is_open = all(getattr(config, name) is None for name in UPDATE)
+    gathers = config.resolved().fp8_all_gather and config.weight_cast != "each_update"
+    return (BEFORE if is_open else {}) | ({"fp8_all_gather": False} if gathers else {})
+
+
+def _waits_for_host(config: RunConfig, machine: Machine) -> bool:
     is_known = config.path == "tuned" and config.compile and machine.has_fp8
-    if not (is_known and config.is_fp8 and config.num_gpus > 1):
-        return False
-    decided = config.resolved()
     with suppress(UserError):  # of such a model no law is known
-        return bool(decided.fp8_all_gather) and not gathers_faster_in_fp8(
-            decided, machine.gpus[0].name
-        )
+        return is_known and waits_for_host(config.resolved(), find_peak(machine.gpus[0].name))
     return False
 
 

@@ -20,6 +20,7 @@ from fp8study.analysis.laws.nearby import (
     changed,
     fits_before_alone,
     savers,
+    waits_for_host,
 )
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
@@ -127,8 +128,9 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
-    if "update_kernel" not in values and fits_before_alone(
-        as_fp8(config, "fp8_tensorwise"), shape, capacity
+    if "update_kernel" not in values and (
+        fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
+        or waits_for_host(config.resolved(), peak)
     ):
         config = changed(config.resolved(), BEFORE)
     name, as_asked = None if gpu else gpus[0][0], "update_kernel" in values

@@ -20,7 +20,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
-from fp8study.core.hardware import find_peak
+from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -39,7 +39,8 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
     """Return a run's FP8 partner, with all that follows from another precision decided anew."""
     changes: dict[str, Any] = {"precision": precision, "fp8_all_gather": gathers}
-    changes |= dict.fromkeys(_FOLLOWING["precision"] if precision != config.precision else ())
+    is_other = precision != config.precision or gathers not in (None, config.fp8_all_gather)
+    changes |= dict.fromkeys(_FOLLOWING["precision"] if is_other else ())
     return RunConfig(**{**config.to_dict(), **changes, "gather_cast": None}).resolved()
 
 
@@ -52,21 +53,23 @@ def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
 
 
-def gathers_faster_in_fp8(config: ResolvedConfig, gpu_name: str) -> bool:
-    """Return whether FP8 all-gather makes an FP8 run faster, by the speed law.
+def waits_for_host(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
+    """Return whether several GPUs gather FP8 tensorwise weights faster in BF16, by the speed law.
 
-    It halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
+    FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
     model at a small batch BF16 all-gather is faster.
 
     Raises:
         UserError: No law is known of such a model.
     """
-    shape, gpu = shape_of(config.model), find_peak(gpu_name)
+    if config.num_gpus == 1:
+        return False
+    shape = shape_of(config.model)
     fp8, bf16 = (
-        speed.predicted_step(as_fp8(config, config.precision, gathers), shape, gpu).total
+        speed.predicted_step(as_fp8(config, "fp8_tensorwise", gathers), shape, gpu).total
         for gathers in (True, False)
     )
-    return fp8 <= bf16
+    return bf16 < fp8
 
 
 def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:

@@ -28,7 +28,7 @@ from fp8study.run.chosen.estimates import (
 )
 from fp8study.run.chosen.notes import blocks_in_words, gpus_in_words, what_is_special
 from fp8study.run.chosen.timetable import BASE, Block, Chosen, Timetable, cell_of
-from fp8study.run.defaults import gathers_faster_in_bf16
+from fp8study.run.defaults import for_a_busy_host
 from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.
@@ -225,12 +225,8 @@ class _Selector:
         return [cell for _, cell in sorted(found, key=lambda item: item[0])]
 
     def _arm(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a run's fields, its weights gathered in the way that is faster by the law."""
-        values = self._values(chosen)
-        is_shared = values["num_gpus"] > 1
-        if is_shared and gathers_faster_in_bf16(self.config(chosen), self.machine):
-            values = {"fp8_all_gather": False} | values
-        return values
+        """Return a run's fields, gathered and updated in the way that is faster by the law."""
+        return for_a_busy_host(self.config(chosen), self.machine) | self._values(chosen)
 
     def _block(self, cell: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> Block:
         return Block(tuple(self._arm({**cell, "precision": arm}) for arm in arms), cell["why"])

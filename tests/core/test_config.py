@@ -43,12 +43,14 @@ OTHER: dict[str, Any] = {
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
-    "gradient_dtype": "compute", "transposes": "separate",
+    "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
+    "nccl_ctas": 8, "spared_sms": 8,
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
 EARLY = {"optimizer_binding": "before_conversion"}
 FP16 = {"precision": "fp16"}
 IN_BACKWARD = {"optimizer_step": "in_backward"}
+ON_TWO = {"num_gpus": 2}
 SHARED = {"gradient_pool": "shared", "num_gpus": 2}
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
@@ -82,7 +84,13 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
     usual = {"precision": "fp8"}
     usual |= {"gather_cast": {"num_gpus": 4}, "clipping": {"max_grad_norm": 1.0}}.get(name, {})
     usual |= {"strategy": "none"} if name in ("weight_cast", "update_kernel") else {}
-    usual |= {"gradient_dtype": KEPT | ONE_PASS, "transposes": KEPT}.get(name, {})
+    usual |= {
+        "gradient_dtype": KEPT | ONE_PASS,
+        "transposes": KEPT,
+        "swiglu": KEPT,
+        "nccl_ctas": ON_TWO,
+        "spared_sms": ON_TWO,
+    }.get(name, {})
     usual |= {"num_gpus": 2} if name in ("num_nodes", "gradient_pool", "gradient_copy") else {}
     usual |= {"num_gpus": 4, "num_nodes": 2} if name == "sharding" else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}
@@ -250,6 +258,9 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (NARROW | FP16, "gradient_dtype", "use master"),
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
         ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
+        ({"precision": "fp8", "swiglu": "kernels"}, "swiglu", "weight_cast=each_update"),
+        ({"nccl_ctas": 8}, "nccl_ctas", "several GPUs"),
+        ({"spared_sms": 8}, "spared_sms", "several GPUs"),
     ],
 )  # fmt: skip
 def test_values_that_exclude_each_other_are_refused(

@@ -37,7 +37,7 @@ def test_every_declaration_is_complete() -> None:
         assert set(field.differs) <= set(typing.get_args(Comparison)), name
         assert bool(field.words) == (name in PLAIN), name
         if field.words:
-            assert field.plain in (*typing.get_args(typing.get_args(TYPES[name])[0]), True), name
+            assert field.plain in (*typing.get_args(typing.get_args(TYPES[name])[0]), True, 0), name
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -76,8 +76,8 @@ def test_comparisons_know_what_may_differ() -> None:
     assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer", "init_from"} | saving
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
-        "weight_cast", "transposes", "gradient_dtype", "cpu_ram_efficient_loading", "repeat",
-        "precision_schedule", *saving,
+        "weight_cast", "transposes", "swiglu", "gradient_dtype", "cpu_ram_efficient_loading",
+        "repeat", "precision_schedule", *saving,
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {
         "skip"

@@ -12,6 +12,7 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
+    "swiglu": "compiled", "nccl_ctas": 0, "spared_sms": 0,
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
@@ -54,8 +55,10 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ON_TWO | {"precision": "fp8", "fp8_all_gather": False}, SHARDS),
         (ON_TWO | {"precision": "fp8", "compile": False}, SHARDS),
         (ON_TWO | {"precision": "fp8_rowwise"}, SHARDS),
-        (ON_TWO | {"precision": "fp8", "update_kernel": "torch"},
-         ON_SEVERAL | {"gather_cast": "compiled"}),
+        (
+            ON_TWO | {"precision": "fp8", "update_kernel": "torch"},
+            ON_SEVERAL | {"gather_cast": "compiled"},
+        ),
         (ON_TWO | {"strategy": "ddp"}, ON_ONE_GPU | LATER),
         (ON_TWO | LATER, SHARDS | LATER | {"gradient_pool": "shared"}),
         (ON_TWO | {"max_grad_norm": 1.0}, SHARDS | CLIPPED | {"gradient_pool": "shared"}),

@@ -6,10 +6,14 @@ import copy
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fp8study.core.config import make_config
 from fp8study.measure.layer_times import measure_here
 from fp8study.model.float8 import convert_to_float8
+from fp8study.model.kept_weights import keep_weights
+from fp8study.model.swiglu import write_fp8_between
 
 pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
 
@@ -53,3 +57,30 @@ def test_compiled_fp8_layers_have_the_gradients_of_eager_ones(precision: str) ->
         # 2 % apart on a CPU, where SiLU's output is rounded once less; of bytes that nothing wrote
         # one in a thousand would be 6.
         assert (plain - compiled).float().norm() < 0.05 * plain.float().norm()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(compiles: bool) -> None:
+    torch.manual_seed(0)
+    shape = LlamaConfig(hidden_size=1024, intermediate_size=3584)
+    theirs = torch.nn.Module()
+    theirs.layers = torch.nn.ModuleList([LlamaMLP(shape)]).cuda()  # type: ignore[no-untyped-call]
+    values = {"precision": "fp8", "strategy": "none", "skip": "", "fp8_emulate": False,
+              "weight_cast": "each_update", "swiglu": "kernels",
+              "gradient_accumulation_steps": 2}  # fmt: skip
+    config = make_config(values).resolved()
+    convert_to_float8(theirs, config)
+    ours = copy.deepcopy(theirs)
+    keep_weights(ours, config)
+    write_fp8_between(ours, config)
+    inputs, found = torch.randn(2048, 1024, device="cuda").bfloat16(), []
+    for net in (theirs, ours):
+        (mlp,), x = net.layers, inputs.clone().requires_grad_()
+        run = torch.compile(mlp, fullgraph=True) if compiles and net is ours else mlp
+        with torch.autocast("cuda", torch.bfloat16):
+            output = run(x)
+        output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
+        found.append([output, x.grad, *(p.grad for p in mlp.parameters())])
+    for plain, own in zip(*found, strict=True):
+        # exp differs in its last bits, and so one FP8 number in a thousand by a step.
+        assert (plain - own).float().norm() < 0.01 * plain.float().norm()

@@ -9,7 +9,7 @@ import itertools
 
 import torch
 
-from fp8study.model import kept_weights, kernels, optimizer
+from fp8study.model import kept_weights, kernels, optimizer, swiglu
 
 #: Multiples of a tile, less than one, and neither.
 SHAPES = [(128, 256), (16, 48), (130, 33), (1, 300), (300, 1)]
@@ -74,6 +74,47 @@ def check_transpose(shape: tuple[int, int], device: str = "cpu") -> None:
     assert bool((whole[bytes_MK.numel() :] == 0x55).all())
 
 
+def check_gated(num: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Scales and numbers are those of torch's operators but for rounding; no byte beyond the end.
+
+    A scale may be one unit in the last place off, and so each number one step of FP8.
+    """
+    gate, up, gradient = (
+        (torch.randn(3, num + 64) * torch.tensor([[3.0], [1.0], [1e-3]]))
+        .to(device, dtype)[:, :num]
+        .unbind()
+    )
+    silu = torch.nn.functional.silu(gate)
+    of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+    plain = (of_gate, gradient * silu, silu * up)
+    kinds = (swiglu.GRADIENT, swiglu.GRADIENT, kept_weights.FP8)
+    room = [torch.full((num + 64,), 0x55, dtype=torch.uint8, device=device) for _ in range(4)]
+    first, *rest = (
+        one[:num].view(kind) for one, kind in zip(room, (kinds[2], *kinds), strict=True)
+    )
+    scale, scales = (torch.zeros(n, device=device).squeeze() for n in (1, 2))
+    most = [torch.finfo(kind).max for kind in kinds]
+    kernels.gated(gate, up, torch.zeros_like(scale), scale, first, most[2], 1e-12)
+    kernels.gated_gradients(
+        gate, up, gradient, scale, torch.zeros_like(scales), scales, tuple(rest), most[0], 1e-12
+    )
+    assert torch.equal(first.view(torch.uint8), rest[2].view(torch.uint8))
+    for made, exact, by, top in zip(rest, plain, [*scales, scale], most, strict=True):
+        unit = torch.finfo(dtype).eps
+        torch.testing.assert_close(by, top / exact.abs().max().float(), rtol=2 * unit, atol=0)
+        found, wanted = made.float(), exact.float() * by
+        rounded, info = wanted.to(made.dtype), torch.finfo(made.dtype)
+        is_near = (found - wanted).abs() <= info.eps * wanted.abs() + info.smallest_normal
+        if made.is_cuda:
+            assert (
+                float((made.view(torch.uint8) == rounded.view(torch.uint8)).float().mean()) > 0.98
+            )
+        else:  # Triton's interpreter does not carry into the exponent, as all GPUs do
+            is_near |= torch.frexp(rounded.float())[1] > torch.frexp(wanted)[1]
+        assert bool(is_near.all())
+    assert all(bool((one[num:] == 0x55).all()) for one in room)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     layouts = [*itertools.product(SHAPES, DTYPES)]
@@ -86,4 +127,7 @@ if __name__ == "__main__":
     updates = [*itertools.product((5000, 2048, 7), (None, 3.0), DTYPES)]
     for case in updates:
         check_update(*case)
-    print(len(layouts) + len(SHAPES) + len(updates), "cases")
+    sizes = (40_000, 2048, 7)
+    for size in sizes:
+        check_gated(size, torch.float32)
+    print(len(layouts) + len(SHAPES) + len(updates) + len(sizes), "cases")

@@ -17,7 +17,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.measure.audit import FirstStepAudit, conversion
 from fp8study.model.build import build_model
-from fp8study.model.planted import trained_parameters, untrained_weights
+from fp8study.model.updates import trained_parameters, untrained_weights
 from tests.factories import make_record
 
 ALL_BUT_FIRST_AND_LAST = [

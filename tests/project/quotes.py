@@ -157,8 +157,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
     tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
     alone, four = (one(tuned, model="llama-3.1-8b", num_gpus=n) for n in (1, 4))
-    less = [[f"{-row[f'{of}_change_pct']:.1f} %" for row in (alone, four)]
-            for of in ("memory", "energy")]  # fmt: skip
+    less = [f"{-alone[f'{of}_change_pct']:.1f} %" for of in ("memory", "energy")]
     plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
     others = (leads_table(shorten_arms(runs_frame(stored(of)))) for of in ("h200x1", "h200x2"))
     beside = pd.concat([leads, *others])
@@ -184,8 +183,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"{per_cent(four['lead_pct'])} on 4 GPUs at batch 2 (95 % CI {ends(four)})",
         f"before that path updated in one pass by {per_cent(alone['lead_pct'])} ({ends(alone)}), "
-        f"with {less[0][0]} and {less[1][0]} less",
-        f"with {less[0][1]} and {less[1][1]} less. On two",
+        f"with {less[0]} and {less[1]} less",
         f"At batch 1, on one to four GPUs, from {spans['min']['tuned']} to "
         f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the "
         "plain one:",

@@ -51,7 +51,34 @@ def one_pass_texts() -> list[str]:
         f"tuned path, with {-eight['memory_change_pct']:.1f} % less memory and "
         f"{-eight['energy_change_pct']:.1f} % less energy",
         *_batch_2_texts(),
+        *_shards_texts(),
         *once_texts(),
+    ]
+
+
+def _shards_texts() -> list[str]:
+    """What is said of shards updated in one pass, of two blocks on as many machines."""
+    runs = shorten_arms(runs_frame(stored("h200x2")))
+    runs = runs[runs["study"] == "fsdp-form"]
+    gains, leads = switch_table(runs), leads_table(runs)
+    assert set(gains["num_sessions"]) == set(leads["num_sessions"]) == {2}
+    eight = gains[gains["model"] == "llama-3.1-8b"].set_index(["precision", "setting"])
+    gained = eight["gain_pct"].map(per_cent)
+    small = one(gains, model="llama-3.2-1b-untied")
+    form = leads["setting"].str.endswith(IN_ONE_PASS)
+    now, then = (one(leads[which], model="llama-3.1-8b") for which in (form, ~form))
+    behind = one(leads, model="llama-3.2-1b-untied")
+    fp8, once = "fp8_tensorwise", "weights cast each update, one pass AdamW"
+    return [
+        f"On 2 GPUs at batch 2, clipped, {per_cent(now['lead_pct'])} (95 % CI {ends(now)}; two "
+        f"blocks on as many machines), with {-now['memory_change_pct']:.1f} % and "
+        f"{-now['energy_change_pct']:.1f} % less",
+        f"by {gained['bf16', 'one pass AdamW']} in BF16 and {gained[fp8, 'one pass AdamW']} in "
+        f"FP8, which gains {gained[fp8, once]} where its shards are cast once an update, too",
+        f"FP8 then leads by {per_cent(now['lead_pct'])} instead of {per_cent(then['lead_pct'])}, "
+        f"at {now['memory_peak_gib']:.1f} GiB instead of {then['memory_peak_gib']:.1f}",
+        f"The 1B at batch 1 changes by {per_cent(small['gain_pct'])} in FP8 with both, and is at "
+        f"{per_cent(behind['lead_pct'])} with torch's AdamW and BF16 all-gather",
     ]
 
 

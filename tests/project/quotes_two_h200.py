@@ -49,7 +49,6 @@ def two_h200_texts() -> list[str]:
     )
     assert (plain["num_sessions"], both["num_pairs"]) == (2, 1)
     return [
-        f"On two {per_cent(both['lead_pct'])} at batch 4 (one run)",
         f"{per_cent(both['lead_pct'])} on both at batch 4 ({rates.format(**both)} a GPU; rowwise "
         f"{per_cent(rowwise['lead_pct'])})",
         f"{per_cent(first['lead_pct'])} on one at batch 1",

@@ -20,7 +20,7 @@ LOST = "model.layers.*"
 #: Trains as usual and fails if a planted weight moved or any other stood still.
 WATCH = """
 import sys, torch, fp8study.train.__main__ as train
-from fp8study.model.planted import untrained_weights
+from fp8study.model.updates import untrained_weights
 inside = train.Trainer.train
 def watched(trainer, *arguments):
     left_out = {id(w) for w in untrained_weights(trainer.config, trainer.bare_model)}

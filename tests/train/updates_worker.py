@@ -200,6 +200,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     changes |= {"weight_cast": "each_update"}
     num_in_passes, num_casts = num_casts, 0
     once, _, _ = train(make_config(fp8 | changes), tied=False)
+    gated, _, _ = train(make_config(fp8 | changes | {"swiglu": "kernels"}), tied=False)
     kept = {}
     for reshard in (True, "half", False):
         config = make_config(values | {"reshard_after_forward": reshard}).resolved()
@@ -214,7 +215,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
         ]
     return {
         "num_casts": [num_in_passes, num_casts],
-        "difference": max(largest_difference(own, expected) for own in (weights, once)),
+        "difference": max(largest_difference(own, expected) for own in (weights, once, gated)),
         "kept": kept,
     }
 

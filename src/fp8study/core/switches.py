@@ -17,6 +17,7 @@ _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
     "strategy=fsdp2 on several GPUs"
 )
+_NOT_SENT = "says nothing where one GPU sends nothing to others; use 0, or several GPUs"
 BOUND_EARLY = (
     "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
     "layers afterwards; use "
@@ -216,6 +217,21 @@ class Switches:
                 c.weight_cast == "each_update" and c.strategy == "none"),
              "is for FP8 layers that keep their weights; use weight_cast=each_update on one GPU, "
              "or fused"),))
+    swiglu: Literal["compiled", "kernels"] | None = switch(
+        "compiled", "compiled", "SwiGLU by {}", "What becomes of SwiGLU between FP8 layers: the "
+        "compiler's kernels, which cast and transpose as they compute, or Triton ones that write "
+        "FP8, and one that transposes it.", differs="pair effect", refused=(
+            (lambda c: c.swiglu == "kernels" and c.weight_cast != "each_update",
+             "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
+             "compiled"),))
+    nccl_ctas: int | None = switch(
+        0, 0, "{} NCCL CTAs", "The most blocks of threads that NCCL runs a collective in, each on "
+        "a multiprocessor of its own; 0: as many as NCCL chooses.", low=0, high=64, refused=(
+            (lambda c: c.nccl_ctas and c.num_gpus == 1, _NOT_SENT),))
+    spared_sms: int | None = switch(
+        0, 0, "{} SMs spared", "Multiprocessors that GEMMs leave to what runs beside them. A GEMM "
+        "that wants one which NCCL holds takes twice as long.", low=0, high=64, refused=(
+            (lambda c: c.spared_sms and c.num_gpus == 1, _NOT_SENT),))
 # fmt: on
 
 

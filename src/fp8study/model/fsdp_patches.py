@@ -76,7 +76,9 @@ def applies(config: ResolvedConfig, switch: str) -> bool:
 
 
 def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
-    """Do to a sharded model what ``reshard_after_forward=half`` and `PATCHES`' switches ask for."""
+    """Do to a model what switches ask for that say how it is gathered and reduced."""
+    if config.spared_sms and torch.cuda.is_available():
+        spare_multiprocessors(config.spared_sms)
     if config.reshard_after_forward == "half":
         # The backward pass begins with the later layers: their weights would be freed for the
         # shortest time.
@@ -95,6 +97,15 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
 
         chunk_cat()  # keeps torch's own
         collectives.foreach_reduce_scatter_copy_in = copy_together  # type: ignore[assignment]
+
+
+def spare_multiprocessors(number: int) -> None:
+    """Let GEMMs of this process leave some multiprocessors alone; 0: none, as torch does.
+
+    Asked of cuBLASLt, which torch does not use for all of them by itself.
+    """
+    torch._C._set_sm_carveout_experimental(number or None)
+    torch.backends.cuda.preferred_blas_library("cublaslt" if number else "default")
 
 
 def _compile_casts() -> None:

@@ -35,7 +35,7 @@ FP8 = torch.float8_e4m3fn
 
 
 @torch.library.custom_op("fp8study::turned", mutates_args=())
-def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def turned_bytes(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Transpose FP8 numbers by a kernel of its own.
 
     A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
@@ -51,7 +51,7 @@ def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return turned_BA
 
 
-@_turned.register_fake
+@turned_bytes.register_fake
 def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return fp8_AB.new_empty(fp8_AB.shape[::-1])
 
@@ -106,7 +106,7 @@ def _keeping_linear() -> type[Float8Linear]:
 
     def turned(matrix_AB: Float8TrainingTensor, after: Float8TrainingTensor) -> Any:
         return Float8TrainingTensor(
-            _turned(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
+            turned_bytes(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
             matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Triton kernels that read FP32 weights once; `kept_weights` and `optimizer` say what for.
+"""Triton kernels; `kept_weights`, `optimizer` and `swiglu` say what for.
 
 Imported where there is a GPU alone: torch for CPUs comes without Triton.
 """
@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 
 _TILE, _NUMBERS = 128, 2048
+#: Tiles of `_NUMBERS` that one program looks through for the largest, to raise that by one access.
+_TILES = 8
 
 
 def cast_both(
@@ -58,6 +60,46 @@ def adamw(
         )  # fmt: skip
 
 
+def gated(
+    gate: torch.Tensor, up: torch.Tensor, largest: torch.Tensor, scale: torch.Tensor,
+    fp8: torch.Tensor, most: float, least: float,
+) -> None:  # fmt: skip
+    """Write SwiGLU's output in FP8, and its scale: ``most`` over its largest, or over ``least``.
+
+    All contiguous; `largest` must be zero.
+    """
+    assert all(tensor.is_contiguous() for tensor in (gate, up, fp8))
+    num = gate.numel()
+    with torch.cuda.device_of(gate):
+        _gated_largest[(triton.cdiv(num, _NUMBERS * _TILES),)](
+            gate, up, largest, num, SIZE=_NUMBERS, TILES=_TILES
+        )
+        _gated_cast[(triton.cdiv(num, _NUMBERS),)](
+            gate, up, largest, scale, fp8, num, most, least, SIZE=_NUMBERS
+        )
+
+
+def gated_gradients(
+    gate: torch.Tensor, up: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor,
+    largest: torch.Tensor, scales: torch.Tensor, fp8: tuple[torch.Tensor, ...], most: float,
+    least: float,
+) -> None:  # fmt: skip
+    """Write the gradients of SwiGLU's inputs in FP8 with their scales, and its output by `scale`.
+
+    `fp8`: room for the gradients of gate and up, and for the output. All contiguous; the two of
+    `largest` must be zero. `most` and `least`: as in `gated`.
+    """
+    assert all(tensor.is_contiguous() for tensor in (gate, up, gradient, *fp8))
+    num = gate.numel()
+    with torch.cuda.device_of(gate):
+        _gradients_largest[(triton.cdiv(num, _NUMBERS * _TILES),)](
+            gate, up, gradient, largest, num, SIZE=_NUMBERS, TILES=_TILES
+        )
+        _gradients_cast[(triton.cdiv(num, _NUMBERS),)](
+            gate, up, gradient, scale, largest, scales, *fp8, num, most, least, SIZE=_NUMBERS
+        )
+
+
 @triton.jit
 def _cast(weight, scale, rows, num, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -100,3 +142,81 @@ def _adamw(  # type: ignore[no-untyped-def]
     if kept is not None:
         tl.store(kept + at, updated.to(kept.dtype.element_ty), mask=inside)
     tl.atomic_max(largest, tl.max(tl.abs(updated.to(tl.float32))))
+
+
+@triton.jit
+def _silu(gate, up, at, inside):  # type: ignore[no-untyped-def]
+    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+    sigmoid = 1 / (1 + tl.exp(-g))
+    silu = (g * sigmoid).to(gate.dtype.element_ty).to(tl.float32)
+    return g, u, sigmoid, silu
+
+
+@triton.jit
+def _gradients(gate, up, gradient, at, inside):  # type: ignore[no-untyped-def]
+    # Rounded wherever torch would write a number to memory.
+    g, u, sigmoid, silu = _silu(gate, up, at, inside)
+    d = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
+    of_silu = (d * u).to(gate.dtype.element_ty).to(tl.float32)
+    of_gate = (of_silu * sigmoid * (1 + g * (1 - sigmoid))).to(gate.dtype.element_ty)
+    of_up = (d * silu).to(gate.dtype.element_ty)
+    output = (silu * u).to(gate.dtype.element_ty)
+    return of_gate.to(tl.float32), of_up.to(tl.float32), output.to(tl.float32)
+
+
+@triton.jit
+def _gated_largest(gate, up, largest, num, SIZE: tl.constexpr, TILES: tl.constexpr):  # type: ignore[no-untyped-def]
+    first = tl.program_id(0).to(tl.int64) * SIZE * TILES
+    most = tl.zeros([SIZE], tl.float32)
+    for tile in range(TILES):
+        at = first + tile * SIZE + tl.arange(0, SIZE)
+        _g, u, _sigmoid, silu = _silu(gate, up, at, at < num)
+        most = tl.maximum(most, tl.abs((silu * u).to(gate.dtype.element_ty).to(tl.float32)))
+    tl.atomic_max(largest, tl.max(most))
+
+
+@triton.jit
+def _gated_cast(gate, up, largest, scale, fp8, num, most, least, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    _g, u, _sigmoid, silu = _silu(gate, up, at, at < num)
+    by = tl.div_rn(most, tl.maximum(tl.load(largest), least))
+    output = (silu * u).to(gate.dtype.element_ty).to(tl.float32)
+    tl.store(fp8 + at, (output * by).to(fp8.dtype.element_ty), mask=at < num)
+    if tl.program_id(0) == 0:
+        tl.store(scale, by)
+
+
+@triton.jit
+def _gradients_largest(  # type: ignore[no-untyped-def]
+    gate, up, gradient, largest, num, SIZE: tl.constexpr, TILES: tl.constexpr
+):
+    first = tl.program_id(0).to(tl.int64) * SIZE * TILES
+    most_gate = tl.zeros([SIZE], tl.float32)
+    most_up = tl.zeros([SIZE], tl.float32)
+    for tile in range(TILES):
+        at = first + tile * SIZE + tl.arange(0, SIZE)
+        of_gate, of_up, _output = _gradients(gate, up, gradient, at, at < num)
+        most_gate = tl.maximum(most_gate, tl.abs(of_gate))
+        most_up = tl.maximum(most_up, tl.abs(of_up))
+    tl.atomic_max(largest, tl.max(most_gate))
+    tl.atomic_max(largest + 1, tl.max(most_up))
+
+
+@triton.jit
+def _gradients_cast(  # type: ignore[no-untyped-def]
+    gate, up, gradient, scale, largest, scales, fp8_gate, fp8_up, fp8_output, num, most, least,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+    inside = at < num
+    of_gate, of_up, output = _gradients(gate, up, gradient, at, inside)
+    by_gate = tl.div_rn(most, tl.maximum(tl.load(largest), least))
+    by_up = tl.div_rn(most, tl.maximum(tl.load(largest + 1), least))
+    tl.store(fp8_gate + at, (of_gate * by_gate).to(fp8_gate.dtype.element_ty), mask=inside)
+    tl.store(fp8_up + at, (of_up * by_up).to(fp8_up.dtype.element_ty), mask=inside)
+    kept = (output * tl.load(scale)).to(fp8_output.dtype.element_ty)
+    tl.store(fp8_output + at, kept, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(scales, by_gate)
+        tl.store(scales + 1, by_up)

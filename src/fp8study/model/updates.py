@@ -1,4 +1,4 @@
-"""When weights are updated: after the backward pass, or in it.
+"""Which weights are updated, and when: after the backward pass, or in it.
 
 Adam needs a weight's own gradient and nothing else. Updating each decoder layer as soon as its
 gradients are complete, and freeing them, gives the same weights, but the FP32 gradients of only
@@ -11,6 +11,7 @@ saved; the weights are the same there too.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +25,10 @@ from torch.nn.utils import get_total_norm
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.presets import check_patterns
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.local import local_tensor
-from fp8study.model.planted import trained_parameters
 
 #: Called with parameters whose gradients are complete, just before their update.
 Look = Callable[[Iterable[torch.nn.Parameter]], None]
@@ -50,6 +51,40 @@ def parameter_groups(config: ResolvedConfig, model: torch.nn.Module) -> list[Any
     for parameter in trained:
         groups.setdefault(layer_of.get(id(parameter), id(parameter)), []).append(parameter)
     return [{"params": parameters} for parameters in groups.values()]
+
+
+def untrained_weights(config: ResolvedConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the weights that the run's ``untrained`` leaves out of its optimizer on purpose.
+
+    Document A's single-GPU FP8 run loses most of its weights because conversion replaces them.
+    Leaving the same weights out in BF16, where nothing is converted, shows what that loss does
+    without FP8. As in the stale run, they still get gradients, which nobody clears or uses. DDP's
+    prefix of names is no part of a pattern.
+
+    Raises:
+        UserError: A pattern matches no linear layer.
+    """
+    weights = {
+        name.removeprefix("module."): module.get_parameter("weight")
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    check_patterns("untrained", config.untrained, weights)
+    return [
+        weight
+        for name, weight in weights.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.untrained)
+    ]
+
+
+def trained_parameters(config: ResolvedConfig, model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters for the optimizer: all of them, unless a fault is planted.
+
+    Raises:
+        UserError: As `untrained_weights`.
+    """
+    left_out = {id(weight) for weight in untrained_weights(config, model)}
+    return [p for p in model.parameters() if id(p) not in left_out]
 
 
 def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -35,9 +35,8 @@ from fp8study.model.build import blaming_model, build_model
 from fp8study.model.compiling import wholly_compiled
 from fp8study.model.float8 import compute_in
 from fp8study.model.optimizer import make_optimizer
-from fp8study.model.planted import untrained_weights
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
-from fp8study.model.updates import Look, make_updates
+from fp8study.model.updates import Look, make_updates, untrained_weights
 from fp8study.run.children import answering
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.facts import binding_facts, warnings

@@ -91,7 +91,7 @@ SAVERS: dict[str, Any] = {
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes")
+_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: Field → switches that are decided anew where it is changed.

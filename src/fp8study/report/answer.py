@@ -48,7 +48,7 @@ def settled(report: Report) -> pd.DataFrame:
         gpu=[_gpu(row) for _, row in table.iterrows()],
         name=table["model"].astype(str).str.removesuffix(_TWIN),
         is_plain=table["path"] == "plain",
-        is_before=table["setting"].map(is_of_before).astype(bool),
+        is_before=[is_of_before(row) for _, row in table.iterrows()],
         _other=table["machine"] != "local",
         _open=table["action"] == decision.MORE,
     )

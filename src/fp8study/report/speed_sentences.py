@@ -92,7 +92,7 @@ def peers(table: pd.DataFrame) -> str:
     clipped = table[table["max_grad_norm"].notna()]
     timed = clipped.dropna(subset="ratio")
     parts = ["Both sides clip gradients and have the same shapes."]
-    before = timed["setting"].map(is_of_before).astype(bool)
+    before = timed.apply(is_of_before, axis=1).astype(bool)
     by_turns = timed["num_blocks"].notna()
     earlier = "The tuned path, before it updated in one pass,"
     for chosen, subject in ((~before, "The tuned path"), (before, earlier)):

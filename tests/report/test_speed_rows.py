@@ -1,0 +1,31 @@
+"""What the report calls the earlier path."""
+
+import pandas as pd
+import pytest
+
+from fp8study.report.speed_rows import is_of_before
+
+SHARDED = "FSDP2, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
+ALONE = "not sharded, 4096 tokens, batch 1, compiled, FP32 masters, tuned"
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "expected"),
+    [
+        ("llama-3.2-1b", ALONE, True),
+        ("llama-3.2-1b", f"{ALONE}, updated in one pass", False),
+        ("llama-3.2-1b", ALONE.replace("FP32", "BF16"), False),
+        ("llama-3.2-1b", ALONE.removesuffix(", tuned"), False),
+        ("llama-3.2-1b", f"{ALONE}, 4 accumulation steps", False),
+        ("llama-3.1-8b", SHARDED.format(2), True),
+        ("llama-3.1-8b", f"{SHARDED.format(2)}, updated in one pass", False),
+        ("llama-3.2-1b", SHARDED.format(1), False),  # waits for its host
+        ("a-model-of-yours", SHARDED.format(1), False),
+    ],
+)
+def test_a_row_is_of_the_path_before_where_todays_updates_in_one_pass(
+    model: str, setting: str, expected: bool
+) -> None:
+    row = {"model": model, "setting": setting, "gpu_name": "NVIDIA H200"}
+    row["num_gpus"] = 1 if "not sharded" in setting else 2
+    assert is_of_before(pd.Series(row)) is expected

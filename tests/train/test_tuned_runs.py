@@ -133,7 +133,8 @@ def test_gradients_reduced_in_our_ways_are_the_same(
 ) -> None:
     found = compared("fsdp2", 2)["reducing"]
     plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
-    assert found["used"] == [[plain], [shared], [plain, "foreach"]]
+    sent = "all to all, bfloat16"
+    assert found["used"] == [[plain], [shared], [sent], [sent], [plain, "foreach"], [sent]]
     assert found["difference"] == 0
 
 

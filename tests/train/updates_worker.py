@@ -167,14 +167,26 @@ def reducing(num_gpus: int) -> dict[str, Any]:
             used[-1].add("foreach")
         copy(targets, sources)
 
+    exchange = dist.all_to_all_single
+
+    def watched_exchange(received: Any, sent: Any, **named: Any) -> Any:
+        used[-1].add(f"all to all, {sent.dtype}".replace("torch.", ""))
+        return exchange(received, sent, **named)
+
+    dist.all_to_all_single = watched_exchange  # type: ignore[assignment]
     fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
     torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
     results = []
     # The last one holds for the rest of the process.
-    for changes in ({}, {"gradient_pool": "shared"}, {"gradient_copy": "foreach"}):
+    for changes in (
+        {}, {"gradient_pool": "shared"}, {"gradient_exchange": "all_to_all"},
+        {"gradient_exchange": "all_to_all", "gradient_pool": "shared"},
+        {"gradient_copy": "foreach"},
+        {"gradient_copy": "foreach", "gradient_exchange": "all_to_all"},
+    ):  # fmt: skip
         used.append(set())
         results.append(train(make_config(values | changes), tied=False)[0])
-    torch._foreach_copy_ = copy
+    torch._foreach_copy_, dist.all_to_all_single = copy, exchange
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],

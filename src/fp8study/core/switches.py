@@ -160,6 +160,16 @@ class Switches:
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
         refused=(
             (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),))
+    gradient_exchange: Literal["reduce_scatter", "all_to_all"] | None = switch(
+        "reduce_scatter", "reduce_scatter", "gradients by {}", "`all_to_all`: gradients are sent "
+        "in BF16, as they were computed, and added up in FP32 where they arrive. `reduce_scatter` "
+        "sends them in FP32, as NCCL adds them up on the way.", refused=(
+            (lambda c: c.gradient_exchange == "all_to_all" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_exchange == "all_to_all" and c.gradient_accumulation_steps > 1,
+             "would round to BF16 what gradient_accumulation_steps={gradient_accumulation_steps} "
+             "adds up in FP32; use reduce_scatter"),
+            (lambda c: c.gradient_exchange == "all_to_all" and RECIPES[c.precision].scales_loss,
+             "sends BF16, and precision={precision} has none; use reduce_scatter")))
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")

@@ -32,18 +32,20 @@ def facts(run_dir: Path) -> list[list[Any]]:
     return [[row[name] for name in names] for row in read_metrics(run_dir)]
 
 
-#: The first three in every run of the tests.
+#: The first four in every run of the tests.
 ARMS: list[dict[str, Any]] = [
     {"strategy": "none", "precision": "fp8", "path": "tuned", "gradient_accumulation_steps": 2,
      "lr_schedule": "cosine", "lr_warmup_steps": 3, "weight_cast": "each_update",
      "update_kernel": "one_pass"},
     {"strategy": "none", "precision": "fp8", "precision_schedule": "bf16:2,fp8_tensorwise:7,bf16"},
     {"strategy": "none", "precision": "fp16"},
-    {"strategy": "none", "precision": "bf16", "path": "tuned", "update_kernel": "one_pass",
-     "gradient_dtype": "compute"},
-    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
      "max_grad_norm": 1.0, "update_kernel": "one_pass"},
+    {"strategy": "none", "precision": "bf16", "path": "tuned", "update_kernel": "one_pass",
+     "gradient_dtype": "compute"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "path": "tuned",
+     "gather_cast": "compiled", "weight_cast": "each_update", "update_kernel": "one_pass"},
+    {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "model": "tied"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8_rowwise", "path": "tuned"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "bf16", "master_dtype": "bf16"},
     {"strategy": "fsdp2", "num_gpus": 2, "precision": "fp8", "optimizer_state": "bf16"},
@@ -60,7 +62,7 @@ ARMS: list[dict[str, Any]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
-    [*ARMS[:3], *(pytest.param(arm, marks=pytest.mark.long) for arm in ARMS[3:])],
+    [*ARMS[:4], *(pytest.param(arm, marks=pytest.mark.long) for arm in ARMS[4:])],
     ids=lambda v: "-".join(map(str, v.values())),
 )
 def test_resumed_is_uninterrupted_to_the_bit(

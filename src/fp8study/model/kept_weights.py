@@ -267,6 +267,14 @@ def note_update(weight: Any, largest: torch.Tensor, written: torch.Tensor | None
         weight.kept.data, weight.written = written, weight._version
 
 
+def forget_updates(model: torch.nn.Module) -> None:
+    """Forget what `note_update` was told: a checkpoint read into shards changes no version."""
+    for weight in model.parameters():
+        for name in ("largest", "written"):
+            if hasattr(weight, name):
+                delattr(weight, name)
+
+
 def noted_largest(weights: list[torch.Tensor]) -> list[torch.Tensor] | None:
     """Return what the update found largest in each weight; None if one has changed otherwise."""
     noted: list[Any] = [getattr(weight, "largest", (None, None)) for weight in weights]

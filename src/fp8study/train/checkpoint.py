@@ -44,6 +44,7 @@ from fp8study.core.checkpoints import (
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.records import write_json
 from fp8study.measure.clock import FinishedStep
+from fp8study.model.kept_weights import forget_updates
 from fp8study.model.local import plain
 from fp8study.run.children import answering
 
@@ -238,6 +239,7 @@ class Checkpoints:
                 f"{field}: '{place}' does not fit the model '{self._trainer.config.model}' "
                 f"({_reason(error)}); give a checkpoint of the same model"
             ) from error
+        forget_updates(self._trainer.model)
         self._trainer.updates.after()  # FP8 weights and scales follow from them
 
 

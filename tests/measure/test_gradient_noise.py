@@ -151,6 +151,15 @@ def test_shadows_hold_one_copy_of_the_weights(trained: torch.nn.Module) -> None:
     assert all(b.device.type == "cpu" for m in shadows.models.values() for b in m.buffers())
 
 
+def test_shadows_cast_in_each_pass_whatever_the_run_keeps(trained: torch.nn.Module) -> None:
+    kept = {"precision": "fp8", "weight_cast": "each_update", "swiglu": "kernels",
+            "transposes": "separate"}  # fmt: skip
+    shadows = Shadows(make_config(CONFIG.to_dict() | kept).resolved(), trained)
+    kinds = {type(m).__name__ for model in shadows.models.values() for m in model.modules()}
+    assert {"Float8Linear", "LlamaMLP"} <= kinds
+    assert not {"KeepingFloat8Linear", "GatedLlamaMLP"} & kinds
+
+
 def test_tied_weights_stay_tied_and_frozen_ones_are_left_out() -> None:
     config = make_config({"model": "tiny-llama", "fp8_emulate": True})
     model = build_model("tiny-llama", torch.float32, CPU, seed=0)

@@ -70,9 +70,8 @@ def _shards_texts() -> list[str]:
     behind = one(leads, model="llama-3.2-1b-untied")
     fp8, once = "fp8_tensorwise", "weights cast each update, one pass AdamW"
     return [
-        f"On 2 GPUs at batch 2, clipped, {per_cent(now['lead_pct'])} (95 % CI {ends(now)}; two "
-        f"blocks on as many machines), with {-now['memory_change_pct']:.1f} % and "
-        f"{-now['energy_change_pct']:.1f} % less",
+        f"On 2 GPUs at batch 2, clipped, {per_cent(now['lead_pct'])} (95 % CI {ends(now)}), "
+        f"with {-now['memory_change_pct']:.1f} % and {-now['energy_change_pct']:.1f} % less",
         f"by {gained['bf16', 'one pass AdamW']} in BF16 and {gained[fp8, 'one pass AdamW']} in "
         f"FP8, which gains {gained[fp8, once]} where its shards are cast once an update, too",
         f"FP8 then leads by {per_cent(now['lead_pct'])} instead of {per_cent(then['lead_pct'])}, "

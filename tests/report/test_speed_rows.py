@@ -21,6 +21,8 @@ ALONE = "not sharded, 4096 tokens, batch 1, compiled, FP32 masters, tuned"
         ("llama-3.1-8b", f"{SHARDED.format(2)}, updated in one pass", False),
         ("llama-3.2-1b", SHARDED.format(1), False),  # waits for its host
         ("a-model-of-yours", SHARDED.format(1), False),
+        ("llama-3.1-8b", SHARDED.format(2).replace("FSDP2", "FSDP2, 2 nodes"), True),
+        ("llama-3.1-8b", SHARDED.replace("FSDP2", "FSDP2, 2 nodes, sharded within each"), False),
     ],
 )
 def test_a_row_is_of_the_path_before_where_todays_updates_in_one_pass(
@@ -29,3 +31,11 @@ def test_a_row_is_of_the_path_before_where_todays_updates_in_one_pass(
     row = {"model": model, "setting": setting, "gpu_name": "NVIDIA H200"}
     row["num_gpus"] = 1 if "not sharded" in setting else 2
     assert is_of_before(pd.Series(row)) is expected
+
+
+@pytest.mark.parametrize(("gpu_name", "expected"), [("NVIDIA A100", False), (None, True)])
+def test_of_a_gpu_without_fp8_no_path_is_the_one_before(
+    gpu_name: str | None, expected: bool
+) -> None:
+    row = {"model": "llama-3.1-8b", "setting": SHARDED.format(2), "num_gpus": 2}
+    assert is_of_before(pd.Series(row | {"gpu_name": gpu_name})) is expected

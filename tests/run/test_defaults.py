@@ -28,24 +28,32 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
 
 
 @pytest.mark.parametrize(
-    ("fields", "kernel"),
+    ("model", "batch", "of_fp8", "kernel"),
     [
-        ({"model": "llama-3.2-1b"}, "torch"),  # waits for its host, in BF16 too
-        ({"model": "llama-3.2-1b", "update_kernel": "one_pass"}, "one_pass"),
-        ({"model": "llama-3.2-1b", "weight_cast": "each_update"}, "one_pass"),
-        ({"model": "llama-3.1-8b", "micro_batch_size": 2}, "one_pass"),
-        ({"model": "llama-3.1-8b", "micro_batch_size": 2, "path": "plain"}, "torch"),
+        ("llama-3.2-1b", 1, {}, "torch"),  # small steps, in BF16 too
+        ("llama-3.2-1b", 1, {"weight_cast": "each_pass"}, "torch"),
+        ("llama-3.2-1b", 1, {"fp8_all_gather": True, "weight_cast": "each_update"}, "torch"),
+        ("llama-3.2-1b", 1, {"swiglu": "kernels", "weight_cast": "each_update"}, "torch"),
+        ("llama-3.2-1b", 1, {"precision_schedule": "bf16:10,fp8_tensorwise"}, "torch"),
+        ("llama-3.2-1b", 4, {"skip": "lm_head,*.mlp.*"}, "torch"),
+        ("llama-3.1-8b", 1, {"skip": "lm_head,*.self_attn.*"}, "torch"),
+        ("llama-3.1-8b", 2, {}, "one_pass"),
+        ("llama-3.1-8b", 2, {"weight_cast": "each_pass"}, "one_pass"),
     ],
 )
-@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
-def test_shards_are_updated_in_one_pass_where_their_host_is_not_the_limit(
-    fields: dict[str, Any], kernel: str, precision: str
+def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_small(
+    model: str, batch: int, of_fp8: dict[str, Any], kernel: str
 ) -> None:
-    values = ON_TWO | {"path": "tuned", "precision": precision} | fields
-    if precision == "bf16":
-        values.pop("weight_cast", None)
-        kernel = "torch" if "weight_cast" in fields else kernel
-    assert config_for(machine(H200, H200), values).update_kernel == kernel
+    values = ON_TWO | {"path": "tuned", "model": model, "micro_batch_size": batch}
+    for precision, own in (("bf16", {}), ("fp8_tensorwise", of_fp8)):
+        found = config_for(machine(H200, H200), values | {"precision": precision} | own)
+        assert found.update_kernel == kernel
+        asked = {"update_kernel": "one_pass"}
+        own = {n: v for n, v in own.items() if n == "skip"}
+        found = config_for(machine(H200, H200), values | {"precision": precision} | own | asked)
+        assert found.update_kernel == "one_pass"
+    plain = {"path": "plain", "precision": "bf16"}
+    assert config_for(machine(H200, H200), values | plain).update_kernel == "torch"
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,7 @@ def test_gathering_can_be_tuned_without_changing_weights(
     # 14 weights; in both steps after the first two layers forward, and one of them again backward.
     # None where they are cast after each update.
     assert found["num_casts"] == [2 * (14 + 7), 0]
+    assert found["num_gated"] == 3 * 2  # a step and layer
     assert found["difference"] == 0
     assert found["kept"] == {"True": [False, False], "half": [False, True], "False": [True, True]}
 
@@ -134,7 +135,10 @@ def test_gradients_reduced_in_our_ways_are_the_same(
     found = compared("fsdp2", 2)["reducing"]
     plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
     sent = "all to all, bfloat16"
-    assert found["used"] == [[plain], [shared], [sent], [sent], [plain, "foreach"], [sent]]
+    assert found["used"] == [
+        [plain], [shared], [sent], [shared, sent], [plain, "foreach", "together"],
+        [sent, "together"],
+    ]  # fmt: skip
     assert found["difference"] == 0
 
 

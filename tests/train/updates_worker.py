@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fp8study.model.fsdp_patches
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
-from fp8study.model import loss_head, sharding
+from fp8study.model import fsdp_patches, loss_head, sharding, swiglu
 from fp8study.model.fsdp_patches import shards
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
@@ -173,6 +173,19 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         used[-1].add(f"all to all, {sent.dtype}".replace("torch.", ""))
         return exchange(received, sent, **named)
 
+    kind_of, together = fsdp_patches._reduce_scatter, fsdp_patches.copy_together
+
+    def watched_kind(*how: bool) -> type:
+        kind = kind_of(*how)
+        used[-1].update(each.__name__ for each in kind.mro()[:-1] if "Pool" in each.__name__)
+        return kind
+
+    def watched_together(*arguments: Any) -> None:
+        used[-1].add("together")
+        together(*arguments)
+
+    fsdp_patches._reduce_scatter = watched_kind  # type: ignore[assignment]
+    fsdp_patches.copy_together = watched_together
     dist.all_to_all_single = watched_exchange  # type: ignore[assignment]
     fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
     torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
@@ -187,6 +200,7 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         used.append(set())
         results.append(train(make_config(values | changes), tied=False)[0])
     torch._foreach_copy_, dist.all_to_all_single = copy, exchange
+    fsdp_patches._reduce_scatter, fsdp_patches.copy_together = kind_of, together
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],
@@ -212,7 +226,16 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     changes |= {"weight_cast": "each_update"}
     num_in_passes, num_casts = num_casts, 0
     once, _, _ = train(make_config(fp8 | changes), tied=False)
+    num_gated, gate = 0, swiglu._gated
+
+    def counted_gated(*arguments: Any) -> Any:
+        nonlocal num_gated
+        num_gated += 1
+        return gate(*arguments)
+
+    swiglu._gated = counted_gated  # type: ignore[assignment]
     gated, _, _ = train(make_config(fp8 | changes | {"swiglu": "kernels"}), tied=False)
+    swiglu._gated = gate
     kept = {}
     for reshard in (True, "half", False):
         config = make_config(values | {"reshard_after_forward": reshard}).resolved()
@@ -227,6 +250,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
         ]
     return {
         "num_casts": [num_in_passes, num_casts],
+        "num_gated": num_gated,
         "difference": max(largest_difference(own, expected) for own in (weights, once, gated)),
         "kept": kept,
     }

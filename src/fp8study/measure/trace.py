@@ -53,6 +53,10 @@ _MOVES = frozenset(
     "slice split split_with_sizes squeeze t to transpose unsqueeze view view_as".split()
 )
 
+#: Kernels of `fp8study.model.kernels`, but for the optimizer's.
+_CASTS = ("_cast", "_transpose", "_gated_largest", "_gated_cast", "_gradients_largest",
+          "_gradients_cast")  # fmt: skip
+
 _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 
 Event = Mapping[str, Any]
@@ -271,7 +275,7 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
     """Return what a kernel is for.
 
     One of ``gemm_fp8``, ``gemm_bf16``, ``gemm_other``, ``attention``, ``optimizer``, ``loss``,
-    ``communication``, ``fused`` (made by the compiler: casts, scales, norms, activations),
+    ``communication``, ``fused`` (by Triton: casts, scales, transposes, norms, activations),
     ``copy`` (copies and casts outside the compiled layers, FSDP2's packing of weights and
     gradients among them) and ``other``.
     """
@@ -285,7 +289,7 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
         "attention": "attention" in op or "flash" in name or "sdpa" in name,
         "optimizer": "adam" in op or "adam" in name.lower(),
         "loss": any(part in op for part in ("softmax", "nll_loss", "cross_entropy")),
-        "fused": name.startswith("triton_"),
+        "fused": name.startswith("triton_") or name in _CASTS,
         "copy": kernel.get("cat") != "kernel" or op in _COPIES,
     }
     return next((kind for kind, is_it in signs.items() if is_it), "other")

@@ -49,6 +49,10 @@ PATCHES = {
         "each_update", "each_pass", "torchao.float8.float8_linear.Float8Linear.forward",
         "torchao", ">=0.18,<0.19",
     ),
+    "swiglu": Patch(
+        "kernels", "compiled", "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
+        ">=0.18,<0.19",
+    ),
     "gradient_copy": Patch(
         "foreach", "chunk_cat", f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
     ),

@@ -214,7 +214,7 @@ def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
     Raises:
         UserError: The model has none.
     """
-    if config.swiglu != "kernels" or not applies(config, "weight_cast"):
+    if not (applies(config, "swiglu") and applies(config, "weight_cast")):
         return
     found = [module for module in model.modules() if _is_swiglu(module)]
     if not found:

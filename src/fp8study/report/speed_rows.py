@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pandas as pd
 
-from fp8study.analysis.laws.nearby import waits_for_host
+from fp8study.analysis.laws.nearby import has_small_steps
 from fp8study.analysis.pairing import EARLIER_FORM, IN_ONE_PASS
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
@@ -160,10 +160,11 @@ def switches(setting: str) -> list[str]:
 def is_of_before(row: pd.Series) -> bool:
     """Return whether a row's path updates in one pass today, and did not in its runs.
 
-    On several GPUs it does where, by the law of speed, they do not wait for their host.
+    On several GPUs it does where their steps are not small (`has_small_steps`; of a GPU that is not
+    named, as an H200's).
     """
     parts = row["setting"].split(", ")
-    never = ("accumulation", "checkpointing", "states", "nodes", "DDP", IN_ONE_PASS)
+    never = ("accumulation", "checkpointing", "states", "sharded within", "DDP", IN_ONE_PASS)
     if any(word in row["setting"] for word in never) or not {"FP32 masters", "tuned"} <= {*parts}:
         return False
     if "not sharded" in parts:
@@ -171,9 +172,10 @@ def is_of_before(row: pd.Series) -> bool:
     tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", row["setting"])[0]
     values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
               "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
-    with suppress(UserError):  # of such a model no law is known
+    peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
+    with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
         config = make_config(values).resolved()
-        return config.num_gpus > 1 and not waits_for_host(config, find_peak(row.get("gpu_name")))
+        return config.num_gpus > 1 and not has_small_steps(config, peak)
     return False
 
 

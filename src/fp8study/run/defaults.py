@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, waits_for_host
+from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, has_small_steps
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
@@ -44,7 +44,7 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
     config = make_config(defaults | given)
-    if changes := for_a_busy_host(config, machine):
+    if changes := for_small_steps(config, machine):
         return make_config(defaults | changes | given).resolved()
     if keeps_more_than_fits(config, machine):
         warnings.warn(
@@ -61,27 +61,28 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 
     By the law of speed; False where it knows nothing.
     """
-    return bool(config.resolved().fp8_all_gather) and _waits_for_host(config, machine)
+    return bool(config.resolved().fp8_all_gather) and _has_small_steps(config, machine)
 
 
-def for_a_busy_host(config: RunConfig, machine: Machine) -> dict[str, Any]:
-    """Return what makes a run of the tuned path faster where its GPUs wait for their host.
+def for_small_steps(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
 
-    Such is one on several GPUs whose FP8 weights are gathered faster in BF16, by the law of speed:
-    then torch's AdamW, which launches fewer kernels, is faster too (docs/log.md, 68). Empty for
-    others, and of what the run sets itself.
+    Small are those whose FP8 weights are gathered faster in BF16, by the law of speed. A 1B is
+    faster there with torch's AdamW, which launches fewer kernels; of larger models it is not known
+    (docs/log.md, 68). Both precisions get the same, but for what a run sets itself, or needs.
     """
-    if not _waits_for_host(config, machine):
+    if not _has_small_steps(config, machine):
         return {}
-    is_open = all(getattr(config, name) is None for name in UPDATE)
-    gathers = config.resolved().fp8_all_gather and config.weight_cast != "each_update"
-    return (BEFORE if is_open else {}) | ({"fp8_all_gather": False} if gathers else {})
+    plain = {"gather_cast": "eager", "weight_cast": "each_pass", "swiglu": "compiled"}
+    is_open = all(getattr(config, name) in (None, value) for name, value in plain.items())
+    gathers = is_open and config.resolved().fp8_all_gather
+    return BEFORE | ({"fp8_all_gather": False} if gathers else {})
 
 
-def _waits_for_host(config: RunConfig, machine: Machine) -> bool:
+def _has_small_steps(config: RunConfig, machine: Machine) -> bool:
     is_known = config.path == "tuned" and config.compile and machine.has_fp8
     with suppress(UserError):  # of such a model no law is known
-        return is_known and waits_for_host(config.resolved(), find_peak(machine.gpus[0].name))
+        return is_known and has_small_steps(config.resolved(), find_peak(machine.gpus[0].name))
     return False
 
 

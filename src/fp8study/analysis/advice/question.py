@@ -19,8 +19,8 @@ from fp8study.analysis.laws.nearby import (
     as_fp8,
     changed,
     fits_before_alone,
+    has_small_steps,
     savers,
-    waits_for_host,
 )
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
@@ -130,7 +130,7 @@ def question_for(
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
     if "update_kernel" not in values and (
         fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
-        or waits_for_host(config.resolved(), peak)
+        or has_small_steps(config.resolved(), peak)
     ):
         config = changed(config.resolved(), BEFORE)
     name, as_asked = None if gpu else gpus[0][0], "update_kernel" in values

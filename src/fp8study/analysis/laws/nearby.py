@@ -20,6 +20,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
+from fp8study.core.fields import DEFAULTS, varying
 from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
 
@@ -53,20 +54,22 @@ def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
 
 
-def waits_for_host(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
+def has_small_steps(config: RunConfig, gpu: GpuPeak | None) -> bool:
     """Return whether several GPUs gather FP8 tensorwise weights faster in BF16, by the speed law.
 
     FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
-    model at a small batch BF16 all-gather is faster.
+    model at a small batch BF16 all-gather is faster. Of what the FP8 runs of a setting may differ
+    in, and of its BF16 run, the answer does not depend.
 
     Raises:
         UserError: No law is known of such a model.
     """
     if config.num_gpus == 1:
         return False
-    shape = shape_of(config.model)
+    open_ = {name: DEFAULTS[name] for name in {*varying("pair"), "update_kernel"}}
+    shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     fp8, bf16 = (
-        speed.predicted_step(as_fp8(config, "fp8_tensorwise", gathers), shape, gpu).total
+        speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu).total
         for gathers in (True, False)
     )
     return bf16 < fp8

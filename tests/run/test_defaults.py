@@ -61,6 +61,8 @@ def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_sm
     [
         ({"micro_batch_size": 1}, "one_pass"),
         ({"micro_batch_size": 2}, "torch"),  # fits with no FP8 weights kept
+        ({"micro_batch_size": 2, "precision": "bf16"}, "torch"),  # as its FP8 partner
+        ({"micro_batch_size": 1, "precision": "bf16"}, "one_pass"),
         ({"micro_batch_size": 2, "weight_cast": "each_update"}, "one_pass"),  # as was asked
         ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
         ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
@@ -76,4 +78,5 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
         warnings.simplefilter("always")
         assert config_for(machine(H200), alone | fields).update_kernel == kernel
     said = [str(each.message).partition(",")[0] for each in told]
-    assert said == ["update_kernel: torch"] * (fields == {"micro_batch_size": 2})
+    is_open = {**fields, "precision": ""} == {"micro_batch_size": 2, "precision": ""}
+    assert said == ["update_kernel: torch"] * is_open

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import UPDATE, fits_before_alone, has_small_steps
+from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone, has_small_steps
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
@@ -87,16 +87,18 @@ def _has_small_steps(config: RunConfig, machine: Machine) -> bool:
 
 
 def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:
-    """Return whether a run would fit its GPUs but for the FP8 weights that the tuned path keeps.
+    """Return whether a run, or its FP8 partner, fits but for the FP8 weights that it keeps.
 
     By the law of memory; False where it knows nothing.
     """
     sizes = [gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib]
     decided = config.resolved()
     is_open = all(getattr(config, name) is None for name in UPDATE)
-    if decided.weight_cast == "each_update" and is_open and sizes:
+    if decided.update_kernel == "one_pass" and is_open and sizes:
         with suppress(UserError):
-            return fits_before_alone(decided, shape_of(decided.model), min(sizes))
+            fp8 = decided if decided.is_fp8 else as_fp8(decided, "fp8_tensorwise")
+            kept = fp8.weight_cast == "each_update"
+            return kept and fits_before_alone(fp8, shape_of(fp8.model), min(sizes))
     return False
 
 

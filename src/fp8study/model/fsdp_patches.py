@@ -111,10 +111,11 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
 def spare_multiprocessors(number: int) -> None:
     """Let GEMMs of this process leave some multiprocessors alone; 0: none, as torch does.
 
-    Asked of cuBLASLt, which torch does not use for all of them by itself.
+    Asked of cuBLASLt, which torch does not use for all of them by itself, and does from then on.
     """
     torch._C._set_sm_carveout_experimental(number or None)
-    torch.backends.cuda.preferred_blas_library("cublaslt" if number else "default")
+    if number:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def _compile_casts() -> None:

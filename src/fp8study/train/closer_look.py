@@ -44,7 +44,8 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
         trainer.audit |= without_hidden_products(found, config.to_dict())
     if is_main and device.type == "cuda":
         torch.cuda.empty_cache()
-        spare_multiprocessors(0)  # GEMMs are timed alone
+        if config.spared_sms:
+            spare_multiprocessors(0)  # GEMMs are timed alone
         shapes = linear_shapes(trainer.bare_model, config)
         num_tokens = config.micro_batch_size * config.sequence_length
         trainer.found["ceilings"] = measure_ceilings(shapes, num_tokens, config.precision, device)

@@ -213,12 +213,11 @@ def _exchanging_reduce_scatter(base: Any) -> type:
             return made
 
         def __call__(
-            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
-            async_op: bool = False,
-        ) -> None:  # fmt: skip
+            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any
+        ) -> None:
             self.has_gradients = False
-            if op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM) or async_op:
-                raise NotImplementedError(f"gradient_exchange=all_to_all: {op}, {async_op=}")
+            # Another one would be asked for if gradients were given a divisor, which none are here.
+            assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
             received_N = torch.empty_like(input_tensor)
             dist.all_to_all_single(received_N, input_tensor, group=group)
             parts = [*received_N.view(group.size(), -1).unbind()]

@@ -35,7 +35,7 @@ FP8 = torch.float8_e4m3fn
 
 
 @torch.library.custom_op("fp8study::turned", mutates_args=())
-def turned_bytes(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Transpose FP8 numbers by a kernel of its own.
 
     A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
@@ -51,9 +51,17 @@ def turned_bytes(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return turned_BA
 
 
-@turned_bytes.register_fake
+@_turned.register_fake
 def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return fp8_AB.new_empty(fp8_AB.shape[::-1])
+
+
+def turned(matrix_AB: Any, after: Any) -> Any:
+    """Transpose a matrix of torchao's FP8 tensors, once `after`, another, is there."""
+    return type(matrix_AB)(
+        _turned(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
+        matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
+    )  # fmt: skip
 
 
 @cache
@@ -103,12 +111,6 @@ def _keeping_linear() -> type[Float8Linear]:
                 left_MN = turned(fp8_NM, fp8_NM)
                 right_NK = turned(fp8_NK, fp8_NM).t()
             return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
-
-    def turned(matrix_AB: Float8TrainingTensor, after: Float8TrainingTensor) -> Any:
-        return Float8TrainingTensor(
-            turned_bytes(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
-            matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
-        )  # fmt: skip
 
     class KeepingFloat8Linear(Float8Linear):
         """A converted linear layer whose weight is in FP8 already, in the layouts of both GEMMs."""

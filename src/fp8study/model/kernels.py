@@ -154,6 +154,12 @@ def _silu(gate, up, at, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _output(gate, up, at, inside):  # type: ignore[no-untyped-def]
+    _g, u, _sigmoid, silu = _silu(gate, up, at, inside)
+    return (silu * u).to(gate.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def _gradients(gate, up, gradient, at, inside):  # type: ignore[no-untyped-def]
     # Rounded wherever torch would write a number to memory.
     g, u, sigmoid, silu = _silu(gate, up, at, inside)
@@ -171,17 +177,15 @@ def _gated_largest(gate, up, largest, num, SIZE: tl.constexpr, TILES: tl.constex
     most = tl.zeros([SIZE], tl.float32)
     for tile in range(TILES):
         at = first + tile * SIZE + tl.arange(0, SIZE)
-        _g, u, _sigmoid, silu = _silu(gate, up, at, at < num)
-        most = tl.maximum(most, tl.abs((silu * u).to(gate.dtype.element_ty).to(tl.float32)))
+        most = tl.maximum(most, tl.abs(_output(gate, up, at, at < num)))
     tl.atomic_max(largest, tl.max(most))
 
 
 @triton.jit
 def _gated_cast(gate, up, largest, scale, fp8, num, most, least, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    _g, u, _sigmoid, silu = _silu(gate, up, at, at < num)
     by = tl.div_rn(most, tl.maximum(tl.load(largest), least))
-    output = (silu * u).to(gate.dtype.element_ty).to(tl.float32)
+    output = _output(gate, up, at, at < num)
     tl.store(fp8 + at, (output * by).to(fp8.dtype.element_ty), mask=at < num)
     if tl.program_id(0) == 0:
         tl.store(scale, by)

@@ -17,7 +17,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.model.float8 import is_converted, to_fp8
 from fp8study.model.fsdp_patches import applies
-from fp8study.model.kept_weights import FP8, turned_bytes
+from fp8study.model.kept_weights import FP8, turned
 
 #: The format of gradients, torchao's for tensorwise scaling.
 GRADIENT = torch.float8_e5m2
@@ -157,12 +157,6 @@ def _function() -> Any:
                 torch.mm(turned(gradient, gradient), turned(output, gradient).t()), *[None] * 9,
             )  # fmt: skip
 
-    def turned(matrix_AB: Float8TrainingTensor, after: Float8TrainingTensor) -> Any:
-        return Float8TrainingTensor(
-            turned_bytes(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
-            matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
-        )  # fmt: skip
-
     def _rows(weight: Any, kept: tuple[Any, ...], ctx: Any, like: torch.Tensor) -> Any:
         rows_MK, _, scale = kept
         if rows_MK is None:
@@ -172,7 +166,7 @@ def _function() -> Any:
     def _columns(weight: Any, kept: tuple[Any, ...], ctx: Any, after: Float8TrainingTensor) -> Any:
         _, columns_KM, scale = kept
         if columns_KM is None:
-            columns_KM, scale = turned_bytes(weight._data, after._data), weight._scale
+            return turned(weight, after).t()
         return Float8TrainingTensor(
             columns_KM.t(), scale, after._orig_dtype, ctx.gemms, GemmInputRole.WEIGHT
         )

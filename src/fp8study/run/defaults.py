@@ -82,7 +82,7 @@ def for_small_steps(config: RunConfig, machine: Machine) -> dict[str, Any]:
 def _has_small_steps(config: RunConfig, machine: Machine) -> bool:
     is_known = config.path == "tuned" and config.compile and machine.has_fp8
     with suppress(UserError):  # of such a model no law is known
-        return is_known and has_small_steps(config.resolved(), find_peak(machine.gpus[0].name))
+        return is_known and has_small_steps(config, find_peak(machine.gpus[0].name))
     return False
 
 

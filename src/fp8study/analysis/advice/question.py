@@ -130,7 +130,7 @@ def question_for(
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
     if "update_kernel" not in values and (
         fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
-        or has_small_steps(config.resolved(), peak)
+        or has_small_steps(config, peak)
     ):
         config = changed(config.resolved(), BEFORE)
     name, as_asked = None if gpu else gpus[0][0], "update_kernel" in values

@@ -62,6 +62,10 @@ def test_what_one_pass_means_is_spelled_out_by_precision() -> None:
     setting = f"batch 1, tuned, {IN_ONE_PASS}"
     assert spelled_out(setting, "fp8_tensorwise") == f"batch 1, tuned, {WORDS}"
     assert spelled_out(setting, "fp8_rowwise") == "batch 1, tuned, one pass AdamW"
+    sharded = f"FSDP2, {setting}"
+    of_shards = "FSDP2, batch 1, tuned, weights cast each update, one pass AdamW"
+    assert spelled_out(sharded, "fp8_tensorwise") == of_shards
+    assert spelled_out(sharded, "bf16") == "FSDP2, batch 1, tuned, one pass AdamW"
     assert spelled_out("batch 1, tuned", "bf16") == "batch 1, tuned"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 
 from fp8study.core.config import make_config
 from fp8study.measure.profiling import TRACE_NAME, profiled_step
-from fp8study.measure.trace import Nodes, read_trace, summarise_events, union_ms
+from fp8study.measure.trace import Nodes, kind_of, read_trace, summarise_events, union_ms
+from tests.checkout import ROOT
 
 
 def op(number: int, name: str, dims: list[Any], types: list[str]) -> dict[str, Any]:
@@ -210,3 +212,12 @@ def test_on_several_nodes_a_group_that_spans_them_moves_bytes_between(tmp_path: 
         rows = summarise_events(kernels, Nodes(spread))["communication"]
         assert {row["reach"] for row in rows if row["collective"] == "all_gather"} == {reach}
         assert {row["reach"] for row in rows if row["collective"] == "all_reduce"} == {"between"}
+
+
+def test_our_own_kernels_are_known_by_name() -> None:
+    source = (ROOT / "src/fp8study/model/kernels.py").read_text(encoding="utf-8")
+    launched = set(re.findall(r"(_[a-z_]+)\[(?:grid|\()", source))
+    assert len(launched) == 7
+    kinds = {name: kind_of({"name": name, "cat": "kernel"}, None) for name in launched}
+    assert kinds.pop("_adamw") == "optimizer"
+    assert {*kinds.values()} == {"fused"}

@@ -239,8 +239,8 @@ class Switches:
         "a multiprocessor of its own; 0: as many as NCCL chooses.", low=0, high=64, refused=(
             (lambda c: c.nccl_ctas and c.num_gpus == 1, _NOT_SENT),))
     spared_sms: int | None = switch(
-        0, 0, "{} SMs spared", "Multiprocessors that GEMMs leave to what runs beside them. A GEMM "
-        "that wants one which NCCL holds takes twice as long.", low=0, high=64, refused=(
+        0, 0, "{} SMs spared", "Multiprocessors that GEMMs leave to what runs beside them, as "
+        "NCCL's collectives; 0: none, as torch does.", low=0, high=64, refused=(
             (lambda c: c.spared_sms and c.num_gpus == 1, _NOT_SENT),))
 # fmt: on
 

@@ -1,8 +1,8 @@
 """The MLP of a decoder layer as one function, whose SwiGLU writes FP8.
 
 What torch.compile makes of SwiGLU between FP8 layers reads three matrices for their largest numbers
-and again to cast them, and writes five, three of them transposed: kernels that reach a third of the
-memory's speed (docs/log.md, entry 68). Here two kernels write the same numbers as they are, and a
+and again to cast them, and writes five, three of them transposed: kernels that reach a third to a
+half of the memory's speed (docs/log.md, entry 68). Here two kernels write the same numbers as they are, and a
 third turns them. Numbers are rounded wherever torch's own operators would write them.
 """
 
@@ -25,7 +25,6 @@ GRADIENT = torch.float8_e5m2
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
 #: transformers' modules that compute that and nothing else.
 _MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
-_LEAST = 1e-12  # torchao's, of a largest number
 
 
 def _scale(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -39,9 +38,11 @@ def _gated(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, to
     """Return SwiGLU's output in FP8 and its scale."""
     fp8_NF, scale = torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
     if gate_NF.is_cuda:
+        from torchao.float8.float8_utils import EPS
+
         from fp8study.model.kernels import gated
 
-        gated(gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, _LEAST)
+        gated(gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, EPS)
     else:
         output_NF = torch.nn.functional.silu(gate_NF) * up_NF
         scale.copy_(_scale(output_NF, FP8))
@@ -61,11 +62,13 @@ def _gated_gradients(
     """Return the gradients of gate and up in FP8, SwiGLU's output by its scale, and both scales."""
     made = _empty(gate_NF)
     if gate_NF.is_cuda:
+        from torchao.float8.float8_utils import EPS
+
         from fp8study.model.kernels import gated_gradients
 
         gated_gradients(
             gate_NF, up_NF, gradient_NF, scale, torch.zeros_like(made[3]), made[3], made[:3],
-            torch.finfo(GRADIENT).max, _LEAST,
+            torch.finfo(GRADIENT).max, EPS,
         )  # fmt: skip
         return made
     silu_NF = torch.nn.functional.silu(gate_NF)

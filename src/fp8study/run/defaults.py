@@ -67,9 +67,10 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 def for_small_steps(config: RunConfig, machine: Machine) -> dict[str, Any]:
     """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
 
-    Small are those whose FP8 weights are gathered faster in BF16, by the law of speed. A 1B is
-    faster there with torch's AdamW, which launches fewer kernels; of larger models it is not known
-    (docs/log.md, 68). Both precisions get the same, but for what a run sets itself, or needs.
+    Small are those whose FP8 weights are gathered faster in BF16, by the law of speed. A 1B in
+    FP8 was faster there with torch's AdamW, which launches fewer kernels; of BF16 and of larger
+    models it is not known (docs/log.md, 68). Both precisions get the same, but for what a run sets
+    itself, or needs.
     """
     if not _has_small_steps(config, machine):
         return {}

@@ -2,8 +2,8 @@
 
 What torch.compile makes of SwiGLU between FP8 layers reads three matrices for their largest numbers
 and again to cast them, and writes five, three of them transposed: kernels that reach a third to a
-half of the memory's speed (docs/log.md, entry 68). Here two kernels write the same numbers as they are, and a
-third turns them. Numbers are rounded wherever torch's own operators would write them.
+half of the memory's speed (docs/log.md, entry 68). Here two kernels write the same numbers as they
+are, and a third turns them. Numbers are rounded wherever torch's own operators would write them.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from tests.table_factories import frame
 ALONE = {"path": "tuned", "strategy": "none"}
 FP8 = ALONE | {"precision": "fp8_tensorwise"}
 WORDS = "weights cast each update, one pass AdamW, gradients in the compute dtype"
+BY_KERNELS = "SwiGLU by kernels"
 
 
 @pytest.mark.parametrize(
@@ -60,13 +61,16 @@ def test_a_setting_names_the_form_with_the_fewest_words(
 
 def test_what_one_pass_means_is_spelled_out_by_precision() -> None:
     setting = f"batch 1, tuned, {IN_ONE_PASS}"
-    assert spelled_out(setting, "fp8_tensorwise") == f"batch 1, tuned, {WORDS}"
-    assert spelled_out(setting, "fp8_rowwise") == "batch 1, tuned, one pass AdamW"
+    arm = "FP8 tensorwise"
+    assert spelled_out(setting, "fp8_tensorwise", arm) == f"batch 1, tuned, {WORDS}"
+    kernels = f"batch 1, tuned, {WORDS}, {BY_KERNELS}"
+    assert spelled_out(setting, "fp8_tensorwise", f"{arm}, SwiGLU kernels") == kernels
+    assert spelled_out(setting, "fp8_rowwise", "FP8 rowwise") == "batch 1, tuned, one pass AdamW"
     sharded = f"FSDP2, {setting}"
     of_shards = "FSDP2, batch 1, tuned, weights cast each update, one pass AdamW"
-    assert spelled_out(sharded, "fp8_tensorwise") == of_shards
-    assert spelled_out(sharded, "bf16") == "FSDP2, batch 1, tuned, one pass AdamW"
-    assert spelled_out("batch 1, tuned", "bf16") == "batch 1, tuned"
+    assert spelled_out(sharded, "fp8_tensorwise", arm) == of_shards
+    assert spelled_out(sharded, "bf16", "BF16") == "FSDP2, batch 1, tuned, one pass AdamW"
+    assert spelled_out("batch 1, tuned", "bf16", "BF16") == "batch 1, tuned"
 
 
 def _store(folder: Path, number: int, rate: float, **values: Any) -> None:
@@ -89,6 +93,20 @@ def runs(tmp_path: Path) -> pd.DataFrame:
     return frame(tmp_path)
 
 
+def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: Path) -> None:
+    for number in (0, 1):
+        _store(tmp_path, number, 12_000.0 + number, swiglu="compiled")
+        _store(tmp_path, 2 + number, 12_200.0 + number)
+    runs = frame(tmp_path)
+    leads = leads_table(runs)
+    assert leads["setting"].nunique() == 1
+    assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {
+        "FP8 tensorwise": 20, "FP8 tensorwise, SwiGLU kernels": 22,
+    }  # fmt: skip
+    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    assert row["arm"] == "FP8 tensorwise, SwiGLU kernels"
+
+
 def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:
     leads = leads_table(runs)
     assert sorted(leads["lead_pct"].round()) == [20, 30]
@@ -101,7 +119,7 @@ def test_switches_are_held_against_the_path_as_it_was(tmp_path: Path) -> None:
     for number, form in enumerate((BEFORE, {})):
         _store(tmp_path, 0, 12_000.0 + 600 * number, **form)
     fp8 = switch_table(frame(tmp_path)).set_index("precision").loc["fp8_tensorwise"]
-    assert fp8["setting"] == WORDS and fp8["setting_plain"].endswith(", tuned")
+    assert fp8["setting"] == f"{WORDS}, {BY_KERNELS}" and fp8["setting_plain"].endswith(", tuned")
     assert fp8["gain_pct"] == pytest.approx(5)
 
 

@@ -12,7 +12,7 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
-    "swiglu": "compiled", "nccl_ctas": 0, "spared_sms": 0, "gradient_exchange": "reduce_scatter",
+    "swiglu": "compiled",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
@@ -21,7 +21,8 @@ ON_ONE_GPU = AS_DOCUMENTED | {
 IN_ONE_PASS = ON_ONE_GPU | {"update_kernel": "one_pass", "gradient_dtype": "compute"}
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
 SHARDS = ON_SEVERAL | {"update_kernel": "one_pass"}
-KEPT = {"gather_cast": "compiled", "weight_cast": "each_update"}
+CAST_ONCE = {"weight_cast": "each_update", "swiglu": "kernels"}
+KEPT = CAST_ONCE | {"gather_cast": "compiled"}
 WIDE = {"gradient_dtype": "master"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
@@ -38,7 +39,11 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
         (ALONE, IN_ONE_PASS),
-        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | {"weight_cast": "each_update"}),
+        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | CAST_ONCE),
+        (
+            ALONE | {"precision": "fp8", "update_kernel": "torch", "weight_cast": "each_update"},
+            ON_ONE_GPU | {"weight_cast": "each_update"},
+        ),
         (ALONE | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "precision_schedule": "bf16:9,fp8"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "update_kernel": "torch"}, ON_ONE_GPU),

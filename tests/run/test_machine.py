@@ -253,19 +253,6 @@ def test_the_chosen_allocator_reaches_the_training_processes(
     assert found(chosen, Machine((), 2)) == before
 
 
-def test_what_nccl_is_told_reaches_the_training_processes_on_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("NCCL_MAX_CTAS", raising=False)
-    few = make_config({"num_gpus": 2, "nccl_ctas": 8}).resolved()
-    asked, plain = (
-        training_environment(config, Machine((H200, H200), 8)).get("NCCL_MAX_CTAS")
-        for config in (few, make_config({"num_gpus": 2}).resolved())
-    )
-    assert (asked, plain) == ("8", None)
-    assert "NCCL_MAX_CTAS" not in training_environment(few, Machine((), 2))
-
-
 def test_what_another_launcher_left_behind_reaches_no_training_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

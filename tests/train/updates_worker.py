@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import fp8study.model.fsdp_patches
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
-from fp8study.model import fsdp_patches, loss_head, sharding, swiglu
+from fp8study.model import loss_head, sharding, swiglu
 from fp8study.model.fsdp_patches import shards
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
@@ -167,40 +167,14 @@ def reducing(num_gpus: int) -> dict[str, Any]:
             used[-1].add("foreach")
         copy(targets, sources)
 
-    exchange = dist.all_to_all_single
-
-    def watched_exchange(received: Any, sent: Any, **named: Any) -> Any:
-        used[-1].add(f"all to all, {sent.dtype}".replace("torch.", ""))
-        return exchange(received, sent, **named)
-
-    kind_of, together = fsdp_patches._reduce_scatter, fsdp_patches.copy_together
-
-    def watched_kind(*how: bool) -> type:
-        kind = kind_of(*how)
-        used[-1].update(each.__name__ for each in kind.mro()[:-1] if "Pool" in each.__name__)
-        return kind
-
-    def watched_together(*arguments: Any) -> None:
-        used[-1].add("together")
-        together(*arguments)
-
-    fsdp_patches._reduce_scatter = watched_kind  # type: ignore[assignment]
-    fsdp_patches.copy_together = watched_together
-    dist.all_to_all_single = watched_exchange  # type: ignore[assignment]
     fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
     torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
     results = []
     # The last one holds for the rest of the process.
-    for changes in (
-        {}, {"gradient_pool": "shared"}, {"gradient_exchange": "all_to_all"},
-        {"gradient_exchange": "all_to_all", "gradient_pool": "shared"},
-        {"gradient_copy": "foreach"},
-        {"gradient_copy": "foreach", "gradient_exchange": "all_to_all"},
-    ):  # fmt: skip
+    for changes in ({}, {"gradient_pool": "shared"}, {"gradient_copy": "foreach"}):
         used.append(set())
         results.append(train(make_config(values | changes), tied=False)[0])
-    torch._foreach_copy_, dist.all_to_all_single = copy, exchange
-    fsdp_patches._reduce_scatter, fsdp_patches.copy_together = kind_of, together
+    torch._foreach_copy_ = copy
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],

@@ -215,14 +215,11 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
 def communication_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Bytes of one step's collectives on one rank, GiB, by collective and dtype.
 
-    ``all_gather_gib`` and ``reduce_scatter_gib`` (gradients sent all to all, too) are sums over
-    dtypes, ``…_dtypes`` name them with their share; ``all_gather_change_pct`` is against BF16.
-    Where an arm has several nodes, ``inside_gib`` and ``between_gib`` part the sum of all. Of an
-    arm the last run counts.
+    ``all_gather_gib`` and ``reduce_scatter_gib`` are sums over dtypes, ``…_dtypes`` name them
+    with their share; ``all_gather_change_pct`` is against BF16. Where an arm has several nodes,
+    ``inside_gib`` and ``between_gib`` part the sum of all. Of an arm the last run counts.
     """
     moved = _items(frame, "step.communication")
-    if "collective" in moved:
-        moved["collective"] = moved["collective"].replace("all_to_all", "reduce_scatter")
     runs = frame.loc[moved.index.unique(), [*ARM, "run_ids"]].drop_duplicates(
         "arm_key", keep="last"
     )

@@ -37,6 +37,9 @@ IN_ONE_PASS = "updated in one pass"
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
+#: What an arm of the tuned path says whose SwiGLU writes FP8, as that path has it since entry 69 of
+#: docs/log.md. FP8 alone differs by it, so it is no part of a setting, which BF16 has too.
+SWIGLU_KERNELS = "SwiGLU kernels"
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
@@ -65,6 +68,8 @@ def arm_label(record: RunRecord) -> str:
         skip = config.get("skip")
         if skip is not None and list(skip) != DEFAULT_SKIP:
             parts.append(f"skips {' '.join(skip) or 'nothing'}")
+        if config.get("path") == "tuned" and config.get("swiglu") == "kernels":
+            parts.append(SWIGLU_KERNELS)
     note = stale_note(record)
     if note:
         parts.append(note)
@@ -121,7 +126,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 
     Held to the tuned path as it was `BEFORE`, or to today's, which `IN_ONE_PASS` says, where that
     leaves a part of these switches. A switch that came later was not set; if the path sets it
-    today, the record is of an earlier form of the path.
+    today, the record is of an earlier form of the path. An arm says what made its SwiGLU.
     """
     before = _set_besides(config, BEFORE)
     if not before:
@@ -145,6 +150,7 @@ def _set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     values = PLAIN | config
     unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
     unusual -= {name for name in PLAIN if usual.get(name) is None}
+    unusual -= {"swiglu"} if config.get("path") == "tuned" else set()
     texts = [
         switches[name].format(_SAID.get(value, str(value).replace("_", " ")))
         for name, value in config.items()
@@ -153,8 +159,13 @@ def _set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     return texts if unusual <= config.keys() else [*texts, EARLIER_FORM]
 
 
-def spelled_out(setting: str, precision: str) -> str:
-    """Write a setting without `IN_ONE_PASS`: with the switches that this means instead."""
+def spelled_out(setting: str, precision: str, arm: str) -> str:
+    """Write a setting without `IN_ONE_PASS`: with the switches that this means instead.
+
+    And with what the arm says of its SwiGLU.
+    """
+    if SWIGLU_KERNELS in arm.split(", "):
+        setting = f"{setting}, {FIELDS['swiglu'].words.format('kernels')}"
     if IN_ONE_PASS not in setting.split(", "):
         return setting
     alone = {"path": "tuned", "strategy": "none", "precision": precision}

@@ -148,7 +148,8 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
     counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
     usable = as_one_study(runs.assign(session=sessions_of(runs))[counts].fillna({"repeat": 0}))
     named = [
-        spelled_out(*each) for each in zip(usable["setting"], usable["precision"], strict=True)
+        spelled_out(*each)
+        for each in zip(usable["setting"], usable["precision"], usable["arm"], strict=True)
     ]
     usable = usable.assign(
         setting=named, path=usable["path"].where(usable["setting"] == named, MIXED)

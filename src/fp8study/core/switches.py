@@ -17,7 +17,6 @@ _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
     "strategy=fsdp2 on several GPUs"
 )
-_NOT_SENT = "says nothing where one GPU sends nothing to others; use 0, or several GPUs"
 BOUND_EARLY = (
     "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
     "layers afterwards; use "
@@ -160,16 +159,6 @@ class Switches:
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
         refused=(
             (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),))
-    gradient_exchange: Literal["reduce_scatter", "all_to_all"] | None = switch(
-        "reduce_scatter", "reduce_scatter", "gradients by {}", "`all_to_all`: gradients are sent "
-        "in BF16, as they were computed, and added up in FP32 where they arrive. `reduce_scatter` "
-        "sends them in FP32, as NCCL adds them up on the way.", refused=(
-            (lambda c: c.gradient_exchange == "all_to_all" and not is_sharded(c), _NOT_REDUCED),
-            (lambda c: c.gradient_exchange == "all_to_all" and c.gradient_accumulation_steps > 1,
-             "would round to BF16 what gradient_accumulation_steps={gradient_accumulation_steps} "
-             "adds up in FP32; use reduce_scatter"),
-            (lambda c: c.gradient_exchange == "all_to_all" and RECIPES[c.precision].scales_loss,
-             "sends BF16, and precision={precision} has none; use reduce_scatter")))
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
@@ -228,20 +217,16 @@ class Switches:
              "is for FP8 layers that keep their weights; use weight_cast=each_update on one GPU, "
              "or fused"),))
     swiglu: Literal["compiled", "kernels"] | None = switch(
-        "compiled", "compiled", "SwiGLU by {}", "What becomes of SwiGLU between FP8 layers: the "
+        "compiled",
+        lambda c: "kernels" if c.weight_cast == "each_update" and _updates_in_one_pass(c)
+        and c.update_kernel == "one_pass" else "compiled",
+        "SwiGLU by {}", "What becomes of SwiGLU between FP8 layers: the "
         "compiler's kernels, which cast and transpose as they compute, or Triton ones that write "
-        "FP8, and one that transposes it.", differs="pair effect", refused=(
+        "FP8, and one that transposes it; an MLP of another kind stays the compiler's.",
+        differs="pair effect", refused=(
             (lambda c: c.swiglu == "kernels" and c.weight_cast != "each_update",
              "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
              "compiled"),))
-    nccl_ctas: int | None = switch(
-        0, 0, "{} NCCL CTAs", "The most blocks of threads that NCCL runs a collective in, each on "
-        "a multiprocessor of its own; 0: as many as NCCL chooses.", low=0, high=64, refused=(
-            (lambda c: c.nccl_ctas and c.num_gpus == 1, _NOT_SENT),))
-    spared_sms: int | None = switch(
-        0, 0, "{} SMs spared", "Multiprocessors that GEMMs leave to what runs beside them, as "
-        "NCCL's collectives; 0: none, as torch does.", low=0, high=64, refused=(
-            (lambda c: c.spared_sms and c.num_gpus == 1, _NOT_SENT),))
 # fmt: on
 
 
@@ -250,4 +235,13 @@ RETIRED: dict[str, Field] = {
     "recompute": Field(
         "tuning", "no GPU gained by it (docs/log.md)", plain="default", words="{} recomputation",
         differs=("switch",)),
+    "gradient_exchange": Field(
+        "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain="reduce_scatter",
+        words="gradients by {}", differs=("switch",)),
+    "nccl_ctas": Field(
+        "tuning", "two GPUs lost 2 to 4 % by it (docs/log.md, 69)", plain=0,
+        words="{} NCCL CTAs", differs=("switch",)),
+    "spared_sms": Field(
+        "tuning", "two GPUs lost 2 to 4 % by it (docs/log.md, 69)", plain=0,
+        words="{} SMs spared", differs=("switch",)),
 }  # fmt: skip

@@ -40,7 +40,6 @@ _COLLECTIVES = {
     "c10d::allgather_into_tensor_coalesced_": ("all_gather", 0),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", 1),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "c10d::alltoall_base_": ("all_to_all", 1),
     "c10d::allreduce_": ("all_reduce", 0),
     "c10d::allreduce_coalesced_": ("all_reduce", 0),
     "c10d::broadcast_": ("broadcast", 0),
@@ -80,7 +79,7 @@ class Nodes:
         if group is not None and group in self.groups:
             spans = len({rank // size for rank in self.groups[group]}) > 1
         else:
-            among_shards = collective in ("all_gather", "reduce_scatter", "all_to_all")
+            among_shards = collective in ("all_gather", "reduce_scatter")
             spans = not among_shards or self.config.num_shards > size
         return "between" if spans else "inside"
 
@@ -267,7 +266,7 @@ def _collective(name: str) -> str:
     """Return one name for a collective, which NCCL's metadata writes in several ways."""
     plain = name.strip("_").removesuffix("_base").replace("_", "")
     known = {"allgather": "all_gather", "reducescatter": "reduce_scatter",
-             "allreduce": "all_reduce", "alltoall": "all_to_all"}  # fmt: skip
+             "allreduce": "all_reduce"}  # fmt: skip
     return next((ours for theirs, ours in known.items() if plain.startswith(theirs)), name)
 
 

@@ -13,7 +13,6 @@ from importlib import metadata
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from packaging.specifiers import SpecifierSet
 from torch.distributed.fsdp import FSDPModule
 
@@ -59,9 +58,6 @@ PATCHES = {
     "gradient_pool": Patch(
         "shared", "own", f"{_FSDP}.DefaultReduceScatter.allocate", "torch", ">=2.11,<2.14"
     ),
-    "gradient_exchange": Patch(
-        "all_to_all", "reduce_scatter", f"{_FSDP}.DefaultReduceScatter", "torch", ">=2.11,<2.14"
-    ),
 }  # fmt: skip
 
 
@@ -84,9 +80,7 @@ def applies(config: ResolvedConfig, switch: str) -> bool:
 
 
 def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
-    """Do to a model what switches ask for that say how it is gathered and reduced."""
-    if config.spared_sms and torch.cuda.is_available():
-        spare_multiprocessors(config.spared_sms)
+    """Do to a sharded model what ``reshard_after_forward=half`` and `PATCHES`' switches ask for."""
     if config.reshard_after_forward == "half":
         # The backward pass begins with the later layers: their weights would be freed for the
         # shortest time.
@@ -96,26 +90,15 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
             layer.set_reshard_after_forward(False, recurse=False)
     if applies(config, "gather_cast"):
         _compile_casts()
-    if applies(config, "gradient_pool") or applies(config, "gradient_exchange"):
-        kind = _reduce_scatter(*(applies(config, f"gradient_{of}") for of in ("pool", "exchange")))
+    if applies(config, "gradient_pool"):
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(kind())
+                module.set_custom_reduce_scatter(_shared_pool_reduce_scatter()())
     if applies(config, "gradient_copy"):
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
         chunk_cat()  # keeps torch's own
         collectives.foreach_reduce_scatter_copy_in = copy_together  # type: ignore[assignment]
-
-
-def spare_multiprocessors(number: int) -> None:
-    """Let GEMMs of this process leave some multiprocessors alone; 0: none, as torch does.
-
-    Asked of cuBLASLt, which torch does not use for all of them by itself, and does from then on.
-    """
-    torch._C._set_sm_carveout_experimental(number or None)
-    if number:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
 
 
 def _compile_casts() -> None:
@@ -182,56 +165,6 @@ def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
     # Flat and of any length: one kernel for all weights.
     fp8_N: torch.Tensor = compiled(to_fp8, dynamic=True)(weight_N, scale, dtype)
     return fp8_N
-
-
-@cache
-def _reduce_scatter(is_shared: bool, exchanges: bool) -> type:
-    """Return the class of a reduce-scatter that does one of these, or both."""
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-
-    base = _shared_pool_reduce_scatter() if is_shared else DefaultReduceScatter
-    return _exchanging_reduce_scatter(base) if exchanges else base
-
-
-def _exchanging_reduce_scatter(base: Any) -> type:
-    """Return a reduce-scatter that sends gradients as they are, and adds them up in FP32 at home.
-
-    torch casts BF16 gradients to FP32 and sends these, as NCCL adds up in what it sends. Here each
-    rank is sent the others' parts of its shard in BF16, half the bytes, and adds them up in FP32
-    in the order of the ranks: of two ranks that is the same sum to the bit.
-    """
-
-    class ExchangingReduceScatter(base):
-        """FSDP2 asks it for the gradients' memory, then for that of their sum, then to reduce."""
-
-        has_gradients = False
-
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            if not self.has_gradients:
-                self.has_gradients, dtype = True, torch.bfloat16
-            made: torch.Tensor = super().allocate(size, dtype=dtype, device=device)
-            return made
-
-        def __call__(
-            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any
-        ) -> None:
-            self.has_gradients = False
-            # Another one would be asked for if gradients were given a divisor, which none are here.
-            assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
-            received_N = torch.empty_like(input_tensor)
-            dist.all_to_all_single(received_N, input_tensor, group=group)
-            parts = [*received_N.view(group.size(), -1).unbind()]
-            add = compiled(_added, dynamic=True) if received_N.is_cuda else _added
-            add(parts, output_tensor, len(parts) if op == dist.ReduceOp.AVG else 1)
-
-    return ExchangingReduceScatter
-
-
-def _added(parts: list[torch.Tensor], sum_N: torch.Tensor, divisor: int) -> None:
-    total_N = parts[0].float()
-    for part_N in parts[1:]:
-        total_N = total_N + part_N.float()
-    sum_N.copy_(total_N / divisor)
 
 
 @cache

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.errors import UserError
 from fp8study.model.float8 import is_converted, to_fp8
 from fp8study.model.fsdp_patches import applies
 from fp8study.model.kept_weights import FP8, turned
@@ -25,6 +24,8 @@ GRADIENT = torch.float8_e5m2
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
 #: transformers' modules that compute that and nothing else.
 _MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
+#: What their classes' names begin with once they write FP8.
+_GATED = "Gated"
 
 
 def _scale(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -200,27 +201,29 @@ def _forward(self: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
 def _class_of(mlp: Any) -> Any:
     function = _function()
     methods = {"forward": lambda self, x: _forward(self, x, function)}
-    return type(f"Gated{mlp.__name__}", (mlp,), methods)
+    return type(f"{_GATED}{mlp.__name__}", (mlp,), methods)
 
 
 def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
     """Let the MLPs of a converted model do their SwiGLU as a run asks for, in place.
 
-    Only those whose three layers are in FP8 and have no bias.
-
-    Raises:
-        UserError: The model has none.
+    Only those whose three layers are in FP8 and have no bias; the others stay the compiler's.
     """
-    if not (applies(config, "swiglu") and applies(config, "weight_cast")):
-        return
-    found = [module for module in model.modules() if _is_swiglu(module)]
-    if not found:
-        raise UserError(
-            "swiglu: 'kernels' finds no MLP of FP8 layers and SiLU in this model; use compiled"
-        )
-    for module in found:
-        kind: Any = type(module)
-        module.__class__ = _class_of(kind)
+    if asks_for_kernels(config):
+        for module in model.modules():
+            if _is_swiglu(module):
+                kind: Any = type(module)
+                module.__class__ = _class_of(kind)
+
+
+def asks_for_kernels(config: ResolvedConfig) -> bool:
+    """Return whether a run's MLPs are to write FP8, where this installation can."""
+    return applies(config, "swiglu") and applies(config, "weight_cast")
+
+
+def num_gated(model: torch.nn.Module) -> int:
+    """Return how many of a model's MLPs write FP8 between their layers."""
+    return sum(type(module).__name__.startswith(_GATED) for module in model.modules())
 
 
 def _is_swiglu(module: Any) -> bool:

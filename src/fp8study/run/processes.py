@@ -41,8 +41,6 @@ def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
             name = "PYTORCH_CUDA_ALLOC_CONF" if older else "PYTORCH_ALLOC_CONF"
             options = [environment.get(name), "expandable_segments:True"]
             environment[name] = ",".join(filter(None, options))
-        if config.nccl_ctas:
-            environment["NCCL_MAX_CTAS"] = str(config.nccl_ctas)
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         # Tiny layers gain nothing from threads, and runs share the few cores.

@@ -17,7 +17,6 @@ from fp8study.measure.gemm_peaks import linear_shapes, measure_ceilings
 from fp8study.measure.instruments import Instruments
 from fp8study.measure.overhead import BLOCK_STEPS, measure_overhead
 from fp8study.measure.profiling import profiled_step
-from fp8study.model.fsdp_patches import spare_multiprocessors
 from fp8study.train.progress import log_step
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
         trainer.audit |= without_hidden_products(found, config.to_dict())
     if is_main and device.type == "cuda":
         torch.cuda.empty_cache()
-        if config.spared_sms:
-            spare_multiprocessors(0)  # GEMMs are timed alone
         shapes = linear_shapes(trainer.bare_model, config)
         num_tokens = config.micro_batch_size * config.sequence_length
         trainer.found["ceilings"] = measure_ceilings(shapes, num_tokens, config.precision, device)

@@ -12,6 +12,7 @@ from fp8study.core.errors import UserError
 from fp8study.measure.clock import FinishedStep
 from fp8study.model.fsdp_patches import unchecked
 from fp8study.model.sharding import parameters_outside_optimizer_pct
+from fp8study.model.swiglu import asks_for_kernels, num_gated
 
 if TYPE_CHECKING:
     from fp8study.train.trainer import Trainer
@@ -63,6 +64,9 @@ def warnings(trainer: Trainer) -> list[str]:
         "attention_mask: checked in each forward pass, for which the GPU is waited for: "
         f"{trainer.needs_masks}": trainer.needs_masks,
         **dict.fromkeys(unchecked(config), True),
+        "swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers without bias": (
+            asks_for_kernels(config) and not num_gated(trainer.bare_model)
+        ),
         f"{trainer.beyond_fp8_pct:.0f} % of the weights are in layers that are no nn.Linear: "
         "FP8 does not reach them": trainer.beyond_fp8_pct > 1,
         f"the arithmetic of {trainer.uncounted_pct:.0f} % of the weights is not counted: "

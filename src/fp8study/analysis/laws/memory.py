@@ -224,7 +224,15 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
     if config.transposes == "separate":
         kept += 2 * h + q + f
+    if writes_fp8_between(config, shape):
+        kept += h  # the MLP's input, in BF16 where the compiler keeps FP8
     return kept
+
+
+def writes_fp8_between(config: ResolvedConfig, shape: ModelShape) -> bool:
+    """Return whether SwiGLU's kernels do the MLPs; as if every activation were SiLU."""
+    mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    return config.swiglu == "kernels" and _is_fp8(config, shape, *mlp)
 
 
 def _tokens(config: ResolvedConfig) -> int:
@@ -271,14 +279,16 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return casts of weights that the backward pass uses again.
 
     Autocast keeps a BF16 copy of FP32 weights. Of weights that were gathered in FP8 the compiled
-    backward pass keeps the MLP's and one of the small projections', whatever FSDP2 frees.
+    backward pass keeps the MLP's, unless kernels do its SwiGLU, and one of the small projections',
+    whatever FSDP2 frees.
     """
     if config.strategy == "fsdp2":
         if not (config.fp8_all_gather and config.num_gpus > 1):
             return 0.0
         mlp = [wide * high for name, (wide, high) in shape.convertible.items() if "mlp" in name]
         layers = 1 if config.activation_checkpointing else shape.num_layers
-        return float(layers * (sum(mlp) + shape.hidden_size * shape.kv_size))
+        of_mlp = 0 if writes_fp8_between(config, shape) else sum(mlp)
+        return float(layers * (of_mlp + shape.hidden_size * shape.kv_size))
     if config.master_dtype == "bf16":
         return 0.0
     return 2.0 * (shape.num_layers * shape.layer_parameters - _converted(config, shape))

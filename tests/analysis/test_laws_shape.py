@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from fp8study.analysis.laws.memory import layer_bytes
+from fp8study.analysis.laws.layer import layer_bytes
 from fp8study.analysis.laws.shape import MIXTURES, ModelShape, shape_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError

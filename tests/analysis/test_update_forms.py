@@ -17,10 +17,9 @@ from fp8study.analysis.pairing import (
     BEFORE,
     IN_ONE_PASS,
     has_usual_path,
-    spelled_out,
     unusual_switches,
 )
-from fp8study.analysis.speed import switch_table
+from fp8study.analysis.speed import spelled_out, switch_table
 from fp8study.core.config import make_config
 from tests.factories import make_record, store
 from tests.table_factories import frame

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.core.config import completed, make_config
+from fp8study.core.config import completed
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
 from fp8study.core.records import RESULTS, RunRecord
@@ -128,10 +128,10 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     leaves a part of these switches. A switch that came later was not set; if the path sets it
     today, the record is of an earlier form of the path. An arm says what made its SwiGLU.
     """
-    before = _set_besides(config, BEFORE)
+    before = set_besides(config, BEFORE)
     if not before:
         return before
-    besides = _set_besides(config, {})
+    besides = set_besides(config, {})
     return [IN_ONE_PASS, *besides] if {*besides} < {*before} else before
 
 
@@ -140,7 +140,7 @@ def has_usual_path(config: dict[str, Any]) -> bool:
     return unusual_switches(config) in ([], [IN_ONE_PASS])
 
 
-def _set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Name the switches that differ from what the path decides with some `given`."""
     switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
     others = {name: value for name, value in config.items() if name not in PLAIN}
@@ -157,21 +157,6 @@ def _set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
         if name in unusual
     ]
     return texts if unusual <= config.keys() else [*texts, EARLIER_FORM]
-
-
-def spelled_out(setting: str, precision: str, arm: str) -> str:
-    """Write a setting without `IN_ONE_PASS`: with the switches that this means instead.
-
-    And with what the arm says of its SwiGLU.
-    """
-    if SWIGLU_KERNELS in arm.split(", "):
-        setting = f"{setting}, {FIELDS['swiglu'].words.format('kernels')}"
-    if IN_ONE_PASS not in setting.split(", "):
-        return setting
-    alone = {"path": "tuned", "strategy": "none", "precision": precision}
-    values = alone | ({"strategy": "fsdp2", "num_gpus": 2} if "FSDP2" in setting else {})
-    today = make_config(values).resolved()
-    return setting.replace(IN_ONE_PASS, ", ".join(_set_besides(today.to_dict(), BEFORE)))
 
 
 def shorten_arms(runs: pd.DataFrame) -> pd.DataFrame:

@@ -18,8 +18,11 @@ from fp8study.analysis.frames import MIXED, PLACE, held_seconds
 from fp8study.analysis.leads import intervals
 from fp8study.analysis.pairing import (
     ARM,
+    BEFORE,
     DIVERGED,
     EARLIER_FORM,
+    IN_ONE_PASS,
+    SWIGLU_KERNELS,
     as_one_study,
     calm,
     medians_by,
@@ -29,9 +32,11 @@ from fp8study.analysis.pairing import (
     ordered,
     pairs_of,
     sessions_of,
-    spelled_out,
+    set_besides,
     together,
 )
+from fp8study.core.config import make_config
+from fp8study.core.fields import FIELDS
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS
@@ -162,6 +167,21 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
         ]
     table = pd.DataFrame(_with_gains(rows), columns=SWITCH_COLUMNS)
     return table.sort_values(["machine", "study", "model", "num_gpus", "precision"], kind="stable")
+
+
+def spelled_out(setting: str, precision: str, arm: str) -> str:
+    """Write a setting without `IN_ONE_PASS`: with the switches that this means instead.
+
+    And with what the arm says of its SwiGLU.
+    """
+    if SWIGLU_KERNELS in arm.split(", "):
+        setting = f"{setting}, {FIELDS['swiglu'].words.format('kernels')}"
+    if IN_ONE_PASS not in setting.split(", "):
+        return setting
+    alone = {"path": "tuned", "strategy": "none", "precision": precision}
+    values = alone | ({"strategy": "fsdp2", "num_gpus": 2} if "FSDP2" in setting else {})
+    today = make_config(values).resolved()
+    return setting.replace(IN_ONE_PASS, ", ".join(set_besides(today.to_dict(), BEFORE)))
 
 
 def _switch_rows(group: pd.DataFrame) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ T: tokens of one micro batch on one GPU, n: GPUs that share the weights.
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +21,20 @@ from typing import Any, ClassVar
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import gathers_again
 from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
+from fp8study.analysis.laws.layer import (
+    computes_in_autocast,
+    kept_narrow,
+    layer_bytes,
+    narrow_gradients,
+    num_converted_weights,
+    writes_fp8_between,
+)
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 
 GIB = 2**30
 #: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.loss_head.CHUNK`).
 CHUNK = 2048
-#: What a kept score of attention takes: capped, as a share in FP32, and that in BF16.
-_SCORE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -176,65 +181,6 @@ def _slack_name(config: ResolvedConfig) -> str:
     return f"slack_{config.allocator}" + "_fsdp2" * (config.strategy == "fsdp2")
 
 
-def _computes_in_autocast(config: ResolvedConfig) -> bool:
-    """Whether FP32 weights are cast by autocast, which keeps the residual stream in FP32."""
-    return config.strategy != "fsdp2" and config.master_dtype == "fp32"
-
-
-def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
-    """Whether all the linear layers of these names are FP8 in a layer of the middle; no expert."""
-    return config.is_fp8 and all(
-        part in shape.convertible
-        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip)
-        for part in parts
-    )
-
-
-def _converted(config: ResolvedConfig, shape: ModelShape) -> int:
-    """Return the weights that compute in FP8, of all layers."""
-    every = shape.num_layers * shape.convertible_parameters
-    return every - shape.matched(config.skip) if config.is_fp8 else 0
-
-
-def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return what a decoder layer keeps for its backward pass, bytes a token.
-
-    Compiled: the residual stream, the output of attention's projection, queries, keys, values,
-    attention's output and its softmax sums, and the MLP's two halves; where a layer computes in
-    BF16 also its input. FP8 layers make theirs again, from the norm or product before it, or keep
-    it in FP8 where a kernel of its own transposes it. Of a model that is not compiled, every norm
-    and activation keeps its own, FP8 or not.
-    """
-    h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
-    f = f * shape.num_active_experts + shape.shared_size
-    in_autocast = _computes_in_autocast(config)
-    kept = (4 if in_autocast else 2) * h + 2 * h + 2 * (q + 2 * kv) + 2 * q + 4 * f
-    kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)
-    if shape.keeps_scores:
-        kept += _SCORE_BYTES * shape.num_heads * config.sequence_length
-    eager = not config.compile
-    queries = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    if eager or not _is_fp8(config, shape, *queries):
-        kept += 2 * h
-    if eager or not _is_fp8(config, shape, "mlp.gate_proj", "mlp.up_proj"):
-        kept += 2 * h
-    if eager or not _is_fp8(config, shape, "mlp.down_proj"):
-        kept += 2 * f
-    if eager:
-        kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
-    if config.transposes == "separate":
-        kept += 2 * h + q + f
-    if writes_fp8_between(config, shape):
-        kept += h  # the MLP's input, in BF16 where the compiler keeps FP8
-    return kept
-
-
-def writes_fp8_between(config: ResolvedConfig, shape: ModelShape) -> bool:
-    """Return whether SwiGLU's kernels do the MLPs; as if every activation were SiLU."""
-    mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    return config.swiglu == "kernels" and _is_fp8(config, shape, *mlp)
-
-
 def _tokens(config: ResolvedConfig) -> int:
     return config.micro_batch_size * config.sequence_length
 
@@ -242,7 +188,7 @@ def _tokens(config: ResolvedConfig) -> int:
 def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
     a_layer = layer_bytes(config, shape)
     if config.activation_checkpointing:  # each layer's input, and one layer made again
-        width = 4 if _computes_in_autocast(config) else 2
+        width = 4 if computes_in_autocast(config) else 2
         return _tokens(config) * (shape.num_layers * width * shape.hidden_size + a_layer)
     return _tokens(config) * shape.num_layers * a_layer
 
@@ -253,7 +199,7 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
     hidden = constants.hidden_bytes * tokens * shape.hidden_size
     is_sharded = config.strategy == "fsdp2"
     # Its weight in BF16: cast by autocast, gathered by FSDP2, or the weight itself.
-    weight = 2 * head if is_sharded or _computes_in_autocast(config) else 0
+    weight = 2 * head if is_sharded or computes_in_autocast(config) else 0
     if config.loss_head == "plain":
         return weight + constants.logit_bytes * tokens * vocabulary + hidden
     if config.loss_head == "compiled":
@@ -291,13 +237,15 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
         return float(layers * (of_mlp + shape.hidden_size * shape.kv_size))
     if config.master_dtype == "bf16":
         return 0.0
-    return 2.0 * (shape.num_layers * shape.layer_parameters - _converted(config, shape))
+    return 2.0 * (shape.num_layers * shape.layer_parameters - num_converted_weights(config, shape))
 
 
 def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return FP8 weights kept between updates: whole ones in both layouts, or shards."""
     width = 2.0 if config.strategy == "none" else 1 / config.num_shards
-    return width * _converted(config, shape) if config.weight_cast == "each_update" else 0.0
+    return (
+        width * num_converted_weights(config, shape) if config.weight_cast == "each_update" else 0.0
+    )
 
 
 def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:
@@ -333,19 +281,6 @@ def _gradients_at_update(config: ResolvedConfig, shape: ModelShape, weight_bytes
     buckets = 2 if config.strategy == "ddp" else 1
     narrow = shape.num_layers * narrow_gradients(config, shape)
     return buckets * weight_bytes * shape.num_parameters - 2 * narrow
-
-
-def narrow_gradients(config: ResolvedConfig, shape: ModelShape) -> int:
-    """Return the weights of a decoder layer whose gradients stay in BF16, but for experts'."""
-    if config.gradient_dtype != "compute":
-        return 0
-    return shape.convertible_parameters if shape.num_experts > 1 else shape.layer_parameters
-
-
-def kept_narrow(config: ResolvedConfig, shape: ModelShape) -> int:
-    """Return those of all layers that are not FP8, which are kept in BF16 between updates."""
-    narrow = shape.num_layers * narrow_gradients(config, shape)
-    return narrow and narrow - _converted(config, shape)
 
 
 def _head_gradients(config: ResolvedConfig, shape: ModelShape) -> float:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 
 from fp8study.analysis.laws.communication import NETWORK, Network, exposed_ms, gathers_again
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.memory import (
-    Parts,
+from fp8study.analysis.laws.layer import (
+    converted_share,
     kept_narrow,
     layer_bytes,
     narrow_gradients,
-    state_bytes,
+    num_converted,
     writes_fp8_between,
 )
+from fp8study.analysis.laws.memory import Parts, state_bytes
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -235,19 +236,6 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
         copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
         **{name: factor * getattr(c, name) for name, factor in slower.items()},
     )
-
-
-def converted_share(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return the share of weights that torchao can convert and that compute in FP8, 0 to 1."""
-    if not config.is_fp8:
-        return 0.0
-    kept = shape.matched(config.skip) / shape.num_layers / shape.convertible_parameters
-    return max(0.0, 1 - kept)
-
-
-def num_converted(config: ResolvedConfig, shape: ModelShape) -> float:
-    """Return how many linear layers compute in FP8."""
-    return converted_share(config, shape) * shape.num_layers * len(shape.convertible)
 
 
 def _casts_ms(

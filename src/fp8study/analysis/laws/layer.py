@@ -1,0 +1,98 @@
+"""A decoder layer: what computes in FP8 and in BF16, and what it keeps for its backward pass.
+
+Letters as in `fp8study.analysis.laws.memory`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.core.config import ResolvedConfig
+
+#: What a kept score of attention takes: capped, as a share in FP32, and that in BF16.
+_SCORE_BYTES = 8
+
+
+def computes_in_autocast(config: ResolvedConfig) -> bool:
+    """Whether FP32 weights are cast by autocast, which keeps the residual stream in FP32."""
+    return config.strategy != "fsdp2" and config.master_dtype == "fp32"
+
+
+def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
+    """Whether all the linear layers of these names are FP8 in a layer of the middle; no expert."""
+    return config.is_fp8 and all(
+        part in shape.convertible
+        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip)
+        for part in parts
+    )
+
+
+def num_converted_weights(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return the weights that compute in FP8, of all layers."""
+    every = shape.num_layers * shape.convertible_parameters
+    return max(0, every - shape.matched(config.skip)) if config.is_fp8 else 0
+
+
+def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what a decoder layer keeps for its backward pass, bytes a token.
+
+    Compiled: the residual stream, the output of attention's projection, queries, keys, values,
+    attention's output and its softmax sums, and the MLP's two halves; where a layer computes in
+    BF16 also its input. FP8 layers make theirs again, from the norm or product before it, or keep
+    it in FP8 where a kernel of its own transposes it. Of a model that is not compiled, every norm
+    and activation keeps its own, FP8 or not.
+    """
+    h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
+    f = f * shape.num_active_experts + shape.shared_size
+    in_autocast = computes_in_autocast(config)
+    kept = (4 if in_autocast else 2) * h + 2 * h + 2 * (q + 2 * kv) + 2 * q + 4 * f
+    kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)
+    if shape.keeps_scores:
+        kept += _SCORE_BYTES * shape.num_heads * config.sequence_length
+    eager = not config.compile
+    queries = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    if eager or not _is_fp8(config, shape, *queries):
+        kept += 2 * h
+    if eager or not _is_fp8(config, shape, "mlp.gate_proj", "mlp.up_proj"):
+        kept += 2 * h
+    if eager or not _is_fp8(config, shape, "mlp.down_proj"):
+        kept += 2 * f
+    if eager:
+        kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
+    if config.transposes == "separate":
+        kept += 2 * h + q + f
+    if writes_fp8_between(config, shape):
+        kept += h  # the MLP's input, in BF16 where the compiler keeps FP8
+    return kept
+
+
+def writes_fp8_between(config: ResolvedConfig, shape: ModelShape) -> bool:
+    """Return whether SwiGLU's kernels do the MLPs; as if every activation were SiLU."""
+    mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    return config.swiglu == "kernels" and _is_fp8(config, shape, *mlp)
+
+
+def narrow_gradients(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return the weights of a decoder layer whose gradients stay in BF16, but for experts'."""
+    if config.gradient_dtype != "compute":
+        return 0
+    return shape.convertible_parameters if shape.num_experts > 1 else shape.layer_parameters
+
+
+def kept_narrow(config: ResolvedConfig, shape: ModelShape) -> int:
+    """Return those of all layers that are not FP8, which are kept in BF16 between updates."""
+    narrow = shape.num_layers * narrow_gradients(config, shape)
+    return narrow and narrow - num_converted_weights(config, shape)
+
+
+def converted_share(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return the share of weights that torchao can convert and that compute in FP8, 0 to 1."""
+    if not config.is_fp8:
+        return 0.0
+    return num_converted_weights(config, shape) / (shape.num_layers * shape.convertible_parameters)
+
+
+def num_converted(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return how many linear layers compute in FP8."""
+    return converted_share(config, shape) * shape.num_layers * len(shape.convertible)

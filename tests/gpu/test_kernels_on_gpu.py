@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
-import math
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -24,7 +20,6 @@ from fp8study.model import kernels
 from fp8study.model.attention import imply_causal_mask
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.fsdp_patches import spare_multiprocessors
 from fp8study.model.kept_weights import FP8, keep_weights, refresh
 from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 from fp8study.model.sharding import after_update, make_accelerator, prepare
@@ -86,25 +81,6 @@ def test_one_pass_updates_as_plain_torch(
 def test_swiglu_is_torchs_and_its_casts_torchaos(num: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     check_gated(num, dtype, "cuda")
-
-
-def test_gemms_leave_the_multiprocessors_that_they_are_told_to() -> None:
-    a, b = (torch.randn(8192, 8192, device=DEVICE).bfloat16() for _ in range(2))
-    fp8, one = a.to(FP8), torch.ones((), device=DEVICE)
-    of_gpu = torch.cuda.get_device_properties(DEVICE).multi_processor_count
-    for spared in (0, 16, 0):
-        spare_multiprocessors(spared)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            torch.mm(a, b)
-            torch._scaled_mm(fp8, fp8.t(), one, one, out_dtype=torch.bfloat16)
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "trace.json")
-            profile.export_chrome_trace(str(path))
-            events = json.loads(path.read_text())["traceEvents"]
-        grids = [e["args"]["grid"] for e in events if "nvjet" in e["name"] and "grid" in e["args"]]
-        assert len(grids) == 2
-        assert all(math.prod(grid) <= of_gpu - spared for grid in grids)
-        assert spared or all(math.prod(grid) > of_gpu - 16 for grid in grids)
 
 
 class Layers(torch.nn.Module):

@@ -13,9 +13,10 @@ from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 from transformers import LlamaConfig
 
 from fp8study.core.config import RunConfig, make_config
-from fp8study.model import fsdp_patches, loss_head
+from fp8study.model import loss_head
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import build_model, decoder_layers
+from fp8study.model.fsdp import patches
 from fp8study.model.loss_head import chunked_cross_entropy, replace_loss_head
 from fp8study.model.updates import make_updates, parameter_groups
 
@@ -106,7 +107,7 @@ def test_the_compiled_cast_gives_the_same_bytes() -> None:
     weight = torch.randn(1000, 4096, device=DEVICE)
     scale = torch.finfo(torch.float8_e4m3fn).max / weight.abs().max()
     theirs = hp_tensor_and_scale_to_float8(weight, scale, torch.float8_e4m3fn)
-    ours = fsdp_patches._cast(weight.view(-1), scale, torch.float8_e4m3fn).view_as(weight)
+    ours = patches._cast(weight.view(-1), scale, torch.float8_e4m3fn).view_as(weight)
     assert torch.equal(ours.view(torch.uint8), theirs._data.view(torch.uint8))
 
 

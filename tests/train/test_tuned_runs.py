@@ -134,7 +134,11 @@ def test_gradients_reduced_in_our_ways_are_the_same(
 ) -> None:
     found = compared("fsdp2", 2)["reducing"]
     plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
-    assert found["used"] == [[plain], [shared], [plain, "foreach"]]
+    sent = "all to all, bfloat16"
+    assert found["used"] == [
+        [plain], [shared], [sent], [shared, sent], [plain, "foreach", "together"],
+        [sent, "together"],
+    ]  # fmt: skip
     assert found["difference"] == 0
 
 

@@ -23,11 +23,11 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as fsdp
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import fp8study.model.fsdp_patches
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
 from fp8study.model import loss_head, sharding, swiglu
-from fp8study.model.fsdp_patches import shards
+from fp8study.model.fsdp import patches
+from fp8study.model.fsdp.patches import shards
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
 from fp8study.model.updates import make_updates
@@ -167,14 +167,40 @@ def reducing(num_gpus: int) -> dict[str, Any]:
             used[-1].add("foreach")
         copy(targets, sources)
 
+    exchange = dist.all_to_all_single
+
+    def watched_exchange(received: Any, sent: Any, **named: Any) -> Any:
+        used[-1].add(f"all to all, {sent.dtype}".replace("torch.", ""))
+        return exchange(received, sent, **named)
+
+    kind_of, together = patches._reduce_scatter, patches.copy_together
+
+    def watched_kind(*how: bool) -> type:
+        kind = kind_of(*how)
+        used[-1].update(each.__name__ for each in kind.mro()[:-1] if "Pool" in each.__name__)
+        return kind
+
+    def watched_together(*arguments: Any) -> None:
+        used[-1].add("together")
+        together(*arguments)
+
+    patches._reduce_scatter = watched_kind  # type: ignore[assignment]
+    patches.copy_together = watched_together
+    dist.all_to_all_single = watched_exchange  # type: ignore[assignment]
     fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
     torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
     results = []
     # The last one holds for the rest of the process.
-    for changes in ({}, {"gradient_pool": "shared"}, {"gradient_copy": "foreach"}):
+    for changes in (
+        {}, {"gradient_pool": "shared"}, {"collectives": "copy_engines"},
+        {"collectives": "copy_engines", "gradient_pool": "shared"},
+        {"gradient_copy": "foreach"},
+        {"gradient_copy": "foreach", "collectives": "copy_engines"},
+    ):  # fmt: skip
         used.append(set())
         results.append(train(make_config(values | changes), tied=False)[0])
-    torch._foreach_copy_ = copy
+    torch._foreach_copy_, dist.all_to_all_single = copy, exchange
+    patches._reduce_scatter, patches.copy_together = kind_of, together
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],
@@ -187,14 +213,14 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
     fp8 = values | {"precision": "fp8"}
     expected, _, _ = train(make_config(fp8), tied=False)
-    num_casts, cast = 0, fp8study.model.fsdp_patches._cast
+    num_casts, cast = 0, patches._cast
 
     def counted(*arguments: Any) -> torch.Tensor:
         nonlocal num_casts
         num_casts += 1
         return cast(*arguments)
 
-    fp8study.model.fsdp_patches._cast = counted
+    patches._cast = counted
     changes = {"gather_cast": "compiled", "reshard_after_forward": "half"}
     weights, _, _ = train(make_config(fp8 | changes), tied=False)
     changes |= {"weight_cast": "each_update"}

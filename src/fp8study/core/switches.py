@@ -227,6 +227,24 @@ class Switches:
             (lambda c: c.swiglu == "kernels" and c.weight_cast != "each_update",
              "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
              "compiled"),))
+    collectives: Literal["nccl", "copy_engines"] | None = switch(
+        "nccl", "nccl", "collectives by {}", "`copy_engines`: GPUs of one host read each other's "
+        "weights and gradients by their copy engines, which leave every multiprocessor to GEMMs; "
+        "gradients travel in BF16, as they were computed, and are added up in FP32 where they "
+        "arrive. `nccl`: by its kernels, gradients in FP32.", refused=(
+            (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.collectives == "copy_engines" and c.num_nodes > 1,
+             "reads GPUs of its own host only, not of num_nodes={num_nodes}; use nccl"),
+            (lambda c: c.collectives == "copy_engines" and c.gradient_accumulation_steps > 1,
+             "would round to BF16 what gradient_accumulation_steps={gradient_accumulation_steps} "
+             "adds up in FP32; use nccl"),
+            (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
+             "sends BF16, and precision={precision} has none; use nccl")))
+    nccl_ctas: int | None = switch(
+        0, 0, "{} NCCL CTAs", "The most blocks of threads that NCCL runs a collective in, each on "
+        "a multiprocessor of its own; 0: as many as NCCL chooses.", low=0, high=64, refused=(
+            (lambda c: c.nccl_ctas and c.num_gpus == 1,
+             "says nothing where one GPU sends nothing to others; use 0, or several GPUs"),))
 # fmt: on
 
 
@@ -238,9 +256,6 @@ RETIRED: dict[str, Field] = {
     "gradient_exchange": Field(
         "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain="reduce_scatter",
         words="gradients by {}", differs=("switch",)),
-    "nccl_ctas": Field(
-        "tuning", "two GPUs lost 2 to 4 % by it (docs/log.md, 69)", plain=0,
-        words="{} NCCL CTAs", differs=("switch",)),
     "spared_sms": Field(
         "tuning", "two GPUs lost 2 to 4 % by it (docs/log.md, 69)", plain=0,
         words="{} SMs spared", differs=("switch",)),

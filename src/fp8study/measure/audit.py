@@ -19,7 +19,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
-from fp8study.model.fsdp_patches import is_cast, shards
+from fp8study.model.fsdp.patches import is_cast, shards
 from fp8study.model.kept_weights import is_current, keeping_layers
 from fp8study.model.local import held, local_tensor, stride
 

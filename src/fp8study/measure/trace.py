@@ -45,6 +45,10 @@ _COLLECTIVES = {
     "c10d::broadcast_": ("broadcast", 0),
 }
 
+#: The same of `fp8study.model.fsdp.peers`, which are no kernels of NCCL's.
+_PULLED = {"fp8study::pull_weights": ("all_gather", 0),
+           "fp8study::pull_gradients": ("reduce_scatter", 1)}  # fmt: skip
+
 #: Operators that move or cast numbers and compute nothing.
 _MOVES = frozenset(
     "_reshape_alias _to_copy _unsafe_view alias as_strided cat chunk clone contiguous copy_ detach "
@@ -234,7 +238,7 @@ def _short(kernel_name: str) -> str:
 def _communication(
     ops: list[Event], kernels: list[Event], nodes: Nodes | None
 ) -> list[dict[str, Any]]:
-    """Count collectives from NCCL's kernels, which know every dtype; on CPUs from operators."""
+    """Count collectives from NCCL's kernels, which know every dtype, or else from operators."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def add(collective: str, dtype: str, num_elements: int, group: str | None = None) -> None:
@@ -250,15 +254,15 @@ def _communication(
             sizes = (facts.get("In msg nelems", 0), facts.get("Out msg nelems", 0))
             dtype, group = _dtype_name(str(facts.get("dtype"))), facts.get("Process Group Name")
             add(_collective(name), dtype, max(map(int, sizes)), group)
-    if not rows:
-        for op in ops:
-            if op.get("name") in _COLLECTIVES:
-                collective, place = _COLLECTIVES[op["name"]]
-                dims, dtype = op["args"]["Input Dims"][place], op["args"]["Input type"][place]
-                tensors = dims if dims and isinstance(dims[0], list) else [dims]
-                listed = dtype in ("TensorList", "GenericList")
-                for tensor in tensors:
-                    add(collective, "unknown" if listed else _dtype_name(dtype), math.prod(tensor))
+    known = _PULLED if rows else _COLLECTIVES | _PULLED
+    for op in ops:
+        if op.get("name") in known:
+            collective, place = known[op["name"]]
+            dims, dtype = op["args"]["Input Dims"][place], op["args"]["Input type"][place]
+            tensors = dims if dims and isinstance(dims[0], list) else [dims]
+            listed = dtype in ("TensorList", "GenericList")
+            for tensor in tensors:
+                add(collective, "unknown" if listed else _dtype_name(dtype), math.prod(tensor))
     return sorted(rows.values(), key=lambda row: -row["gib"])
 
 

@@ -25,7 +25,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import is_converted, part_of_mixture, to_fp8
-from fp8study.model.fsdp_patches import applies
+from fp8study.model.fsdp.patches import applies
 from fp8study.model.local import stride
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, let_change
-from fp8study.model.fsdp_patches import applies, cast_shards, shards, tune_communication
+from fp8study.model.fsdp.patches import applies, cast_shards, shards, tune_communication
 from fp8study.model.kept_weights import FP8, keep_weights, noted_largest, refresh
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 from fp8study.model.swiglu import write_fp8_between

@@ -15,7 +15,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.float8 import is_converted, to_fp8
-from fp8study.model.fsdp_patches import applies
+from fp8study.model.fsdp.patches import applies
 from fp8study.model.kept_weights import FP8, turned
 
 #: The format of gradients, torchao's for tensorwise scaling.

@@ -10,7 +10,7 @@ from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.measure.clock import FinishedStep
-from fp8study.model.fsdp_patches import unchecked
+from fp8study.model.fsdp.patches import unchecked
 from fp8study.model.sharding import parameters_outside_optimizer_pct
 from fp8study.model.swiglu import asks_for_kernels, num_gated
 

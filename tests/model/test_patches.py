@@ -11,8 +11,8 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
-from fp8study.model import fsdp_patches
-from fp8study.model.fsdp_patches import copy_together, is_cast
+from fp8study.model.fsdp import patches
+from fp8study.model.fsdp.patches import copy_together, is_cast
 from fp8study.model.kept_weights import FP8
 from fp8study.model.swiglu import asks_for_kernels
 
@@ -40,39 +40,45 @@ def test_every_rank_gets_the_shares_that_torch_would_give_it(
 def test_the_foreach_kernels_do_it_where_everything_is_even(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fsdp_patches, "chunk_cat", None)  # calling it would fail
+    monkeypatch.setattr(patches, "chunk_cat", None)  # calling it would fail
     gradients = [torch.ones(shape) for shape in SHAPES] + [torch.ones(3, 8).T]  # and a strided one
     buffer = torch.zeros(sum(g.numel() for g in gradients))
     copy_together(gradients, buffer, 4)
     assert buffer.sum() == buffer.numel()
 
 
-@pytest.mark.parametrize("switch", fsdp_patches.PATCHES)
+@pytest.mark.parametrize("switch", patches.PATCHES)
 def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch = fsdp_patches.PATCHES[switch]
+    patch = patches.PATCHES[switch]
     values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: patch.value}
     if switch in ("weight_cast", "swiglu"):
         values |= {"num_gpus": 1, "strategy": "none", "weight_cast": "each_update"}
     config = make_config(values)
-    assert fsdp_patches.unchecked(config) == []  # the versions that tests run with are checked
-    monkeypatch.setattr(fsdp_patches.metadata, "version", lambda package: "99.0")
-    for apply in ("_compile_casts", "_shared_pool_reduce_scatter", "chunk_cat"):
-        monkeypatch.setattr(fsdp_patches, apply, None)  # calling it would fail
-    fsdp_patches.tune_communication(config, torch.nn.Linear(2, 2))
+    assert patches.unchecked(config) == []  # the versions that tests run with are checked
+    monkeypatch.setattr(patches.metadata, "version", lambda package: "99.0")
+    for apply in (
+        "_compile_casts",
+        "_shared_pool_reduce_scatter",
+        "_pulling_reduce_scatter",
+        "_pulling_all_gather",
+        "chunk_cat",
+    ):
+        monkeypatch.setattr(patches, apply, None)  # calling it would fail
+    patches.tune_communication(config, torch.nn.Linear(2, 2))
     assert fsdp.foreach_reduce_scatter_copy_in is not copy_together
     assert not asks_for_kernels(config)
-    lines = {line.partition(":")[0]: line for line in fsdp_patches.unchecked(config)}
+    lines = {line.partition(":")[0]: line for line in patches.unchecked(config)}
     assert {*lines} == {switch} | ({"weight_cast"} if switch == "swiglu" else set())
     line = lines[switch]
     assert line.startswith(f"{switch}: '{patch.value}' replaces {patch.replaces}")
     assert f"not for 99.0: the run has {switch}={patch.plain}" in line
-    assert fsdp_patches.unchecked(make_config({})) == []
+    assert patches.unchecked(make_config({})) == []
 
 
-@pytest.mark.parametrize("patch", fsdp_patches.PATCHES.values())
-def test_what_is_listed_is_there(patch: fsdp_patches.Patch) -> None:
+@pytest.mark.parametrize("patch", patches.PATCHES.values())
+def test_what_is_listed_is_there(patch: patches.Patch) -> None:
     owner, _, name = patch.replaces.rpartition(".")
     assert callable(getattr(pkgutil.resolve_name(owner), name))
 

@@ -7,12 +7,14 @@ stays in place, and the run's record warns of it (`unchecked`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from packaging.specifiers import SpecifierSet
 from torch.distributed.fsdp import FSDPModule
 
@@ -20,6 +22,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import to_fp8
+from fp8study.model.fsdp import peers
 from fp8study.model.local import stride
 
 
@@ -58,6 +61,9 @@ PATCHES = {
     "gradient_pool": Patch(
         "shared", "own", f"{_FSDP}.DefaultReduceScatter.allocate", "torch", ">=2.11,<2.14"
     ),
+    "collectives": Patch(
+        "copy_engines", "nccl", f"{_FSDP}.DefaultReduceScatter", "torch", ">=2.11,<2.14"
+    ),
 }  # fmt: skip
 
 
@@ -90,10 +96,15 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
             layer.set_reshard_after_forward(False, recurse=False)
     if applies(config, "gather_cast"):
         _compile_casts()
-    if applies(config, "gradient_pool"):
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(_shared_pool_reduce_scatter()())
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    copies = applies(config, "collectives")
+    if copies or applies(config, "gradient_pool"):
+        kind = _reduce_scatter(applies(config, "gradient_pool"), copies)
+        for module in modules:
+            module.set_custom_reduce_scatter(kind())
+    if copies:
+        for module in modules:
+            module.set_custom_all_gather(_pulling_all_gather()())
     if applies(config, "gradient_copy"):
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
@@ -165,6 +176,72 @@ def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
     # Flat and of any length: one kernel for all weights.
     fp8_N: torch.Tensor = compiled(to_fp8, dynamic=True)(weight_N, scale, dtype)
     return fp8_N
+
+
+@cache
+def _reduce_scatter(is_pooled: bool, copies: bool) -> type:
+    """Return the class of a reduce-scatter that does one of these, or both."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    base = _shared_pool_reduce_scatter() if is_pooled else DefaultReduceScatter
+    return _pulling_reduce_scatter(base) if copies else base
+
+
+def _pulling_reduce_scatter(base: Any) -> type:
+    """Return a reduce-scatter that fetches gradients as they are, and adds them up in FP32.
+
+    torch casts BF16 gradients to FP32 and sends these, as NCCL adds up in what it sends. Here each
+    rank fetches its shares of the others' gradients in BF16, half the bytes, and adds them up in
+    FP32 in the order of the ranks: of two ranks that is the same sum to the bit.
+    """
+
+    class PullingReduceScatter(base):
+        """FSDP2 asks it for the gradients' memory, then for that of their sum, then to reduce."""
+
+        has_gradients = False
+
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            if self.has_gradients:
+                made: torch.Tensor = super().allocate(size, dtype=dtype, device=device)
+                return made
+            self.has_gradients = True
+            if device.type != "cuda":
+                return torch.empty(size, dtype=torch.bfloat16, device=device)
+            return peers.memory("gradients").room(math.prod(size), torch.bfloat16)
+
+        def __call__(
+            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any
+        ) -> None:
+            self.has_gradients = False
+            # Another one would be asked for if gradients were given a divisor, which none are here.
+            assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
+            divisor = group.size() if op == dist.ReduceOp.AVG else 1
+            if input_tensor.is_cuda:
+                torch.ops.fp8study.pull_gradients(output_tensor, input_tensor, divisor)
+                return
+            received_N = torch.empty_like(input_tensor)
+            dist.all_to_all_single(received_N, input_tensor, group=group)
+            peers.add_up([*received_N.view(group.size(), -1).unbind()], output_tensor, divisor)
+
+    return PullingReduceScatter
+
+
+@cache
+def _pulling_all_gather() -> type:
+    """Return an all-gather by which each rank fetches the others' shards, on GPUs."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+
+    class PullingAllGather(DefaultAllGather):
+        def __call__(
+            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any,
+            async_op: bool = False,
+        ) -> Any:  # fmt: skip
+            if not input_tensor.is_cuda:
+                return super().__call__(output_tensor, input_tensor, group, async_op)
+            torch.ops.fp8study.pull_weights(output_tensor, input_tensor)
+            return None  # FSDP2 waits for the stream
+
+    return PullingAllGather
 
 
 @cache

@@ -1,0 +1,109 @@
+"""What GPUs of one host fetch from each other by their copy engines, which use no multiprocessor.
+
+A GEMM beside one of NCCL's kernels takes a third longer (docs/log.md, entry 69): NCCL copies by
+blocks of threads, each on a multiprocessor that the GEMM does without. Here a rank puts what others
+need into memory that they can read, each fetches its part, and a barrier before and after says when
+that is whole and when it may change. All ranks must be on one host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+from fp8study.core.errors import UserError
+from fp8study.model.compiling import compiled
+
+
+class PeerMemory:
+    """Memory of this GPU that the others of its host can read, as this one can read theirs."""
+
+    def __init__(self) -> None:
+        self._bytes_N: torch.Tensor | None = None
+        self._idle = torch.cuda.Event()
+
+    def room(self, num: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return this GPU's own part, ``dtype[num]``, once nobody uses it any more.
+
+        A collective call where it must grow: all ranks ask for as much, in the same order.
+
+        Raises:
+            UserError: These GPUs cannot read each other's memory.
+        """
+        num_bytes = num * dtype.itemsize
+        if self._bytes_N is None or self._bytes_N.numel() < num_bytes:
+            self._allocate(num_bytes)
+        assert self._bytes_N is not None
+        torch.cuda.current_stream().wait_event(self._idle)
+        return self._bytes_N[:num_bytes].view(dtype)
+
+    def _allocate(self, num_bytes: int) -> None:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        torch.cuda.synchronize()  # what is replaced may still be read
+        dist.barrier()
+        group, here = dist.group.WORLD, torch.device("cuda", torch.cuda.current_device())
+        assert group is not None
+        try:
+            self._bytes_N = symmetric.empty(num_bytes, dtype=torch.uint8, device=here)
+            self._handle = symmetric.rendezvous(self._bytes_N, group.group_name)
+        except RuntimeError as error:
+            raise UserError(
+                "collectives: 'copy_engines' needs GPUs that read each other's memory, and these "
+                f"do not ({str(error).splitlines()[0]}); use nccl"
+            ) from error
+
+    def fetch(self, parts: Sequence[torch.Tensor], offset: int) -> None:
+        """Fill each part from the memory of the rank of its number, from an element on.
+
+        This rank's own part is left alone. On the stream that is current, before and after which
+        all ranks wait for each other.
+        """
+        rank, world_size = self._handle.rank, self._handle.world_size
+        self._handle.barrier()
+        for step in range(1, world_size):
+            peer = (rank + step) % world_size  # all links at once
+            part = parts[peer]
+            part.copy_(self._handle.get_buffer(peer, part.shape, part.dtype, offset))
+        self._handle.barrier()
+
+    def release(self) -> None:
+        """Let the memory be used again, after what the stream that is current does now."""
+        self._idle.record()
+
+
+@cache
+def memory(of: str) -> PeerMemory:
+    """Return the memory of ``weights`` or ``gradients``, made where it is first asked for."""
+    return PeerMemory()
+
+
+@torch.library.custom_op("fp8study::pull_weights", mutates_args=("whole_N",))
+def _pull_weights(whole_N: torch.Tensor, own_N: torch.Tensor) -> None:
+    """Gather all ranks' shards; this one's lies in its place already."""
+    weights = memory("weights")
+    weights.room(own_N.numel(), own_N.dtype).copy_(own_N)
+    weights.fetch(whole_N.view(-1, own_N.numel()).unbind(), 0)
+    weights.release()
+
+
+@torch.library.custom_op("fp8study::pull_gradients", mutates_args=("sum_N",))
+def _pull_gradients(sum_N: torch.Tensor, own_N: torch.Tensor, divisor: int) -> None:
+    """Add up this rank's share of all ranks' gradients; `own_N` is the room of ``gradients``."""
+    gradients, rank = memory("gradients"), dist.get_rank()
+    shares = [*own_N.view(-1, sum_N.numel()).unbind()]
+    parts = [own if n == rank else torch.empty_like(own) for n, own in enumerate(shares)]
+    gradients.fetch(parts, rank * sum_N.numel())
+    compiled(add_up, dynamic=True)(parts, sum_N, divisor)
+    gradients.release()
+
+
+def add_up(parts: Sequence[torch.Tensor], sum_N: torch.Tensor, divisor: int) -> None:
+    """Write the sum of BF16 parts over `divisor`, in the order of the parts and in FP32."""
+    total_N = parts[0].float()
+    for part_N in parts[1:]:
+        total_N = total_N + part_N.float()
+    sum_N.copy_(total_N / divisor)

@@ -1,0 +1,50 @@
+"""What only GPUs can show of ``collectives=copy_engines``: that all numbers arrive, and in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from fp8study.core.config import make_config
+from fp8study.core.records import read_metrics
+from fp8study.run.launch import launch
+
+pytestmark = [pytest.mark.requires_gpu(2), pytest.mark.slow]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+@pytest.mark.parametrize("ties", [False, True])
+def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties: bool) -> None:
+    # Layers of a few milliseconds, so that copies run beside GEMMs; the embedding is the largest.
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 6,
+             "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 64_000,
+             "tie_word_embeddings": ties}  # fmt: skip
+    LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(tmp_path / "model")
+    norms, losses, moved = {}, {}, {}
+    for collectives in ("nccl", "copy_engines"):
+        config = make_config(
+            {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned",
+             "precision": precision, "max_grad_norm": 1.0, "collectives": collectives,
+             "sequence_length": 2048, "micro_batch_size": 2, "num_steps": 16,
+             "num_warmup_steps": 2, "learning_rate": 1e-5}
+        ).resolved()  # fmt: skip
+        record = launch(config, tmp_path / collectives, show=str)
+        rows = read_metrics(tmp_path / collectives)
+        losses[collectives] = [row["loss"] for row in rows]
+        norms[collectives] = [row["gradient_norm"] for row in rows]
+        moved[collectives] = {
+            (row["collective"], row["dtype"]): row["gib"]
+            for row in record.instruments["step"]["communication"]
+            if row["collective"] in ("all_gather", "reduce_scatter")
+        }
+    # Not to the bit: some of a GPU's sums have no fixed order.
+    assert losses["copy_engines"] == pytest.approx(losses["nccl"], rel=1e-3)
+    assert norms["copy_engines"] == pytest.approx(norms["nccl"], rel=1e-2)
+    theirs, ours = moved["nccl"], moved["copy_engines"]
+    gathered = {key for key in theirs if key[0] == "all_gather"}
+    assert {key: ours[key] for key in gathered} == pytest.approx({k: theirs[k] for k in gathered})
+    assert {*ours} - gathered == {("reduce_scatter", "bfloat16")}
+    half = theirs["reduce_scatter", "float32"] / 2
+    assert ours["reduce_scatter", "bfloat16"] == pytest.approx(half)

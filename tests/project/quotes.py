@@ -156,8 +156,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     leads = leads_table(runs)
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
     tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
-    alone, four = (one(tuned, model="llama-3.1-8b", num_gpus=n) for n in (1, 4))
-    less = [f"{-alone[f'{of}_change_pct']:.1f} %" for of in ("memory", "energy")]
+    four = one(tuned, model="llama-3.1-8b", num_gpus=4)
     plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
     others = (leads_table(shorten_arms(runs_frame(stored(of)))) for of in ("h200x1", "h200x2"))
     beside = pd.concat([leads, *others])
@@ -182,8 +181,6 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"{per_cent(four['lead_pct'])} on 4 GPUs at batch 2 (95 % CI {ends(four)})",
-        f"before that path updated in one pass by {per_cent(alone['lead_pct'])} ({ends(alone)}), "
-        f"with {less[0]} and {less[1]} less",
         f"At batch 1, on one to four GPUs, from {spans['min']['tuned']} to "
         f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the "
         "plain one:",

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.pairing import IN_ONE_PASS, shorten_arms
+from fp8study.analysis.pairing import IN_ONE_PASS, SWIGLU_KERNELS, shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
 from fp8study.report.words import rate
@@ -47,11 +47,10 @@ def one_pass_texts() -> list[str]:
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",
-        f"at batch 1 it leads by {per_cent(eight['lead_pct'])} (95 % CI {ends(eight)}) on the "
-        f"tuned path, with {-eight['memory_change_pct']:.1f} % less memory and "
-        f"{-eight['energy_change_pct']:.1f} % less energy",
+        f"unclipped, by {per_cent(eight['lead_pct'])} on 1 GPU ({ends(eight)})",
         *_batch_2_texts(),
         *_shards_texts(),
+        *_kernels_texts(),
         *once_texts(),
     ]
 
@@ -70,14 +69,51 @@ def _shards_texts() -> list[str]:
     behind = one(leads, model="llama-3.2-1b-untied")
     fp8, once = "fp8_tensorwise", "weights cast each update, one pass AdamW"
     return [
-        f"On 2 GPUs at batch 2, clipped, {per_cent(now['lead_pct'])} (95 % CI {ends(now)}), "
-        f"with {-now['memory_change_pct']:.1f} % and {-now['energy_change_pct']:.1f} % less",
         f"by {gained['bf16', 'one pass AdamW']} in BF16 and {gained[fp8, 'one pass AdamW']} in "
         f"FP8, which gains {gained[fp8, once]} where its shards are cast once an update, too",
         f"FP8 then leads by {per_cent(now['lead_pct'])} instead of {per_cent(then['lead_pct'])}, "
         f"at {now['memory_peak_gib']:.1f} GiB instead of {then['memory_peak_gib']:.1f}",
         f"The 1B at batch 1 changes by {per_cent(small['gain_pct'])} in FP8 with both, and is at "
         f"{per_cent(behind['lead_pct'])} with torch's AdamW and BF16 all-gather",
+    ]
+
+
+def _kernels_texts() -> list[str]:
+    """What is said of SwiGLU's kernels, and of collectives, of blocks of one session."""
+    runs = shorten_arms(runs_frame(stored("h200x2")))
+    leads, gains = leads_table(runs), switch_table(runs)
+    ours = leads[leads["arm"].str.endswith(SWIGLU_KERNELS)].set_index(["model", "num_gpus"])
+    assert set(ours["num_pairs"]) == {2} and set(ours["num_sessions"]) == {1}
+    settings = [("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.2-1b-untied", 1)]
+    table = gains[gains["study"] == "swiglu-form"].set_index(["model", "num_gpus"])
+    assert set(table["setting"]) == {"SwiGLU by kernels"}
+    of = [per_cent(table.loc[at, "gain_pct"]) for at in settings]
+    spans = [
+        f"{per_cent(table.loc[at, 'gain_low_95'])} to {per_cent(table.loc[at, 'gain_high_95'])}"
+        for at in settings
+    ]
+    before = leads[leads["arm"].eq("FP8 tensorwise") & leads["studies"].str.contains("swiglu-form")]
+    peaks = ours["memory_peak_gib"] - before.set_index(["model", "num_gpus"])["memory_peak_gib"]
+    change = [f"{peaks[at]:+.1f}".replace("-", "−") for at in settings]
+    alone, two, _ = (ours.loc[at] for at in settings)
+    now = [per_cent(ours.loc[at, "lead_pct"]) for at in settings]
+    sent = gains[gains["study"] == "comm-form"].set_index(["setting", "precision"])["gain_pct"]
+    either = [
+        " in BF16 and ".join(per_cent(sent[words, name]) for name in ("bf16", "fp8_tensorwise"))
+        for words in ("gradients by all to all", "8 NCCL CTAs, 8 SMs spared")
+    ]
+    return [
+        f"it leads by {now[0]} (95 % CI {ends(alone)}) on the tuned path, with "
+        f"{-alone['memory_change_pct']:.1f} % less memory and "
+        f"{-alone['energy_change_pct']:.1f} % less energy",
+        f"on 2 GPUs at batch 2 by {now[1]} (95 % CI {ends(two)}), with "
+        f"{-two['memory_change_pct']:.1f} % and {-two['energy_change_pct']:.1f} % less",
+        f"rise by {of[0]} (8B at batch 1), {of[1]} (8B at batch 2 on two GPUs) and {of[2]} (1B at",
+        "95 % CIs " + ", ".join(spans[:2]).replace(" %", "") + f" and {spans[2]}".replace(" %", ""),
+        f"FP8 then leads by {now[0]}, {now[1]} and {now[2]}.",
+        f"The peak changes by {change[0]}, {change[1]} and {change[2]} GiB",
+        f"an 8B's tokens/s at batch 2 by {either[0]} in FP8;",
+        "with 8 blocks of threads for it, by " + either[1].replace(" in BF16", ""),
     ]
 
 

@@ -155,6 +155,18 @@ def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> No
         assert near.then.value == pytest.approx(row["lead_pct"])
 
 
+def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
+    leads = load_report(ROOT / "results").leads
+    here = leads["arm"].eq("FP8 tensorwise, SwiGLU kernels") & leads["num_gpus"].eq(2)
+    (row,) = leads[here].to_dict("records")
+    assert "gradients clipped at 1" in row["setting"]
+    batch = int(row["micro_batch_size"])
+    found = answer(question_for([], row["model"], 2, 4096, batch, "h200"))
+    assert found.verdict.lead_pct.kind != MEASURED
+    assert found.nearest[0].what == "max_grad_norm=1"
+    assert found.nearest[0].then.value == pytest.approx(row["lead_pct"])
+
+
 def test_the_readers_own_machine_answers_for_the_plain_path_first(tmp_path: Path) -> None:
     for place, lead in (("reference/h200x1", 1.3), ("local", 1.1)):
         store_leads(tmp_path, 1, lead, lead, lead, place=place)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fp8study.model.fsdp import peers
 from fp8study.model.local import held
 
 GIB = 2**30
@@ -47,13 +48,12 @@ class MemoryMeter:
         self.facts["parameters_gib"] = local_bytes(model.parameters()) / GIB
         self.facts["optimizer_gib"] = local_bytes(states) / GIB
         if self._cuda:
-            self.facts["first_step_allocated_gib"] = torch.cuda.max_memory_allocated() / GIB
-            self.facts["first_step_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+            self.facts["first_step_allocated_gib"], self.facts["first_step_reserved_gib"] = _peaks()
 
     def open_window(self) -> None:
         """Begin the steady state: the timed window."""
         if self._cuda:
-            self._peak_before = torch.cuda.max_memory_allocated() / GIB
+            self._peak_before, _ = _peaks()
             torch.cuda.reset_peak_memory_stats()
             self._retries, self._allocations = _events()
 
@@ -62,16 +62,23 @@ class MemoryMeter:
         if not self._cuda:
             return
         retries, allocations = _events()
-        allocated = torch.cuda.max_memory_allocated() / GIB
+        allocated, reserved = _peaks()
         known = sum(self.facts[f"{what}_gib"] for what in ("parameters", "gradients", "optimizer"))
         self.facts |= {
             "peak_gib": max(allocated, self._peak_before),
             "steady_allocated_gib": allocated,
-            "steady_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+            "steady_reserved_gib": reserved,
             "rest_gib": allocated - known,
             "num_alloc_retries": retries - self._retries,
             "num_device_allocs": allocations - self._allocations,
         }
+
+
+def _peaks() -> tuple[float, float]:
+    """Return the most that was allocated and reserved, GiB, with what torch does not count."""
+    peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    allocated, reserved = ((peak + peers.held_bytes()) / GIB for peak in peaks)
+    return allocated, reserved
 
 
 def _events() -> tuple[int, int]:

@@ -149,22 +149,31 @@ class Decisions:
     def nearest(
         self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
     ) -> list[tuple[dict[str, Any], Quantity]]:
-        """Return FP8's lead at the batches next to a BF16 run's that were timed, below and above.
+        """Return FP8's lead where it was timed next to a BF16 run, with the fields that differ.
 
-        With the fields that differ: the batch and, unless it is to be `as_asked`, the path
-        `BEFORE` where its records answer. Then the lead of the plain path at its own batch.
+        With gradients clipped, or not, as it has it; at the batches below and above; each on the
+        path `BEFORE` where its records answer, unless it is to be `as_asked`. Then on the plain
+        path at its own batch.
         """
-        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
-        here = (self.leads[list(key)] == list(key.values())).all(axis=1)
-        below: list[tuple[dict[str, Any], Quantity]] = []
-        above: list[tuple[dict[str, Any], Quantity]] = []
-        for batch in sorted({int(size) for size in self.leads.loc[here, "micro_batch_size"]}):
-            way = asked = changed(bf16, {"micro_batch_size": batch})
+
+        def timed(changes: dict[str, Any]) -> list[tuple[dict[str, Any], Quantity]]:
+            way = asked = changed(bf16, changes)
             way = way if as_asked else self.measured_as(way, gpu_name)
             lead = next((lead_of(found.decision) for found in self.of(way, gpu_name)), None)
-            if lead is not None and batch != bf16.micro_batch_size:
-                fields = {"micro_batch_size": batch} | (BEFORE if way != asked else {})
-                (below if batch < bf16.micro_batch_size else above).append((fields, lead))
+            return [(changes | (BEFORE if way != asked else {}), lead)] if lead is not None else []
+
+        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
+        here = (self.leads[list(key)] == list(key.values())).all(axis=1)
+        own, sizes = bf16.micro_batch_size, self.leads.loc[here, "micro_batch_size"].astype(int)
+        below, above = (
+            [
+                each
+                for batch in sorted({*sizes[which]})
+                for each in timed({"micro_batch_size": batch})
+            ]
+            for which in (sizes < own, sizes > own)
+        )
+        clipped = timed({"max_grad_norm": 1.0 if bf16.max_grad_norm is None else None})
         plain = here & (self.leads["path"] == "plain")
         for name in ("micro_batch_size", "sequence_length"):
             plain &= self.leads[name] == getattr(bf16, name)
@@ -173,7 +182,7 @@ class Decisions:
             for found in self._decide(plain)
             if (lead := lead_of(found.decision)) is not None
         ]
-        return [*below[-1:], *above[:1], *there[:1]]
+        return [*clipped, *below[-1:], *above[:1], *there[:1]]
 
     def _decide(self, chosen: pd.Series) -> Sequence[Decided]:
         """Return what is decided by some of the leads, in the order of `of`."""

@@ -20,6 +20,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
+from fp8study.core.field_types import shown
 from fp8study.core.fields import DEFAULTS, varying
 from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
@@ -100,6 +101,7 @@ UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": _AFTER_KERNEL, "update_kernel": _AFTER_KERNEL,
+    "max_grad_norm": ("optimizer_step", "clipping", "gradient_pool", *UPDATE),
     "master_dtype": ("gradient_pool", *UPDATE), "activation_checkpointing": UPDATE,
     "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *UPDATE),
 }  # fmt: skip
@@ -165,8 +167,7 @@ def written(
     fields: Mapping[str, Any], words: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
     """Write fields as name=value, or in the `words` for one, in which {} is its value."""
-    plain = {n: str(v).lower() if isinstance(v, bool) else v for n, v in fields.items()}
-    return [words.get(name, f"{name}={{}}").format(value) for name, value in plain.items()]
+    return [words.get(name, f"{name}={{}}").format(shown(value)) for name, value in fields.items()]
 
 
 def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:

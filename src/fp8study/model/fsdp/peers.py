@@ -9,7 +9,6 @@ that is whole and when it may change. All ranks must be on one host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -34,7 +33,7 @@ class PeerMemory:
             UserError: These GPUs cannot read each other's memory.
         """
         num_bytes = num * dtype.itemsize
-        if self._bytes_N is None or self._bytes_N.numel() < num_bytes:
+        if self.num_bytes < num_bytes:
             self._allocate(num_bytes)
         assert self._bytes_N is not None
         torch.cuda.current_stream().wait_event(self._idle)
@@ -56,6 +55,10 @@ class PeerMemory:
                 f"do not ({str(error).splitlines()[0]}); use nccl"
             ) from error
 
+    @property
+    def num_bytes(self) -> int:
+        return 0 if self._bytes_N is None else self._bytes_N.numel()
+
     def fetch(self, parts: Sequence[torch.Tensor], offset: int) -> None:
         """Fill each part from the memory of the rank of its number, from an element on.
 
@@ -75,10 +78,19 @@ class PeerMemory:
         self._idle.record()
 
 
-@cache
+_MEMORIES: dict[str, PeerMemory] = {}
+
+
 def memory(of: str) -> PeerMemory:
     """Return the memory of ``weights`` or ``gradients``, made where it is first asked for."""
-    return PeerMemory()
+    if of not in _MEMORIES:
+        _MEMORIES[of] = PeerMemory()
+    return _MEMORIES[of]
+
+
+def held_bytes() -> int:
+    """Return what all of it takes of this GPU, of which torch's allocator does not know."""
+    return sum(each.num_bytes for each in _MEMORIES.values())
 
 
 @torch.library.custom_op("fp8study::pull_weights", mutates_args=("whole_N",))

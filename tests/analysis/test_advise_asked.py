@@ -92,16 +92,17 @@ def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
     assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
 
 
-def test_a_wide_interval_of_many_gpus_is_not_blamed_on_a_host_that_waits() -> None:
+def test_more_gpus_than_were_timed_are_known_half_as_well() -> None:
     few, many = (answer(question_for([], "llama-3.1-8b", n, 4096, 4, "h200")) for n in (4, 5))
-    host, device = (many.step_parts_ms["fp8_tensorwise"][part].value for part in ("host", "gemm"))
-    assert host < account.HOST_PCT / 100 * device
+    widths = [found.options[1].lead_pct.high - found.options[1].lead_pct.value
+              for found in (few, many)]  # fmt: skip
+    assert widths[1] == pytest.approx(account.WIDER * widths[0])
     text = " ".join(advice_text(many).split())
-    assert "law was off where the host is busy, as on more than 4 GPUs nothing was timed" in text
-    assert "nothing was timed" not in advice_text(few)
+    assert "points, twice as far as the law was off where the GPU decides" in text
 
 
-def test_no_interval_speaks_of_fewer_than_no_tokens() -> None:
+def test_no_interval_speaks_of_fewer_than_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "WIDER", 10.0)
     found = answer(question_for([], "llama-3.2-1b", 4, 256, 1, "h100-80gb"))
     lows = [option.lead_pct.low for option in found.options if option.lead_pct]
     assert min(lows) == -100
@@ -228,13 +229,13 @@ def test_models_that_cannot_be_are_refused_in_a_line(
     assert str(caught.value).startswith("model: ") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("num_gpus", [3, 4, 64])
+@pytest.mark.parametrize("num_gpus", [4, 64])
 def test_a_lead_is_known_no_better_than_where_it_was_measured_next_to_it(num_gpus: int) -> None:
-    found = ask("llama-3.2-1b", num_gpus, "h200")
-    option = next(o for o in found.options if o.label == "FP8 tensorwise, BF16 all-gather")
+    found = ask("llama-3.2-3b", num_gpus, "h200")
+    option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")
     beside, lead = option.beside, option.lead_pct
     assert (beside.num_gpus, beside.micro_batch_size) == (2, 1)
-    (there,) = (o for o in ask("llama-3.2-1b", 2, "h200").options if o.label == option.label)
+    (there,) = (o for o in ask("llama-3.2-3b", 2, "h200").options if o.label == option.label)
     assert beside.lead_pct.value == pytest.approx(there.lead_pct.value, abs=0.1)
     assert beside.lead_pct.kind == MEASURED and beside.lead_pct.run_ids
     assert beside.off_points > 20
@@ -246,11 +247,13 @@ def test_a_lead_is_known_no_better_than_where_it_was_measured_next_to_it(num_gpu
 def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_is_from() -> None:
     text = advice_text(ask("llama-3.2-1b", 3, "h200"))
     assert re.search(
-        r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says \+\d", text
+        r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says −\d", text
     )
-    assert re.search(r"±23.7 points, as far as the law was off where it was measured next", text)
     assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
     assert "off where the host is busy" in advice_text(ask("llama-3.2-3b", 3, "h200"))
+    found = ask("llama-3.2-3b", 4, "h200")
+    option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")
+    assert option.interval_from == "where it was measured next to this"
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
     assert "points, twice as far as the law was off where the GPU decides" in advice_text(longer)
 
@@ -304,8 +307,6 @@ def test_neighbours_are_told_the_same() -> None:
     ]
     assert {verdict.label for verdict in told} == {"FP8 tensorwise, FP8 all-gather"}
     assert {verdict.action for verdict in told} == {CHECK}
-    longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200")).verdict
-    assert (longer.label, longer.action) == ("FP8 tensorwise, BF16 all-gather", CHECK)
 
 
 def test_measure_more_says_why() -> None:

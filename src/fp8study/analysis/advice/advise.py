@@ -82,7 +82,6 @@ class Advisor:
         cells = cells_of(runs)
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
-        self.most_gpus = max((cell.config.num_gpus for cell in self.timed), default=0)
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = account.lead_table(cells)
         self.pairs = account.pairs_of(cells)
@@ -264,13 +263,9 @@ class Advisor:
         """
         wider = account.WIDER if kind == MODELLED else 1.0
         step = law(way)
-        # What more GPUs than were ever timed add is known no better than what a busy host does.
         busy = step.host > account.HOST_PCT / 100 * step.device
-        untimed = way.num_gpus > self.most_gpus
-        lead_error, step_error = self.nine_of_ten[busy or untimed]
-        basis = "where the host is busy" if busy or untimed else "where the GPU decides"
-        if untimed and not busy:
-            basis += f", as on more than {self.most_gpus} GPUs nothing was timed"
+        lead_error, step_error = self.nine_of_ten[busy]
+        basis = "where the host is busy" if busy else "where the GPU decides"
         if beside and beside.off_points > lead_error:
             lead_error, basis = beside.off_points, "where it was measured next to this"
             step_error = max(step_error, lead_error)

@@ -24,6 +24,7 @@ from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 from fp8study.core.record_shape import complete_texts
 from fp8study.core.records import RunRecord, read_placed
+from fp8study.core.switches import RETIRED
 
 #: Fields of the task that change no kernel.
 _INERT = (
@@ -125,8 +126,13 @@ def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
 
 
 def recorded_config(record: RunRecord) -> ResolvedConfig | None:
-    """Return a record's configuration; None of one refused today, of no preset, or in FP16."""
+    """Return a record's configuration; None of one refused today, of no preset, or in FP16.
+
+    Nor is one known of a run that set a switch which was taken out since.
+    """
     values = completed(record.config, record.machine.get("device"))
+    if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):
+        return None
     known = {name: value for name, value in values.items() if name in FIELDS}
     try:
         config = make_config(known, record.run_id).resolved()

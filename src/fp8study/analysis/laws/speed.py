@@ -106,10 +106,10 @@ class SpeedConstants:
     """What GEMMs and attention take longer beside communication, over what they take alone."""
     launch_us: float = 20.0
     """The host, a kernel."""
-    gather_us: float = 1000.0
+    gather_us: float = 500.0
     """The host, a converted layer whose weight FSDP2 gathers in FP8."""
-    shard_layer_us: float = 0.0
-    """Not fitted: the host, a decoder layer that FSDP2 gathers. The second freeze's alone."""
+    shard_layer_us: float = 3000.0
+    """The host, a decoder layer that FSDP2 gathers and reduces; 0 in freezes without it."""
     phases: float = 2.0
     """Not fitted: 2 where host and GPU begin each forward pass together, see `StepParts.total`."""
     link_gb_per_s: float = 270.0

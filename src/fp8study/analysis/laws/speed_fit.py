@@ -14,8 +14,8 @@ from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import fit_with_errors, leaving_out
 from fp8study.analysis.laws.speed import FITTED_GPU, SpeedConstants, predicted_step
 
-#: Constants that are not fitted.
-_FORM = ("shard_layer_us", "phases")
+#: The constant that is not fitted.
+_FORM = "phases"
 #: Of profiled steps, how many moved their tensors more slowly than the link is taken to: the time
 #: of a collective contains waiting for the slowest GPU.
 _SLOWER = 0.75
@@ -38,7 +38,7 @@ def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
     """Fit `SpeedConstants` to the cells of `FITTED_GPU`, as `fit_with_errors`."""
     chosen = [cell for cell in cells if is_fitted(cell) and cell.gpu == FITTED_GPU]
     start = dataclasses.asdict(SpeedConstants())
-    given = {name: start.pop(name) for name in _FORM} | _read(chosen)
+    given = {_FORM: start.pop(_FORM)} | _read(chosen)
     start = {name: value for name, value in start.items() if name not in given}
     found = fit_with_errors(partial(_misses, given), start, chosen, usual=0.03)
     others = [_read(rest) for rest in leaving_out(chosen).values()]

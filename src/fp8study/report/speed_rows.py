@@ -58,7 +58,7 @@ def _loss(row: pd.Series) -> str:
     facts += ["before one pass"] if facts and is_before else []
     facts += [machine_name(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
     facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
-    return _lines(f"{said}{gap}", f"({row['loss_study']})", ", ".join(facts))
+    return _lines(f"{said}{gap}", f"({row['loss_study']})", *_listed(facts))
 
 
 def _form(row: pd.Series) -> str:
@@ -69,12 +69,16 @@ def _form(row: pd.Series) -> str:
     parts += [kind] if kind != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
-    return _lines(*(f"{part}," for part in parts[:-1]), *parts[-1:]) or "–"
+    return _lines(*_listed(parts)) or "–"
+
+
+def _listed(parts: list[str]) -> list[str]:
+    return [*(f"{part}," for part in parts[:-1]), *parts[-1:]]
 
 
 def _lines(*parts: str) -> str:
     """Join parts so that a line breaks between them only, as long words allow."""
-    return " ".join(part.replace(" ", "\u00a0") for part in parts if part)
+    return " ".join(part.replace(" ", "\u00a0").replace("-", "\u2011") for part in parts if part)
 
 
 def sessions(decided: pd.DataFrame) -> pd.DataFrame:

@@ -30,8 +30,8 @@ LEFT_OUT, KEPT_OUT, OTHER_GPU = "model left out", "kept from the fit", "another 
 #: The goals: FP8's lead is off by so much on average, and in nine of ten cells, points; beyond so
 #: much, %, its sign is right; memory is off by so much, %.
 MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
-#: From here on, % of the GPU's time, the speed of the host's launches shows in a step, which the law
-#: makes 1.5 % longer there. It is the least certain part: some hosts take three times as long.
+#: From here on, % of the GPU's time, the host's launches show in a step: the law makes it 1.5 %
+#: longer there. They are the least certain part: some hosts take three times as long.
 HOST_PCT = 50.0
 #: How much wider an interval is beyond what was measured: the laws' errors there are not known.
 WIDER = 2.0

@@ -16,6 +16,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import (
     BEFORE,
     IN_ONE_PASS,
+    arm_label,
     has_usual_path,
     unusual_switches,
 )
@@ -104,6 +105,15 @@ def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: P
     }  # fmt: skip
     (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
     assert row["arm"] == "FP8 tensorwise, SwiGLU kernels"
+
+
+def test_an_arm_does_not_name_kernels_that_its_model_could_not_have() -> None:
+    values = make_config(FP8).resolved().to_dict()
+    record = make_record()
+    record.config.update(values)
+    assert arm_label(record) == "FP8 tensorwise, SwiGLU kernels"
+    record.warnings.append("swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers")
+    assert arm_label(record) == "FP8 tensorwise"
 
 
 def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:

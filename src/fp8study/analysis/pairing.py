@@ -68,7 +68,8 @@ def arm_label(record: RunRecord) -> str:
         skip = config.get("skip")
         if skip is not None and list(skip) != DEFAULT_SKIP:
             parts.append(f"skips {' '.join(skip) or 'nothing'}")
-        if config.get("path") == "tuned" and config.get("swiglu") == "kernels":
+        asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
+        if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
             parts.append(SWIGLU_KERNELS)
     note = stale_note(record)
     if note:

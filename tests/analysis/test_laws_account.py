@@ -122,7 +122,7 @@ def test_where_it_misses_is_said_of_models_and_tokens():
 
 
 def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
-    sessions = account.session_table(cells())
+    sessions = account.session_table(cells_of(read_runs(ROOT / "results")))
     busy = sessions["host_pct"] > account.HOST_PCT
     assert sessions["spread_points"][busy].mean() > 2 * sessions["spread_points"][~busy].mean()
     assert (sessions["num_sessions"] > 1).all()

@@ -168,6 +168,18 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     assert found.nearest[0].then.value == pytest.approx(row["lead_pct"])
 
 
+def test_what_is_told_beside_an_answer_keeps_the_update_that_was_asked_for() -> None:
+    asked = question_for([], "llama-3.1-8b", 2, 4096, 2, "h200", {"update_kernel": "torch"})
+    leads = load_report(ROOT / "results").leads
+    ours = answer(asked).nearest[0]
+    assert ours.what == "max_grad_norm=1"
+    (lead,) = leads["lead_pct"][
+        leads["run_ids"].map(lambda ids: {*ours.then.run_ids} == {*ids.split()})
+    ]
+    (row,) = leads[leads["lead_pct"] == lead].to_dict("records")
+    assert "one pass" not in row["setting"] and row["arm"] == "FP8 tensorwise"
+
+
 def test_the_readers_own_machine_answers_for_the_plain_path_first(tmp_path: Path) -> None:
     for place, lead in (("reference/h200x1", 1.3), ("local", 1.1)):
         store_leads(tmp_path, 1, lead, lead, lead, place=place)

@@ -16,7 +16,7 @@ from fp8study.analysis.laws.memory import (
 )
 from fp8study.analysis.laws.room import largest_batch
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.core.config import RunConfig
+from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
 from tests.checkout import ROOT
@@ -137,3 +137,14 @@ def test_refuses_a_kind_of_model_without_a_law(tmp_path):
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     with pytest.raises(UserError, match="gpt2, of which no law is known"):
         shape_of(str(tmp_path))
+
+
+def test_kernels_of_swiglu_are_counted_only_where_a_model_can_have_them():
+    values = {"model": "llama-3.1-8b", "num_gpus": 2, "precision": "fp8_tensorwise",
+              "path": "tuned", "micro_batch_size": 2}  # fmt: skip
+    shape = shape_of("llama-3.1-8b")
+    other = dataclasses.replace(shape, is_swiglu=False)
+    kernels, compiled = (make_config(values | {"swiglu": by}) for by in ("kernels", "compiled"))
+    assert shape.is_swiglu
+    assert predicted_memory(kernels, shape).total < predicted_memory(compiled, shape).total
+    assert predicted_memory(kernels, other).total == predicted_memory(compiled, other).total

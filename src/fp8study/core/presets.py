@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
     from fp8study.core.config import RunConfig
 
+#: Kinds of models → transformers' module of an MLP that, with SiLU, is SwiGLU and nothing else.
+SWIGLU_MLPS = {"llama": "LlamaMLP", "mistral": "MistralMLP", "qwen2": "Qwen2MLP",
+               "qwen3": "Qwen3MLP"}  # fmt: skip
+
 # Hyperparameters as published in each model's config.json on the Hugging Face hub.
 _LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 500000.0, "low_freq_factor": 1.0,

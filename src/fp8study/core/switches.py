@@ -229,7 +229,7 @@ class Switches:
              "compiled"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", "nccl", "collectives by {}", "`copy_engines`: GPUs of one host read each other's "
-        "weights and gradients by their copy engines, which leave every multiprocessor to GEMMs; "
+        "weights and gradients by their copy engines, which use no multiprocessor; "
         "gradients travel in BF16, as they were computed, and are added up in FP32 where they "
         "arrive. `nccl`: by its kernels, gradients in FP32.", refused=(
             (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
@@ -257,6 +257,6 @@ RETIRED: dict[str, Field] = {
         "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain="reduce_scatter",
         words="gradients by {}", differs=("switch",)),
     "spared_sms": Field(
-        "tuning", "two GPUs lost 2 to 4 % by it (docs/log.md, 69)", plain=0,
+        "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain=0,
         words="{} SMs spared", differs=("switch",)),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.presets import SWIGLU_MLPS
 from fp8study.model.float8 import is_converted, to_fp8
 from fp8study.model.fsdp.patches import applies
 from fp8study.model.kept_weights import FP8, turned
@@ -22,8 +23,6 @@ from fp8study.model.kept_weights import FP8, turned
 GRADIENT = torch.float8_e5m2
 #: Layers of an MLP that computes ``down(silu(gate(x)) * up(x))``.
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
-#: transformers' modules that compute that and nothing else.
-_MLPS = ("LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP")
 #: What their classes' names begin with once they write FP8.
 _GATED = "Gated"
 
@@ -229,7 +228,7 @@ def num_gated(model: torch.nn.Module) -> int:
 def _is_swiglu(module: Any) -> bool:
     layers = [getattr(module, name, None) for name in _LAYERS]
     return (
-        type(module).__name__ in _MLPS
+        type(module).__name__ in SWIGLU_MLPS.values()
         and type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")
         and all(
             layer is not None and is_converted(layer) and layer.bias is None for layer in layers

@@ -68,9 +68,9 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
 
 
 def writes_fp8_between(config: ResolvedConfig, shape: ModelShape) -> bool:
-    """Return whether SwiGLU's kernels do the MLPs; as if every activation were SiLU."""
+    """Return whether SwiGLU's kernels do the MLPs."""
     mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    return config.swiglu == "kernels" and _is_fp8(config, shape, *mlp)
+    return shape.is_swiglu and config.swiglu == "kernels" and _is_fp8(config, shape, *mlp)
 
 
 def narrow_gradients(config: ResolvedConfig, shape: ModelShape) -> int:

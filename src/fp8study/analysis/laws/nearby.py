@@ -101,7 +101,7 @@ UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": _AFTER_KERNEL, "update_kernel": _AFTER_KERNEL,
-    "max_grad_norm": ("optimizer_step", "clipping", "gradient_pool", *UPDATE),
+    "max_grad_norm": ("optimizer_step", "clipping", "gradient_pool", *_AFTER_KERNEL),
     "master_dtype": ("gradient_pool", *UPDATE), "activation_checkpointing": UPDATE,
     "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *UPDATE),
 }  # fmt: skip

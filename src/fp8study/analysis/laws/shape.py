@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
-from fp8study.core.presets import PRESETS, hf_config, text_config
+from fp8study.core.presets import PRESETS, SWIGLU_MLPS, hf_config, text_config
 from fp8study.core.recipes import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class ModelShape:
     """Weights of one decoder layer's norms and biases."""
     parts: tuple[str, ...] = _APART
     """Names of a decoder layer's linear layers, one expert's MLP."""
+    is_swiglu: bool = False
+    """Whether its MLPs are SwiGLU without bias, of a kind whose SwiGLU can write FP8."""
     keeps_scores: bool = False
     """Whether attention keeps every score for its backward pass, as where scores are capped."""
     num_experts: int = 1
@@ -287,6 +289,9 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         num_experts=num_experts,
         num_active_experts=num_active,
         shared_size=count("shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        is_swiglu=kind in SWIGLU_MLPS
+        and values.get("hidden_act", "silu") == "silu"
+        and not values.get("mlp_bias"),
         keeps_scores=bool(values.get("attn_logit_softcapping")),
         window=_window(values),
     )

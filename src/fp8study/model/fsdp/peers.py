@@ -1,8 +1,9 @@
-"""What GPUs of one host fetch from each other by their copy engines, which use no multiprocessor.
+"""What GPUs of one host fetch from each other by their copy engines.
 
 A GEMM beside one of NCCL's kernels takes a third longer (docs/log.md, entry 69): NCCL copies by
-blocks of threads, each on a multiprocessor that the GEMM does without. Here a rank puts what others
-need into memory that they can read, each fetches its part, and a barrier before and after says when
+blocks of threads, each on a multiprocessor that the GEMM does without. Fetching uses none; what is
+done beside it, as barriers and adding up, does for a moment. Here a rank puts what others need into
+memory that they can read, each fetches its part, and a barrier before and after says when
 that is whole and when it may change. All ranks must be on one host.
 """
 
@@ -44,10 +45,11 @@ class PeerMemory:
 
         torch.cuda.synchronize()  # what is replaced may still be read
         dist.barrier()
+        torch.cuda.empty_cache()  # torch takes this memory from the driver, past its own cache
         group, here = dist.group.WORLD, torch.device("cuda", torch.cuda.current_device())
         assert group is not None
+        self._bytes_N = symmetric.empty(num_bytes, dtype=torch.uint8, device=here)
         try:
-            self._bytes_N = symmetric.empty(num_bytes, dtype=torch.uint8, device=here)
             self._handle = symmetric.rendezvous(self._bytes_N, group.group_name)
         except RuntimeError as error:
             raise UserError(

@@ -104,6 +104,9 @@ def test_an_mlp_of_another_kind_stays_the_compilers() -> None:
     assert num_in(Model(hidden_act="gelu")) == 0
     assert num_in(Model(mlp_bias=True)) == 0
     assert num_in(Model(), skip="*.down_proj") == 0
+    own = Model()
+    own.gate = type("GatedMLP", (torch.nn.Module,), {})()  # a model's own name for another thing
+    assert num_in(own, skip="layers.*") == 0
 
 
 def test_the_rest_of_a_model_stays_as_it_is() -> None:

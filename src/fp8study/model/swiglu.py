@@ -23,8 +23,6 @@ from fp8study.model.kept_weights import FP8, turned
 GRADIENT = torch.float8_e5m2
 #: Layers of an MLP that computes ``down(silu(gate(x)) * up(x))``.
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
-#: What their classes' names begin with once they write FP8.
-_GATED = "Gated"
 
 
 def _scale(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -196,11 +194,15 @@ def _forward(self: Any, x: torch.Tensor, function: Any) -> torch.Tensor:
     return output_NK.reshape(*x.shape[:-1], output_NK.shape[-1])
 
 
+class WritesFp8:
+    """An MLP whose SwiGLU writes FP8."""
+
+
 @cache
 def _class_of(mlp: Any) -> Any:
     function = _function()
     methods = {"forward": lambda self, x: _forward(self, x, function)}
-    return type(f"{_GATED}{mlp.__name__}", (mlp,), methods)
+    return type(f"Gated{mlp.__name__}", (mlp, WritesFp8), methods)
 
 
 def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
@@ -222,7 +224,7 @@ def asks_for_kernels(config: ResolvedConfig) -> bool:
 
 def num_gated(model: torch.nn.Module) -> int:
     """Return how many of a model's MLPs write FP8 between their layers."""
-    return sum(type(module).__name__.startswith(_GATED) for module in model.modules())
+    return sum(isinstance(module, WritesFp8) for module in model.modules())
 
 
 def _is_swiglu(module: Any) -> bool:

@@ -57,7 +57,7 @@ _KEPT_CAST = {"torch": 10 / 14, "one_pass": 6 / 14}
 #: and 16 ms in BF16, whose weights are not either.
 _NARROW_COPY = 0.25
 #: ``swiglu=kernels``: what it saves of a cast, a token and feature between the layers of an MLP. In
-#: the study swiglu-form 2.0 (8B at batch 1), 0.7 (at 2 on two GPUs) and 0.4 (1B at 8).
+#: the study swiglu-form 2.0 (8B at batch 1), 0.7 (at 2 on two GPUs), 0.4 (1B at 8); geometric mean.
 _SWIGLU_SAVES = 0.8
 
 

@@ -90,6 +90,26 @@ def test_collectives_are_counted_whole_and_in_their_own_dtype() -> None:
     assert (found["reduce_scatter"]["dtype"], found["reduce_scatter"]["gib"]) == ("float32", 1.0)
 
 
+def test_what_copy_engines_fetch_is_communication_and_what_is_added_up_is_not() -> None:
+    whole, part = "fp8study::pull_gradients", [2**20]
+    events = [
+        op(1, whole, [[2**19], part, []], ["float", BF16, "Scalar"]) | {"ts": 100, "dur": 50},
+        op(2, "aten::copy_", [[4], [4]], [BF16, BF16]) | {"ts": 120},
+        op(3, "aten::copy_", [[4], [4]], [BF16, BF16]) | {"ts": 200},
+        kernel(1, "barrier_kernel", 0, 100),
+        kernel(2, "Memcpy DtoD (Device -> Device)", 100, 2000) | {"cat": "gpu_memcpy"},
+        kernel(1, "triton_poi_fused_add_0", 2100, 300),
+        kernel(3, "Memcpy DtoD (Device -> Device)", 2400, 500) | {"cat": "gpu_memcpy"},
+        kernel(4, "ncclDevKernel_AllReduce", 2900, 10, **{
+            "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1}),
+    ]  # fmt: skip
+    found = summarise_events(events)
+    assert found["by_kind_ms"] == pytest.approx({"communication": 2.11, "copy": 0.5, "fused": 0.3})
+    assert found["exposed_communication_ms"] == pytest.approx(2.11)
+    (pulled,) = (row for row in found["communication"] if row["collective"] == "reduce_scatter")
+    assert (pulled["dtype"], pulled["gib"]) == ("bfloat16", 2**21 / 2**30)
+
+
 def test_overlapping_intervals_count_once() -> None:
     assert union_ms([(0, 1000), (500, 1500), (600, 700)]) == 1.5
     assert union_ms([]) == 0

@@ -231,7 +231,7 @@ class Switches:
         "nccl", "nccl", "collectives by {}", "`copy_engines`: GPUs of one host read each other's "
         "weights and gradients by their copy engines, which use no multiprocessor; "
         "gradients travel in BF16, as they were computed, and are added up in FP32 where they "
-        "arrive. `nccl`: by its kernels, gradients in FP32.", refused=(
+        "arrive; not yet tried on GPUs. `nccl`: by its kernels, gradients in FP32.", refused=(
             (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.collectives == "copy_engines" and c.num_nodes > 1,
              "reads GPUs of its own host only, not of num_nodes={num_nodes}; use nccl"),

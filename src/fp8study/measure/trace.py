@@ -12,7 +12,7 @@ import gzip
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,12 +126,28 @@ def summarise_events(events: Iterable[Event], nodes: Nodes | None = None) -> dic
     ops = [event for event in events if event.get("cat") == "cpu_op"]
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     by_id = {op["args"].get("External id"): op for op in ops if "args" in op}
-    launches = [(k, by_id.get(k.get("args", {}).get("External id"))) for k in kernels]
+    pulls = [op for op in ops if op.get("name") in _PULLED]
+    launches = [
+        (k, _or_pull(by_id.get(k.get("args", {}).get("External id")), pulls)) for k in kernels
+    ]
     summary: dict[str, Any] = {"num_kernels": len(kernels)}
     summary |= _gemms(ops, launches)
     summary["operations"] = _operations(ops)
     summary["communication"] = _communication(ops, kernels, nodes)
     return summary | (_times(launches) if kernels else {})
+
+
+def _or_pull(launcher: Event | None, pulls: Sequence[Event]) -> Event | None:
+    """Return what launched a kernel; of what was asked for inside of a pull, the pull."""
+    if launcher is None:
+        return None
+    thread, start = (launcher.get("pid"), launcher.get("tid")), launcher["ts"]
+    around = (
+        pull for pull in pulls
+        if (pull.get("pid"), pull.get("tid")) == thread
+        and pull["ts"] <= start < pull["ts"] + pull["dur"]
+    )  # fmt: skip
+    return next(around, launcher)
 
 
 def _dtype_name(name: str) -> str:
@@ -285,7 +301,9 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
     launcher = launcher or {}
     name, op, dtypes = kernel["name"], launcher.get("name", ""), (_factors(launcher) or ("",))[0]
     signs = {
-        "communication": "nccl" in name.lower(),
+        # A pull copies and waits; what it adds up is a kernel of Triton's.
+        "communication": "nccl" in name.lower()
+        or (op in _PULLED and not name.startswith("triton_")),
         "gemm_fp8": "float8" in dtypes,
         "gemm_bf16": dtypes == "bfloat16 × bfloat16",
         "gemm_other": bool(dtypes),

@@ -17,6 +17,9 @@ import torch.distributed as dist
 from fp8study.core.errors import UserError
 from fp8study.model.compiling import compiled
 
+#: How long a rank waits for the others, ms, before it fails: one may be compiling meanwhile.
+_PATIENCE_MS = 600_000
+
 
 class PeerMemory:
     """Memory of this GPU that the others of its host can read, as this one can read theirs."""
@@ -68,12 +71,12 @@ class PeerMemory:
         all ranks wait for each other.
         """
         rank, world_size = self._handle.rank, self._handle.world_size
-        self._handle.barrier()
+        self._handle.barrier(timeout_ms=_PATIENCE_MS)
         for step in range(1, world_size):
             peer = (rank + step) % world_size  # all links at once
             part = parts[peer]
             part.copy_(self._handle.get_buffer(peer, part.shape, part.dtype, offset))
-        self._handle.barrier()
+        self._handle.barrier(timeout_ms=_PATIENCE_MS)
 
     def release(self) -> None:
         """Let the memory be used again, after what the stream that is current does now."""

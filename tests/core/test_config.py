@@ -13,12 +13,9 @@ from fp8study.core.config import (
     make_config,
     save_config,
 )
-from fp8study.core.errors import UserError, nearest
+from fp8study.core.errors import UserError
 from fp8study.core.fields import PLAIN
 from fp8study.core.switches import RETIRED
-from fp8study.run.defaults import config_for, study_for
-from fp8study.run.machine import Machine
-from tests.machines import H200, machine
 
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
 OTHER: dict[str, Any] = {
@@ -325,29 +322,6 @@ def test_file_that_is_no_configuration_is_refused_in_one_line(content: str, tmp_
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.yaml: cannot read"):
         load_config(tmp_path / "absent.yaml")
-
-
-def test_nearest_stays_silent_when_nothing_is_near() -> None:
-    assert nearest("zzz", ["bf16", "fp8"]) == ""
-    assert nearest("bf61", ["bf16", "fp8"]) == " (did you mean 'bf16'?)"
-
-
-def test_nearest_takes_capital_letters_for_small_ones() -> None:
-    assert nearest("BF16", ["bf16", "fp16"]) == " (did you mean 'bf16'?)"
-    assert nearest("makefile", ["other", "Makefile"]) == " (did you mean 'Makefile'?)"
-
-
-def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
-    cpu, gpu = config_for(Machine((), 2), {}), config_for(machine(H200), {})
-    assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)
-    assert (gpu.model, gpu.corpus, gpu.compile) == ("llama-3.2-1b", "tinystories", True)
-    assert cpu.precision == gpu.precision == "fp8_tensorwise"
-    assert (study_for(Machine((), 2)), study_for(machine(H200))) == ("smoke", "machine")
-
-
-def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:
-    config = config_for(Machine((), 2), {"num_steps": 20, "precision": "bf16", "model": None})
-    assert (config.num_steps, config.precision, config.model) == (20, "bf16", "tiny-llama")
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED.keys() - RETIRED.keys()))

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fp8study.run.defaults import config_for
+from fp8study.run.defaults import config_for, study_for
+from fp8study.run.machine import Machine
 from tests.machines import H200, machine
 
 ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
@@ -80,3 +81,16 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
     said = [str(each.message).partition(",")[0] for each in told]
     is_open = {**fields, "precision": ""} == {"micro_batch_size": 2, "precision": ""}
     assert said == ["update_kernel: torch"] * is_open
+
+
+def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:
+    cpu, gpu = config_for(Machine((), 2), {}), config_for(machine(H200), {})
+    assert (cpu.model, cpu.corpus, cpu.compile) == ("tiny-llama", "synthetic", False)
+    assert (gpu.model, gpu.corpus, gpu.compile) == ("llama-3.2-1b", "tinystories", True)
+    assert cpu.precision == gpu.precision == "fp8_tensorwise"
+    assert (study_for(Machine((), 2)), study_for(machine(H200))) == ("smoke", "machine")
+
+
+def test_chosen_fields_win_over_the_defaults_unless_they_are_none() -> None:
+    config = config_for(Machine((), 2), {"num_steps": 20, "precision": "bf16", "model": None})
+    assert (config.num_steps, config.precision, config.model) == (20, "bf16", "tiny-llama")

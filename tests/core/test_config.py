@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
-    "nccl_ctas": 8, "collectives": "copy_engines",
+    "collectives": "copy_engines",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
 EARLY = {"optimizer_binding": "before_conversion"}
@@ -85,7 +85,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "transposes": KEPT,
         "swiglu": KEPT,
     }.get(name, {})
-    spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives", "nccl_ctas")
+    spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives")
     usual |= {"num_gpus": 2} if name in spread else {}
     usual |= {"num_gpus": 4, "num_nodes": 2} if name == "sharding" else {}
     usual |= {"validation_sequences": 4} if name == "validation_points" else {}
@@ -254,7 +254,6 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
         ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
         ({"precision": "fp8", "swiglu": "kernels"}, "swiglu", "weight_cast=each_update"),
-        ({"nccl_ctas": 8}, "nccl_ctas", "several GPUs"),
         ({"collectives": "copy_engines"}, "collectives", "several GPUs"),
         ({"num_gpus": 4, "num_nodes": 2, "collectives": "copy_engines"}, "collectives", "use nccl"),
         ({"num_gpus": 2, "collectives": "copy_engines", "gradient_accumulation_steps": 2},

@@ -12,7 +12,7 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
-    "swiglu": "compiled", "collectives": "nccl", "nccl_ctas": 0,
+    "swiglu": "compiled", "collectives": "nccl",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
@@ -20,7 +20,7 @@ ON_ONE_GPU = AS_DOCUMENTED | {
 }  # fmt: skip
 IN_ONE_PASS = ON_ONE_GPU | {"update_kernel": "one_pass", "gradient_dtype": "compute"}
 ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "foreach"}
-SHARDS = ON_SEVERAL | {"update_kernel": "one_pass"}
+SHARDS = ON_SEVERAL | {"update_kernel": "one_pass", "collectives": "copy_engines"}
 CAST_ONCE = {"weight_cast": "each_update", "swiglu": "kernels"}
 KEPT = CAST_ONCE | {"gather_cast": "compiled"}
 WIDE = {"gradient_dtype": "master"}
@@ -68,6 +68,8 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ON_TWO | LATER, SHARDS | LATER | {"gradient_pool": "shared"}),
         (ON_TWO | {"max_grad_norm": 1.0}, SHARDS | CLIPPED | {"gradient_pool": "shared"}),
         (ON_TWO | {"gradient_accumulation_steps": 2}, ON_SEVERAL),
+        (ON_TWO | {"num_gpus": 4}, SHARDS | {"collectives": "nccl"}),
+        (ON_TWO | {"num_nodes": 2}, SHARDS | {"collectives": "nccl"}),
         (ON_TWO | {"num_gpus": 16, "num_nodes": 2, "sharding": "hybrid"}, ON_SEVERAL),
         (ON_TWO | {"max_grad_norm": 1.0, "master_dtype": "bf16"}, ON_SEVERAL | CLIPPED),
         (ON_TWO | {"max_grad_norm": 1.0, "untrained": "*.q_proj"}, SHARDS | CLIPPED),

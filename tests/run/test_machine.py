@@ -256,19 +256,16 @@ def test_the_chosen_allocator_reaches_the_training_processes(
 def test_what_collectives_are_told_reaches_the_training_processes_on_gpus(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names = ("NCCL_MAX_CTAS", "TORCH_SYMM_MEM_DISABLE_MULTICAST")
-    for name in names:
-        monkeypatch.delenv(name, raising=False)
+    name = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+    monkeypatch.delenv(name, raising=False)
 
-    def told(gpus: tuple[Gpu, ...] = (H200, H200), **values: Any) -> dict[str, str]:
+    def told(gpus: tuple[Gpu, ...] = (H200, H200), **values: Any) -> str | None:
         config = make_config({"num_gpus": 2} | values).resolved()
-        found = training_environment(config, Machine(gpus, 8))
-        return {name: found[name] for name in names if name in found}
+        return training_environment(config, Machine(gpus, 8)).get(name)
 
-    assert told() == {}
-    assert told(nccl_ctas=8) == {"NCCL_MAX_CTAS": "8"}
-    assert told(collectives="copy_engines") == {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    assert told((), nccl_ctas=8, collectives="copy_engines") == {}
+    assert told() is None
+    assert told(collectives="copy_engines") == "1"
+    assert told((), collectives="copy_engines") is None
 
 
 def test_what_another_launcher_left_behind_reaches_no_training_process(

@@ -40,6 +40,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from fp8study.analysis.pairing import arm_label, has_usual_path, setting_label, stale_note, together
+from fp8study.core import record_shape
 from fp8study.core.config import completed, set_by_hand
 from fp8study.core.fields import PLAIN, varying
 from fp8study.core.hardware import bf16_peak_tflops
@@ -139,7 +140,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
     row |= {f"version_{name}": record.versions.get(name) for name in _VERSIONS}
     if row["bf16_peak_tflops"] is None:  # older records leave the denominator out
         row["bf16_peak_tflops"] = bf16_peak_tflops(record.machine.get("gpu_name"))
-    config = completed(record.config, record.machine.get("device"))
+    had = record_shape.as_run(record.config, record.warnings)
+    config = completed(had, record.machine.get("device"))
     alone = ("strategy",) if config.get("num_gpus") == 1 else ()
     trained = _trained(record)
     asked = _key(run, config, varying("repeat"))
@@ -157,8 +159,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "unsteady": any(warning.startswith(UNSTEADY) for warning in record.warnings),
         "timing_void": record.timing_is_void,
         "arm": arm_label(record),
-        "setting": setting_label(record.config),
-        "path": config.get("path") if has_usual_path(record.config) else MIXED,
+        "setting": setting_label(had),
+        "path": config.get("path") if has_usual_path(had) else MIXED,
         "fp8_part": json.dumps([config.get(name) for name in _FP8_PART]),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),

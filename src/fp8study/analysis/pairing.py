@@ -40,6 +40,8 @@ BF16_GATHERED = "BF16 all-gather"
 #: What an arm of the tuned path says whose SwiGLU writes FP8, as that path has it since entry 69 of
 #: docs/log.md. FP8 alone differs by it, so it is no part of a setting, which BF16 has too.
 SWIGLU_KERNELS = "SwiGLU kernels"
+#: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
+COPY_ENGINES = "collectives by copy engines"
 #: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
@@ -127,7 +129,8 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 
     Held to the tuned path as it was `BEFORE`, or to today's, which `IN_ONE_PASS` says, where that
     leaves a part of these switches. A switch that came later was not set; if the path sets it
-    today, the record is of an earlier form of the path. An arm says what made its SwiGLU.
+    today, the record is of an earlier form of the path. An arm says what made its SwiGLU;
+    `COPY_ENGINES` are named though the path sets them.
     """
     before = set_besides(config, BEFORE)
     if not before:
@@ -137,8 +140,9 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 
 
 def has_usual_path(config: dict[str, Any]) -> bool:
-    """Return whether a run sets no switch of its own: of today's tuned path, or that `BEFORE`."""
-    return unusual_switches(config) in ([], [IN_ONE_PASS])
+    """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
+    copies = [[IN_ONE_PASS, COPY_ENGINES]] * (config.get("num_gpus") == 2)
+    return unusual_switches(config) in ([], [IN_ONE_PASS], *copies)
 
 
 def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -147,7 +151,7 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     others = {name: value for name, value in config.items() if name not in PLAIN}
     # Of a configuration that is refused today, nothing is known to be usual.
     undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
-    usual = completed(others | undecided | dict(given))
+    usual = completed(others | undecided | dict(given)) | {"collectives": "nccl"}
     values = PLAIN | config
     unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
     unusual -= {name for name in PLAIN if usual.get(name) is None}

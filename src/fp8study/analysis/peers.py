@@ -24,6 +24,7 @@ from fp8study.analysis.frames import run_path
 from fp8study.analysis.pairing import arm_label, setting_label, together
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.recipes import Precision
+from fp8study.core.record_shape import as_run
 from fp8study.core.records import STATUSES, RunRecord, StoredRun
 
 _COUNTS = ("sequence_length", "micro_batch_size", "num_gpus")
@@ -240,12 +241,13 @@ def peer_table(stored: Sequence[StoredRun]) -> pd.DataFrame:
 
 def _peer_row(sessions: Sessions, arm: Arm, ratio: Ratio | None) -> dict[str, object]:
     peer, norm = sessions[0], arm.config.get("max_grad_norm")
+    had = as_run(arm.records[0].config, arm.records[0].warnings)
     reserved = [r.instruments.get("memory", {}).get("steady_reserved_gib") for r in arm.records]
     own, theirs = _Rates.of_arm(arm, sessions), _Rates.of_peer(sessions)
     rates = [rate for session in sessions for rate in session.rates]
     return {
         **{name: arm.config.get(name) for name in ("model", "num_gpus", "precision")},
-        "setting": setting_label(arm.records[0].config, says_clipping=False),
+        "setting": setting_label(had, says_clipping=False),
         "max_grad_norm": norm,
         "arm": arm_label(arm.records[0]) + (f", clipped at {norm:g}" if norm else ""),
         "peer": f"{peer.name} {peer.version}",

@@ -179,7 +179,7 @@ def spelled_out(setting: str, precision: str, arm: str) -> str:
     if IN_ONE_PASS not in setting.split(", "):
         return setting
     alone = {"path": "tuned", "strategy": "none", "precision": precision}
-    values = alone | ({"strategy": "fsdp2", "num_gpus": 2} if "FSDP2" in setting else {})
+    values = alone | ({"strategy": "fsdp2", "num_gpus": 4} if "FSDP2" in setting else {})
     today = make_config(values).resolved()
     return setting.replace(IN_ONE_PASS, ", ".join(set_besides(today.to_dict(), BEFORE)))
 

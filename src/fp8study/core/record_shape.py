@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,16 @@ from fp8study.core.errors import UserError
 PARTS = ("launch", "imports", "gpu_wait", "device", "model", "sharding", "rest")
 
 TEXT, NUMBER, COUNT, FLAG = "text", "number", "count", "flag"
+
+#: What a run's warning says of a switch that was not as its configuration has it.
+INSTEAD = "the run has {}={}"
+_INSTEAD = re.compile(INSTEAD.format(r"(\w+)", r"(\w+)$"))
+
+
+def as_run(config: Mapping[str, Any], warnings: Iterable[str]) -> dict[str, Any]:
+    """Return a record's configuration with what its run had instead, as its `warnings` say."""
+    had = (_INSTEAD.search(warning) for warning in warnings)
+    return dict(config) | {found[1]: found[2] for found in had if found}
 
 
 def kinds(*, text: str = "", number: str = "", count: str = "", flag: str = "") -> dict[str, str]:

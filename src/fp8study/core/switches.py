@@ -65,6 +65,13 @@ def _tuned_gradients(c: Any) -> str:
     return "compute" if narrow else "master"
 
 
+def _tuned_collectives(c: Any) -> str:
+    """`copy_engines` where they were faster (docs/log.md, 70): of more GPUs nothing is known."""
+    is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c)
+    one_pass = c.update_kernel == "one_pass" and _updates_in_one_pass(c)
+    return "copy_engines" if is_alike and one_pass else "nccl"
+
+
 # A field reads like an entry of a table.
 # fmt: off
 @dataclass(frozen=True)
@@ -228,10 +235,11 @@ class Switches:
              "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
              "compiled"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
-        "nccl", "nccl", "collectives by {}", "`copy_engines`: GPUs of one host read each other's "
-        "weights and gradients by their copy engines, which use no multiprocessor; "
+        "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
+        "each other's weights and gradients by their copy engines, which use no multiprocessor; "
         "gradients travel in BF16, as they were computed, and are added up in FP32 where they "
-        "arrive; not yet tried on GPUs. `nccl`: by its kernels, gradients in FP32.", refused=(
+        "arrive; GPUs that cannot read each other's memory use NCCL. `nccl`: by its kernels, "
+        "gradients in FP32.", refused=(
             (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.collectives == "copy_engines" and c.num_nodes > 1,
              "reads GPUs of its own host only, not of num_nodes={num_nodes}; use nccl"),
@@ -240,11 +248,6 @@ class Switches:
              "adds up in FP32; use nccl"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
-    nccl_ctas: int | None = switch(
-        0, 0, "{} NCCL CTAs", "The most blocks of threads that NCCL runs a collective in, each on "
-        "a multiprocessor of its own; 0: as many as NCCL chooses.", low=0, high=64, refused=(
-            (lambda c: c.nccl_ctas and c.num_gpus == 1,
-             "says nothing where one GPU sends nothing to others; use 0, or several GPUs"),))
 # fmt: on
 
 
@@ -259,4 +262,7 @@ RETIRED: dict[str, Field] = {
     "spared_sms": Field(
         "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain=0,
         words="{} SMs spared", differs=("switch",)),
+    "nccl_ctas": Field(
+        "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
+        differs=("switch",)),
 }  # fmt: skip

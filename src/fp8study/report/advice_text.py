@@ -21,8 +21,7 @@ from fp8study.analysis.laws.account import (
     LawErrors,
 )
 from fp8study.analysis.laws.here import Measured
-from fp8study.analysis.laws.nearby import STUDY
-from fp8study.analysis.pairing import BEFORE
+from fp8study.analysis.laws.nearby import EARLIER, STUDY
 from fp8study.report.words import count, interval, machine_name, number, recipe, span
 
 #: What the parts of a step and of memory are called.
@@ -89,7 +88,8 @@ def _today(advice: Advice) -> list[str]:
     """Say what is to be expected of the path as it is, where it was measured as it was before."""
     if (lead := advice.todays_lead) is None:
         return []
-    given = " ".join(f"{name}={value}" for name, value in BEFORE.items())
+    form = next(form for form in reversed(EARLIER) if form.items() <= advice.config.items())
+    given = " ".join(f"{name}={value}" for name, value in form.items())
     return [f"  without {given}, as the tuned path is now: {_lead(lead, ' %')}, {lead.kind}"]
 
 

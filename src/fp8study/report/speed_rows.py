@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pandas as pd
 
-from fp8study.analysis.laws.nearby import has_small_steps
+from fp8study.analysis.laws.small_steps import has_small_steps
 from fp8study.analysis.pairing import EARLIER_FORM, IN_ONE_PASS
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone, has_small_steps
+from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone
 from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.small_steps import for_small_steps
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
@@ -44,16 +45,15 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
     config = make_config(defaults | given)
-    if changes := for_small_steps(config, machine):
-        return make_config(defaults | changes | given).resolved()
-    if keeps_more_than_fits(config, machine):
+    changes = suited_to(machine, config)
+    if "update_kernel" not in changes and keeps_more_than_fits(config, machine):
         warnings.warn(
             "update_kernel: torch, as FP8 fits this GPU with no weights kept; set it to choose "
             "otherwise",
             stacklevel=2,
         )
-        return make_config(defaults | BEFORE | given).resolved()
-    return config.resolved()
+        changes = dict(BEFORE)
+    return make_config(defaults | changes | given).resolved()
 
 
 def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
@@ -61,30 +61,31 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 
     By the law of speed; False where it knows nothing.
     """
-    return bool(config.resolved().fp8_all_gather) and _has_small_steps(config, machine)
+    return bool(config.resolved().fp8_all_gather) and _unlike_tuned(config, machine) == BEFORE
 
 
-def for_small_steps(config: RunConfig, machine: Machine) -> dict[str, Any]:
+def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
     """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
 
     Small are those whose FP8 weights are gathered faster in BF16, by the law of speed. A 1B in
     FP8 was faster there with torch's AdamW, which launches fewer kernels; of BF16 and of larger
     models it is not known (docs/log.md, 68). Both precisions get the same, but for what a run sets
-    itself, or needs.
+    itself, or needs. Others that wait for their host keep NCCL.
     """
-    if not _has_small_steps(config, machine):
-        return {}
+    found = _unlike_tuned(config, machine)
+    if found != BEFORE:
+        return found
     plain = {"gather_cast": "eager", "weight_cast": "each_pass", "swiglu": "compiled"}
     is_open = all(getattr(config, name) in (None, value) for name, value in plain.items())
     gathers = is_open and config.resolved().fp8_all_gather
     return BEFORE | ({"fp8_all_gather": False} if gathers else {})
 
 
-def _has_small_steps(config: RunConfig, machine: Machine) -> bool:
+def _unlike_tuned(config: RunConfig, machine: Machine) -> dict[str, Any]:
     is_known = config.path == "tuned" and config.compile and machine.has_fp8
     with suppress(UserError):  # of such a model no law is known
-        return is_known and has_small_steps(config, find_peak(machine.gpus[0].name))
-    return False
+        return for_small_steps(config, find_peak(machine.gpus[0].name)) if is_known else {}
+    return {}
 
 
 def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:

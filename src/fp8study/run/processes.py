@@ -41,8 +41,6 @@ def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
             name = "PYTORCH_CUDA_ALLOC_CONF" if older else "PYTORCH_ALLOC_CONF"
             options = [environment.get(name), "expandable_segments:True"]
             environment[name] = ",".join(filter(None, options))
-        if config.nccl_ctas:
-            environment["NCCL_MAX_CTAS"] = str(config.nccl_ctas)
         if config.collectives == "copy_engines":  # which read memory, and need no multicast
             environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
     else:

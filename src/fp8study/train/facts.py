@@ -10,7 +10,7 @@ from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.measure.clock import FinishedStep
-from fp8study.model.fsdp.patches import unchecked
+from fp8study.model.fsdp.patches import unchecked, without_copy_engines
 from fp8study.model.sharding import parameters_outside_optimizer_pct
 from fp8study.model.swiglu import asks_for_kernels, num_gated
 
@@ -63,7 +63,7 @@ def warnings(trainer: Trainer) -> list[str]:
         **dict.fromkeys(audited, True),
         "attention_mask: checked in each forward pass, for which the GPU is waited for: "
         f"{trainer.needs_masks}": trainer.needs_masks,
-        **dict.fromkeys(unchecked(config), True),
+        **dict.fromkeys([*unchecked(config), *without_copy_engines(config)], True),
         "swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers without bias": (
             asks_for_kernels(config) and not num_gated(trainer.bare_model)
         ),

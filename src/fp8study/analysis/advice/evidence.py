@@ -17,12 +17,12 @@ from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
-from fp8study.analysis.laws.nearby import as_fp8, changed
+from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
-from fp8study.analysis.pairing import BEFORE, setting_label
+from fp8study.analysis.pairing import setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
@@ -128,13 +128,17 @@ class Decisions:
     def measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> ResolvedConfig:
         """Return a BF16 run as it was measured, with FP8 runs in its place.
 
-        Where no lead of today's path has an interval, that may be the path as it was `BEFORE`.
+        Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
+        forms: the latest that has one, or else the earliest that was timed.
         """
-        has_interval = any(
-            not math.isnan(found.decision["ci_low_pct"]) for found in self.of(bf16, gpu_name)
-        )
-        before = changed(bf16, BEFORE)
-        return before if not has_interval and self.of(before, gpu_name) else bf16
+        forms = [bf16, *(changed(bf16, form) for form in EARLIER)]
+        found = {form: self.of(form, gpu_name) for form in forms}
+        known = (
+            form for form, there in found.items()
+            if any(not math.isnan(each.decision["ci_low_pct"]) for each in there)
+        )  # fmt: skip
+        timed = (form for form in reversed(forms) if found[form])
+        return next(known, next(timed, bf16))
 
     def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
         """Return what was decided for a BF16 run's setting, by machine.
@@ -151,16 +155,18 @@ class Decisions:
     ) -> list[tuple[dict[str, Any], Quantity]]:
         """Return FP8's lead where it was timed next to a BF16 run, with the fields that differ.
 
-        With gradients clipped, or not, as it has it; at the batches below and above; each on the
-        path `BEFORE` where its records answer, unless it is to be `as_asked`. Then on the plain
-        path at its own batch.
+        With gradients clipped, or not, as it has it; at the batches below and above; each in the
+        form whose records answer, unless it is to be `as_asked`. Then on the plain path at its own
+        batch.
         """
 
         def timed(changes: dict[str, Any]) -> list[tuple[dict[str, Any], Quantity]]:
             way = asked = changed(bf16, changes)
             way = way if as_asked else self.measured_as(way, gpu_name)
             lead = next((lead_of(found.decision) for found in self.of(way, gpu_name)), None)
-            return [(changes | (BEFORE if way != asked else {}), lead)] if lead is not None else []
+            forms = (form for form in EARLIER if changed(asked, form) == way)
+            form = {} if way == asked else next(forms)
+            return [(changes | form, lead)] if lead is not None else []
 
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
         here = (self.leads[list(key)] == list(key.values())).all(axis=1)

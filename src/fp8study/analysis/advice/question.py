@@ -15,15 +15,16 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
+    EARLIER,
     SAVERS,
     as_fp8,
     changed,
     fits_before_alone,
-    has_small_steps,
     savers,
 )
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.small_steps import for_small_steps
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
@@ -32,8 +33,10 @@ from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu, no_
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
+#: Fields that say which form of the tuned path is meant.
+_FORM = {name for form in EARLIER for name in form}
 #: Further fields that the laws know, and by which the report tells settings apart.
-_OTHERS = (*SAVERS, *BEFORE, "gradient_accumulation_steps", "max_grad_norm")
+_OTHERS = (*SAVERS, *sorted(_FORM), "gradient_accumulation_steps", "max_grad_norm")
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
@@ -128,12 +131,11 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
-    if "update_kernel" not in values and (
-        fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
-        or has_small_steps(config, peak)
-    ):
-        config = changed(config.resolved(), BEFORE)
-    name, as_asked = None if gpu else gpus[0][0], "update_kernel" in values
+    if "update_kernel" not in values:
+        before = fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
+        changes = dict(BEFORE) if before else for_small_steps(config, peak)
+        config = changed(config.resolved(), changes | dict(others or {}))
+    name, as_asked = None if gpu else gpus[0][0], bool(_FORM & values.keys())
     return Question(config.resolved(), peak, name, capacity, tokens, as_asked)
 
 

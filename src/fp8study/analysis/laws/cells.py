@@ -22,7 +22,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
-from fp8study.core.record_shape import complete_texts
+from fp8study.core.record_shape import as_run, complete_texts
 from fp8study.core.records import RunRecord, read_placed
 from fp8study.core.switches import RETIRED
 
@@ -130,7 +130,7 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
 
     Nor is one known of a run that set a switch which was taken out since.
     """
-    values = completed(record.config, record.machine.get("device"))
+    values = completed(as_run(record.config, record.warnings), record.machine.get("device"))
     if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):
         return None
     known = {name: value for name, value in values.items() if name in FIELDS}

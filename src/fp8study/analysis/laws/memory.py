@@ -87,6 +87,7 @@ class MemoryParts(Parts):
     copies: float
     """Weights of decoder layers in BF16 or FP8, kept for the backward pass or between updates."""
     workspace: float
+    """GEMMs', and with ``collectives=copy_engines`` what other GPUs read."""
     moment: str
     """``loss`` or ``update``: when the step is fullest."""
     slack: float
@@ -138,7 +139,7 @@ def predicted_memory(
     gib = dict.fromkeys(("activations", "gathered", "copies"), 0.0)
     gib |= {"parameters": parameters, "optimizer": optimizer} | moments[moment]
     gib = {name: value / GIB for name, value in gib.items()}
-    gib["workspace"] = constants.workspace_gib
+    gib["workspace"] = constants.workspace_gib + _read_by_others(config, shape) / GIB
     slack = getattr(constants, _slack_name(config))
     return MemoryParts(
         **gib,
@@ -246,6 +247,18 @@ def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
     return (
         width * num_converted_weights(config, shape) if config.weight_cast == "each_update" else 0.0
     )
+
+
+def _read_by_others(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what copy engines read: the largest unit's own shard, and its whole gradient, BF16.
+
+    To the byte what three models took on two GPUs with the chunked loss head (docs/log.md, 70).
+    """
+    if config.collectives != "copy_engines":
+        return 0.0
+    apart = config.loss_head == "chunked"
+    largest = max(shape.head_parameters if apart else shape.root_parameters, shape.layer_parameters)
+    return 2 * largest * (1 + 1 / config.num_shards)
 
 
 def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:

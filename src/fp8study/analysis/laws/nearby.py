@@ -16,13 +16,11 @@ from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.room import has_room, largest_batch_of
-from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.pairing import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
-from fp8study.core.fields import DEFAULTS, varying
-from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -55,27 +53,6 @@ def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
 
 
-def has_small_steps(config: RunConfig, gpu: GpuPeak | None) -> bool:
-    """Return whether several GPUs gather FP8 tensorwise weights faster in BF16, by the speed law.
-
-    FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
-    model at a small batch BF16 all-gather is faster. Of what the FP8 runs of a setting may differ
-    in, and of its BF16 run, the answer does not depend.
-
-    Raises:
-        UserError: No law is known of such a model.
-    """
-    if config.num_gpus == 1:
-        return False
-    open_ = {name: DEFAULTS[name] for name in {*varying("pair"), "update_kernel"}}
-    shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
-    fp8, bf16 = (
-        speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu).total
-        for gathers in (True, False)
-    )
-    return bf16 < fp8
-
-
 def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
     """Return BF16, FP8 tensorwise however its weights can be gathered, and each other recipe."""
     others = [
@@ -98,12 +75,15 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 _AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
+#: The tuned path's forms before today's, the latest first: what a run sets to have one.
+EARLIER: tuple[dict[str, Any], ...] = ({"collectives": "nccl"}, BEFORE)
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": _AFTER_KERNEL, "update_kernel": _AFTER_KERNEL,
+    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, "collectives"),
     "max_grad_norm": ("optimizer_step", "clipping", "gradient_pool", *_AFTER_KERNEL),
-    "master_dtype": ("gradient_pool", *UPDATE), "activation_checkpointing": UPDATE,
-    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", *UPDATE),
+    "master_dtype": ("gradient_pool", "collectives", *UPDATE),
+    "activation_checkpointing": (*UPDATE, "collectives"),
+    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", "collectives", *UPDATE),
 }  # fmt: skip
 
 
@@ -286,7 +266,7 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
-    by_hand = {name: set_by_hand(config.to_dict(), name) for name in BEFORE}
+    by_hand = {name: set_by_hand(config.to_dict(), name) for form in EARLIER for name in form}
     return found | {name: value for name, value in by_hand.items() if value is not None}
 
 

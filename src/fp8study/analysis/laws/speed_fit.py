@@ -37,12 +37,12 @@ def is_fitted(cell: Cell) -> bool:
 def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
     """Fit `SpeedConstants` to the cells of `FITTED_GPU`, as `fit_with_errors`.
 
-    To those that leave collectives to NCCL, as it chooses: the law knows of no other way.
+    To those that leave collectives to NCCL: the law knows of no other way.
     """
     chosen = [
         cell for cell in cells
         if is_fitted(cell) and cell.gpu == FITTED_GPU
-        and cell.config.collectives == "nccl" and not cell.config.nccl_ctas
+        and cell.config.collectives == "nccl"
     ]  # fmt: skip
     start = dataclasses.asdict(SpeedConstants())
     given = {_FORM: start.pop(_FORM)} | _read(chosen)

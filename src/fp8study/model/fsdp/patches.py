@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from torch.distributed.fsdp import FSDPModule
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.record_shape import INSTEAD
 from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import to_fp8
@@ -71,11 +72,17 @@ def unchecked(config: ResolvedConfig) -> list[str]:
     """Return the switches of a run that this installation cannot keep, one line each."""
     return [
         f"{switch}: '{patch.value}' replaces {patch.replaces}, which was checked for "
-        f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: the run "
-        f"has {switch}={patch.plain}"
+        f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: "
+        + INSTEAD.format(switch, patch.plain)
         for switch, patch in PATCHES.items()
         if getattr(config, switch) == patch.value and not applies(config, switch)
     ]
+
+
+def without_copy_engines(config: ResolvedConfig) -> list[str]:
+    """Return, in a line, why NCCL does what a run would have copy engines do; empty if they do."""
+    reason = peers.unreachable() if applies(config, "collectives") else ""
+    return [f"collectives: {reason}: {INSTEAD.format('collectives', 'nccl')}"] if reason else []
 
 
 def applies(config: ResolvedConfig, switch: str) -> bool:
@@ -97,7 +104,7 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
     if applies(config, "gather_cast"):
         _compile_casts()
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    copies = applies(config, "collectives")
+    copies = applies(config, "collectives") and not without_copy_engines(config)
     if copies or applies(config, "gradient_pool"):
         kind = _reduce_scatter(applies(config, "gradient_pool"), copies)
         for module in modules:

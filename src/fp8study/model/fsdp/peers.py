@@ -9,6 +9,7 @@ that is whole and when it may change. All ranks must be on one host.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -19,6 +20,24 @@ from fp8study.model.compiling import compiled
 
 #: How long a rank waits for the others, ms, before it fails: one may be compiling meanwhile.
 _PATIENCE_MS = 600_000
+
+
+def unreachable() -> str:
+    """Say why NCCL must do what copy engines were asked for; empty where GPUs can, or none are.
+
+    All ranks get the same answer, as each looks at all pairs of GPUs.
+    """
+    if not torch.cuda.is_available():
+        return ""
+    number, there = dist.get_world_size(), torch.cuda.device_count()
+    if there < number:
+        return f"each process sees {there} of {number} GPUs"
+    blind = (
+        f"GPU {one} cannot read GPU {other}'s memory"
+        for one, other in itertools.permutations(range(number), 2)
+        if not torch.cuda.can_device_access_peer(one, other)
+    )
+    return next(blind, "")
 
 
 class PeerMemory:
@@ -51,7 +70,12 @@ class PeerMemory:
         torch.cuda.empty_cache()  # torch takes this memory from the driver, past its own cache
         group, here = dist.group.WORLD, torch.device("cuda", torch.cuda.current_device())
         assert group is not None
-        self._bytes_N = symmetric.empty(num_bytes, dtype=torch.uint8, device=here)
+        try:
+            self._bytes_N = symmetric.empty(num_bytes, dtype=torch.uint8, device=here)
+        except RuntimeError as error:  # the driver's, of which a run knows torch's own
+            if "out of memory" not in str(error):
+                raise
+            raise torch.OutOfMemoryError(str(error)) from error
         try:
             self._handle = symmetric.rendezvous(self._bytes_N, group.group_name)
         except RuntimeError as error:

@@ -28,7 +28,7 @@ from fp8study.run.chosen.estimates import (
 )
 from fp8study.run.chosen.notes import blocks_in_words, gpus_in_words, what_is_special
 from fp8study.run.chosen.timetable import BASE, Block, Chosen, Timetable, cell_of
-from fp8study.run.defaults import for_small_steps
+from fp8study.run.defaults import suited_to
 from fp8study.run.machine import Machine
 
 #: From about 1B upwards; of the models of a rung, the first that fits.
@@ -226,7 +226,7 @@ class _Selector:
 
     def _arm(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run's fields, gathered and updated in the way that is faster by the law."""
-        return for_small_steps(self.config(chosen), self.machine) | self._values(chosen)
+        return suited_to(self.machine, self.config(chosen)) | self._values(chosen)
 
     def _block(self, cell: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> Block:
         return Block(tuple(self._arm({**cell, "precision": arm}) for arm in arms), cell["why"])

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.pairing import IN_ONE_PASS, SWIGLU_KERNELS, shorten_arms
+from fp8study.analysis.pairing import COPY_ENGINES, IN_ONE_PASS, SWIGLU_KERNELS, shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
 from fp8study.report.words import rate
@@ -15,6 +15,7 @@ from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
 MACHINE = "h200x1"
+PRECISIONS = ("bf16", "fp8_tensorwise")
 #: Model and batch, in the order in which they are told.
 SETTINGS = [("llama-3.1-8b", 1), ("llama-3.2-3b", 1), ("llama-3.2-3b", 4), ("llama-3.2-1b", 1),
             ("llama-3.2-1b", 4)]  # fmt: skip
@@ -51,6 +52,7 @@ def one_pass_texts() -> list[str]:
         *_batch_2_texts(),
         *_shards_texts(),
         *_kernels_texts(),
+        *_copies_texts(),
         *once_texts(),
     ]
 
@@ -81,7 +83,7 @@ def _shards_texts() -> list[str]:
 def _kernels_texts() -> list[str]:
     """What is said of SwiGLU's kernels, and of collectives, of blocks of one session."""
     runs = shorten_arms(runs_frame(stored("h200x2")))
-    leads, gains = leads_table(runs), switch_table(runs)
+    leads, gains = leads_table(runs[runs["study"] == "swiglu-form"]), switch_table(runs)
     ours = leads[leads["arm"].str.endswith(SWIGLU_KERNELS)].set_index(["model", "num_gpus"])
     assert set(ours["num_pairs"]) == {2} and set(ours["num_sessions"]) == {1}
     settings = [("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.2-1b-untied", 1)]
@@ -92,10 +94,10 @@ def _kernels_texts() -> list[str]:
         f"{per_cent(table.loc[at, 'gain_low_95'])} to {per_cent(table.loc[at, 'gain_high_95'])}"
         for at in settings
     ]
-    before = leads[leads["arm"].eq("FP8 tensorwise") & leads["studies"].str.contains("swiglu-form")]
+    before = leads[leads["arm"].eq("FP8 tensorwise")]
     peaks = ours["memory_peak_gib"] - before.set_index(["model", "num_gpus"])["memory_peak_gib"]
     change = [f"{peaks[at]:+.1f}".replace("-", "−") for at in settings]
-    alone, two, _ = (ours.loc[at] for at in settings)
+    alone = one(leads_table(runs), model="llama-3.1-8b", num_gpus=1, arm=ours["arm"].iloc[0])
     now = [per_cent(ours.loc[at, "lead_pct"]) for at in settings]
     sent = gains[gains["study"] == "comm-form"].set_index(["setting", "precision"])["gain_pct"]
     either = [
@@ -106,14 +108,52 @@ def _kernels_texts() -> list[str]:
         f"it leads by {now[0]} (95 % CI {ends(alone)}) on the tuned path, with "
         f"{-alone['memory_change_pct']:.1f} % less memory and "
         f"{-alone['energy_change_pct']:.1f} % less energy",
-        f"on 2 GPUs at batch 2 by {now[1]} (95 % CI {ends(two)}), with "
-        f"{-two['memory_change_pct']:.1f} % and {-two['energy_change_pct']:.1f} % less",
         f"rise by {of[0]} (8B at batch 1), {of[1]} (8B at batch 2 on two GPUs) and {of[2]} (1B at",
         "95 % CIs " + ", ".join(spans[:2]).replace(" %", "") + f" and {spans[2]}".replace(" %", ""),
         f"FP8 then leads by {now[0]}, {now[1]} and {now[2]}.",
         f"The peak changes by {change[0]}, {change[1]} and {change[2]} GiB",
         f"an 8B's tokens/s at batch 2 by {either[0]} in FP8;",
         "with 8 blocks of threads for it, by " + either[1].replace(" in BF16", ""),
+    ]
+
+
+def _copies_texts() -> list[str]:
+    """What is said of copy engines, of one block on each of two machines."""
+    runs = shorten_arms(runs_frame(stored("h200x2")))
+    gains, leads = switch_table(runs), leads_table(runs)
+    of_study = gains.set_index(["study", "model", "setting", "precision"])["gain_pct"].map(per_cent)
+    eight = gains[gains["study"] == "copy-form"].set_index(["setting", "precision"])
+    copies = [eight.loc[(COPY_ENGINES, name)] for name in PRECISIONS]
+    assert {row["num_sessions"] for row in copies} == {2}
+    gained, fewer = (
+        [of_study["copy-form", "llama-3.1-8b", words, name] for name in PRECISIONS]
+        for words in (COPY_ENGINES, "8 NCCL CTAs")
+    )
+    spans = [
+        f"{per_cent(row['gain_low_95'])} to {per_cent(row['gain_high_95'])}".replace(" %", "")
+        for row in copies
+    ]
+    small = {
+        (model, name): of_study["copy-small", model, COPY_ENGINES, name]
+        for model in ("llama-3.2-1b-untied", "llama-3.2-3b")
+        for name in PRECISIONS
+    }
+    now, then = (
+        one(leads[leads["setting"].str.endswith(form)], model="llama-3.1-8b", num_gpus=2,
+            arm=f"FP8 tensorwise, {SWIGLU_KERNELS}")
+        for form in (COPY_ENGINES, IN_ONE_PASS)
+    )  # fmt: skip
+    more = now["memory_peak_gib"] - then["memory_peak_gib"]
+    bf16, fp8 = ([small[model, name] for model in dict.fromkeys(m for m, _ in small)]
+                 for name in PRECISIONS)  # fmt: skip
+    return [
+        f"on 2 GPUs at batch 2 by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}), with "
+        f"{-now['memory_change_pct']:.1f} % and {-now['energy_change_pct']:.1f} % less",
+        f"rise by {gained[0]} in BF16 and {gained[1]} in FP8 (95 % CIs {spans[0]} and {spans[1]})",
+        f"FP8 then leads by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}) instead of "
+        f"{per_cent(then['lead_pct'])}. Each GPU needs {more:.1f} GiB more",
+        f"NCCL in 8 blocks of threads changes it by {fewer[0]} and {fewer[1]},",
+        f"have not settled: {' and '.join(fp8)} in FP8, {' and '.join(bf16)} in BF16",
     ]
 
 

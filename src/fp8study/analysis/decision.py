@@ -58,9 +58,9 @@ def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool 
 def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Choose one setting for each machine, model, number of GPUs and batch, and judge it.
 
-    The tuned path where it was timed, today's first, else the plain one; then FP32 master weights,
-    the length nearest to 4,096 tokens, no clipping, and the most pairs. Of its recipes the one with
-    the largest lead.
+    The tuned path where it was timed, else the plain one; a lead with an interval, then today's
+    form of the path; then FP32 master weights, the length nearest to 4,096 tokens, no clipping, and
+    the most pairs. Of its recipes the one with the largest lead.
 
     Args:
         leads: From `fp8study.analysis.leads.leads_table`.
@@ -78,11 +78,12 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()
     order = leads.assign(
         _timed=leads["lead_pct"].isna(), _path=leads["path"] != "tuned",
+        _open=leads["ci_low_pct"].isna(),
         _today=~leads["setting"].str.contains(IN_ONE_PASS),
         _masters=leads["master_dtype"] != "fp32", _length=length,
         _clips=leads["setting"].str.contains("clipped"), _pairs=-leads["num_pairs"],
     )  # fmt: skip
-    by = ["_timed", "_path", "_today", "_masters", "_length", "_clips", "_pairs"]
+    by = ["_timed", "_path", "_open", "_today", "_masters", "_length", "_clips", "_pairs"]
     place = ["machine", "model", "num_gpus", "micro_batch_size"]
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
     chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])

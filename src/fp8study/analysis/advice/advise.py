@@ -283,14 +283,19 @@ def _without_ends(figure: Quantity) -> Quantity:
     return replace(figure, low=None, high=None)
 
 
+def _clamped(low_pct: float) -> float:
+    return min(max(low_pct, -WORTH_PCT), WORTH_PCT)
+
+
 def chosen(options: Sequence[Option]) -> Option:
     """Return the FP8 to speak of where none was timed.
 
-    Of those that may pay, the one whose lead is surely the largest; of several that surely pay, the
-    fastest, so that a wider interval alone does not change the recipe from batch to batch.
+    Of those that may pay, the one whose lead is surely the largest; of several that surely pay, or
+    may all cost as much, the fastest, so that a wider interval alone does not change the recipe.
     """
     leads = [(option, lead) for option in options if (lead := option.lead_pct)]
     may_pay = [each for each in leads if (each[1].high or 0.0) > WORTH_PCT]
     return max(
-        may_pay or leads, key=lambda each: (min(each[1].low or 0.0, WORTH_PCT), each[1].value)
+        may_pay or leads,
+        key=lambda each: (_clamped(each[1].low or 0.0), each[1].value),
     )[0]

@@ -22,7 +22,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
-from fp8study.analysis.pairing import setting_label
+from fp8study.analysis.pairing import SWIGLU_KERNELS, setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
@@ -218,7 +218,9 @@ def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
     is_spread = RECIPES[precision].gathers_in_fp8 and bf16.num_gpus > 1
     way = as_fp8(bf16, precision, bool(gathers) if is_spread and not pd.isna(gathers) else None)
     said = row["arm"].removeprefix(RECIPES[precision].label).split(", ")[1:]
-    return way, ", ".join([label_of(way), *(part for part in said if "all-gather" not in part)])
+    parts = [part for part in said if "all-gather" not in part and part != SWIGLU_KERNELS]
+    parts += ["compiled SwiGLU"] * (way.swiglu == "kernels" and SWIGLU_KERNELS not in said)
+    return way, ", ".join([label_of(way), *parts])
 
 
 def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:

@@ -90,7 +90,8 @@ def traffic(config: ResolvedConfig, shape: ModelShape) -> Traffic:
     layers = shape.num_layers * (2 * shape.layer_parameters - saved)
     root = 2 * shape.root_parameters
     forward = away * (layers + root)
-    backward = away * (gathers_again(config) * layers + root + 4 * shape.num_parameters)
+    wide = 2 if config.collectives == "copy_engines" else 4  # a gradient, bytes
+    backward = away * (gathers_again(config) * layers + root + wide * shape.num_parameters)
     if config.sharding == "full":
         return Traffic(forward, backward, 0.0, _entering(config, forward + backward))
     replicas = of_nodes * 8 * shape.num_parameters / config.num_shards

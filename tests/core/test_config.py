@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
-    "collectives": "copy_engines",
+    "collectives": "copy_engines", "gradient_norm": "as_summed",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
 EARLY = {"optimizer_binding": "before_conversion"}
@@ -50,6 +50,7 @@ IN_BACKWARD = {"optimizer_step": "in_backward"}
 SHARED = {"gradient_pool": "shared", "num_gpus": 2}
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
+COPIES = {"num_gpus": 2, "collectives": "copy_engines"}
 NARROW = ONE_PASS | {"gradient_dtype": "compute"}
 
 
@@ -84,6 +85,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "gradient_dtype": KEPT | ONE_PASS,
         "transposes": KEPT,
         "swiglu": KEPT,
+        "gradient_norm": COPIES,
     }.get(name, {})
     spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives")
     usual |= {"num_gpus": 2} if name in spread else {}
@@ -258,6 +260,15 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"num_gpus": 4, "num_nodes": 2, "collectives": "copy_engines"}, "collectives", "use nccl"),
         ({"num_gpus": 2, "collectives": "copy_engines", "gradient_accumulation_steps": 2},
          "collectives", "use nccl"),
+        ({"num_gpus": 2, "gradient_norm": "as_summed"}, "gradient_norm", "copy_engines"),
+        ({"gradient_norm": "as_summed", "optimizer_step": "in_backward"} | COPIES, "gradient_norm",
+         "after_backward"),
+        ({"gradient_norm": "as_summed", "max_grad_norm": 1.0} | COPIES, "gradient_norm",
+         "clipping=in_update"),
+        ({"gradient_norm": "as_summed", "master_dtype": "bf16"} | COPIES, "gradient_norm",
+         "rounds"),
+        ({"gradient_norm": "as_summed", "untrained": "*.q_proj"} | COPIES, "gradient_norm",
+         "separate"),
         ({"num_gpus": 2, "collectives": "copy_engines", "precision": "fp16"}, "collectives",
          "use nccl"),
     ],

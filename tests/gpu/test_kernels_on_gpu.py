@@ -29,6 +29,7 @@ from tests.model.kernel_checks import (
     SHAPES,
     check_both_layouts,
     check_gated,
+    check_sum,
     check_transpose,
     check_update,
 )
@@ -54,6 +55,11 @@ def test_both_layouts_are_to_the_bit_those_of_plain_torch(
 @pytest.mark.parametrize("shape", [*SHAPES, (4096, 14336), (14336, 4096), (1000, 1001)])
 def test_a_transpose_moves_every_byte(shape: tuple[int, int]) -> None:
     check_transpose(shape, "cuda")
+
+
+@pytest.mark.parametrize("num", [7, 2048, 1_000_001, 1056 * 2048, 525_336_576])
+def test_sums_of_two_gradients_are_to_the_bit_those_of_plain_torch(num: int) -> None:
+    check_sum(num, "cuda")
 
 
 def test_what_is_no_number_stays_none() -> None:

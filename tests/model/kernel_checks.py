@@ -115,6 +115,16 @@ def check_gated(num: int, dtype: torch.dtype, device: str = "cpu") -> None:
     assert all(bool((one[num:] == 0x55).all()) for one in room)
 
 
+def check_sum(num: int, device: str = "cpu") -> None:
+    """A sum is plain torch's to the bit, and its squares' but for rounding; none beyond the end."""
+    one, other = torch.randn(2, num, device=device).bfloat16().unbind()
+    whole, squares = torch.zeros(num + 8, device=device), torch.full((3,), 7.0, device=device)
+    kernels.add_two(one, other, whole[:num], squares, 2)
+    expected = (one.float() + other.float()) / 2
+    assert torch.equal(whole[:num], expected) and not whole[num:].any()
+    torch.testing.assert_close(squares.sum(), expected.square().sum(), rtol=1e-5, atol=0)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     layouts = [*itertools.product(SHAPES, DTYPES)]
@@ -130,4 +140,5 @@ if __name__ == "__main__":
     sizes = (40_000, 2048, 7)
     for size in sizes:
         check_gated(size, torch.float32)
-    print(len(layouts) + len(SHAPES) + len(updates) + len(sizes), "cases")
+        check_sum(size)
+    print(len(layouts) + len(SHAPES) + len(updates) + 2 * len(sizes), "cases")

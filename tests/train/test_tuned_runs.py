@@ -132,6 +132,9 @@ def test_gathering_can_be_tuned_without_changing_weights(
 def test_gradients_reduced_in_our_ways_are_the_same(
     compared: Callable[..., dict[str, Any]],
 ) -> None:
+    norms = compared("fsdp2", 2)["norming"]
+    assert norms["num_taken"] == 3 and norms["difference"] < 1e-5
+    assert norms["norms"][1] == pytest.approx(norms["norms"][0], rel=1e-6)
     found = compared("fsdp2", 2)["reducing"]
     plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
     sent = "all to all, bfloat16"

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
 from fp8study.model import loss_head, sharding, swiglu
-from fp8study.model.fsdp import patches
+from fp8study.model.fsdp import patches, peers
 from fp8study.model.fsdp.patches import shards
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
@@ -208,6 +208,28 @@ def reducing(num_gpus: int) -> dict[str, Any]:
     }
 
 
+def norming(num_gpus: int) -> dict[str, Any]:
+    """Compare the norm that all gradients are read for with what their sums add up to."""
+    values = {
+        "model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1,
+        "clipping": "in_update", "collectives": "copy_engines",
+    }  # fmt: skip
+    expected, norms, _ = train(make_config(values), tied=False)
+    take, num_taken = peers.squares.take, 0
+
+    def counted() -> Any:
+        nonlocal num_taken
+        found = take()
+        num_taken += found is not None
+        return found
+
+    peers.squares.take = counted  # type: ignore[method-assign]
+    weights, own_norms, _ = train(make_config(values | {"gradient_norm": "as_summed"}), tied=False)
+    peers.squares.take = take  # type: ignore[method-assign]
+    difference = largest_difference(weights, expected)
+    return {"norms": [norms, own_norms], "num_taken": num_taken, "difference": difference}
+
+
 def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
@@ -293,6 +315,7 @@ def main() -> None:
         for name, changes in ONE_PASS.items():
             found[f"one pass-{name}"] = one_pass(state.num_processes, **changes)
         found["gathering"] = gathering(state.num_processes)
+        found["norming"] = norming(state.num_processes)
         found["reducing"] = reducing(state.num_processes)
     if state.is_main_process:
         Path(sys.argv[1]).write_text(json.dumps(found))

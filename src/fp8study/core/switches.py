@@ -248,6 +248,23 @@ class Switches:
              "adds up in FP32; use nccl"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
+    gradient_norm: Literal["separate", "as_summed"] | None = switch(
+        "separate", "separate", "gradients' norm {}", "Where two GPUs' copy engines exchange "
+        "gradients: their norm by reading them all again, or by the kernel that adds them up; not "
+        "yet tried on GPUs.", refused=(
+            (lambda c: c.gradient_norm == "as_summed"
+             and not (c.collectives == "copy_engines" and c.num_gpus == 2),
+             "is found as copy engines' gradients of two GPUs are added up; use num_gpus=2 and "
+             "collectives=copy_engines, or separate"),
+            (lambda c: c.gradient_norm == "as_summed" and c.optimizer_step == "in_backward",
+             "is of all gradients together; use optimizer_step=after_backward, or separate"),
+            (lambda c: c.gradient_norm == "as_summed" and c.max_grad_norm is not None
+             and c.clipping == "separate",
+             "is of no use to clipping=separate; use clipping=in_update, or separate"),
+            (lambda c: c.gradient_norm == "as_summed" and c.master_dtype != "fp32",
+             "is that of FP32 gradients, which master_dtype={master_dtype} rounds; use separate"),
+            (lambda c: c.gradient_norm == "as_summed" and c.untrained,
+             "counts untrained weights' gradients, too; use separate")))
 # fmt: on
 
 

@@ -100,6 +100,23 @@ def gated_gradients(
         )
 
 
+def add_two(
+    one_N: torch.Tensor, other_N: torch.Tensor, sum_N: torch.Tensor, squares_P: torch.Tensor,
+    divisor: int,
+) -> None:  # fmt: skip
+    """Write the sum of two gradients over `divisor`, and what each program's squares add up to.
+
+    All contiguous; `squares_P` decides how many programs there are.
+    """
+    assert all(tensor.is_contiguous() for tensor in (one_N, other_N, sum_N))
+    num, programs = sum_N.numel(), squares_P.numel()
+    with torch.cuda.device_of(sum_N):
+        _add_two[(programs,)](
+            one_N, other_N, sum_N, squares_P, num, divisor, SIZE=_NUMBERS, PROGRAMS=programs,
+            ROUNDS=triton.cdiv(num, programs * _NUMBERS),
+        )  # fmt: skip
+
+
 @triton.jit
 def _cast(weight, scale, rows, num, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -224,3 +241,20 @@ def _gradients_cast(  # type: ignore[no-untyped-def]
     if tl.program_id(0) == 0:
         tl.store(scales, by_gate)
         tl.store(scales + 1, by_up)
+
+
+@triton.jit
+def _add_two(  # type: ignore[no-untyped-def]
+    one, other, total, squares, num, divisor,
+    SIZE: tl.constexpr, PROGRAMS: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    squared = tl.zeros((SIZE,), tl.float32)
+    for turn in range(ROUNDS):
+        at = (turn * PROGRAMS + tl.program_id(0)) * SIZE + tl.arange(0, SIZE)
+        inside = at < num
+        first = tl.load(one + at, inside, other=0.0).to(tl.float32)
+        second = tl.load(other + at, inside, other=0.0).to(tl.float32)
+        added = (first + second) / divisor
+        tl.store(total + at, added, inside)
+        squared += added * added
+    tl.store(squares + tl.program_id(0), tl.sum(squared, 0))

@@ -28,6 +28,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.presets import check_patterns
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
+from fp8study.model.fsdp import peers
 from fp8study.model.local import local_tensor
 
 #: Called with parameters whose gradients are complete, just before their update.
@@ -148,6 +149,7 @@ class AfterBackward:
         shown the gradients before they are used.
         """
         self._wants_norm, self._look = wants_norm or self.config.max_grad_norm is not None, look
+        peers.squares.take()  # of a step whose norm nobody asked for
 
     def finish(self) -> torch.Tensor | None:
         """Bring the update to its end and free the gradients; call after the backward pass.
@@ -178,6 +180,9 @@ class AfterBackward:
             self._num_skipped += self._is_infinite
 
     def _norm(self) -> torch.Tensor:
+        if (square := peers.squares.take()) is not None:  # ``gradient_norm=as_summed``
+            dist.all_reduce(square)
+            return square.sqrt()
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -45,7 +45,7 @@ def reduces_in_fp8(tables: Tables, claim: Claim) -> Finding:
     table = _gathering(tables).dropna(subset="reduce_scatter_dtypes")
     formats = table["reduce_scatter_dtypes"].astype(str)
     in_fp8 = formats.str.contains(_FP8)
-    return by_rows(claim, table, 100.0 * in_fp8, in_fp8, formats=", ".join({*formats}))
+    return by_rows(claim, table, 100.0 * in_fp8, in_fp8, formats=", ".join(sorted({*formats})))
 
 
 @judges("A18")

@@ -106,7 +106,8 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     copies = applies(config, "collectives") and not without_copy_engines(config)
     if copies or applies(config, "gradient_pool"):
-        kind = _reduce_scatter(applies(config, "gradient_pool"), copies)
+        squares = config.gradient_norm == "as_summed"
+        kind = _reduce_scatter(applies(config, "gradient_pool"), copies, squares)
         for module in modules:
             module.set_custom_reduce_scatter(kind())
     if copies:
@@ -186,16 +187,18 @@ def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
 
 
 @cache
-def _reduce_scatter(is_pooled: bool, copies: bool) -> type:
-    """Return the class of a reduce-scatter that does one of these, or both."""
+def _reduce_scatter(is_pooled: bool, copies: bool, squares: bool) -> type:
+    """Return the class of a reduce-scatter that does one of the first two, or both."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     base = _shared_pool_reduce_scatter() if is_pooled else DefaultReduceScatter
-    return _pulling_reduce_scatter(base) if copies else base
+    return _pulling_reduce_scatter(base, squares) if copies else base
 
 
-def _pulling_reduce_scatter(base: Any) -> type:
+def _pulling_reduce_scatter(base: Any, squares: bool) -> type:
     """Return a reduce-scatter that fetches gradients as they are, and adds them up in FP32.
+
+    With `squares` it notes what the sum's add up to.
 
     torch casts BF16 gradients to FP32 and sends these, as NCCL adds up in what it sends. Here each
     rank fetches its shares of the others' gradients in BF16, half the bytes, and adds them up in
@@ -223,12 +226,15 @@ def _pulling_reduce_scatter(base: Any) -> type:
             # Another one would be asked for if gradients were given a divisor, which none are here.
             assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
             divisor = group.size() if op == dist.ReduceOp.AVG else 1
+            noted = peers.squares.next_unit(output_tensor.device) if squares else None
             if input_tensor.is_cuda:
-                torch.ops.fp8study.pull_gradients(output_tensor, input_tensor, divisor)
+                torch.ops.fp8study.pull_gradients(output_tensor, input_tensor, divisor, noted)
                 return
             received_N = torch.empty_like(input_tensor)
             dist.all_to_all_single(received_N, input_tensor, group=group)
             peers.add_up([*received_N.view(group.size(), -1).unbind()], output_tensor, divisor)
+            if noted is not None:
+                noted.copy_(output_tensor.square().sum())
 
     return PullingReduceScatter
 

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from fp8study.core.errors import UserError
 from fp8study.model.compiling import compiled
 
+#: By which two ranks' gradients are added up: 8 on each multiprocessor of an H200.
+_PROGRAMS = 1056
 #: How long a rank waits for the others, ms, before it fails: one may be compiling meanwhile.
 _PATIENCE_MS = 600_000
 
@@ -131,14 +133,51 @@ def _pull_weights(whole_N: torch.Tensor, own_N: torch.Tensor) -> None:
     weights.release()
 
 
-@torch.library.custom_op("fp8study::pull_gradients", mutates_args=("sum_N",))
-def _pull_gradients(sum_N: torch.Tensor, own_N: torch.Tensor, divisor: int) -> None:
-    """Add up this rank's share of all ranks' gradients; `own_N` is the room of ``gradients``."""
+class Squares:
+    """What this rank's gradients of a step add up to, squared, as they are reduced."""
+
+    def __init__(self) -> None:
+        self._units: list[torch.Tensor] = []
+        self._num_known = 0
+
+    def next_unit(self, device: torch.device) -> torch.Tensor:
+        """Return the numbers of one more unit, to be written on any stream: one a program."""
+        if self._num_known == len(self._units):
+            on_gpu = device.type == "cuda"
+            stream = torch.cuda.default_stream(device) if on_gpu else None
+            with torch.cuda.stream(stream):  # kept, and read there
+                self._units.append(torch.empty(_PROGRAMS if on_gpu else 1, device=device))
+        self._num_known += 1
+        return self._units[self._num_known - 1]
+
+    def take(self) -> torch.Tensor | None:
+        """Return their sum and forget them; None where none were reduced so."""
+        known, self._num_known = self._units[: self._num_known], 0
+        return torch.stack(known).sum() if known else None
+
+
+squares = Squares()
+
+
+@torch.library.custom_op("fp8study::pull_gradients", mutates_args=("sum_N", "squares_P"))
+def _pull_gradients(
+    sum_N: torch.Tensor, own_N: torch.Tensor, divisor: int, squares_P: torch.Tensor | None
+) -> None:
+    """Add up this rank's share of all ranks' gradients; `own_N` is the room of ``gradients``.
+
+    With `squares_P` two ranks', and what the squares of the sum add up to.
+    """
     gradients, rank = memory("gradients"), dist.get_rank()
     shares = [*own_N.view(-1, sum_N.numel()).unbind()]
     parts = [own if n == rank else torch.empty_like(own) for n, own in enumerate(shares)]
     gradients.fetch(parts, rank * sum_N.numel())
-    compiled(add_up, dynamic=True)(parts, sum_N, divisor)
+    if squares_P is None:
+        compiled(add_up, dynamic=True)(parts, sum_N, divisor)
+    else:
+        from fp8study.model import kernels
+
+        first_N, second_N = parts
+        kernels.add_two(first_N, second_N, sum_N, squares_P, divisor)
     gradients.release()
 
 

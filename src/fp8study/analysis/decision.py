@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.laws.small_steps import form_of, todays_form
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES, IN_ONE_PASS
@@ -79,11 +80,11 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     order = leads.assign(
         _timed=leads["lead_pct"].isna(), _path=leads["path"] != "tuned",
         _open=leads["ci_low_pct"].isna(),
-        _today=~leads["setting"].str.contains(IN_ONE_PASS),
+        _behind=leads.apply(_forms_behind, axis=1),
         _masters=leads["master_dtype"] != "fp32", _length=length,
         _clips=leads["setting"].str.contains("clipped"), _pairs=-leads["num_pairs"],
     )  # fmt: skip
-    by = ["_timed", "_path", "_open", "_today", "_masters", "_length", "_clips", "_pairs"]
+    by = ["_timed", "_path", "_open", "_behind", "_masters", "_length", "_clips", "_pairs"]
     place = ["machine", "model", "num_gpus", "micro_batch_size"]
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
     chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])
@@ -101,6 +102,12 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     top = table.groupby(["machine", "model"])["lead_pct"].transform("max")
     by = ["machine", "_top", "model", "num_gpus", "micro_batch_size"]
     return table.assign(_top=-top).sort_values(by, kind="stable").drop(columns="_top")
+
+
+def _forms_behind(row: pd.Series) -> int:
+    """Return in how much a row's form of the tuned path is not what that has today."""
+    forms = zip(form_of(row["setting"]), todays_form(row), strict=True)
+    return sum(own != today for own, today in forms)
 
 
 def surely_faster(table: pd.DataFrame) -> pd.Series:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
-from contextlib import suppress
 
 import pandas as pd
 
-from fp8study.analysis.laws.small_steps import has_small_steps
+from fp8study.analysis.laws.small_steps import form_of, todays_form
 from fp8study.analysis.pairing import EARLIER_FORM, IN_ONE_PASS
-from fp8study.core.config import make_config
-from fp8study.core.errors import UserError
-from fp8study.core.hardware import find_peak
 from fp8study.report.words import count, interval, machine_name, number, own_first, recipe
 
 
@@ -162,25 +157,8 @@ def switches(setting: str) -> list[str]:
 
 
 def is_of_before(row: pd.Series) -> bool:
-    """Return whether a row's path updates in one pass today, and did not in its runs.
-
-    On several GPUs it does where their steps are not small (`has_small_steps`; of a GPU that is not
-    named, as an H200's).
-    """
-    parts = row["setting"].split(", ")
-    never = ("accumulation", "checkpointing", "states", "sharded within", "DDP", IN_ONE_PASS)
-    if any(word in row["setting"] for word in never) or not {"FP32 masters", "tuned"} <= {*parts}:
-        return False
-    if "not sharded" in parts:
-        return True
-    tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", row["setting"])[0]
-    values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
-              "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
-    peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
-    with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
-        config = make_config(values).resolved()
-        return config.num_gpus > 1 and not has_small_steps(config, peak)
-    return False
+    """Return whether a row's path updates in one pass today, and did not in its runs."""
+    return todays_form(row).one_pass and not form_of(row["setting"]).one_pass
 
 
 def others(peers: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from fp8study.analysis.laws import speed
 from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.pairing import BEFORE
-from fp8study.core.config import RunConfig
+from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS
+from fp8study.core.config import RunConfig, make_config
+from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying
-from fp8study.core.hardware import GpuPeak
+from fp8study.core.hardware import GpuPeak, find_peak
+
+#: Words of a setting in which the tuned path does not update in one pass.
+_NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
+
+
+class Form(NamedTuple):
+    """What tells the tuned path's forms apart, from the earliest on."""
+
+    one_pass: bool
+    copy_engines: bool
 
 
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
@@ -55,3 +70,28 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
     shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     for gathers in (True, False):
         yield speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu)
+
+
+def form_of(setting: str) -> Form:
+    """Return the form that a setting says."""
+    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting)
+
+
+def todays_form(row: pd.Series) -> Form:
+    """Return the form that the path of a row has in its setting today, on its GPU or an H200."""
+    setting, earliest = row["setting"], Form(False, False)
+    is_alike = {"FP32 masters", "tuned"} <= {*setting.split(", ")}
+    if not is_alike or any(word in setting for word in _NEVER):
+        return earliest
+    if "not sharded" in setting:
+        return Form(True, False)
+    tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
+    values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
+              "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
+    peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
+    with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
+        config = make_config(values).resolved()
+        changes = for_small_steps(config, peak)
+        copies = config.collectives == "copy_engines" and not changes
+        return Form(config.num_gpus > 1 and changes != BEFORE, copies)
+    return earliest

@@ -1,0 +1,57 @@
+"""Which form of the tuned path several GPUs have, by what the law says of their hosts."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from fp8study.analysis.laws.small_steps import Form, for_small_steps, form_of, todays_form
+from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS
+from fp8study.core.config import make_config
+from fp8study.core.hardware import find_peak
+
+SETTING = "{}, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
+
+
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "batch", "form"),
+    [
+        ("llama-3.1-8b", 1, 1, Form(True, False)),
+        ("llama-3.1-8b", 2, 2, Form(True, True)),
+        ("llama-3.1-8b", 4, 2, Form(True, False)),
+        ("llama-3.2-1b", 2, 1, Form(False, False)),
+        ("llama-3.2-3b", 2, 1, Form(False, False)),
+    ],
+)
+def test_a_setting_has_one_form_whichever_its_runs_had(
+    model: str, num_gpus: int, batch: int, form: Form
+) -> None:
+    setting = SETTING.format("not sharded" if num_gpus == 1 else "FSDP2", batch)
+    for words in ("", f", {IN_ONE_PASS}", f", {IN_ONE_PASS}, {COPY_ENGINES}"):
+        row = {"model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200"}
+        assert todays_form(pd.Series(row | {"setting": setting + words})) == form
+
+
+def test_what_the_path_never_does_is_of_no_later_form() -> None:
+    row = pd.Series({"model": "llama-3.1-8b", "num_gpus": 2, "gpu_name": "NVIDIA H200"})
+    for setting in (
+        SETTING.format("FSDP2", 2).replace("FP32", "BF16"),
+        SETTING.format("FSDP2", 2).removesuffix(", tuned"),
+        SETTING.format("FSDP2", 2) + ", 4 accumulation steps",
+    ):
+        row["setting"] = setting
+        assert todays_form(row) == form_of(setting) == Form(False, False)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_steps_that_wait_for_their_host_keep_nccl_in_both_precisions(precision: str) -> None:
+    values = {"path": "tuned", "num_gpus": 2, "precision": precision}
+    eight = values | {"model": "llama-3.1-8b"}
+    cases = [
+        (eight | {"micro_batch_size": 1}, "NVIDIA H100 80GB HBM3", {"collectives": "nccl"}),
+        (eight | {"micro_batch_size": 2}, "NVIDIA H200", {}),
+        (values | {"model": "llama-3.2-1b"}, "NVIDIA H200", BEFORE),
+        (eight | {"micro_batch_size": 1, "collectives": "nccl"}, "NVIDIA H100 80GB HBM3", {}),
+    ]
+    for given, gpu, expected in cases:
+        assert for_small_steps(make_config(given), find_peak(gpu)) == expected

@@ -15,6 +15,7 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import (
     BEFORE,
+    COPY_ENGINES,
     IN_ONE_PASS,
     arm_label,
     has_usual_path,
@@ -82,6 +83,26 @@ def _store(folder: Path, number: int, rate: float, **values: Any) -> None:
         asked = record.config | ALONE | {"master_dtype": "fp32"} | values
         record.config.update(make_config(asked).resolved().to_dict())
         store(folder, "reference/box", record)
+
+
+def test_copy_engines_are_part_of_a_setting_where_a_run_had_them(tmp_path: Path) -> None:
+    two = {"strategy": "fsdp2", "num_gpus": 2, "path": "tuned"}
+    for warnings in ([], ["collectives: GPU 0 cannot read: the run has collectives=nccl"]):
+        for precision in ("bf16", "fp8_tensorwise"):
+            record = make_record(run_id=f"{precision}-{len(warnings)}", precision=precision)
+            record.config.update(make_config(record.config | two).resolved().to_dict())
+            record.warnings.extend(warnings)
+            assert record.config["collectives"] == "copy_engines"
+            store(tmp_path, "reference/box", record)
+    runs = frame(tmp_path).set_index("run_id")
+    assert set(runs["path"]) == {"tuned"}
+    for name, setting in runs["setting"].items():
+        words = ", tuned, " + ", ".join([IN_ONE_PASS, COPY_ENGINES][: 2 - int(name[-1])])
+        assert setting.endswith(words)
+    assert runs.loc["bf16-0", "pair_key"] != runs.loc["bf16-1", "pair_key"]
+    # What the path does not set is named, but of no path.
+    four = make_config(two | {"num_gpus": 4, "collectives": "copy_engines"}).resolved().to_dict()
+    assert unusual_switches(four) == [IN_ONE_PASS, COPY_ENGINES] and not has_usual_path(four)
 
 
 @pytest.fixture

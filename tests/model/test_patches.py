@@ -11,6 +11,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
+from fp8study.core.record_shape import as_run
 from fp8study.model.fsdp import patches
 from fp8study.model.fsdp.patches import copy_together, is_cast
 from fp8study.model.kept_weights import FP8
@@ -75,6 +76,20 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     assert line.startswith(f"{switch}: '{patch.value}' replaces {patch.replaces}")
     assert f"not for 99.0: the run has {switch}={patch.plain}" in line
     assert patches.unchecked(make_config({})) == []
+
+
+@pytest.mark.parametrize("reason", ["", "GPU 0 cannot read GPU 1's memory"])
+def test_gpus_that_cannot_read_each_other_keep_nccl_and_the_record_says_so(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patches.peers, "unreachable", lambda: reason)
+    config = make_config({"path": "tuned", "num_gpus": 2}).resolved()
+    lines = patches.without_copy_engines(config)
+    assert lines == [f"collectives: {reason}: the run has collectives=nccl"] * bool(reason)
+    values = as_run(config.to_dict(), lines)
+    assert values["collectives"] == ("nccl" if reason else "copy_engines")
+    plain = make_config({"path": "tuned", "num_gpus": 2, "collectives": "nccl"}).resolved()
+    assert patches.without_copy_engines(plain) == []
 
 
 @pytest.mark.parametrize("patch", patches.PATCHES.values())

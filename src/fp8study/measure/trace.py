@@ -57,8 +57,8 @@ _MOVES = frozenset(
 )
 
 #: Kernels of `fp8study.model.kernels`, but for the optimizer's.
-_CASTS = ("_cast", "_transpose", "_gated_largest", "_gated_cast", "_gradients_largest",
-          "_gradients_cast")  # fmt: skip
+_FUSED = ("_cast", "_transpose", "_gated_largest", "_gated_cast", "_gradients_largest",
+          "_gradients_cast", "_add_two")  # fmt: skip
 
 _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 
@@ -310,7 +310,7 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
         "attention": "attention" in op or "flash" in name or "sdpa" in name,
         "optimizer": "adam" in op or "adam" in name.lower(),
         "loss": any(part in op for part in ("softmax", "nll_loss", "cross_entropy")),
-        "fused": name.startswith("triton_") or name in _CASTS,
+        "fused": name.startswith("triton_") or name in _FUSED,
         "copy": kernel.get("cat") != "kernel" or op in _COPIES,
     }
     return next((kind for kind, is_it in signs.items() if is_it), "other")

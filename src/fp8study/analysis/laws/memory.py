@@ -252,7 +252,7 @@ def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
 def _read_by_others(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return what copy engines read: the largest unit's own shard, and its whole gradient, BF16.
 
-    To the byte what three models took on two GPUs with the chunked loss head (docs/log.md, 70).
+    Within 0.01 % what three models took on two GPUs with the chunked loss head (docs/log.md, 70).
     """
     if config.collectives != "copy_engines":
         return 0.0

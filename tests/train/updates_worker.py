@@ -201,10 +201,15 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         results.append(train(make_config(values | changes), tied=False)[0])
     torch._foreach_copy_, dist.all_to_all_single = copy, exchange
     patches._reduce_scatter, patches.copy_together = kind_of, together
+    tied = [
+        train(make_config(values | {"loss_head": "chunked", "collectives": how}), tied=True)[0]
+        for how in ("nccl", "copy_engines")
+    ]
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],
         "difference": max(largest_difference(weights, expected) for weights in others),
+        "tied_difference": largest_difference(*tied),
     }
 
 

@@ -250,7 +250,7 @@ def _add_two(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     squared = tl.zeros((SIZE,), tl.float32)
     for turn in range(ROUNDS):
-        at = (turn * PROGRAMS + tl.program_id(0)) * SIZE + tl.arange(0, SIZE)
+        at = (turn * PROGRAMS + tl.program_id(0)).to(tl.int64) * SIZE + tl.arange(0, SIZE)
         inside = at < num
         first = tl.load(one + at, inside, other=0.0).to(tl.float32)
         second = tl.load(other + at, inside, other=0.0).to(tl.float32)

@@ -155,6 +155,10 @@ def one_pass(num_gpus: int, **changes: Any) -> dict[str, Any]:
 def reducing(num_gpus: int) -> dict[str, Any]:
     """Compare gradients copied and reduced in our ways; return what has done it."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1}
+    tied = [
+        train(make_config(values | {"loss_head": "chunked", "collectives": how}), tied=True)[0]
+        for how in ("nccl", "copy_engines")
+    ]
     used: list[set[str]] = []
     reduce, copy = fsdp.DefaultReduceScatter.__call__, torch._foreach_copy_
 
@@ -201,10 +205,6 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         results.append(train(make_config(values | changes), tied=False)[0])
     torch._foreach_copy_, dist.all_to_all_single = copy, exchange
     patches._reduce_scatter, patches.copy_together = kind_of, together
-    tied = [
-        train(make_config(values | {"loss_head": "chunked", "collectives": how}), tied=True)[0]
-        for how in ("nccl", "copy_engines")
-    ]
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],

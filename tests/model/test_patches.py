@@ -88,6 +88,12 @@ def test_gpus_that_cannot_read_each_other_keep_nccl_and_the_record_says_so(
     assert lines == [f"collectives: {reason}: the run has collectives=nccl"] * bool(reason)
     values = as_run(config.to_dict(), lines)
     assert values["collectives"] == ("nccl" if reason else "copy_engines")
+    asked = {"path": "tuned", "num_gpus": 2, "gradient_norm": "as_summed", "max_grad_norm": 1.0}
+    squaring = make_config(asked).resolved()
+    values = as_run(squaring.to_dict(), patches.without_copy_engines(squaring))
+    assert values["gradient_norm"] == ("separate" if reason else "as_summed")
+    if reason:
+        make_config(values)  # is not refused
     plain = make_config({"path": "tuned", "num_gpus": 2, "collectives": "nccl"}).resolved()
     assert patches.without_copy_engines(plain) == []
 

@@ -80,9 +80,13 @@ def unchecked(config: ResolvedConfig) -> list[str]:
 
 
 def without_copy_engines(config: ResolvedConfig) -> list[str]:
-    """Return, in a line, why NCCL does what a run would have copy engines do; empty if they do."""
+    """Return what NCCL does though a run asks for copy engines, one line each; empty if they do."""
     reason = peers.unreachable() if applies(config, "collectives") else ""
-    return [f"collectives: {reason}: {INSTEAD.format('collectives', 'nccl')}"] if reason else []
+    found = [f"collectives: {reason}: {INSTEAD.format('collectives', 'nccl')}"] if reason else []
+    if config.gradient_norm == "as_summed" and (reason or not applies(config, "collectives")):
+        instead = INSTEAD.format("gradient_norm", "separate")
+        found.append(f"gradient_norm: NCCL adds gradients up, and squares nothing: {instead}")
+    return found
 
 
 def applies(config: ResolvedConfig, switch: str) -> bool:

@@ -161,6 +161,8 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     leads = load_report(ROOT / "results").leads
     here = leads["setting"].str.endswith(COPY_ENGINES) & leads["ci_low_pct"].notna()
     (row,) = leads[here].to_dict("records")
+    assert row["arm"] == "FP8 tensorwise, SwiGLU kernels" and row["num_gpus"] == 2
+    assert "gradients clipped at 1" in row["setting"]
     batch = int(row["micro_batch_size"])
     found = answer(question_for([], row["model"], 2, 4096, batch, "h200"))
     assert found.verdict.lead_pct.kind != MEASURED

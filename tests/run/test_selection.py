@@ -350,11 +350,10 @@ def test_weights_are_gathered_and_updated_in_the_way_that_the_law_finds_faster()
         for name in ("fp8_all_gather", "update_kernel")
     )
     assert gathers["llama-3.2-1b", 1, "fp8_tensorwise"] is False
-    largest = max(batch for model, batch, _ in gathers if model == "llama-3.1-8b")
-    assert gathers["llama-3.1-8b", largest, "fp8_tensorwise"] is True
+    assert gathers["llama-3.1-8b", 3, "fp8_tensorwise"] is True
     for precision in ("bf16", "fp8_tensorwise"):
         assert kernels["llama-3.2-1b", 1, precision] == "torch"
-        assert kernels["llama-3.1-8b", largest, precision] == "one_pass"
+        assert kernels["llama-3.1-8b", 3, precision] == "one_pass"
     asked = select(MACHINES["2 H200"], 600, overrides={"fp8_all_gather": False}).runs
     assert not any(run.values["fp8_all_gather"] for run in asked)
 

@@ -180,7 +180,7 @@ def spelled_out(setting: str, precision: str, arm: str) -> str:
         return setting
     alone = {"path": "tuned", "strategy": "none", "precision": precision}
     values = alone | ({"strategy": "fsdp2", "num_gpus": 4} if "FSDP2" in setting else {})
-    today = make_config(values).resolved()
+    today = make_config(values).resolved()  # 4 GPUs, as a setting names two's copy engines itself
     return setting.replace(IN_ONE_PASS, ", ".join(set_besides(today.to_dict(), BEFORE)))
 
 

@@ -33,35 +33,23 @@ class Form(NamedTuple):
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what the tuned path should not choose by itself for several GPUs' small steps.
 
-    `BEFORE` where they have small steps. NCCL for collectives where the host is busy for half of
-    the GPU's time: what copy engines do to such steps is not known yet (docs/log.md, 70).
+    `BEFORE` where FP8 tensorwise weights are gathered faster in BF16, by the speed law: FP8 halves
+    what is sent, but costs the host a millisecond a layer (docs/log.md). NCCL for collectives where
+    the host is busy for half of the GPU's time: what copy engines do to such steps is not known yet
+    (docs/log.md, 70). Of what the FP8 runs of a setting may differ in, and of its BF16 run, the
+    answer does not depend.
 
     Raises:
         UserError: No law is known of such a model.
     """
     if config.num_gpus == 1:
         return {}
-    if has_small_steps(config, gpu):
+    fp8, bf16 = _in_fp8(config, gpu)
+    if bf16.total < fp8.total:
         return dict(BEFORE)
-    busy = any(step.host > HOST_PCT / 100 * step.device for step in _in_fp8(config, gpu))
+    busy = any(step.host > HOST_PCT / 100 * step.device for step in (fp8, bf16))
     copies = config.resolved().collectives == "copy_engines"
     return {"collectives": "nccl"} if busy and copies else {}
-
-
-def has_small_steps(config: RunConfig, gpu: GpuPeak | None) -> bool:
-    """Return whether several GPUs gather FP8 tensorwise weights faster in BF16, by the speed law.
-
-    FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md): for a small
-    model at a small batch BF16 all-gather is faster. Of what the FP8 runs of a setting may differ
-    in, and of its BF16 run, the answer does not depend.
-
-    Raises:
-        UserError: No law is known of such a model.
-    """
-    if config.num_gpus == 1:
-        return False
-    fp8, bf16 = _in_fp8(config, gpu)
-    return bf16.total < fp8.total
 
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:

@@ -216,7 +216,7 @@ def test_what_was_set_is_set_in_the_check_too():
 
 def test_a_loss_that_is_to_be_checked_has_its_command():
     """It makes the very setting of the study's runs, in both precisions."""
-    found = advice("llama-3.1-8b", 1, 4096, 1, gpu="h200")
+    found = advice("llama-3.2-1b", 1, 4096, 8, gpu="h200")
     assert found.verdict.action == decision.CHECK
     assert f"  {found.loss_command}" in advice_text(found).splitlines()
     command, *fields = found.loss_command.split(" --set ")
@@ -324,6 +324,12 @@ def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
     assert f"{seen:.3g} million tokens in" in longest
     assert f"training on more than {seen:.3g} million tokens" in near.loss_uncovered
     assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
+
+
+def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
+    first, second = advice("llama-3.1-8b").loss_evidence[:2]
+    assert "rate 2e-05" in first and "equivalent" in first
+    assert "rate 0.0001" in second and "undecided" in second
 
 
 def test_without_records_there_is_no_advice(tmp_path):

@@ -160,7 +160,7 @@ def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> No
 def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     leads = load_report(ROOT / "results").leads
     here = leads["setting"].str.endswith(COPY_ENGINES) & leads["ci_low_pct"].notna()
-    (row,) = leads[here].to_dict("records")
+    (row,) = leads[here & (leads["model"] == "llama-3.1-8b")].to_dict("records")
     assert row["arm"] == "FP8 tensorwise, SwiGLU kernels" and row["num_gpus"] == 2
     assert "gradients clipped at 1" in row["setting"]
     batch = int(row["micro_batch_size"])

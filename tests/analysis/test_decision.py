@@ -13,6 +13,8 @@ from fp8study.analysis import decision
 from fp8study.analysis.decision import advise, decision_table
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
+from fp8study.report import speed_rows
+from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
 from tests.factories import make_record, store
 from tests.table_factories import frame
@@ -173,3 +175,25 @@ def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:
             store(tmp_path, "reference/another", record)
     row = decide(tmp_path)
     assert (row["action"], row["loss_study"]) == (decision.CHECK, "wider")
+
+
+@pytest.mark.parametrize(("low", "high", "is_open"), [(1e-5, 1e-4, True), (1e-4, 1e-5, False)])
+def test_a_rate_that_was_left_open_above_one_that_was_decided_is_told(
+    low: float, high: float, is_open: bool, tmp_path: Path
+) -> None:
+    """Seeds that agree at the first rate, and that scatter at the second."""
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    for rate, scatter in ((low, 0.0001), (high, 0.05)):
+        for seed, precision in itertools.product(range(4), ("bf16", "fp8_tensorwise")):
+            loss = 5.0 + (scatter * (-1) ** seed) * (precision != "bf16")
+            record = make_record(
+                study="losses", seed=seed, precision=precision, learning_rate=rate,
+                run_id=f"{precision}-{rate}-{seed}",
+                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
+            )  # fmt: skip
+            store(tmp_path, "local", record)
+    row = decide(tmp_path)
+    assert (row["action"], row["loss_rate"]) == (decision.FP8, low)
+    assert (row["loss_rate_open"] == high) == is_open
+    (said,) = speed_rows.decisions(load_report(tmp_path).decisions)["loss"]
+    assert ("open\u00a0at" in said) == is_open

@@ -5,7 +5,7 @@ from typing import Any
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.report.page import Report, report_of
-from tests.project.quotes import per_cent, stored
+from tests.project.quotes import one, per_cent, stored
 
 MACHINE = "h200x1"
 STUDIES = ("skipped-layers", "schedules")
@@ -75,20 +75,37 @@ def _again_texts(report: Report) -> list[str]:
 
 
 def _eight_b_again_texts(report: Report) -> list[str]:
-    """Hold an 8B's runs on two H200 against each other, and FP8 against BF16 on each."""
-    runs = report.runs[
-        report.runs["study"].isin(["loss-8b", "loss-8b-2"]) & (report.runs["learning_rate"] == 2e-5)
+    """Give the 8B's loss at the second of its study's rates, and its first runs done again."""
+    known = report.runs.set_index("arm_key")["learning_rate"].to_dict()
+    trained, unseen = (
+        one(gaps[gaps["arm_key"].map(known) == 2e-5], study="loss-8b")
+        for gaps in (report.loss_gaps, report.validation_gaps)
+    )
+    assert {trained["verdict"], unseen["verdict"]} == {"equivalent"}
+    assert {trained["num_pairs"], unseen["num_pairs"]} == {6}
+    runs = report.runs[report.runs["learning_rate"] == 2e-5]
+    first = runs[runs["study"] == "loss-8b"]
+    last = first.pivot(index="seed", columns="precision", values="loss_last20_mean")
+    gaps = 100 * (last["fp8_tensorwise"] / last["bf16"] - 1)
+    twice = runs[runs["seed"].isin([0, 1])]
+    assert len(twice) == 8
+    said = [
+        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {_ends_of(trained)})",
+        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({_ends_of(unseen)})",
+        f"Its pairs differ by {gaps.min():+.2f} to {gaps.max():+.2f} %".replace("-", "−"),
     ]
-    assert len(runs) == 8 and set(runs["seed"]) == {0, 1}
-    said = []
     for loss in ("loss_last20_mean", "validation_loss"):
-        table = runs.pivot(index=["precision", "seed"], columns="study", values=loss)
+        table = twice.pivot(index=["precision", "seed"], columns="study", values=loss)
         apart = 100 * (table["loss-8b-2"] / table["loss-8b"] - 1).abs()
         bf16, fp8 = apart["bf16"], apart["fp8_tensorwise"]
-        gaps = 100 * (table.loc["fp8_tensorwise"] / table.loc["bf16"] - 1).to_numpy().ravel()
-        said += [
+        said.append(
             f"{bf16[0]:.2f} and {bf16[1]:.2f} % apart in BF16, "
-            f"{fp8[0]:.2f} and {fp8[1]:.2f} % in FP8",
-            f"{per_cent(gaps.min(), 2).removesuffix(' %')} to {per_cent(gaps.max(), 2)}",
-        ]
+            f"{fp8[0]:.2f} and {fp8[1]:.2f} % in FP8"
+        )
     return said
+
+
+def _ends_of(row: Any) -> str:
+    """Write a 95 % interval of a gap, as −0.12 to +0.18."""
+    low, high = (per_cent(row[f"gap_pct_{end}_95"], 2) for end in ("low", "high"))
+    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"

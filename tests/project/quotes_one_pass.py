@@ -118,7 +118,7 @@ def _kernels_texts() -> list[str]:
 
 
 def _copies_texts() -> list[str]:
-    """What is said of copy engines, of one block on each of two machines."""
+    """What is said of copy engines, and of a norm that comes of adding up."""
     runs = shorten_arms(runs_frame(stored("h200x2")))
     gains, leads = switch_table(runs), leads_table(runs)
     of_study = gains.set_index(["study", "model", "setting", "precision"])["gain_pct"].map(per_cent)
@@ -145,10 +145,18 @@ def _copies_texts() -> list[str]:
     )  # fmt: skip
     unsettled = runs[(runs["study"] == "copy-small") & runs["unsteady"]]
     settled = runs[(runs["study"] == "copy-small") & ~runs["unsteady"]]
-    assert len(unsettled) == 6 and set(settled["model"] + settled["arm"]) == {"llama-3.2-3bBF16"}
+    assert len(unsettled) == 10 and set(settled["model"] + settled["arm"]) == {"llama-3.2-3bBF16"}
+    blocks = gains[gains["study"] == "copy-small"].set_index("model")["num_blocks"]
+    assert {*blocks["llama-3.2-1b-untied"]} == {2} and {*blocks["llama-3.2-3b"]} == {1}
+    norms = gains[gains["study"] == "norm-form"].set_index("precision")
+    of_norm = norms["gain_pct"].map(per_cent).get
+    span_of_norm = " to ".join(
+        per_cent(norms.loc["bf16", f"gain_{end}_95"]).removesuffix(" %") for end in ("low", "high")
+    )
+    assert [norms.loc[name, "num_blocks"] for name in PRECISIONS] == [2, 1]
     more = now["memory_peak_gib"] - then["memory_peak_gib"]
-    bf16, fp8 = ([small[model, name] for model in dict.fromkeys(m for m, _ in small)]
-                 for name in PRECISIONS)  # fmt: skip
+    one_b, three_b = ([small[model, name] for name in PRECISIONS]
+                      for model in dict.fromkeys(m for m, _ in small))  # fmt: skip
     return [
         f"on 2 GPUs at batch 2 by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}), with "
         f"{-now['memory_change_pct']:.1f} % and {-now['energy_change_pct']:.1f} % less",
@@ -156,7 +164,10 @@ def _copies_texts() -> list[str]:
         f"FP8 then leads by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}) instead of "
         f"{per_cent(then['lead_pct'])}. Each GPU needs {more:.1f} GiB more",
         f"NCCL in 8 blocks of threads changes it by {fewer[0]} and {fewer[1]},",
-        f"change by {' and '.join(fp8)} in FP8, by {' and '.join(bf16)} in BF16: one block",
+        f"A 1B at batch 1 changes by {one_b[0]} in BF16 and {one_b[1]} in FP8 in two blocks, "
+        f"a 3B by {three_b[0]} and {three_b[1]} in one",
+        f"An 8B's tokens/s at batch 2, clipped, change by {of_norm('bf16')} in BF16 (95 % CI "
+        f"{span_of_norm}; two blocks) and {of_norm('fp8_tensorwise')} in FP8 (one block)",
     ]
 
 
@@ -168,15 +179,17 @@ def once_texts() -> list[str]:
     verdicts = once["verdict"].value_counts()
     assert {*verdicts.index} == {"equivalent", "undecided"}
     equal = once[once["verdict"] == "equivalent"]
-    assert set(equal["model"]) == {"llama-3.2-1b"}
     assert equal["arm"].str.contains("schedule").sum() == 2
+    of_big = equal[equal["model"] != "llama-3.2-1b"]
+    assert [*of_big["model"]] == ["llama-3.1-8b"]
     runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
+    small, big = (runs[(runs["model"] == "llama-3.2-1b") == is_small] for is_small in (True, False))
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
         "none",
-        f"The {len(equal)} are of a 1B, at learning rates of at most "
-        f"{rate(runs['learning_rate'].max())} in at most {runs['num_steps'].max()} steps, two of "
-        "them with some steps in BF16",
+        f"One is of the 8B at {rate(big['learning_rate'].max())}, {len(equal) - 1} are of a 1B, at "
+        f"learning rates of at most {rate(small['learning_rate'].max())} in at most "
+        f"{small['num_steps'].max()} steps, two of them with some steps in BF16",
     ]
 
 

@@ -1,6 +1,7 @@
 """What the answer rests on, in words, and never of two machines at once."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -121,5 +122,6 @@ def test_an_interval_of_one_session_is_marked(tmp_path: Path) -> None:
 def test_a_loss_from_before_one_pass_is_called_so(in_one_pass: bool, is_said: bool) -> None:
     row = {"loss_verdict": "equivalent", "loss_gap_pct": 0.01, "loss_epochs": 0.5, "machine": "a",
            "loss_study": "losses", "loss_machine": "a", "loss_is_same": True,
-           "loss_in_one_pass": in_one_pass, "setting": f"tuned, {IN_ONE_PASS}"}  # fmt: skip
+           "loss_in_one_pass": in_one_pass, "setting": f"tuned, {IN_ONE_PASS}",
+           "loss_rate_open": math.nan}  # fmt: skip
     assert speed_rows._loss(pd.Series(row)).endswith("before\u00a0one\u00a0pass") == is_said

@@ -31,8 +31,8 @@ CONCLUSIVE = ["equivalent", "different"]
 #: the same losses.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
            "master_dtype", "path", "gpu_name", "fp8_part"]  # fmt: skip
-LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_study", "loss_machine",
-                "loss_is_same", "loss_in_one_pass"]  # fmt: skip
+LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_rate", "loss_rate_open",
+                "loss_study", "loss_machine", "loss_is_same", "loss_in_one_pass"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
@@ -71,7 +71,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     Returns:
         The columns of `DECISION_COLUMNS`, models with the largest leads first; those of
         `LOSS_COLUMNS` are of the judged arm of the model and recipe whose setting differs in the
-        fewest fields, the layers and steps that are in FP8 included.
+        fewest fields, the layers and steps that are in FP8 included. ``loss_rate`` is its learning
+        rate, and ``loss_rate_open`` the highest one above, in the same setting, at which seeds
+        decided nothing.
     """
     leads = to_decide(leads)
     if leads.empty:
@@ -125,7 +127,7 @@ def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     gaps = comparisons(gaps)
     tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
     found = gaps[tested & ~gaps["stale"].astype(bool) & (gaps["device"] == "cuda")]
-    other = [name for name in _FIELDS if name not in found]
+    other = [name for name in (*_FIELDS, "learning_rate") if name not in found]
     facts = runs.drop_duplicates("arm_key").set_index("arm_key")[other]
     return found.join(facts, on="arm_key")
 
@@ -149,10 +151,12 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
         "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
-    conclusive = near["verdict"] != "undecided"
+    conclusive, rate = near["verdict"] != "undecided", near["learning_rate"]
+    open_rates = found.loc[(apart == apart[near.name]) & ~decided & counts, "learning_rate"]
     return {
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
         "loss_epochs": near["epochs"], "loss_study": near["study"],
+        "loss_rate": rate, "loss_rate_open": open_rates[open_rates > rate].max(),
         "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
         "loss_in_one_pass": bool(in_one_pass[near.name]),
         "_counts": bool(counts[near.name] and conclusive),

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fp8study.analysis.laws.small_steps import form_of, todays_form
 from fp8study.analysis.pairing import COPY_ENGINES, EARLIER_FORM, IN_ONE_PASS
-from fp8study.report.words import count, interval, machine_name, number, own_first, recipe
+from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
 
 
 def decisions(table: pd.DataFrame) -> pd.DataFrame:
@@ -53,6 +53,8 @@ def _loss(row: pd.Series) -> str:
     facts += ["before one pass"] if facts and is_before else []
     facts += [machine_name(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
     facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
+    if facts and pd.notna(row["loss_rate_open"]):
+        facts += [f"at {rate(row['loss_rate'])}, open at {rate(row['loss_rate_open'])}"]
     return _lines(f"{said}{gap}", f"({row['loss_study']})", *_listed(facts))
 
 

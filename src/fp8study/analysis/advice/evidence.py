@@ -292,8 +292,9 @@ def nearest_losses(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is known of FP8's loss, and what that leaves open.
 
-    First of the nearest model, then of the most pairs, then of the longest training: of each the
-    loss on text kept out, where that was scored.
+    First of the nearest model, with the other learning rates of that study where it is the model
+    asked about; then of the most pairs, then of the longest training: of each the loss on text
+    kept out, where that was scored.
     """
     if len(table):
         table = comparisons(table)
@@ -306,22 +307,28 @@ def nearest_losses(
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
+    rates = {name: f"{record.config['learning_rate']:g}" for name, record in runs}
     table = table.assign(
         away=table["model"].map(away),
+        rate=[
+            " and ".join(sorted({rates[name] for name in ids.split() if name in rates}))
+            for ids in table["run_ids"]
+        ],
         tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
     ).sort_values(["loss", "num_pairs", "away"], ascending=[False, False, True], kind="stable")
     near, longest = (
         table[table[of] == end].head(1)
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
     )
-    rows = pd.concat([near, table.head(1), longest, table.drop_duplicates("study")])
+    same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
+    rows = pd.concat([near, same, table.head(1), longest, table.drop_duplicates("study")])
     evidence = []
-    for _, row in rows.drop_duplicates(["study", "model"]).head(3).iterrows():
+    for _, row in rows.drop_duplicates(["study", "model", "rate"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
         evidence.append(
             f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
-            f"passes, {row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
-            f"{row['machine']}/{row['study']}"
+            f"passes, learning rate {row['rate']}, {row['loss']} loss: {gap} ({row['interval']}), "
+            f"{row['verdict']}; {row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:

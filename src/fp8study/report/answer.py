@@ -18,7 +18,7 @@ from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
 from fp8study.report.speed_rows import is_of_before
 from fp8study.report.table import Layout
-from fp8study.report.words import count, escape, how_to_get, number, span
+from fp8study.report.words import count, escape, how_to_get, number, rate, span
 
 #: What makes a setting large, a column, and how it is written.
 _UNITS: dict[str, Callable[[float], str]] = {
@@ -190,7 +190,8 @@ def _cell(rows: pd.DataFrame) -> str:
     def told(row: pd.Series) -> tuple[str, str, str]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
-        return kind, "loss equal" if row["action"] == decision.FP8 else "", path
+        is_equal = row["action"] == decision.FP8
+        return kind, f"loss equal at {rate(row['loss_rate'])}" if is_equal else "", path
 
     parts = []
     for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):

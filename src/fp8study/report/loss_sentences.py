@@ -57,11 +57,14 @@ def equal_so_far(report: Report) -> str:
     if gaps.empty:
         return ""
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
-    models = " and ".join(sorted(escape(model) for model in gaps["model"].unique()))
-    return (
-        f"What is equivalent so far is of {models}, at learning rates of at most "
-        f"{rate(runs['learning_rate'].max())}, {int(runs['num_steps'].max()):,} steps at most."
+    most = runs.groupby("model")[["learning_rate", "num_steps"]].max()
+    *others, last = (
+        f"{escape(str(model))} (learning rate {rate(row['learning_rate'])}, "
+        f"{row['num_steps']:,.0f} steps)"
+        for model, row in most.iterrows()
     )
+    models = " and ".join(filter(None, (", ".join(others), last)))
+    return f"Equivalent so far, at most: {models}."
 
 
 def notes(report: Report) -> str:

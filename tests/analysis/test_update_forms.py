@@ -10,7 +10,7 @@ import pytest
 
 from fp8study.analysis.advice.evidence import Decisions, verdict_of
 from fp8study.analysis.decision import decision_table
-from fp8study.analysis.laws.cells import read_runs
+from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import (
@@ -126,6 +126,25 @@ def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: P
     }  # fmt: skip
     (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
     assert row["arm"] == "FP8 tensorwise, SwiGLU kernels"
+
+
+def test_fast_accumulation_is_an_arm_of_its_own_that_decides_nothing(tmp_path: Path) -> None:
+    for number in (0, 1):
+        _store(tmp_path, number, 12_000.0 + number)
+        _store(tmp_path, number, 13_000.0 + number, fast_accumulation="all")
+    runs = frame(tmp_path)
+    leads = leads_table(runs)
+    usual = "FP8 tensorwise, SwiGLU kernels"
+    fast = f"{usual}, fast accumulation"
+    assert leads["setting"].nunique() == 1
+    assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {usual: 20, fast: 30}
+    (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
+    assert row["arm"] == usual
+    (gain,) = switch_table(runs).to_dict("records")
+    assert gain["setting"].endswith("fast accumulation")
+    assert gain["gain_pct"] == pytest.approx(100 / 12, abs=0.1)
+    cells = cells_of(read_runs(tmp_path))
+    assert {cell.config.fast_accumulation for cell in cells if cell.config.is_fp8} == {"forward"}
 
 
 def test_an_arm_does_not_name_kernels_that_its_model_could_not_have() -> None:

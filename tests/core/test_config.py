@@ -28,7 +28,7 @@ OTHER: dict[str, Any] = {
     "weight_decay": 0.1, "adam_beta2": 0.95, "max_grad_norm": 1.0,
     "seed": 1, "compile": False, "activation_checkpointing": True, "master_dtype": "bf16",
     "optimizer_state": "bf16", "optimizer_binding": "before_conversion",
-    "fp8_all_gather": True, "fp8_emulate": True,
+    "fp8_all_gather": True, "fp8_emulate": True, "fast_accumulation": "all",
     "skip": ("lm_head", "*.o_proj"), "corpus": "tinystories", "tokenizer": "bpe",
     "log_every": 5, "untrained": ("model.layers.*",), "repeat": 1,
     "compile_cache": "fresh", "profile": False, "measure_overhead": True,

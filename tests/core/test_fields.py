@@ -77,12 +77,13 @@ def test_comparisons_know_what_may_differ() -> None:
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
         "weight_cast", "transposes", "swiglu", "gradient_dtype", "cpu_ram_efficient_loading",
-        "repeat", "precision_schedule", *saving,
+        "repeat", "precision_schedule", "fast_accumulation", *saving,
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {
         "skip"
     }
-    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | saving
+    recipe = {"fast_accumulation"}
+    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | saving | recipe
     assert set(varying("resume")) == saving | {*PLAIN, "path"} - set(RETIRED) | {
         "num_gpus", "num_nodes", "strategy", "sharding", "micro_batch_size",
         "gradient_accumulation_steps", "compile",

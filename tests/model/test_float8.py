@@ -11,6 +11,7 @@ from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, is_converted
+from fp8study.model.kept_weights import keep_weights
 from fp8study.model.sharding import parameters_outside_optimizer_pct
 from tests.checkout import ROOT, run_python
 
@@ -44,6 +45,27 @@ def test_bf16_run_is_left_as_it_is() -> None:
     model = tiny()
     convert_to_float8(model, make_config({"precision": "bf16"}))
     assert not fp8_names(model)
+
+
+@pytest.mark.parametrize("path", ["plain", "tuned"])
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise"])
+def test_gemms_of_the_backward_pass_add_up_with_fewer_bits_where_that_is_asked(
+    precision: str, path: str
+) -> None:
+    for asked, expected in (("forward", [True, False, False]), ("all", [True] * 3)):
+        config = fp8(
+            precision=precision, fast_accumulation=asked, path=path, strategy="none"
+        ).resolved()
+        model = tiny()
+        convert_to_float8(model, config)
+        if config.weight_cast == "each_update":
+            keep_weights(model, config)
+        layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+        assert len(layers) == 28
+        for layer in layers:
+            gemm = layer.linear_mm_config
+            found = [gemm.output, gemm.grad_input, gemm.grad_weight]
+            assert [each.use_fast_accum for each in found] == expected
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRu
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: Formats of arithmetic and of optimizer states, and what a training path makes of them.
 FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
-#: Which layers and steps of an FP8 run are in FP8, as one text in ``fp8_part``.
-_FP8_PART = ("skip", "precision_schedule")
+#: Which layers and steps of an FP8 run are in FP8, and how it adds up, as one text in ``fp8_part``.
+_FP8_PART = ("skip", "precision_schedule", "fast_accumulation")
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.

@@ -18,7 +18,13 @@ import pandas as pd
 from scipy import stats as distributions
 
 from fp8study.analysis.frames import MIXED
-from fp8study.analysis.pairing import BF16_GATHERED, in_fp8, sessions_of, together
+from fp8study.analysis.pairing import (
+    BF16_GATHERED,
+    FAST_ACCUMULATION,
+    in_fp8,
+    sessions_of,
+    together,
+)
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
 
@@ -186,8 +192,8 @@ def _percent(log_ratio: float) -> float:
 
 
 def to_decide(leads: pd.DataFrame) -> pd.DataFrame:
-    """Leave out shapes that were made to show a trend alone."""
-    return leads[~leads["model"].isin(SWEPT)]
+    """Leave out shapes that were made to show a trend alone, and what no run does unless told."""
+    return leads[~leads["model"].isin(SWEPT) & ~leads["arm"].str.contains(FAST_ACCUMULATION)]
 
 
 def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:

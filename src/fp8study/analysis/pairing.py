@@ -37,12 +37,12 @@ IN_ONE_PASS = "updated in one pass"
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
-#: What an arm of the tuned path says whose SwiGLU writes FP8, as that path has it since entry 69 of
-#: docs/log.md. FP8 alone differs by it, so it is no part of a setting, which BF16 has too.
-SWIGLU_KERNELS = "SwiGLU kernels"
+#: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
+#: SwiGLU writes FP8, as on the tuned path since entry 69 of docs/log.md, or how it adds up.
+SWIGLU_KERNELS, FAST_ACCUMULATION = "SwiGLU kernels", "fast accumulation"
 #: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
 COPY_ENGINES = "collectives by copy engines"
-#: The verdict on an arm that lost seeds by diverging: those that are left are not a fair sample.
+#: The verdict on an arm that lost seeds by diverging: what is left is no fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
 SESSION_GAP = pd.Timedelta(minutes=30)
@@ -73,6 +73,7 @@ def arm_label(record: RunRecord) -> str:
         asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
         if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
             parts.append(SWIGLU_KERNELS)
+        parts += [FAST_ACCUMULATION] * (config.get("fast_accumulation") == "all")
     note = stale_note(record)
     if note:
         parts.append(note)

@@ -21,6 +21,7 @@ from fp8study.analysis.pairing import (
     BEFORE,
     DIVERGED,
     EARLIER_FORM,
+    FAST_ACCUMULATION,
     IN_ONE_PASS,
     SWIGLU_KERNELS,
     as_one_study,
@@ -172,8 +173,10 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
 def spelled_out(setting: str, precision: str, arm: str) -> str:
     """Write a setting without `IN_ONE_PASS`: with the switches that this means instead.
 
-    And with what the arm says of its SwiGLU.
+    And with what the arm says of its SwiGLU, and of how it adds up.
     """
+    if FAST_ACCUMULATION in arm.split(", "):
+        setting = f"{setting}, {FAST_ACCUMULATION}"
     if SWIGLU_KERNELS in arm.split(", "):
         setting = f"{setting}, {FIELDS['swiglu'].words.format('kernels')}"
     if IN_ONE_PASS not in setting.split(", "):

@@ -31,8 +31,12 @@ def float8_config(config: ResolvedConfig) -> Float8LinearConfig:
     from torchao.float8 import Float8LinearConfig
 
     recipe = Float8LinearConfig.from_recipe_name(RECIPES[config.precision].torchao_name)
+    fast = recipe.gemm_config_output
+    assert fast.use_fast_accum
+    backward = ("gemm_config_grad_input", "gemm_config_grad_weight")
     return dataclasses.replace(
         recipe,
+        **dict.fromkeys(backward if config.fast_accumulation == "all" else (), fast),
         enable_fsdp_float8_all_gather=bool(config.fp8_all_gather),
         emulate=bool(config.fp8_emulate),
     )

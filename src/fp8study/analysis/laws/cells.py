@@ -98,7 +98,7 @@ def cell_key(config: ResolvedConfig, gpu: str, *free: str) -> str:
     Nothing of what is said of FP8 alone tells BF16 runs apart.
     """
     values = config.to_dict() | {"max_grad_norm": config.max_grad_norm is not None}
-    of_fp8 = () if config.is_fp8 else ("skip", "fp8_all_gather", "gather_cast")
+    of_fp8 = () if config.is_fp8 else ("skip", "fp8_all_gather", "gather_cast", "fast_accumulation")
     return key_of(values, (*_IGNORED, *of_fp8, *free), gpu)
 
 
@@ -128,7 +128,8 @@ def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
 def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     """Return a record's configuration; None of one refused today, of no preset, or in FP16.
 
-    Nor is one known of a run that set a switch which was taken out since.
+    Nor is one known of a run that set a switch which was taken out since, or of whose
+    ``fast_accumulation`` the laws know nothing.
     """
     values = completed(as_run(record.config, record.warnings), record.machine.get("device"))
     if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):
@@ -139,7 +140,8 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     except UserError:
         return None
     is_judged = config.model in PRESETS and not RECIPES[config.precision].scales_loss
-    return config if is_judged else None
+    adds_up_as_usual = not config.is_fp8 or config.fast_accumulation == "forward"
+    return config if is_judged and adds_up_as_usual else None
 
 
 def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:

@@ -23,12 +23,13 @@ from fp8study.model.float8 import convert_to_float8
 from fp8study.model.kept_weights import FP8, keep_weights, refresh
 from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 from fp8study.model.sharding import after_update, make_accelerator, prepare
-from fp8study.model.updates import make_updates
+from fp8study.model.updates import _norm_by_kernel, _total_norm, make_updates
 from tests.model.kernel_checks import (
     DTYPES,
     SHAPES,
     check_both_layouts,
     check_gated,
+    check_squares,
     check_sum,
     check_transpose,
     check_update,
@@ -60,6 +61,17 @@ def test_a_transpose_moves_every_byte(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("num", [7, 2048, 1_000_001, 1056 * 2048, 525_336_576])
 def test_sums_of_two_gradients_are_to_the_bit_those_of_plain_torch(num: int) -> None:
     check_sum(num, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num", [7, 4096, 1_000_001, 1056 * 2048, 525_336_576])
+def test_squares_add_up_as_in_fp64(num: int, dtype: torch.dtype) -> None:
+    check_squares(num, dtype, "cuda")
+
+
+def test_the_norm_of_many_gradients_is_torchs_whatever_reads_them() -> None:
+    gradients = [torch.randn(n, n, device=DEVICE).bfloat16() for n in (3, 64, 1000)]
+    torch.testing.assert_close(_norm_by_kernel(gradients), _total_norm(gradients))
 
 
 def test_what_is_no_number_stays_none() -> None:

@@ -121,11 +121,21 @@ def check_sum(num: int, device: str = "cpu") -> None:
     one, other = torch.randn(2, num, device=device).bfloat16().unbind()
     # A program's lanes add up in FP32: of 500 million squares 3 programs are off by 3e-5.
     whole = torch.zeros(num + 8, device=device)
-    squares = torch.full((3 if num < 2**20 else peers._PROGRAMS,), 7.0, device=device)
+    squares = torch.full((3 if num < 2**20 else peers.PROGRAMS,), 7.0, device=device)
     kernels.add_two(one, other, whole[:num], squares, 2)
     expected = (one.float() + other.float()) / 2
     assert torch.equal(whole[:num], expected) and not whole[num:].any()
     torch.testing.assert_close(squares.sum(), expected.square().sum(), rtol=1e-5, atol=0)
+
+
+def check_squares(num: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Squares add up as in FP64, but for rounding, however many programs have nothing to do."""
+    numbers = torch.randn(num, device=device).to(dtype)
+    for programs in (3, 40) if num < 2**20 else (peers.PROGRAMS,):
+        sums = torch.full((programs,), 7.0, device=device)
+        kernels.squares(numbers, sums)
+        exact = numbers.double().square().sum()
+        torch.testing.assert_close(sums.double().sum(), exact, rtol=1e-5, atol=0)
 
 
 if __name__ == "__main__":
@@ -144,4 +154,7 @@ if __name__ == "__main__":
     for size in sizes:
         check_gated(size, torch.float32)
         check_sum(size)
-    print(len(layouts) + len(SHAPES) + len(updates) + 2 * len(sizes), "cases")
+        for dtype in DTYPES:
+            check_squares(size, dtype)
+    num_sizes = (2 + len(DTYPES)) * len(sizes)
+    print(len(layouts) + len(SHAPES) + len(updates) + num_sizes, "cases")

@@ -248,10 +248,15 @@ class Switches:
              "adds up in FP32; use nccl"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
-    gradient_norm: Literal["separate", "as_summed"] | None = switch(
-        "separate", "separate", "gradients' norm {}", "Where two GPUs' copy engines exchange "
-        "gradients: their norm by reading them all again, or by the kernel that adds them up; not "
-        "yet tried on GPUs.", refused=(
+    gradient_norm: Literal["separate", "by_kernel", "as_summed"] | None = switch(
+        "separate", "separate", "gradients' norm {}", "What finds the norm of all gradients: "
+        "torch's kernels; one of our own; or, where two GPUs' copy engines exchange gradients, the "
+        "kernel that adds them up. `by_kernel` is not yet tried on GPUs.", refused=(
+            (lambda c: c.gradient_norm == "by_kernel" and not (
+                c.strategy == "none" and c.update_kernel == "one_pass"),
+             "is for whole gradients; use strategy=none and update_kernel=one_pass, or separate"),
+            (lambda c: c.gradient_norm == "by_kernel" and c.optimizer_step == "in_backward",
+             "is of all gradients together; use optimizer_step=after_backward, or separate"),
             (lambda c: c.gradient_norm == "as_summed"
              and not (c.collectives == "copy_engines" and c.num_gpus == 2),
              "is found as copy engines' gradients of two GPUs are added up; use num_gpus=2 and "

@@ -117,6 +117,17 @@ def add_two(
         )  # fmt: skip
 
 
+def squares(numbers: torch.Tensor, squares_P: torch.Tensor) -> None:
+    """Write what each program's squares add up to; `squares_P` decides how many there are."""
+    assert numbers.is_contiguous()
+    num, programs = numbers.numel(), squares_P.numel()
+    with torch.cuda.device_of(numbers):
+        _squares[(programs,)](
+            numbers, squares_P, num, SIZE=_NUMBERS, PROGRAMS=programs,
+            ROUNDS=triton.cdiv(num, programs * _NUMBERS),
+        )  # fmt: skip
+
+
 @triton.jit
 def _cast(weight, scale, rows, num, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -257,4 +268,16 @@ def _add_two(  # type: ignore[no-untyped-def]
         added = (first + second) / divisor
         tl.store(total + at, added, inside)
         squared += added * added
+    tl.store(squares + tl.program_id(0), tl.sum(squared, 0))
+
+
+@triton.jit
+def _squares(  # type: ignore[no-untyped-def]
+    numbers, squares, num, SIZE: tl.constexpr, PROGRAMS: tl.constexpr, ROUNDS: tl.constexpr
+):
+    squared = tl.zeros((SIZE,), tl.float32)
+    for turn in range(ROUNDS):
+        at = (turn * PROGRAMS + tl.program_id(0)).to(tl.int64) * SIZE + tl.arange(0, SIZE)
+        number = tl.load(numbers + at, at < num, other=0.0).to(tl.float32)
+        squared += number * number
     tl.store(squares + tl.program_id(0), tl.sum(squared, 0))

@@ -180,10 +180,12 @@ def after_update(config: ResolvedConfig, model: torch.nn.Module) -> Callable[[],
         return lambda: None
     from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
+    casts = applies(config, "weight_cast")  # here: it looks for packages on disk
+
     def after() -> None:
         if not _scale_as_noted(model):
             precompute_float8_dynamic_scale_for_fsdp(model)
-        if applies(config, "weight_cast"):
+        if casts:
             cast_shards(model)
 
     return after

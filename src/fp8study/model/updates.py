@@ -99,6 +99,18 @@ def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.stack([norm for some in norms for norm in some]))
 
 
+def _norm_by_kernel(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of whole gradients, each read by one launch; on CPUs by torch."""
+    if not gradients or not gradients[0].is_cuda:
+        return _total_norm(gradients)
+    from fp8study.model import kernels
+
+    sums_GP = gradients[0].new_empty((len(gradients), peers.PROGRAMS), dtype=torch.float32)
+    for gradient, sums_P in zip(gradients, sums_GP.unbind(), strict=True):
+        kernels.squares(gradient.contiguous(), sums_P)
+    return sums_GP.sum().sqrt()
+
+
 @dataclass(eq=False)
 class AfterBackward:
     """Updates all weights together, after the last backward pass of a step."""
@@ -186,7 +198,9 @@ class AfterBackward:
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm, largest = _total_norm(gradients), self.config.max_grad_norm
+        by_kernel = self.config.gradient_norm == "by_kernel"
+        norm = (_norm_by_kernel if by_kernel else _total_norm)(gradients)
+        largest = self.config.max_grad_norm
         if largest is not None and self.config.clipping != "in_update":
             torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from fp8study.core.errors import UserError
 from fp8study.model.compiling import compiled
 
-#: By which two ranks' gradients are added up: 8 on each multiprocessor of an H200.
-_PROGRAMS = 1056
+#: By which gradients are added up or squared: 8 on each multiprocessor of an H200.
+PROGRAMS = 1056
 #: How long a rank waits for the others, ms, before it fails: one may be compiling meanwhile.
 _PATIENCE_MS = 600_000
 
@@ -146,7 +146,7 @@ class Squares:
             on_gpu = device.type == "cuda"
             stream = torch.cuda.default_stream(device) if on_gpu else None
             with torch.cuda.stream(stream):  # kept, and read there
-                self._units.append(torch.empty(_PROGRAMS if on_gpu else 1, device=device))
+                self._units.append(torch.empty(PROGRAMS if on_gpu else 1, device=device))
         self._num_known += 1
         return self._units[self._num_known - 1]
 

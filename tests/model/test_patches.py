@@ -12,8 +12,9 @@ from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
 from fp8study.core.record_shape import as_run
-from fp8study.model.fsdp import patches
-from fp8study.model.fsdp.patches import copy_together, is_cast
+from fp8study.model.fsdp import copying, patches
+from fp8study.model.fsdp.copying import copy_together
+from fp8study.model.fsdp.patches import is_cast
 from fp8study.model.kept_weights import FP8
 from fp8study.model.swiglu import asks_for_kernels
 
@@ -41,7 +42,7 @@ def test_every_rank_gets_the_shares_that_torch_would_give_it(
 def test_the_foreach_kernels_do_it_where_everything_is_even(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patches, "chunk_cat", None)  # calling it would fail
+    monkeypatch.setattr(copying, "chunk_cat", None)  # calling it would fail
     gradients = [torch.ones(shape) for shape in SHAPES] + [torch.ones(3, 8).T]  # and a strided one
     buffer = torch.zeros(sum(g.numel() for g in gradients))
     copy_together(gradients, buffer, 4)
@@ -64,9 +65,9 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
         "_shared_pool_reduce_scatter",
         "_pulling_reduce_scatter",
         "_pulling_all_gather",
-        "chunk_cat",
     ):
         monkeypatch.setattr(patches, apply, None)  # calling it would fail
+    monkeypatch.setattr(copying, "chunk_cat", None)
     patches.tune_communication(config, torch.nn.Linear(2, 2))
     assert fsdp.foreach_reduce_scatter_copy_in is not copy_together
     assert not asks_for_kernels(config)
@@ -88,10 +89,12 @@ def test_gpus_that_cannot_read_each_other_keep_nccl_and_the_record_says_so(
     assert lines == [f"collectives: {reason}: the run has collectives=nccl"] * bool(reason)
     values = as_run(config.to_dict(), lines)
     assert values["collectives"] == ("nccl" if reason else "copy_engines")
-    asked = {"path": "tuned", "num_gpus": 2, "gradient_norm": "as_summed", "max_grad_norm": 1.0}
+    asked = {"path": "tuned", "num_gpus": 2, "gradient_norm": "as_summed", "max_grad_norm": 1.0,
+             "gradient_copy": "reduce_stream"}  # fmt: skip
     squaring = make_config(asked).resolved()
     values = as_run(squaring.to_dict(), patches.without_copy_engines(squaring))
     assert values["gradient_norm"] == ("separate" if reason else "as_summed")
+    assert values["gradient_copy"] == ("foreach" if reason else "reduce_stream")
     if reason:
         make_config(values)  # is not refused
     plain = make_config({"path": "tuned", "num_gpus": 2, "collectives": "nccl"}).resolved()

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
 from fp8study.model import loss_head, sharding, swiglu
-from fp8study.model.fsdp import patches, peers
+from fp8study.model.fsdp import copying, patches, peers
 from fp8study.model.fsdp.patches import shards
 from fp8study.model.optimizer import make_optimizer
 from fp8study.model.sharding import after_update, gradient_sync, make_accelerator, prepare
@@ -177,7 +177,7 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         used[-1].add(f"all to all, {sent.dtype}".replace("torch.", ""))
         return exchange(received, sent, **named)
 
-    kind_of, together = patches._reduce_scatter, patches.copy_together
+    kind_of, together = patches._reduce_scatter, copying.copy_together
 
     def watched_kind(*how: bool) -> type:
         kind = kind_of(*how)
@@ -188,8 +188,15 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         used[-1].add("together")
         together(*arguments)
 
+    put_off = copying.Later.put_off
+
+    def watched_put_off(*arguments: Any) -> None:
+        used[-1].add("put off")
+        put_off(*arguments)
+
+    copying.Later.put_off = watched_put_off  # type: ignore[method-assign]
     patches._reduce_scatter = watched_kind  # type: ignore[assignment]
-    patches.copy_together = watched_together
+    copying.copy_together = watched_together
     dist.all_to_all_single = watched_exchange  # type: ignore[assignment]
     fsdp.DefaultReduceScatter.__call__ = watched  # type: ignore[method-assign]
     torch._foreach_copy_ = watched_copy  # type: ignore[assignment]
@@ -200,11 +207,12 @@ def reducing(num_gpus: int) -> dict[str, Any]:
         {"collectives": "copy_engines", "gradient_pool": "shared"},
         {"gradient_copy": "foreach"},
         {"gradient_copy": "foreach", "collectives": "copy_engines"},
+        {"gradient_copy": "reduce_stream", "collectives": "copy_engines"},
     ):  # fmt: skip
         used.append(set())
         results.append(train(make_config(values | changes), tied=False)[0])
     torch._foreach_copy_, dist.all_to_all_single = copy, exchange
-    patches._reduce_scatter, patches.copy_together = kind_of, together
+    patches._reduce_scatter, copying.copy_together = kind_of, together
     expected, *others = results
     return {
         "used": [sorted(names) for names in used],

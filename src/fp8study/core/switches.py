@@ -160,12 +160,15 @@ class Switches:
              "does not go with master_dtype={master_dtype}; use own, or master_dtype=fp32"),
             (lambda c: c.gradient_pool == "shared" and c.untrained,
              "does not go with untrained weights, whose gradients are never freed; use own")))
-    gradient_copy: Literal["chunk_cat", "foreach"] | None = switch(
+    gradient_copy: Literal["chunk_cat", "foreach", "reduce_stream"] | None = switch(
         "chunk_cat", lambda c: "foreach" if is_sharded(c) else "chunk_cat",
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
-        "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat.",
+        "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat. "
+        "`reduce_stream`: as `foreach`, beside the backward pass; not yet tried on GPUs.",
         refused=(
-            (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),))
+            (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_copy == "reduce_stream" and c.collectives != "copy_engines",
+             "copies into what copy engines read; use collectives=copy_engines, or foreach")))
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")

@@ -28,7 +28,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.presets import check_patterns
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
-from fp8study.model.fsdp import peers
+from fp8study.model.fsdp import copying, peers
 from fp8study.model.local import local_tensor
 
 #: Called with parameters whose gradients are complete, just before their update.
@@ -168,6 +168,7 @@ class AfterBackward:
 
         Returns the norm before clipping, over all weights and ranks, if it was wanted.
         """
+        copying.later.let_go()
         self._unscale()
         norm = self._norm() if self._wants_norm else None
         if self._look is not None:
@@ -249,6 +250,7 @@ class InBackward(AfterBackward):
 
     def finish(self) -> torch.Tensor | None:
         """As `AfterBackward.finish`; what is left are layers that got part of their gradients."""
+        copying.later.let_go()
         for number, missing in enumerate(self._num_missing):
             if missing:
                 self._update(number)

@@ -23,7 +23,7 @@ from fp8study.core.record_shape import INSTEAD
 from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import to_fp8
-from fp8study.model.fsdp import peers
+from fp8study.model.fsdp import copying, peers
 from fp8study.model.local import stride
 
 
@@ -32,7 +32,7 @@ class Patch:
     """A private function that a switch replaces."""
 
     value: str
-    """The switch's value that asks for it."""
+    """A value of the switch that asks for it, as all do but the plain one."""
     plain: str
     """The value that the run has instead under an unchecked version."""
     replaces: str
@@ -71,11 +71,11 @@ PATCHES = {
 def unchecked(config: ResolvedConfig) -> list[str]:
     """Return the switches of a run that this installation cannot keep, one line each."""
     return [
-        f"{switch}: '{patch.value}' replaces {patch.replaces}, which was checked for "
+        f"{switch}: '{getattr(config, switch)}' replaces {patch.replaces}, which was checked for "
         f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: "
         + INSTEAD.format(switch, patch.plain)
         for switch, patch in PATCHES.items()
-        if getattr(config, switch) == patch.value and not applies(config, switch)
+        if _asks(config, switch) and not applies(config, switch)
     ]
 
 
@@ -83,9 +83,14 @@ def without_copy_engines(config: ResolvedConfig) -> list[str]:
     """Return what NCCL does though a run asks for copy engines, one line each; empty if they do."""
     reason = peers.unreachable() if applies(config, "collectives") else ""
     found = [f"collectives: {reason}: {INSTEAD.format('collectives', 'nccl')}"] if reason else []
-    if config.gradient_norm == "as_summed" and (reason or not applies(config, "collectives")):
+    by_nccl = bool(reason) or not applies(config, "collectives")
+    if by_nccl and config.gradient_norm == "as_summed":
         instead = INSTEAD.format("gradient_norm", "separate")
         found.append(f"gradient_norm: NCCL adds gradients up, and squares nothing: {instead}")
+    copies_later = config.gradient_copy == "reduce_stream" and applies(config, "gradient_copy")
+    if by_nccl and copies_later:
+        instead = INSTEAD.format("gradient_copy", "foreach")
+        found.append(f"gradient_copy: NCCL is given gradients that lie together: {instead}")
     return found
 
 
@@ -93,7 +98,11 @@ def applies(config: ResolvedConfig, switch: str) -> bool:
     """Return whether a run asks for a switch's patch, and has a version that was checked for it."""
     patch = PATCHES[switch]
     checked, version = SpecifierSet(patch.checked), metadata.version(patch.package)
-    return getattr(config, switch) == patch.value and checked.contains(version, prereleases=True)
+    return _asks(config, switch) and checked.contains(version, prereleases=True)
+
+
+def _asks(config: ResolvedConfig, switch: str) -> bool:
+    return getattr(config, switch) not in (None, PATCHES[switch].plain)  # None: not decided yet
 
 
 def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
@@ -120,8 +129,10 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
     if applies(config, "gradient_copy"):
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-        chunk_cat()  # keeps torch's own
-        collectives.foreach_reduce_scatter_copy_in = copy_together  # type: ignore[assignment]
+        copying.chunk_cat()  # keeps torch's own
+        later = copies and config.gradient_copy == "reduce_stream"
+        copy: Any = copying.later.put_off if later else copying.copy_together
+        collectives.foreach_reduce_scatter_copy_in = copy
 
 
 def _compile_casts() -> None:
@@ -230,6 +241,7 @@ def _pulling_reduce_scatter(base: Any, squares: bool) -> type:
             # Another one would be asked for if gradients were given a divisor, which none are here.
             assert op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM), op
             divisor = group.size() if op == dist.ReduceOp.AVG else 1
+            copying.later.copy(input_tensor, group.size())
             noted = peers.squares.next_unit(output_tensor.device) if squares else None
             if input_tensor.is_cuda:
                 torch.ops.fp8study.pull_gradients(output_tensor, input_tensor, divisor, noted)
@@ -285,33 +297,3 @@ def _shared_pool_reduce_scatter() -> type:
                 return super().allocate(size, dtype=dtype, device=device)
 
     return SharedPoolReduceScatter
-
-
-@cache
-def chunk_cat() -> Any:
-    """Return torch's own function for what `copy_together` does; first called before it is gone."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-
-    return collectives.foreach_reduce_scatter_copy_in
-
-
-def copy_together(gradients: list[torch.Tensor], buffer_N: torch.Tensor, world_size: int) -> None:
-    """Copy gradients into the buffer that is reduced, one rank's shares of all behind another's.
-
-    torch's own kernel for it, ``torch._chunk_cat``, reaches half of the memory's speed from BF16 to
-    FP32 (https://github.com/pytorch/pytorch/pull/120678); here its foreach kernels do the work.
-
-    Args:
-        gradients: Each is split among the ranks along its first dimension. If one of them does not
-            split evenly, torch's own kernel does the work, which knows how to pad.
-        buffer_N: Overwritten; in the dtype in which gradients are reduced.
-        world_size: Ranks among which gradients are split.
-    """
-    if any(g.shape[0] % world_size for g in gradients):
-        chunk_cat()(gradients, buffer_N, world_size)
-        return
-    sizes = [g.numel() // world_size for g in gradients]
-    shares = [share for row in buffer_N.view(world_size, -1) for share in row.split(sizes)]
-    rows = [g.reshape(world_size, -1) for g in gradients]
-    sources = [row[rank] for rank in range(world_size) for row in rows]
-    torch._foreach_copy_(shares, sources)

@@ -24,6 +24,7 @@ from fp8study.run.gpu_lease import claim_gpus
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.checkpoint import Checkpoints, Interrupted
 from fp8study.train.closer_look import look_closer
+from fp8study.train.progress import open_metrics
 from fp8study.train.trainer import Diverged, Trainer
 
 #: Never freed: taking a process group apart can wait for a thread of its own that waits for
@@ -52,7 +53,7 @@ def run(run_dir: Path) -> None:
     is_main = trainer.state.is_main_process
     path = run_dir / "metrics.jsonl"
     status, detail = "completed", None
-    with path.open("a", encoding="utf-8") if is_main else nullcontext() as metrics:
+    with open_metrics(path, checkpoints.wait) if is_main else nullcontext() as metrics:
         try:
             with checkpoints.listening():
                 trainer.train(metrics, checkpoints)

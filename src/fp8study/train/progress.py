@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.clock import FinishedStep
 from fp8study.measure.flops import Work
 from fp8study.run.job import PROGRESS
 from fp8study.train.pace import Pace
+
+
+class _Lines(io.FileIO):
+    """A file to append to that, where the disk is full, has room made and tries once more."""
+
+    def __init__(self, path: Path, make_room: Callable[[], None]) -> None:
+        super().__init__(path, "a")
+        self._make_room = make_room
+
+    def write(self, text: Any, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        self._make_room()
+        return super().write(text)
+
+
+def open_metrics(path: Path, make_room: Callable[[], None]) -> TextIO:
+    """Open ``metrics.jsonl`` to append to.
+
+    A checkpoint that fails for want of room may for a moment take all there is: `make_room` waits
+    until what was written of it is gone.
+    """
+    return io.TextIOWrapper(io.BufferedWriter(_Lines(path, make_room)), encoding="utf-8")
 
 
 def learning_rate(config: ResolvedConfig, step: int) -> float:

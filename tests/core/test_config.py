@@ -255,6 +255,8 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (NARROW | FP16, "gradient_dtype", "use master"),
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
         ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
+        ({"precision": "fp8", "num_gpus": 2, "fp8_all_gather": False, "path": "tuned",
+          "transposes": "separate"}, "transposes", "fp8_all_gather=true"),
         ({"precision": "fp8", "swiglu": "kernels"}, "swiglu", "weight_cast=each_update"),
         ({"collectives": "copy_engines"}, "collectives", "several GPUs"),
         ({"num_gpus": 4, "num_nodes": 2, "collectives": "copy_engines"}, "collectives", "use nccl"),

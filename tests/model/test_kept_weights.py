@@ -12,13 +12,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fp8study.core.config import make_config
-from fp8study.model.float8 import convert_to_float8
+from fp8study.model.float8 import convert_to_float8, is_converted
 from fp8study.model.kept_weights import (
     is_current,
     keep_weights,
     keeping_layers,
     note_update,
     refresh,
+    turn_apart,
 )
 from fp8study.model.optimizer import OnePassAdamW
 
@@ -227,3 +228,18 @@ def test_a_weight_kept_in_bf16_is_made_anew_where_another_was_read() -> None:
     assert [is_current(layer, 100) for layer in layers.values()] == [False, True]
     refresh(net)
     assert all(is_current(layer, 100) for layer in layers.values())
+
+
+@pytest.mark.parametrize(("transposes", "kind"), [("fused", "Float8Linear"),
+                                                  ("separate", "TurningFloat8Linear")])  # fmt: skip
+def test_layers_that_are_gathered_in_fp8_turn_where_that_is_asked(
+    transposes: str, kind: str
+) -> None:
+    values = {"path": "tuned", "num_gpus": 2, "precision": "fp8", "fp8_emulate": True}
+    config = make_config(values | {"transposes": transposes, "skip": ()}).resolved()
+    model = Model()
+    convert_to_float8(model, config)
+    turn_apart(model, config)
+    kinds = [type(module).__name__ for module in model.modules() if is_converted(module)]
+    assert kinds == [kind] * 2
+    assert not keeping_layers(model)

@@ -270,6 +270,20 @@ def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Pat
     assert problem.startswith("28 layers multiply with a kept weight that is not their weight's")
 
 
+@pytest.mark.parametrize("swiglu", ["compiled", pytest.param("kernels", marks=pytest.mark.long)])
+def test_gathered_weights_train_to_the_bit_however_they_are_transposed(
+    run: Run, swiglu: str
+) -> None:
+    values = {"path": "tuned", "strategy": "fsdp2", "num_gpus": 2, "precision": "fp8",
+              "swiglu": swiglu, "max_grad_norm": 1.0, "gather_cast": "compiled"}  # fmt: skip
+    rows = {}
+    for how in ("fused", "separate"):
+        record, folder = run(**values, transposes=how)
+        assert problems(record.audit) == []
+        rows[how] = [(row["loss"], row["gradient_norm"]) for row in read_metrics(folder)]
+    assert rows["separate"] == rows["fused"]
+
+
 def test_the_head_that_is_asked_for_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
     model = tiny_folder(tmp_path / "model", model_type="granite", logits_scaling=8.0)
     with pytest.raises(RunFailed, match="loss_head: 'chunked' does not suit Granite"):

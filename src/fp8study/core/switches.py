@@ -220,12 +220,13 @@ class Switches:
              "moves weights, which a CUDA graph would not find; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
         "fused", "fused", "{} transposes", "For the gradient of a weight FP8 inputs and gradients "
-        "are needed transposed: written so by the kernel that casts them, or by one of their own.",
+        "are needed transposed: written so by the kernel that casts them, or by one of their own. "
+        "On several GPUs `separate` is not yet tried.",
         differs="pair effect", refused=(
             (lambda c: c.transposes == "separate" and not (
-                c.weight_cast == "each_update" and c.strategy == "none"),
-             "is for FP8 layers that keep their weights; use weight_cast=each_update on one GPU, "
-             "or fused"),))
+                c.weight_cast == "each_update" and (c.strategy == "none" or c.fp8_all_gather)),
+             "is for FP8 weights that are kept, or gathered so; use weight_cast=each_update and, "
+             "on several GPUs, fp8_all_gather=true, or fused"),))
     swiglu: Literal["compiled", "kernels"] | None = switch(
         "compiled",
         lambda c: "kernels" if c.weight_cast == "each_update" and _updates_in_one_pass(c)

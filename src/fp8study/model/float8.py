@@ -7,7 +7,7 @@ import fnmatch
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -98,6 +98,64 @@ def to_fp8(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> to
     """Scale numbers, cut them off at the format's largest and round them, as torchao does."""
     largest = torch.finfo(dtype).max
     return (numbers.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+@torch.library.custom_op("fp8study::turned", mutates_args=())
+def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Transpose FP8 numbers by a kernel of its own.
+
+    A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
+    backward pass.
+    """
+    turned_BA = fp8_AB.new_empty(fp8_AB.shape[::-1])
+    if fp8_AB.is_cuda:
+        from fp8study.model.kernels import transpose
+
+        transpose(fp8_AB, turned_BA)
+    else:
+        turned_BA.copy_(fp8_AB.t())
+    return turned_BA
+
+
+@_turned.register_fake
+def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    return fp8_AB.new_empty(fp8_AB.shape[::-1])
+
+
+def turned(matrix_AB: Any, after: Any) -> Any:
+    """Transpose a matrix of torchao's FP8 tensors, once `after`, another, is there."""
+    return type(matrix_AB)(
+        _turned(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
+        matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
+    )  # fmt: skip
+
+
+@cache
+def fp8_layouts() -> tuple[Any, Any]:
+    """Return functions that give a weight as its GEMMs take it: as it is, and transposed.
+
+    Both take the weight, what a layer keeps of it (both layouts in FP8 and the scale, or three
+    times None where the weight itself is in FP8, as FSDP2 gathers it), and one of torchao's FP8
+    tensors that the GEMM is for.
+    """
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+
+    def made(data: torch.Tensor, scale: torch.Tensor, beside: Any) -> Any:
+        return Float8TrainingTensor(
+            data, scale, beside._orig_dtype, beside._linear_mm_config, GemmInputRole.WEIGHT
+        )
+
+    def rows(weight_MK: Any, kept: Any, beside: Any) -> Any:
+        rows_MK, _, scale = kept
+        return weight_MK if rows_MK is None else made(rows_MK, scale, beside)
+
+    def columns(weight_MK: Any, kept: Any, beside: Any) -> Any:
+        _, columns_KM, scale = kept
+        if columns_KM is None:
+            return turned(weight_MK, beside).t()
+        return made(columns_KM.t(), scale, beside)
+
+    return rows, columns
 
 
 def convert_to_float8(model: torch.nn.Module, config: ResolvedConfig) -> None:

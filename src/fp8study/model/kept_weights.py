@@ -24,7 +24,7 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.model.build import decoder_layers
-from fp8study.model.float8 import is_converted, part_of_mixture, to_fp8
+from fp8study.model.float8 import fp8_layouts, is_converted, part_of_mixture, to_fp8, turned
 from fp8study.model.fsdp.patches import applies
 from fp8study.model.local import stride
 
@@ -34,68 +34,41 @@ if TYPE_CHECKING:
 FP8 = torch.float8_e4m3fn
 
 
-@torch.library.custom_op("fp8study::turned", mutates_args=())
-def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Transpose FP8 numbers by a kernel of its own.
-
-    A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
-    backward pass.
-    """
-    turned_BA = fp8_AB.new_empty(fp8_AB.shape[::-1])
-    if fp8_AB.is_cuda:
-        from fp8study.model.kernels import transpose
-
-        transpose(fp8_AB, turned_BA)
-    else:
-        turned_BA.copy_(fp8_AB.t())
-    return turned_BA
-
-
-@_turned.register_fake
-def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    return fp8_AB.new_empty(fp8_AB.shape[::-1])
-
-
-def turned(matrix_AB: Any, after: Any) -> Any:
-    """Transpose a matrix of torchao's FP8 tensors, once `after`, another, is there."""
-    return type(matrix_AB)(
-        _turned(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
-        matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
-    )  # fmt: skip
-
-
 @cache
-def _keeping_linear() -> type[Float8Linear]:
+def _fp8_linears() -> tuple[type[Float8Linear], type[Float8Linear]]:
+    """Make the classes where they are needed: torchao takes seconds to import."""
     from torchao.float8.float8_linear import Float8Linear
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
-    from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+    from torchao.float8.float8_training_tensor import GemmInputRole
+
+    rows, columns = fp8_layouts()
 
     @torch._dynamo.allow_in_graph
     class Multiply(torch.autograd.Function):
         """The three GEMMs of a layer; N: tokens, K and M: input and output features.
 
-        The input is cast as a matrix both times, so that a compiler finds its scale once. The
-        weight is there for its gradient.
+        The input is cast as a matrix both times, so that a compiler finds its scale once. A weight
+        that is kept is there for its gradient alone.
         """
 
         @staticmethod
         def forward(
-            ctx: Any, input_NK: torch.Tensor, weight_MK: torch.Tensor, rows_MK: torch.Tensor,
-            columns_KM: torch.Tensor, scale: torch.Tensor, gemms: Any, config: Any, turns: bool,
+            ctx: Any, input_NK: torch.Tensor, weight_MK: Any, rows_MK: torch.Tensor | None,
+            columns_KM: torch.Tensor | None, scale: torch.Tensor | None, gemms: Any, config: Any,
+            turns: bool,
         ) -> torch.Tensor:  # fmt: skip
-            ctx.save_for_backward(input_NK, columns_KM, scale)
+            kept = rows_MK, columns_KM, scale
+            own = weight_MK if rows_MK is None else None
+            ctx.save_for_backward(input_NK, own, columns_KM, scale)
             ctx.gemms, ctx.config, ctx.turns = gemms, config, turns
             fp8_NK = hp_tensor_to_float8_dynamic(
                 input_NK, config.cast_config_input.target_dtype, gemms
             )
-            weight = Float8TrainingTensor(
-                rows_MK.t(), scale, input_NK.dtype, gemms, GemmInputRole.WEIGHT
-            )
-            return torch.mm(fp8_NK, weight)
+            return torch.mm(fp8_NK, rows(weight_MK, kept, fp8_NK).t())
 
         @staticmethod
         def backward(ctx: Any, gradient_NM: torch.Tensor) -> tuple[Any, ...]:
-            input_NK, columns_KM, scale = ctx.saved_tensors
+            input_NK, weight_MK, columns_KM, scale = ctx.saved_tensors
             fp8_NM = hp_tensor_to_float8_dynamic(
                 gradient_NM, ctx.config.cast_config_grad_output.target_dtype, ctx.gemms,
                 gemm_input_role=GemmInputRole.GRAD_OUTPUT,
@@ -103,36 +76,36 @@ def _keeping_linear() -> type[Float8Linear]:
             fp8_NK = hp_tensor_to_float8_dynamic(
                 input_NK, ctx.config.cast_config_input.target_dtype, ctx.gemms
             )
-            weight = Float8TrainingTensor(
-                columns_KM.t(), scale, gradient_NM.dtype, ctx.gemms, GemmInputRole.WEIGHT
-            )
+            weight = columns(weight_MK, (None, columns_KM, scale), fp8_NM)
             left_MN, right_NK = fp8_NM.t(), fp8_NK
             if ctx.turns:
                 left_MN = turned(fp8_NM, fp8_NM)
                 right_NK = turned(fp8_NK, fp8_NM).t()
             return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
 
-    class KeepingFloat8Linear(Float8Linear):
-        """A converted linear layer whose weight is in FP8 already, in the layouts of both GEMMs."""
+    class TurningFloat8Linear(Float8Linear):
+        """A converted linear layer that FSDP2 gathers in FP8, and that transposes by kernels."""
 
-        fp8_rows_MK: torch.Tensor
-        fp8_columns_KM: torch.Tensor
-        fp8_scale: torch.Tensor
         gradient_of: torch.Tensor | None = None
-        turns: bool
+        turns: bool = True
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
                 input = input.to(torch.get_autocast_gpu_dtype())
             weight = self.weight if self.gradient_of is None else self.gradient_of
+            names = ("fp8_rows_MK", "fp8_columns_KM", "fp8_scale")
             product_NM = Multiply.apply(
-                input.reshape(-1, input.shape[-1]), weight, self.fp8_rows_MK,
-                self.fp8_columns_KM, self.fp8_scale, self.linear_mm_config, self.config, self.turns,
+                input.reshape(-1, input.shape[-1]), weight,
+                *(getattr(self, name, None) for name in names),
+                self.linear_mm_config, self.config, self.turns,
             )  # fmt: skip
             output = product_NM.reshape(*input.shape[:-1], self.out_features)
             return output if self.bias is None else output + self.bias.to(output.dtype)
 
-    return KeepingFloat8Linear
+    class KeepingFloat8Linear(TurningFloat8Linear):
+        """A converted linear layer whose weight is in FP8 already, in the layouts of both GEMMs."""
+
+    return KeepingFloat8Linear, TurningFloat8Linear
 
 
 class KeepingLinear(torch.nn.Linear):
@@ -169,8 +142,17 @@ def keep_weights(model: torch.nn.Module, config: ResolvedConfig) -> None:
     refresh(model)
 
 
+def turn_apart(model: torch.nn.Module, config: ResolvedConfig) -> None:
+    """Let layers that FSDP2 gathers in FP8 transpose by kernels of their own, as a run asks."""
+    is_asked = config.transposes == "separate" and config.strategy == "fsdp2"
+    if is_asked and applies(config, "weight_cast"):
+        for module in model.modules():
+            if is_converted(module):
+                module.__class__ = _fp8_linears()[1]
+
+
 def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) -> None:
-    module.__class__ = _keeping_linear()
+    module.__class__ = _fp8_linears()[0]
     weight = module.get_parameter("weight")
     weight_MK = weight.detach()
     # Not saved with the model: it follows from the weight.

@@ -31,7 +31,7 @@ from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, let_change
 from fp8study.model.fsdp.patches import applies, cast_shards, shards, tune_communication
-from fp8study.model.kept_weights import FP8, keep_weights, noted_largest, refresh
+from fp8study.model.kept_weights import FP8, keep_weights, noted_largest, refresh, turn_apart
 from fp8study.model.loss_head import check_loss_head, replace_loss_head
 from fp8study.model.swiglu import write_fp8_between
 
@@ -117,6 +117,7 @@ def prepare(
         let_change(model)
     if keeps_weights(config):
         keep_weights(model, config)
+    turn_apart(model, config)
     write_fp8_between(model, config)
     replace_loss_head(model, config)
     if config.strategy == "fsdp2":

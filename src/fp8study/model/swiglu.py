@@ -15,9 +15,9 @@ import torch
 
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import SWIGLU_MLPS
-from fp8study.model.float8 import is_converted, to_fp8
+from fp8study.model.float8 import fp8_layouts, is_converted, to_fp8, turned
 from fp8study.model.fsdp.patches import applies
-from fp8study.model.kept_weights import FP8, turned
+from fp8study.model.kept_weights import FP8
 
 #: The format of gradients, torchao's for tensorwise scaling.
 GRADIENT = torch.float8_e5m2
@@ -101,6 +101,8 @@ def _function() -> Any:
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
 
+    rows, columns = fp8_layouts()
+
     @torch._dynamo.allow_in_graph
     class Gated(torch.autograd.Function):
         """The nine GEMMs of an MLP; N: tokens, K: features, F: features between.
@@ -118,10 +120,10 @@ def _function() -> Any:
         ) -> torch.Tensor:  # fmt: skip
             weights, kept = tensors[:3], tensors[3:]
             ctx.gemms, ctx.config = gemms, config
-            in_fp8 = [_rows(weights[n], kept[3 * n : 3 * n + 3], ctx, input_NK) for n in range(3)]
             input = hp_tensor_to_float8_dynamic(
                 input_NK, config.cast_config_input.target_dtype, gemms
             )
+            in_fp8 = [rows(weights[n], kept[3 * n : 3 * n + 3], input) for n in range(3)]
             gate_NF, up_NF = (torch.mm(input, weight.t()) for weight in in_fp8[:2])
             fp8_NF, scale = _gated(gate_NF, up_NF)
             output = Float8TrainingTensor(fp8_NF, scale, input_NK.dtype, gemms)
@@ -136,10 +138,8 @@ def _function() -> Any:
                 gradient_NK, ctx.config.cast_config_grad_output.target_dtype, gemms,
                 gemm_input_role=GemmInputRole.GRAD_OUTPUT,
             )  # fmt: skip
-            columns = [
-                _columns(weights[n], kept[3 * n : 3 * n + 3], ctx, gradient) for n in range(3)
-            ]
-            made = _gated_gradients(gate_NF, up_NF, torch.mm(gradient, columns[2]), scale)
+            turned_MK = [columns(weights[n], kept[3 * n : 3 * n + 3], gradient) for n in range(3)]
+            made = _gated_gradients(gate_NF, up_NF, torch.mm(gradient, turned_MK[2]), scale)
             of_gate, of_up = (
                 Float8TrainingTensor(
                     made[n], made[3][n], gradient_NK.dtype, gemms, GemmInputRole.GRAD_OUTPUT
@@ -152,25 +152,11 @@ def _function() -> Any:
             )
             right = turned(input, gradient).t()
             return (
-                torch.mm(of_gate, columns[0]), torch.mm(of_up, columns[1]), None, None,
+                torch.mm(of_gate, turned_MK[0]), torch.mm(of_up, turned_MK[1]), None, None,
                 torch.mm(turned(of_gate, gradient), right),
                 torch.mm(turned(of_up, gradient), right),
                 torch.mm(turned(gradient, gradient), turned(output, gradient).t()), *[None] * 9,
             )  # fmt: skip
-
-    def _rows(weight: Any, kept: tuple[Any, ...], ctx: Any, like: torch.Tensor) -> Any:
-        rows_MK, _, scale = kept
-        if rows_MK is None:
-            return weight
-        return Float8TrainingTensor(rows_MK, scale, like.dtype, ctx.gemms, GemmInputRole.WEIGHT)
-
-    def _columns(weight: Any, kept: tuple[Any, ...], ctx: Any, after: Float8TrainingTensor) -> Any:
-        _, columns_KM, scale = kept
-        if columns_KM is None:
-            return turned(weight, after).t()
-        return Float8TrainingTensor(
-            columns_KM.t(), scale, after._orig_dtype, ctx.gemms, GemmInputRole.WEIGHT
-        )
 
     return Gated
 

@@ -177,6 +177,9 @@ def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:
     assert (row["action"], row["loss_study"]) == (decision.CHECK, "wider")
 
 
+_PAIR = ("bf16", "fp8_tensorwise")
+
+
 @pytest.mark.parametrize(("low", "high", "is_open"), [(1e-5, 1e-4, True), (1e-4, 1e-5, False)])
 def test_a_rate_that_was_left_open_above_one_that_was_decided_is_told(
     low: float, high: float, is_open: bool, tmp_path: Path
@@ -194,6 +197,30 @@ def test_a_rate_that_was_left_open_above_one_that_was_decided_is_told(
             store(tmp_path, "local", record)
     row = decide(tmp_path)
     assert (row["action"], row["loss_rate"]) == (decision.FP8, low)
-    assert (row["loss_rate_open"] == high) == is_open
+    assert (row["loss_rate_above"] == high) == is_open
     (said,) = speed_rows.decisions(load_report(tmp_path).decisions)["loss"]
     assert ("open\u00a0at" in said) == is_open
+
+
+@pytest.mark.parametrize(
+    ("gap", "batch", "action", "above"),
+    [(0.5, 1, decision.CHECK, 1e-4), (0.0, 1, decision.FP8, None), (0.5, 2, decision.FP8, None)],
+)
+def test_a_loss_that_is_worse_at_a_higher_rate_of_the_same_setting_is_to_be_checked(
+    gap: float, batch: int, action: str, above: float | None, tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    for rate, own, there in ((1e-5, 0.0, 1), (1e-4, gap, batch)):
+        for seed, precision in itertools.product(range(4 if rate < 1e-4 else 3), _PAIR):
+            loss = 5.0 + 0.1 * seed + (own + 0.0001 * seed) * (precision != "bf16")
+            record = make_record(
+                study="losses", seed=seed, precision=precision, learning_rate=rate,
+                micro_batch_size=there, run_id=f"{precision}-{rate}-{seed}",
+                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
+            )  # fmt: skip
+            store(tmp_path, "local", record)
+    row = decide(tmp_path)
+    assert row["action"] == action
+    assert row["loss_rate_above"] == above or (above is None and math.isnan(row["loss_rate_above"]))
+    (said,) = speed_rows.decisions(load_report(tmp_path).decisions)["loss"]
+    assert ("worse\u00a0at" in said) == (above is not None)

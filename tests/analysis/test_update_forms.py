@@ -11,6 +11,7 @@ import pytest
 from fp8study.analysis.advice.evidence import Decisions, verdict_of
 from fp8study.analysis.decision import decision_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.nearby import changed
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.pairing import (
@@ -203,3 +204,20 @@ def _verdict(results: Path, asked: Any) -> tuple[Any, Any]:
     config = decisions.measured_as(asked, gpu)
     (found,) = decisions.of(config, gpu)
     return config, verdict_of(config, found)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"update_kernel": "torch"}, {"master_dtype": "bf16"}, {"activation_checkpointing": True},
+     {"num_gpus": 4}, {"max_grad_norm": None}, {"collectives": "nccl"}],
+    ids=str,
+)  # fmt: skip
+def test_what_a_changed_run_cannot_keep_is_decided_anew(changes: dict[str, Any]) -> None:
+    one = ALONE | {"gradient_norm": "by_kernel", "transposes": "separate"}
+    two = {"path": "tuned", "num_gpus": 2, "gradient_norm": "as_summed",
+           "gradient_copy": "reduce_stream", "transposes": "separate"}  # fmt: skip
+    for values in (one, two):
+        asked = values | {"precision": "fp8_tensorwise", "max_grad_norm": 1.0}
+        if "collectives" not in changes or values is two:
+            way = changed(make_config(asked).resolved(), changes)  # is not refused
+            assert way.gradient_copy != "reduce_stream" or way.collectives == "copy_engines"

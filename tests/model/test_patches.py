@@ -55,7 +55,7 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
 ) -> None:
     patch = patches.PATCHES[switch]
     values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: patch.value}
-    if switch in ("weight_cast", "swiglu"):
+    if switch in ("weight_cast", "swiglu", "transposes"):
         values |= {"num_gpus": 1, "strategy": "none", "weight_cast": "each_update"}
     config = make_config(values)
     assert patches.unchecked(config) == []  # the versions that tests run with are checked
@@ -67,12 +67,11 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
         "_pulling_all_gather",
     ):
         monkeypatch.setattr(patches, apply, None)  # calling it would fail
-    monkeypatch.setattr(copying, "chunk_cat", None)
     patches.tune_communication(config, torch.nn.Linear(2, 2))
     assert fsdp.foreach_reduce_scatter_copy_in is not copy_together
     assert not asks_for_kernels(config)
     lines = {line.partition(":")[0]: line for line in patches.unchecked(config)}
-    assert {*lines} == {switch} | ({"weight_cast"} if switch == "swiglu" else set())
+    assert {*lines} == {switch} | ({"weight_cast"} if switch in ("swiglu", "transposes") else set())
     line = lines[switch]
     assert line.startswith(f"{switch}: '{patch.value}' replaces {patch.replaces}")
     assert f"not for 99.0: the run has {switch}={patch.plain}" in line
@@ -115,3 +114,15 @@ def test_a_shard_whose_fp8_numbers_are_not_its_own_is_seen() -> None:
     assert is_cast(shard, 2048)
     weight.mul_(1.1)
     assert not is_cast(shard, 2048)
+
+
+def test_what_was_put_off_and_never_copied_is_no_gradient_of_the_next_unit() -> None:
+    later, gradients = copying.Later(), [torch.ones(4, 2)]
+    buffer_N = torch.zeros(8)
+    later.put_off(gradients, buffer_N, 2)
+    later.copy(buffer_N, 2)
+    later.copy(torch.zeros(8), 2)  # nothing was put off since
+    assert buffer_N.sum() == 8
+    later.put_off(gradients, buffer_N, 2)
+    with pytest.raises(AssertionError, match="never copied"):
+        later.put_off(gradients, buffer_N, 2)

@@ -123,5 +123,5 @@ def test_a_loss_from_before_one_pass_is_called_so(in_one_pass: bool, is_said: bo
     row = {"loss_verdict": "equivalent", "loss_gap_pct": 0.01, "loss_epochs": 0.5, "machine": "a",
            "loss_study": "losses", "loss_machine": "a", "loss_is_same": True,
            "loss_in_one_pass": in_one_pass, "setting": f"tuned, {IN_ONE_PASS}",
-           "loss_rate_open": math.nan}  # fmt: skip
+           "loss_rate": math.nan, "loss_rate_above": math.nan}  # fmt: skip
     assert speed_rows._loss(pd.Series(row)).endswith("before\u00a0one\u00a0pass") == is_said

@@ -31,8 +31,9 @@ CONCLUSIVE = ["equivalent", "different"]
 #: the same losses.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
            "master_dtype", "path", "gpu_name", "fp8_part"]  # fmt: skip
-LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_rate", "loss_rate_open",
-                "loss_study", "loss_machine", "loss_is_same", "loss_in_one_pass"]  # fmt: skip
+LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_rate", "loss_rate_above",
+                "loss_verdict_above", "loss_study", "loss_machine", "loss_is_same",
+                "loss_in_one_pass"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
@@ -72,8 +73,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         The columns of `DECISION_COLUMNS`, models with the largest leads first; those of
         `LOSS_COLUMNS` are of the judged arm of the model and recipe whose setting differs in the
         fewest fields, the layers and steps that are in FP8 included. ``loss_rate`` is its learning
-        rate, and ``loss_rate_open`` the highest one above, in the same setting, at which seeds
-        decided nothing.
+        rate. In its very setting at a higher one, ``loss_rate_above``, the verdict was
+        ``loss_verdict_above`` and not equivalent: the lowest at which FP8 was worse, which leaves
+        the loss to be checked, or else the highest that is undecided.
     """
     leads = to_decide(leads)
     if leads.empty:
@@ -97,7 +99,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         row = group.iloc[0]
         loss = _nearest(row, judged)
         gathers = bool(group["fp8_all_gather"].fillna(False).all() and row["num_gpus"] > 1)
-        same = loss["loss_verdict"] if loss.get("loss_is_same") and loss["_counts"] else None
+        holds = loss.get("loss_is_same") and loss["_counts"]
+        holds = holds and loss["loss_verdict_above"] != "different"
+        same = loss["loss_verdict"] if holds else None
         action = advise(row["ci_low_pct"], row["ci_high_pct"], same, gathers)
         rows.append(row.to_dict() | loss | {"action": action})
     table = pd.DataFrame(rows).reindex(columns=DECISION_COLUMNS)
@@ -152,11 +156,20 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     conclusive, rate = near["verdict"] != "undecided", near["learning_rate"]
-    open_rates = found.loc[(apart == apart[near.name]) & ~decided & counts, "learning_rate"]
+    there = counts & (found[_FIELDS] == near[_FIELDS]).all(axis=1) & (found["learning_rate"] > rate)
+    undecided, worse = found[there & ~decided], found[there & decided & (found["gap_pct"] > 0)]
+    worse = worse[worse["verdict"] != "equivalent"]
+    above = pd.concat(
+        [
+            worse.sort_values("learning_rate").head(1),
+            undecided.sort_values("learning_rate", ascending=False).head(1),
+        ]
+    ).head(1)
     return {
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
         "loss_epochs": near["epochs"], "loss_study": near["study"],
-        "loss_rate": rate, "loss_rate_open": open_rates[open_rates > rate].max(),
+        "loss_rate": rate, "loss_rate_above": next(iter(above["learning_rate"]), math.nan),
+        "loss_verdict_above": next(iter(above["verdict"]), None),
         "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
         "loss_in_one_pass": bool(in_one_pass[near.name]),
         "_counts": bool(counts[near.name] and conclusive),

@@ -180,9 +180,9 @@ class _Described:
         None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
         "None: only where there is no GPU.", differs="pair effect resume")
     fast_accumulation: Literal["forward", "all"] = declare(
-        "forward", "float8", "Which FP8 GEMMs add up as tensor cores do by themselves, with fewer "
-        "bits than FP32 has: the forward pass's, as torchao's recipes do, or all. Emulated GEMMs "
-        "add up in FP32.", differs="pair effect switch")
+        "forward", "float8", "Which FP8 GEMMs add up as Hopper's tensor cores do by themselves, "
+        "with fewer bits than FP32 has: the forward pass's, as torchao's recipes do, or all. "
+        "Emulated GEMMs add up in FP32.", differs="pair effect switch")
     precision_schedule: tuple[str, ...] = declare(
         (), "float8", "Parts of the run that compute in BF16: `bf16:100,fp8_tensorwise:-50,bf16` "
         "does in the first 100 steps and the last 50. A number is the step at which a part ends, "

@@ -168,7 +168,9 @@ class Switches:
         refused=(
             (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_copy == "reduce_stream" and c.collectives != "copy_engines",
-             "copies into what copy engines read; use collectives=copy_engines, or foreach")))
+             "copies into what copy engines read; use collectives=copy_engines, or foreach"),
+            (lambda c: c.gradient_copy == "reduce_stream" and c.compile_mode == "reduce-overhead",
+             "keeps gradients for longer than a CUDA graph does; use foreach")))
     attention_mask: Literal["checked", "causal"] | None = switch(
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")

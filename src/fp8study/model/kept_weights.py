@@ -35,7 +35,7 @@ FP8 = torch.float8_e4m3fn
 
 
 @cache
-def _fp8_linears() -> tuple[type[Float8Linear], type[Float8Linear]]:
+def _fp8_linears() -> dict[str, type[Float8Linear]]:
     """Make the classes where they are needed: torchao takes seconds to import."""
     from torchao.float8.float8_linear import Float8Linear
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
@@ -83,11 +83,11 @@ def _fp8_linears() -> tuple[type[Float8Linear], type[Float8Linear]]:
                 right_NK = turned(fp8_NK, fp8_NM).t()
             return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
 
-    class TurningFloat8Linear(Float8Linear):
-        """A converted linear layer that FSDP2 gathers in FP8, and that transposes by kernels."""
+    class OwnFloat8Linear(Float8Linear):
+        """A converted linear layer with the GEMMs of `Multiply`."""
 
         gradient_of: torch.Tensor | None = None
-        turns: bool = True
+        turns: bool
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
@@ -102,10 +102,15 @@ def _fp8_linears() -> tuple[type[Float8Linear], type[Float8Linear]]:
             output = product_NM.reshape(*input.shape[:-1], self.out_features)
             return output if self.bias is None else output + self.bias.to(output.dtype)
 
-    class KeepingFloat8Linear(TurningFloat8Linear):
-        """A converted linear layer whose weight is in FP8 already, in the layouts of both GEMMs."""
+    class KeepingFloat8Linear(OwnFloat8Linear):
+        """One whose weight is in FP8 already, in the layouts of both GEMMs."""
 
-    return KeepingFloat8Linear, TurningFloat8Linear
+    class TurningFloat8Linear(OwnFloat8Linear):
+        """One that FSDP2 gathers in FP8, and that transposes by kernels of its own."""
+
+        turns = True
+
+    return {"keeping": KeepingFloat8Linear, "turning": TurningFloat8Linear}
 
 
 class KeepingLinear(torch.nn.Linear):
@@ -144,15 +149,14 @@ def keep_weights(model: torch.nn.Module, config: ResolvedConfig) -> None:
 
 def turn_apart(model: torch.nn.Module, config: ResolvedConfig) -> None:
     """Let layers that FSDP2 gathers in FP8 transpose by kernels of their own, as a run asks."""
-    is_asked = config.transposes == "separate" and config.strategy == "fsdp2"
-    if is_asked and applies(config, "weight_cast"):
+    if applies(config, "transposes") and config.strategy == "fsdp2":
         for module in model.modules():
             if is_converted(module):
-                module.__class__ = _fp8_linears()[1]
+                module.__class__ = _fp8_linears()["turning"]
 
 
 def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) -> None:
-    module.__class__ = _fp8_linears()[0]
+    module.__class__ = _fp8_linears()["keeping"]
     weight = module.get_parameter("weight")
     weight_MK = weight.detach()
     # Not saved with the model: it follows from the weight.
@@ -162,7 +166,7 @@ def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) 
         ("fp8_scale", weight_MK.new_zeros((), dtype=torch.float32)),
     ):
         module.register_buffer(name, made, persistent=False)
-    module.turns = config.transposes == "separate"  # type: ignore[assignment]
+    module.turns = applies(config, "transposes")  # type: ignore[assignment]
     if narrow:
         _take_gradients(module, config)
     elif config.frees_casts:

@@ -8,7 +8,7 @@ from fp8study.analysis import decision
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
-from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES, FAST_ACCUMULATION
 from fp8study.report import figures
 from fp8study.report.page import Report
 from fp8study.report.words import (
@@ -53,18 +53,19 @@ def answer(report: Report) -> str:
 def equal_so_far(report: Report) -> str:
     """Say of which models, and up to which learning rate and length, losses are equivalent."""
     gaps = _healthy(comparisons(report.loss_gaps))
-    gaps = gaps[(gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
+    usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
+    gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
     if gaps.empty:
         return ""
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
     most = runs.groupby("model")[["learning_rate", "num_steps"]].max()
     *others, last = (
-        f"{escape(str(model))} (learning rate {rate(row['learning_rate'])}, "
-        f"{row['num_steps']:,.0f} steps)"
+        f"{escape(str(model))} up to a learning rate of {rate(row['learning_rate'])} and "
+        f"{row['num_steps']:,.0f} steps"
         for model, row in most.iterrows()
     )
     models = " and ".join(filter(None, (", ".join(others), last)))
-    return f"Equivalent so far, at most: {models}."
+    return f"Equivalent so far: {models}."
 
 
 def notes(report: Report) -> str:

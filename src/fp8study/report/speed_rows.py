@@ -53,8 +53,10 @@ def _loss(row: pd.Series) -> str:
     facts += ["before one pass"] if facts and is_before else []
     facts += [machine_name(row["loss_machine"])] if row["loss_machine"] != row["machine"] else []
     facts += [f"{row['loss_epochs']:.1f} passes"] if row["loss_epochs"] >= 2 else []
-    if facts and pd.notna(row["loss_rate_open"]):
-        facts += [f"at {rate(row['loss_rate'])}, open at {rate(row['loss_rate_open'])}"]
+    facts += [f"at {rate(row['loss_rate'])}"] if pd.notna(row["loss_rate"]) else []
+    if pd.notna(row["loss_rate_above"]):
+        is_open = row["loss_verdict_above"] == "undecided"
+        facts += [f"{'open' if is_open else 'worse'} at {rate(row['loss_rate_above'])}"]
     return _lines(f"{said}{gap}", f"({row['loss_study']})", *_listed(facts))
 
 

@@ -66,7 +66,7 @@ class Interrupted(Exception):
 class Checkpoints:
     """Saves a run's state when it is due, and brings it back as the run begins.
 
-    Every rank must make one, and call `save` and `wait` at the same steps.
+    Every rank must make one, and call `save` at the same steps.
 
     Raises:
         UserError: What the run is to start from does not fit its model.

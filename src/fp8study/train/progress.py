@@ -29,7 +29,7 @@ class _Lines(io.FileIO):
         try:
             return super().write(text)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         self._make_room()
         return super().write(text)

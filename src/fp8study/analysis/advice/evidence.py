@@ -22,7 +22,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
-from fp8study.analysis.pairing import SWIGLU_KERNELS, setting_label
+from fp8study.analysis.pairing import FAST_ACCUMULATION, SWIGLU_KERNELS, setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
@@ -300,14 +300,14 @@ def nearest_losses(
         table = comparisons(table)
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
-        # Not arms that put other layers or steps into FP8 than runs do by default.
-        table = table[~table["arm"].str.contains("skips|schedule")]
+        # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
+        table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
     if table.empty:
         return (), (f"any loss: none of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: f"{record.config['learning_rate']:g}" for name, record in runs}
+    rates = {name: f"{record.config.get('learning_rate', math.nan):g}" for name, record in runs}
     table = table.assign(
         away=table["model"].map(away),
         rate=[

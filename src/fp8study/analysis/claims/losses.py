@@ -21,7 +21,7 @@ from fp8study.analysis.claims.tables import Tables, along
 from fp8study.analysis.frames import PLACE, key_of
 from fp8study.analysis.losses import gap_by_step, judged_pairs, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
-from fp8study.analysis.pairing import FAILURE_STUDIES, pairs_of, together
+from fp8study.analysis.pairing import FAILURE_STUDIES, FAST_ACCUMULATION, pairs_of, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
@@ -168,7 +168,8 @@ def early_divergence(tables: Tables, claim: Claim) -> Finding:
     largest of many is always above a single one.
     """
     curves = gap_by_step(tables.metrics, tables.runs)
-    curves = curves[curves["precision"] == "fp8_tensorwise"]
+    usual = ~curves["arm"].str.contains(FAST_ACCUMULATION)
+    curves = curves[usual & (curves["precision"] == "fp8_tensorwise")]
     early, late = claim.published["early_steps"], claim.published["late_step"]
     place = ["machine", "study", "model", "num_gpus", "setting"]
     keys = [*place, "arm"]

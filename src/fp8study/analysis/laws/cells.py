@@ -128,8 +128,8 @@ def cells_of(runs: Iterable[tuple[str, RunRecord]]) -> list[Cell]:
 def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     """Return a record's configuration; None of one refused today, of no preset, or in FP16.
 
-    Nor is one known of a run that set a switch which was taken out since, or of whose
-    ``fast_accumulation`` the laws know nothing.
+    Nor is one known of a run that set a switch which was taken out since. With
+    ``fast_accumulation=all`` there is none either: the laws do not know it.
     """
     values = completed(as_run(record.config, record.warnings), record.machine.get("device"))
     if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):

@@ -60,9 +60,10 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
         kept += 2 * f
     if eager:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
+    by_kernels = writes_fp8_between(config, shape)
     if config.transposes == "separate":
-        kept += 2 * h + q + f
-    if writes_fp8_between(config, shape):
+        kept += h + q + (0 if by_kernels else h + f)
+    if by_kernels:
         kept += h  # the MLP's input, in BF16 where the compiler keeps FP8
     return kept
 

@@ -73,17 +73,22 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 _AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu")
+#: Switches of what GPUs do to gradients together.
+_EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: The tuned path's forms before today's, the latest first: what a run sets to have one.
 EARLIER: tuple[dict[str, Any], ...] = ({"collectives": "nccl"}, BEFORE)
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, "collectives"),
-    "max_grad_norm": ("optimizer_step", "clipping", "gradient_pool", *_AFTER_KERNEL),
-    "master_dtype": ("gradient_pool", "collectives", *UPDATE),
-    "activation_checkpointing": (*UPDATE, "collectives"),
-    "num_gpus": ("reshard_after_forward", "gradient_copy", "gradient_pool", "collectives", *UPDATE),
+    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
+    "max_grad_norm": (
+        "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
+    ),
+    "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
+    "activation_checkpointing": (*UPDATE, *_EXCHANGE),
+    "collectives": ("gradient_copy", "gradient_norm"),
+    "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
 
 

@@ -16,6 +16,14 @@ def chunk_cat() -> Any:
     return collectives.foreach_reduce_scatter_copy_in
 
 
+def restore() -> None:
+    """Give torch its own function back, if it was taken."""
+    if chunk_cat.cache_info().currsize:
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+        collectives.foreach_reduce_scatter_copy_in = chunk_cat()
+
+
 def copy_together(gradients: list[torch.Tensor], buffer_N: torch.Tensor, world_size: int) -> None:
     """Copy gradients into the buffer that is reduced, one rank's shares of all behind another's.
 
@@ -43,17 +51,21 @@ class Later:
 
     def __init__(self) -> None:
         self._gradients: list[torch.Tensor] = []
+        self._waits = False
         self._copied: torch.Event | None = None
 
     def put_off(self, gradients: list[torch.Tensor], buffer_N: torch.Tensor, _: int) -> None:
         """Keep gradients, in place of copying them, until they are `copy`'d."""
+        assert not self._waits, "gradients were put off and never copied"
         self.let_go()
+        self._waits = True
         self._gradients = [*gradients]
 
     def copy(self, buffer_N: torch.Tensor, world_size: int) -> None:
         """Copy what was put off, if anything was, as `copy_together` does, on this stream."""
-        if self._gradients:
+        if self._waits:
             copy_together(self._gradients, buffer_N, world_size)
+            self._waits = False
             if buffer_N.is_cuda:
                 self._copied = torch.cuda.current_stream().record_event()
 

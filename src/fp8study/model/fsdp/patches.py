@@ -56,6 +56,10 @@ PATCHES = {
         "kernels", "compiled", "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
         ">=0.18,<0.19",
     ),
+    "transposes": Patch(
+        "separate", "fused", "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
+        ">=0.18,<0.19",
+    ),
     "gradient_copy": Patch(
         "foreach", "chunk_cat", f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
     ),
@@ -133,6 +137,8 @@ def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:
         later = copies and config.gradient_copy == "reduce_stream"
         copy: Any = copying.later.put_off if later else copying.copy_together
         collectives.foreach_reduce_scatter_copy_in = copy
+    else:
+        copying.restore()
 
 
 def _compile_casts() -> None:

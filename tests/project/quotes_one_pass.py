@@ -9,8 +9,8 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.pairing import COPY_ENGINES, IN_ONE_PASS, SWIGLU_KERNELS, shorten_arms
 from fp8study.analysis.speed import switch_table
+from fp8study.report import words
 from fp8study.report.page import report_of
-from fp8study.report.words import rate
 from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
@@ -187,10 +187,14 @@ def once_texts() -> list[str]:
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
         "none",
-        f"One is of the 8B at {rate(big['learning_rate'].max())}, {len(equal) - 1} are of a 1B, at "
-        f"learning rates of at most {rate(small['learning_rate'].max())} in at most "
+        f"One is of the 8B at {_rate(big)}, {len(equal) - 1} are of a 1B, at "
+        f"learning rates of at most {_rate(small)} in at most "
         f"{small['num_steps'].max()} steps, two of them with some steps in BF16",
     ]
+
+
+def _rate(runs: pd.DataFrame) -> str:
+    return words.rate(runs["learning_rate"].max()).replace("\u2011", "-")
 
 
 def _leads(leads: pd.DataFrame) -> Mapping[tuple[str, int], str]:

@@ -129,8 +129,8 @@ def test_how_far_pairs_scatter_is_told_from_the_least_to_the_most() -> None:
     }
     table = pd.DataFrame([row, most])
     told = loss_sentences.scatter(table)
-    assert "from 4 seeds at a rate of 5e-5 after 1 warm-up step (a) to 42 seeds at a rate" in told
+    assert "from 4 seeds at a rate of 5e\u20115 after 1 warm-up step (a) to 42 seeds at" in told
     shown = rows.scatter(table)
-    assert shown["rate"].tolist() == ["5e-5", "2.5e-4"]
+    assert shown["rate"].tolist() == ["5e\u20115", "2.5e\u20114"]
     assert shown["risen"].tolist() == ["0 of 6", "2 of 6"]
     assert "seeds" not in loss_sentences.scatter(table[:1])

@@ -69,9 +69,9 @@ def interval(low: float, high: float, spec: str) -> str:
 
 
 def rate(value: float) -> str:
-    """Write a learning rate, as 5e-5 or 2.5e-4."""
+    """Write a learning rate, as 5e-5 or 2.5e-4, that no line breaks."""
     digits, power = f"{value:.1e}".split("e")
-    return f"{digits.removesuffix('.0')}e{int(power)}"
+    return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "\u2011")
 
 
 def in_words(text: str) -> str:

@@ -16,13 +16,10 @@ from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
     PREDICTED,
-    nearest_losses,
-    read_loss_gaps,
 )
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.shape import shape_of
 from fp8study.cli import app
 from fp8study.core.errors import UserError
 from fp8study.core.records import read_record
@@ -315,23 +312,6 @@ def test_what_layers_save_is_what_the_law_says_of_the_whole():
     assert 32 * saved == pytest.approx(whole, rel=1e-6)
 
 
-def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
-    near, far = advice("llama-3.2-1b"), advice("qwen3-14b", 4)
-    assert "llama-3.2-1b" in near.loss_evidence[0] and "validation loss" in near.loss_evidence[0]
-    (longest,) = [line for line in far.loss_evidence if "/new-text" in line]
-    (run, *_) = (RESULTS / "h200x2" / "new-text").glob("llama-3.2-1b-fp8_tensorwise-*")
-    seen = read_record(run / "run.json").data["num_tokens_seen"] / 1e6
-    assert f"{seen:.3g} million tokens in" in longest
-    assert f"training on more than {seen:.3g} million tokens" in near.loss_uncovered
-    assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
-
-
-def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
-    first, second = advice("llama-3.1-8b").loss_evidence[:2]
-    assert "rate 2e-05" in first and "equivalent" in first
-    assert "rate 0.0001" in second and "undecided" in second
-
-
 def test_without_records_there_is_no_advice(tmp_path):
     with pytest.raises(UserError, match="holds no committed records"):
         answer(question_for([], "llama-3.2-1b", 1, 4096, 1, "h100"), tmp_path)
@@ -350,15 +330,3 @@ assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> None:
-    table = read_loss_gaps(ROOT / "results")
-    changes = table["arm"].str.contains("schedule")
-    assert changes.any()
-    table = table.assign(num_pairs=table["num_pairs"].mask(changes, 100))
-    told, without = (
-        nearest_losses(rows, [], shape_of("llama-3.2-1b"), "fp8_tensorwise")
-        for rows in (table, table[~changes])
-    )
-    assert told == without

@@ -75,7 +75,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         fewest fields, the layers and steps that are in FP8 included. ``loss_rate`` is its learning
         rate. In its very setting at a higher one, ``loss_rate_above``, the verdict was
         ``loss_verdict_above`` and not equivalent: the lowest at which FP8 was worse, which leaves
-        the loss to be checked, or else the highest that is undecided.
+        the loss to be checked, or else the lowest that is undecided.
     """
     leads = to_decide(leads)
     if leads.empty:
@@ -99,8 +99,8 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         row = group.iloc[0]
         loss = _nearest(row, judged)
         gathers = bool(group["fp8_all_gather"].fillna(False).all() and row["num_gpus"] > 1)
-        holds = loss.get("loss_is_same") and loss["_counts"]
-        holds = holds and loss["loss_verdict_above"] != "different"
+        is_worse = loss.get("loss_verdict_above") == "different"
+        holds = loss.get("loss_is_same") and loss["_counts"] and not is_worse
         same = loss["loss_verdict"] if holds else None
         action = advise(row["ci_low_pct"], row["ci_high_pct"], same, gathers)
         rows.append(row.to_dict() | loss | {"action": action})
@@ -157,14 +157,9 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     conclusive, rate = near["verdict"] != "undecided", near["learning_rate"]
     there = counts & (found[_FIELDS] == near[_FIELDS]).all(axis=1) & (found["learning_rate"] > rate)
-    undecided, worse = found[there & ~decided], found[there & decided & (found["gap_pct"] > 0)]
-    worse = worse[worse["verdict"] != "equivalent"]
-    above = pd.concat(
-        [
-            worse.sort_values("learning_rate").head(1),
-            undecided.sort_values("learning_rate", ascending=False).head(1),
-        ]
-    ).head(1)
+    is_worse = (found["verdict"] == "different") & (found["gap_pct"] > 0)
+    # "different" comes before "undecided".
+    above = found[there & (is_worse | ~decided)].sort_values(["verdict", "learning_rate"]).head(1)
     return {
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
         "loss_epochs": near["epochs"], "loss_study": near["study"],

@@ -24,6 +24,7 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
 from fp8study.analysis.pairing import FAST_ACCUMULATION, SWIGLU_KERNELS, setting_label
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 from fp8study.core.records import StoredRun
@@ -307,7 +308,7 @@ def nearest_losses(
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: f"{record.config.get('learning_rate', math.nan):g}" for name, record in runs}
+    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
     table = table.assign(
         away=table["model"].map(away),
         rate=[

@@ -11,6 +11,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from fp8study.core.config import make_config
+from fp8study.core.fields import PLAIN
 from fp8study.core.record_shape import as_run
 from fp8study.model.fsdp import copying, patches
 from fp8study.model.fsdp.copying import copy_together
@@ -49,12 +50,18 @@ def test_the_foreach_kernels_do_it_where_everything_is_even(
     assert buffer.sum() == buffer.numel()
 
 
+#: For each switch that replaces something a value that asks for it.
+ASKED = {"gather_cast": "compiled", "weight_cast": "each_update", "swiglu": "kernels",
+         "transposes": "separate", "gradient_copy": "foreach", "gradient_pool": "shared",
+         "collectives": "copy_engines"}  # fmt: skip
+
+
 @pytest.mark.parametrize("switch", patches.PATCHES)
 def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patch = patches.PATCHES[switch]
-    values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: patch.value}
+    patch, value = patches.PATCHES[switch], ASKED[switch]
+    values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: value}
     if switch in ("weight_cast", "swiglu", "transposes"):
         values |= {"num_gpus": 1, "strategy": "none", "weight_cast": "each_update"}
     config = make_config(values)
@@ -73,8 +80,8 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     lines = {line.partition(":")[0]: line for line in patches.unchecked(config)}
     assert {*lines} == {switch} | ({"weight_cast"} if switch in ("swiglu", "transposes") else set())
     line = lines[switch]
-    assert line.startswith(f"{switch}: '{patch.value}' replaces {patch.replaces}")
-    assert f"not for 99.0: the run has {switch}={patch.plain}" in line
+    assert line.startswith(f"{switch}: '{value}' replaces {patch.replaces}")
+    assert f"not for 99.0: the run has {switch}={PLAIN[switch]}" in line
     assert patches.unchecked(make_config({})) == []
 
 
@@ -114,6 +121,15 @@ def test_a_shard_whose_fp8_numbers_are_not_its_own_is_seen() -> None:
     assert is_cast(shard, 2048)
     weight.mul_(1.1)
     assert not is_cast(shard, 2048)
+
+
+def test_a_run_that_asks_for_no_copies_of_ours_gets_torchs_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torchs = copying.chunk_cat()
+    monkeypatch.setattr(fsdp, "foreach_reduce_scatter_copy_in", copying.later.put_off)
+    patches.tune_communication(make_config({"num_gpus": 2}).resolved(), torch.nn.Linear(2, 2))
+    assert fsdp.foreach_reduce_scatter_copy_in is torchs
 
 
 def test_what_was_put_off_and_never_copied_is_no_gradient_of_the_next_unit() -> None:

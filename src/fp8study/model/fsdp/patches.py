@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from torch.distributed.fsdp import FSDPModule
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.fields import PLAIN
 from fp8study.core.record_shape import INSTEAD
 from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
@@ -29,12 +30,8 @@ from fp8study.model.local import stride
 
 @dataclass(frozen=True)
 class Patch:
-    """A private function that a switch replaces."""
+    """A private function that a switch replaces, unless it has its plain value."""
 
-    value: str
-    """A value of the switch that asks for it, as all do but the plain one."""
-    plain: str
-    """The value that the run has instead under an unchecked version."""
     replaces: str
     package: str
     checked: str
@@ -44,30 +41,29 @@ class Patch:
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
 PATCHES = {
     "gather_cast": Patch(
-        "compiled", "eager",
         "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather",
         "torchao", ">=0.17,<0.19",
     ),
     "weight_cast": Patch(
-        "each_update", "each_pass", "torchao.float8.float8_linear.Float8Linear.forward",
+        "torchao.float8.float8_linear.Float8Linear.forward",
         "torchao", ">=0.18,<0.19",
     ),
     "swiglu": Patch(
-        "kernels", "compiled", "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
+        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
         ">=0.18,<0.19",
     ),
     "transposes": Patch(
-        "separate", "fused", "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
+        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
         ">=0.18,<0.19",
     ),
     "gradient_copy": Patch(
-        "foreach", "chunk_cat", f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
+        f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
     ),
     "gradient_pool": Patch(
-        "shared", "own", f"{_FSDP}.DefaultReduceScatter.allocate", "torch", ">=2.11,<2.14"
+        f"{_FSDP}.DefaultReduceScatter.allocate", "torch", ">=2.11,<2.14"
     ),
     "collectives": Patch(
-        "copy_engines", "nccl", f"{_FSDP}.DefaultReduceScatter", "torch", ">=2.11,<2.14"
+        f"{_FSDP}.DefaultReduceScatter", "torch", ">=2.11,<2.14"
     ),
 }  # fmt: skip
 
@@ -77,7 +73,7 @@ def unchecked(config: ResolvedConfig) -> list[str]:
     return [
         f"{switch}: '{getattr(config, switch)}' replaces {patch.replaces}, which was checked for "
         f"{patch.package}{patch.checked} only, not for {metadata.version(patch.package)}: "
-        + INSTEAD.format(switch, patch.plain)
+        + INSTEAD.format(switch, PLAIN[switch])
         for switch, patch in PATCHES.items()
         if _asks(config, switch) and not applies(config, switch)
     ]
@@ -106,7 +102,7 @@ def applies(config: ResolvedConfig, switch: str) -> bool:
 
 
 def _asks(config: ResolvedConfig, switch: str) -> bool:
-    return getattr(config, switch) not in (None, PATCHES[switch].plain)  # None: not decided yet
+    return getattr(config, switch) not in (None, PLAIN[switch])  # None: not decided yet
 
 
 def tune_communication(config: ResolvedConfig, model: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.pairing import COPY_ENGINES
+from fp8study.analysis.pairing import NORM_AS_SUMMED
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.report import predictions
@@ -159,7 +159,7 @@ def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> No
 
 def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     leads = load_report(ROOT / "results").leads
-    here = leads["setting"].str.endswith(COPY_ENGINES) & leads["ci_low_pct"].notna()
+    here = leads["setting"].str.endswith(NORM_AS_SUMMED) & leads["ci_low_pct"].notna()
     (row,) = leads[here & (leads["model"] == "llama-3.1-8b")].to_dict("records")
     assert row["arm"] == "FP8 tensorwise, SwiGLU kernels" and row["num_gpus"] == 2
     assert "gradients clipped at 1" in row["setting"]

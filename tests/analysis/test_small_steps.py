@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.laws.small_steps import Form, for_small_steps, form_of, todays_form
-from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS
+from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORM_AS_SUMMED
 from fp8study.core.config import make_config
 from fp8study.core.hardware import find_peak
 
@@ -16,20 +16,24 @@ SETTING = "{}, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
 @pytest.mark.parametrize(
     ("model", "num_gpus", "batch", "form"),
     [
-        ("llama-3.1-8b", 1, 1, Form(True, False)),
-        ("llama-3.1-8b", 2, 2, Form(True, True)),
-        ("llama-3.1-8b", 4, 2, Form(True, False)),
-        ("llama-3.2-1b", 2, 1, Form(False, False)),
-        ("llama-3.2-3b", 2, 1, Form(False, False)),
+        ("llama-3.1-8b", 1, 1, Form(True, False, False)),
+        ("llama-3.1-8b", 2, 2, Form(True, True, False)),
+        ("llama-3.1-8b", 4, 2, Form(True, False, False)),
+        ("llama-3.2-1b", 2, 1, Form(False, False, False)),
+        ("llama-3.2-3b", 2, 1, Form(False, False, False)),
     ],
 )
 def test_a_setting_has_one_form_whichever_its_runs_had(
     model: str, num_gpus: int, batch: int, form: Form
 ) -> None:
     setting = SETTING.format("not sharded" if num_gpus == 1 else "FSDP2", batch)
-    for words in ("", f", {IN_ONE_PASS}", f", {IN_ONE_PASS}, {COPY_ENGINES}"):
+    later = f", {IN_ONE_PASS}, {COPY_ENGINES}"
+    for words in ("", f", {IN_ONE_PASS}", later, f"{later}, {NORM_AS_SUMMED}"):
         row = {"model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200"}
         assert todays_form(pd.Series(row | {"setting": setting + words})) == form
+        clipped = f"{setting}, gradients clipped at 1{words}"
+        finds_norm = num_gpus == 1 or form.copy_engines
+        assert todays_form(pd.Series(row | {"setting": clipped})) == form._replace(norm=finds_norm)
 
 
 def test_what_the_path_never_does_is_of_no_later_form() -> None:
@@ -40,7 +44,7 @@ def test_what_the_path_never_does_is_of_no_later_form() -> None:
         SETTING.format("FSDP2", 2) + ", 4 accumulation steps",
     ):
         row["setting"] = setting
-        assert todays_form(row) == form_of(setting) == Form(False, False)
+        assert todays_form(row) == form_of(setting) == Form(False, False, False)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])

@@ -18,6 +18,8 @@ from fp8study.analysis.pairing import (
     BEFORE,
     COPY_ENGINES,
     IN_ONE_PASS,
+    NORM_AS_SUMMED,
+    NORM_BY_KERNEL,
     arm_label,
     has_usual_path,
     unusual_switches,
@@ -29,6 +31,7 @@ from tests.table_factories import frame
 
 ALONE = {"path": "tuned", "strategy": "none"}
 FP8 = ALONE | {"precision": "fp8_tensorwise"}
+ON_TWO = {"path": "tuned", "num_gpus": 2, "max_grad_norm": 1.0}
 WORDS = "weights cast each update, one pass AdamW, gradients in the compute dtype"
 BY_KERNELS = "SwiGLU by kernels"
 
@@ -37,6 +40,10 @@ BY_KERNELS = "SwiGLU by kernels"
     ("values", "words"),
     [
         (ALONE, [IN_ONE_PASS]),
+        (ALONE | {"max_grad_norm": 1.0}, [IN_ONE_PASS, NORM_BY_KERNEL]),
+        (ALONE | {"max_grad_norm": 1.0, "gradient_norm": "separate"}, [IN_ONE_PASS]),
+        (ON_TWO, [IN_ONE_PASS, COPY_ENGINES, NORM_AS_SUMMED]),
+        (ON_TWO | {"gradient_norm": "separate"}, [IN_ONE_PASS, COPY_ENGINES]),
         (FP8, [IN_ONE_PASS]),
         (ALONE | {"precision": "fp8_rowwise"}, [IN_ONE_PASS]),
         (FP8 | BEFORE, []),
@@ -58,7 +65,15 @@ def test_a_setting_names_the_form_with_the_fewest_words(
 ) -> None:
     config = make_config(values).resolved().to_dict()
     assert unusual_switches(config) == words
-    assert has_usual_path(config) == (set(words) <= {IN_ONE_PASS})
+    forms = {IN_ONE_PASS, COPY_ENGINES, NORM_BY_KERNEL, NORM_AS_SUMMED}
+    assert has_usual_path(config) == (set(words) <= forms)
+
+
+def test_a_norm_by_other_means_than_a_path_has_is_of_no_path() -> None:
+    values = ON_TWO | {"collectives": "nccl"}
+    config = make_config(values).resolved().to_dict() | {"gradient_norm": "as_summed"}
+    assert unusual_switches(config) == [IN_ONE_PASS, NORM_AS_SUMMED]
+    assert not has_usual_path(config)
 
 
 def test_what_one_pass_means_is_spelled_out_by_precision() -> None:

@@ -26,6 +26,7 @@ KEPT = CAST_ONCE | {"gather_cast": "compiled"}
 WIDE = {"gradient_dtype": "master"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
+BY_KERNEL, AS_SUMMED = {"gradient_norm": "by_kernel"}, {"gradient_norm": "as_summed"}
 CHOSEN = {"loss_head": "plain", "reshard_after_forward": "half"}
 ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}
@@ -51,8 +52,12 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
         (ALONE | {"activation_checkpointing": True}, ON_ONE_GPU),
         (ALONE | {"master_dtype": "bf16"}, ON_ONE_GPU),
-        (ALONE | {"max_grad_norm": 1.0}, IN_ONE_PASS | CLIPPED),
-        (ALONE | {"max_grad_norm": 1.0, "clipping": "separate"}, IN_ONE_PASS | WIDE | LATER),
+        (ALONE | {"max_grad_norm": 1.0}, IN_ONE_PASS | CLIPPED | BY_KERNEL),
+        (
+            ALONE | {"max_grad_norm": 1.0, "clipping": "separate"},
+            IN_ONE_PASS | WIDE | LATER | BY_KERNEL,
+        ),
+        (ALONE | {"max_grad_norm": 1.0, "update_kernel": "torch"}, ON_ONE_GPU | CLIPPED),
         ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
         ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
         (ON_TWO, SHARDS),
@@ -66,7 +71,18 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ),
         (ON_TWO | {"strategy": "ddp"}, ON_ONE_GPU | LATER),
         (ON_TWO | LATER, SHARDS | LATER | {"gradient_pool": "shared"}),
-        (ON_TWO | {"max_grad_norm": 1.0}, SHARDS | CLIPPED | {"gradient_pool": "shared"}),
+        (
+            ON_TWO | {"max_grad_norm": 1.0},
+            SHARDS | CLIPPED | {"gradient_pool": "shared"} | AS_SUMMED,
+        ),
+        (
+            ON_TWO | {"max_grad_norm": 1.0, "collectives": "nccl"},
+            SHARDS | CLIPPED | {"gradient_pool": "shared", "collectives": "nccl"},
+        ),
+        (
+            ON_TWO | {"max_grad_norm": 1.0, "clipping": "separate"},
+            SHARDS | LATER | {"gradient_pool": "shared"},
+        ),
         (ON_TWO | {"gradient_accumulation_steps": 2}, ON_SEVERAL),
         (ON_TWO | {"num_gpus": 4}, SHARDS | {"collectives": "nccl"}),
         (ON_TWO | {"num_nodes": 2}, SHARDS | {"collectives": "nccl"}),

@@ -33,6 +33,8 @@ EARLIER_FORM = "earlier form"
 BEFORE = {"update_kernel": "torch"}
 #: What a setting of today's tuned path says where that differs from the path `BEFORE`.
 IN_ONE_PASS = "updated in one pass"
+#: Switches that it set later still, as it was before: a setting names what differs.
+_LATER = {name: PLAIN[name] for name in ("collectives", "gradient_norm")}
 #: They plant faults or repeat them, at a learning rate of 1e-5.
 FAILURE_STUDIES = ("attribution", "corner-arms", "document-a", "stale-batch")
 #: What an arm says that converts to FP8 and gathers BF16 weights.
@@ -42,6 +44,8 @@ BF16_GATHERED = "BF16 all-gather"
 SWIGLU_KERNELS, FAST_ACCUMULATION = "SwiGLU kernels", "fast accumulation"
 #: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
 COPY_ENGINES = "collectives by copy engines"
+#: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
+NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
 #: The verdict on an arm that lost seeds by diverging: what is left is no fair sample.
 DIVERGED = "diverged"
 #: A session ends where a host did nothing for so long.
@@ -131,7 +135,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
     Held to the tuned path as it was `BEFORE`, or to today's, which `IN_ONE_PASS` says, where that
     leaves a part of these switches. A switch that came later was not set; if the path sets it
     today, the record is of an earlier form of the path. An arm says what made its SwiGLU;
-    `COPY_ENGINES` are named though the path sets them.
+    what came later is named though the path sets it (`_LATER`).
     """
     before = set_besides(config, BEFORE)
     if not before:
@@ -142,8 +146,10 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 
 def has_usual_path(config: dict[str, Any]) -> bool:
     """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
-    copies = [[IN_ONE_PASS, COPY_ENGINES]] * (config.get("num_gpus") == 2)
-    return unusual_switches(config) in ([], [IN_ONE_PASS], *copies)
+    by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
+    later = by_gpus.get(config.get("num_gpus", 0), [])
+    forms = [[IN_ONE_PASS, *later[:number]] for number in range(len(later) + 1)]
+    return unusual_switches(config) in ([], *forms)
 
 
 def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -152,7 +158,7 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     others = {name: value for name, value in config.items() if name not in PLAIN}
     # Of a configuration that is refused today, nothing is known to be usual.
     undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
-    usual = completed(others | undecided | dict(given)) | {"collectives": "nccl"}
+    usual = completed(others | undecided | dict(given)) | _LATER
     values = PLAIN | config
     unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
     unusual -= {name for name in PLAIN if usual.get(name) is None}

@@ -72,6 +72,17 @@ def _tuned_collectives(c: Any) -> str:
     return "copy_engines" if is_alike and one_pass else "nccl"
 
 
+def _tuned_norm(c: Any) -> str:
+    """The kernel that a GPU, or two with copy engines, gained by (docs/log.md, 72)."""
+    is_wanted = c.max_grad_norm is not None and c.optimizer_step == "after_backward"
+    if not is_wanted or c.update_kernel != "one_pass" or not _updates_in_one_pass(c):
+        return "separate"
+    if c.strategy == "none":
+        return "by_kernel"
+    adds_up = c.collectives == "copy_engines" and c.num_gpus == 2
+    return "as_summed" if adds_up and c.clipping == "in_update" and not c.untrained else "separate"
+
+
 # A field reads like an entry of a table.
 # fmt: off
 @dataclass(frozen=True)
@@ -164,7 +175,7 @@ class Switches:
         "chunk_cat", lambda c: "foreach" if is_sharded(c) else "chunk_cat",
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat. "
-        "`reduce_stream`: as `foreach`, beside the backward pass; not yet tried on GPUs.",
+        "`reduce_stream`: as `foreach`, beside the backward pass.",
         refused=(
             (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_copy == "reduce_stream" and c.collectives != "copy_engines",
@@ -222,8 +233,7 @@ class Switches:
              "moves weights, which a CUDA graph would not find; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
         "fused", "fused", "{} transposes", "For the gradient of a weight FP8 inputs and gradients "
-        "are needed transposed: written so by the kernel that casts them, or by one of their own. "
-        "On several GPUs `separate` is not yet tried.",
+        "are needed transposed: written so by the kernel that casts them, or by one of their own.",
         differs="pair effect", refused=(
             (lambda c: c.transposes == "separate" and not (
                 c.weight_cast == "each_update" and (c.strategy == "none" or c.fp8_all_gather)),
@@ -255,9 +265,9 @@ class Switches:
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
     gradient_norm: Literal["separate", "by_kernel", "as_summed"] | None = switch(
-        "separate", "separate", "gradients' norm {}", "What finds the norm of all gradients: "
+        "separate", _tuned_norm, "gradients' norm {}", "What finds the norm of all gradients: "
         "torch's kernels; one of our own; or, where two GPUs' copy engines exchange gradients, the "
-        "kernel that adds them up. `by_kernel` is not yet tried on GPUs.", refused=(
+        "kernel that adds them up.", refused=(
             (lambda c: c.gradient_norm == "by_kernel" and not (
                 c.strategy == "none" and c.update_kernel == "one_pass"),
              "is for whole gradients; use strategy=none and update_kernel=one_pass, or separate"),

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from fp8study.analysis.laws.small_steps import form_of, todays_form
-from fp8study.analysis.pairing import COPY_ENGINES, EARLIER_FORM, IN_ONE_PASS
+from fp8study.analysis.pairing import COPY_ENGINES, EARLIER_FORM, IN_ONE_PASS, NORMS
 from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
 
 
@@ -64,6 +64,7 @@ def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
     form = form_of(row["setting"])
     parts = ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
+    parts += ["norm by kernel"] * form.norm
     parts += [] if row["path"] == "tuned" else ["plain"]
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
     parts += [kind] if kind != "tensorwise" else []
@@ -158,7 +159,7 @@ def clipping(peers: pd.DataFrame) -> pd.DataFrame:
 def switches(setting: str) -> list[str]:
     """Return what a setting says of switches that its path does not set by itself."""
     own = setting.partition(", tuned, ")[2].split(", ") if ", tuned, " in setting else []
-    return [switch for switch in own if switch not in (IN_ONE_PASS, COPY_ENGINES)]
+    return [switch for switch in own if switch not in (IN_ONE_PASS, COPY_ENGINES, *NORMS)]
 
 
 def is_of_before(row: pd.Series) -> bool:

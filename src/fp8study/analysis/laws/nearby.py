@@ -78,7 +78,9 @@ _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: The tuned path's forms before today's, the latest first: what a run sets to have one.
-EARLIER: tuple[dict[str, Any], ...] = ({"collectives": "nccl"}, BEFORE)
+EARLIER: tuple[dict[str, Any], ...] = (
+    {"gradient_norm": "separate"}, {"collectives": "nccl"}, BEFORE,
+)  # fmt: skip
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),

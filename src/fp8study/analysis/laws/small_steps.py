@@ -13,7 +13,7 @@ from fp8study.analysis.laws import speed
 from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS
+from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORMS
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying
@@ -28,6 +28,8 @@ class Form(NamedTuple):
 
     one_pass: bool
     copy_engines: bool
+    norm: bool
+    """A kernel of its own finds the norm of the gradients."""
 
 
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
@@ -62,17 +64,19 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
 
 def form_of(setting: str) -> Form:
     """Return the form that a setting says."""
-    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting)
+    finds_norm = any(words in setting for words in NORMS)
+    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting, finds_norm)
 
 
 def todays_form(row: pd.Series) -> Form:
     """Return the form that the path of a row has in its setting today, on its GPU or an H200."""
-    setting, earliest = row["setting"], Form(False, False)
+    setting, earliest = row["setting"], Form(False, False, False)
     is_alike = {"FP32 masters", "tuned"} <= {*setting.split(", ")}
     if not is_alike or any(word in setting for word in _NEVER):
         return earliest
+    clips = "gradients clipped" in setting
     if "not sharded" in setting:
-        return Form(True, False)
+        return Form(True, False, clips)
     tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
     values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
               "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
@@ -81,5 +85,5 @@ def todays_form(row: pd.Series) -> Form:
         config = make_config(values).resolved()
         changes = for_small_steps(config, peak)
         copies = config.collectives == "copy_engines" and not changes
-        return Form(config.num_gpus > 1 and changes != BEFORE, copies)
+        return Form(config.num_gpus > 1 and changes != BEFORE, copies, copies and clips)
     return earliest

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.leads import best_recipes, leads_table
-from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.core.records import load_runs
 from fp8study.report import figures, plots, speed_plots
 from fp8study.report.words import own_first

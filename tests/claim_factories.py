@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.instruments import instruments_frame
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import RunRecord, StoredRun
 from tests.factories import make_record

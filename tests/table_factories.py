@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.runs.frames import runs_frame
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 

@@ -23,7 +23,7 @@ from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.pairing import NORM_AS_SUMMED
+from fp8study.analysis.runs.naming import NORM_AS_SUMMED
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.report import predictions

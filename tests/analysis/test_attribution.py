@@ -14,9 +14,9 @@ from statsmodels.stats.multitest import multipletests
 
 from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED, ladder_table
-from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.losses import gap_by_step, seed_spread
-from fp8study.analysis.pairing import DIVERGED, paired_losses
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
+from fp8study.analysis.runs.pairing import DIVERGED, paired_losses
 from fp8study.core.records import load_runs
 from fp8study.report.cause_plots import ladder_figure
 from fp8study.report.cause_sentences import attribution, noise

@@ -11,7 +11,7 @@ import pytest
 
 from fp8study.analysis.arms import arm_config
 from fp8study.analysis.compare import Comparison, compare_folders
-from fp8study.analysis.frames import key_of
+from fp8study.analysis.runs.frames import key_of
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.records import write_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fp8study.analysis.attribution import effect_table
-from fp8study.analysis.frames import runs_frame
+from fp8study.analysis.runs.frames import runs_frame
 from fp8study.report.export import TABLES
 from fp8study.report.page import report_of
 from tests.checkout import committed_runs

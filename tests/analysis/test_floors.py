@@ -16,7 +16,7 @@ from fp8study.analysis.floors import (
     scatter_table,
     validation_curve,
 )
-from fp8study.analysis.frames import metrics_frame
+from fp8study.analysis.runs.frames import metrics_frame
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store
 from tests.table_factories import frame

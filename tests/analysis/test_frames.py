@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study.analysis.frames import (
+from fp8study.analysis.runs.frames import (
     ALL_STUDIES,
     METRIC_COLUMNS,
     RUN_COLUMNS,
@@ -12,7 +12,8 @@ from fp8study.analysis.frames import (
     metrics_frame,
     runs_frame,
 )
-from fp8study.analysis.pairing import setting_label, shorten_arms
+from fp8study.analysis.runs.naming import setting_label
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store

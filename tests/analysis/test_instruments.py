@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import instruments as tables
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.instruments import break_even_table, cache_state
+from fp8study.analysis.runs.frames import runs_frame
 from fp8study.core.records import load_runs
 from fp8study.report import instrument_plots as plots
 from fp8study.report import instrument_sentences as sentences

@@ -13,7 +13,7 @@ import pytest
 from fp8study.analysis.decision import decision_table
 from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.pairing import sessions_of
+from fp8study.analysis.runs.pairing import sessions_of
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import UNSTEADY
 from fp8study.report.speed_plots import scaling_figure

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import metrics_frame
 from fp8study.analysis.losses import (
     effective_batch_table,
     formats_table,
@@ -19,7 +18,8 @@ from fp8study.analysis.losses import (
     seed_spread,
     ways_table,
 )
-from fp8study.analysis.pairing import pairs_of
+from fp8study.analysis.runs.frames import metrics_frame
+from fp8study.analysis.runs.pairing import pairs_of
 from fp8study.analysis.speed import document_a_table, throughput_table
 from fp8study.analysis.stats import smallest_detectable
 from fp8study.core.records import load_runs, read_record, write_record

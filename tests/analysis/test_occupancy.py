@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.analysis.frames import metrics_frame
+from fp8study.analysis.runs.frames import metrics_frame
 from fp8study.analysis.speed import occupancy_table
 from fp8study.core.records import load_runs
 from tests.factories import make_record, store

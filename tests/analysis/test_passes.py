@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.frames import metrics_frame
 from fp8study.analysis.losses import loss_gap_table, pass_table
+from fp8study.analysis.runs.frames import metrics_frame
 from fp8study.core.records import load_runs
 from fp8study.report import rows
 from tests.factories import make_record, store

@@ -8,15 +8,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.frames import (
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.peers import published_table
+from fp8study.analysis.runs.frames import (
     data_table,
     failures_table,
     metrics_frame,
     provenance_table,
     runs_frame,
 )
-from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.peers import published_table
 from fp8study.analysis.speed import document_a_table, throughput_table
 from fp8study.core.config import make_config
 from fp8study.core.records import load_runs

@@ -14,7 +14,7 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.nearby import changed
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.pairing import (
+from fp8study.analysis.runs.naming import (
     BEFORE,
     COPY_ENGINES,
     IN_ONE_PASS,

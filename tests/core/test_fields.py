@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from papermill.inspection import inspect_notebook
 
-from fp8study.analysis.pairing import unusual_switches
+from fp8study.analysis.runs.naming import unusual_switches
 from fp8study.core.config import ResolvedConfig, RunConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import Comparison, Group, read_yaml

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.pairing import arm_label
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.naming import arm_label
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.audit_rules import audit_text, cautions, problems
 from fp8study.core.config import RunConfig, make_config

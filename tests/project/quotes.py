@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
-from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table, throughput_table
 from fp8study.core.records import StoredRun
 from tests.checkout import committed_runs

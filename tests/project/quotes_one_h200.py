@@ -6,9 +6,9 @@ import pandas as pd
 
 from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.frames import runs_frame
-from fp8study.analysis.pairing import shorten_arms
 from fp8study.analysis.peers import peer_table
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
 from tests.project.quotes import one, per_cent, stored

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.pairing import COPY_ENGINES, IN_ONE_PASS, SWIGLU_KERNELS, shorten_arms
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.naming import COPY_ENGINES, IN_ONE_PASS, SWIGLU_KERNELS
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report import words
 from fp8study.report.page import report_of

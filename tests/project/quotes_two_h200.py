@@ -4,11 +4,11 @@ from functools import cache
 
 import pandas as pd
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import lead_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
-from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table, throughput_table
 from tests.project.quotes import ROOT, ends, one, per_cent, stored
 

@@ -10,10 +10,10 @@ import pytest
 from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.claims.ledger import judge
 from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
-from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
-from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import MEMORY_FULL, document_a_table, throughput_table
 from fp8study.core.records import LOSS_MARGIN_PCT
 from fp8study.core.studies import load_study

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fp8study.analysis.pairing import IN_ONE_PASS
+from fp8study.analysis.runs.naming import IN_ONE_PASS
 from fp8study.core.hardware import find_peak
 from fp8study.report import page as pages
 from fp8study.report import rows, sentences, speed_rows

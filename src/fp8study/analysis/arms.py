@@ -2,8 +2,8 @@
 
 Two runs are of one arm if their configurations agree but for what tells repeats apart: seed,
 repetition, and the names of the data, which are compared by their hash. That holds across folders,
-machines and versions, unlike ``arm_key`` of `fp8study.analysis.frames`, which adds where and with
-what a run was made: here the installation may be the question.
+machines and versions, unlike ``arm_key`` of `fp8study.analysis.runs.frames`, which adds where and
+with what a run was made: here the installation may be the question.
 
 Rates are compared on a log scale: a factor of 1.1 and one of 1/1.1 are the same step, and the
 interval of a ratio has no negative end. It speaks of the spread between the runs at hand; two
@@ -23,8 +23,8 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import key_of, runs_frame
-from fp8study.analysis.pairing import arm_label
+from fp8study.analysis.runs.frames import key_of, runs_frame
+from fp8study.analysis.runs.naming import arm_label
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
@@ -34,7 +34,7 @@ from fp8study.core.records import RunRecord, StoredRun, read_record
 
 #: Confidence level of the intervals of ratios.
 LEVEL = 0.95
-#: Already in an arm's name, as `fp8study.analysis.pairing.arm_label` writes it.
+#: Already in an arm's name, as `fp8study.analysis.runs.naming.arm_label` writes it.
 _NAMED = ("model", "num_gpus", "precision")
 
 
@@ -46,7 +46,7 @@ class Arm:
     """From `arm_config`."""
     records: tuple[RunRecord, ...]
     runs: pd.DataFrame
-    """Their rows of `fp8study.analysis.frames.runs_frame`."""
+    """Their rows of `fp8study.analysis.runs.frames.runs_frame`."""
 
     @cached_property
     def completed(self) -> pd.DataFrame:

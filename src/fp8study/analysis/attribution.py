@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.pairing import DIVERGED, newest_per_seed, together
+from fp8study.analysis.runs.pairing import DIVERGED, newest_per_seed, together
 from fp8study.core.recipes import GATHERED_IN_FP8
 
 

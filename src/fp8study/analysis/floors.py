@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import PLACE, place_of
 from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
-from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, newest_per_seed, paired_losses
+from fp8study.analysis.runs.frames import PLACE, place_of
+from fp8study.analysis.runs.naming import PRECISION_LABELS
+from fp8study.analysis.runs.pairing import in_fp8, newest_per_seed, paired_losses
 from fp8study.core.audit_rules import LOSS_RISE
 from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import PLACE, place_of
-from fp8study.analysis.pairing import (
+from fp8study.analysis.runs.frames import PLACE, place_of
+from fp8study.analysis.runs.pairing import (
     in_fp8,
     medians_by,
     medians_of_repeats,

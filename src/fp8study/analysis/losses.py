@@ -3,8 +3,8 @@
 At the end of training, along the way, where each pass over the corpus ends, and by effective batch.
 What a gap is to be held against is in `fp8study.analysis.floors`.
 
-Every table is made of rows of `fp8study.analysis.frames.runs_frame`. Gaps are FP8 − BF16, in % of
-the BF16 loss; runs of studies that only ask for speed have none.
+Every table is made of rows of `fp8study.analysis.runs.frames.runs_frame`. Gaps are FP8 − BF16, in
+% of the BF16 loss; runs of studies that only ask for speed have none.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import PLACE
-from fp8study.analysis.pairing import (
+from fp8study.analysis.runs.frames import PLACE
+from fp8study.analysis.runs.pairing import (
     ARM,
     DIVERGED,
     diverged_alone,

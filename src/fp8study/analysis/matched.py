@@ -15,9 +15,9 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.floors import scored_points
-from fp8study.analysis.frames import PLACE
 from fp8study.analysis.losses import gap_curves
-from fp8study.analysis.pairing import paired_losses, together
+from fp8study.analysis.runs.frames import PLACE
+from fp8study.analysis.runs.pairing import paired_losses, together
 from fp8study.core.records import StoredRun
 
 #: Studies whose names begin so hold all but the precision equal, and score held-out text often.

@@ -20,8 +20,9 @@ import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from fp8study.analysis.arms import Arm, Ratio, group_arms, median, ratio_in_blocks, ratio_of
-from fp8study.analysis.frames import run_path
-from fp8study.analysis.pairing import arm_label, setting_label, together
+from fp8study.analysis.runs.frames import run_path
+from fp8study.analysis.runs.naming import arm_label, setting_label
+from fp8study.analysis.runs.pairing import together
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.recipes import Precision
 from fp8study.core.record_shape import as_run

@@ -1,7 +1,8 @@
 """Speed and memory of every arm: FP8's lead over BF16, what each switch gives, and at what use.
 
-All tables are made of rows of `fp8study.analysis.frames.runs_frame`. Timings that the allocator may
-have made are compared with nothing; those of CPUs, where FP8 is emulated, say nothing of it.
+All tables are made of rows of `fp8study.analysis.runs.frames.runs_frame`. Timings that the
+allocator may have made are compared with nothing; those of CPUs, where FP8 is emulated, say
+nothing of it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.frames import MIXED, PLACE, held_seconds
 from fp8study.analysis.leads import intervals
-from fp8study.analysis.pairing import (
-    ARM,
+from fp8study.analysis.runs.frames import MIXED, PLACE, held_seconds
+from fp8study.analysis.runs.naming import (
     BEFORE,
-    DIVERGED,
     EARLIER_FORM,
     FAST_ACCUMULATION,
     IN_ONE_PASS,
     SWIGLU_KERNELS,
+    set_besides,
+)
+from fp8study.analysis.runs.pairing import (
+    ARM,
+    DIVERGED,
     as_one_study,
     calm,
     medians_by,
@@ -33,7 +37,6 @@ from fp8study.analysis.pairing import (
     ordered,
     pairs_of,
     sessions_of,
-    set_besides,
     together,
 )
 from fp8study.core.config import make_config

@@ -36,7 +36,7 @@ def kinds(*, text: str = "", number: str = "", count: str = "", flag: str = "") 
     return {name: kind for kind, names in by_kind.items() for name in names.split()}
 
 
-#: Section → the fields that become columns of `fp8study.analysis.frames.runs_frame`.
+#: Section → the fields that become columns of `fp8study.analysis.runs.frames.runs_frame`.
 COLUMNS: dict[str, dict[str, str]] = {
     "config": kinds(
         text="model precision strategy lr_schedule master_dtype optimizer_state optimizer_binding "

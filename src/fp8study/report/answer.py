@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from fp8study.analysis import decision
-from fp8study.analysis.pairing import together
+from fp8study.analysis.runs.pairing import together
 from fp8study.core.hardware import find_peak
 from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fp8study.analysis.frames import data_table, provenance_table
 from fp8study.analysis.peers import PeerRecord, read_peers
+from fp8study.analysis.runs.frames import data_table, provenance_table
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, load_runs

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED
-from fp8study.analysis.pairing import DIVERGED, in_fp8
+from fp8study.analysis.runs.pairing import DIVERGED, in_fp8
 from fp8study.analysis.speed import document_a_table
 from fp8study.report.loss_sentences import diverged
 from fp8study.report.page import Report

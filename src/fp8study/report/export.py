@@ -11,7 +11,6 @@ from fp8study.analysis import instruments
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, scatter_table, validation_curve
-from fp8study.analysis.frames import cost_table
 from fp8study.analysis.laws import scale
 from fp8study.analysis.losses import (
     effective_batch_table,
@@ -22,6 +21,7 @@ from fp8study.analysis.losses import (
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.peers import peer_table
+from fp8study.analysis.runs.frames import cost_table
 from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun, load_runs

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fp8study.analysis.losses import gap_by_step, seed_spread
-from fp8study.analysis.pairing import FAILURE_STUDIES, newest_per_seed
+from fp8study.analysis.runs.pairing import FAILURE_STUDIES, newest_per_seed
 from fp8study.report.page import Report
 from fp8study.report.plots import curve_table, smooth, thin
 from fp8study.report.plotstyle import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis import instruments as tables
-from fp8study.analysis.pairing import in_fp8
+from fp8study.analysis.runs.pairing import in_fp8
 from fp8study.report.words import count, each_machine, escape, missing, number, per_machine, span
 
 #: A change of the energy per token by less is taken for none, %.

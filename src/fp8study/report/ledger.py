@@ -10,7 +10,7 @@ import pandas as pd
 
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import Judged, settles
-from fp8study.analysis.pairing import together
+from fp8study.analysis.runs.pairing import together
 from fp8study.core.hardware import find_peak
 from fp8study.report.table import Layout
 from fp8study.report.words import count, interval, machine_name, number

@@ -8,7 +8,8 @@ from fp8study.analysis import decision
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
-from fp8study.analysis.pairing import DIVERGED, FAILURE_STUDIES, FAST_ACCUMULATION
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.report import figures
 from fp8study.report.page import Report
 from fp8study.report.words import (

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fp8study.analysis.frames import ALL_STUDIES
+from fp8study.analysis.runs.frames import ALL_STUDIES
 from fp8study.core.files import project_root
 from fp8study.report.page import Report
 from fp8study.report.words import by_machine, count, escape, how_to_get

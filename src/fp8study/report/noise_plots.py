@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fp8study.analysis.pairing import in_fp8
+from fp8study.analysis.runs.pairing import in_fp8
 from fp8study.report.plotstyle import (
     BAND,
     GREY,

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.stats import binom
 
 from fp8study.analysis.noise import tables
-from fp8study.analysis.pairing import in_fp8
+from fp8study.analysis.runs.pairing import in_fp8
 from fp8study.core.records import RESULTS, StoredRun
 from fp8study.report.words import count, escape, missing, recipe, span
 

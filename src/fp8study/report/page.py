@@ -14,11 +14,11 @@ from pathlib import Path
 import pandas as pd
 
 from fp8study.analysis.decision import decision_table
-from fp8study.analysis.frames import metrics_frame, runs_frame
 from fp8study.analysis.instruments import instruments_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.pairing import shorten_arms
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
+from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.errors import UserError
 from fp8study.core.files import kept, results_dir

@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fp8study.analysis.pairing import newest_per_seed, together
+from fp8study.analysis.runs.pairing import newest_per_seed, together
 from fp8study.report.plotstyle import (
     GREY,
     SETTING,

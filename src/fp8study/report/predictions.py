@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fp8study.analysis.frames import run_path
 from fp8study.analysis.laws.account import (
     CLEAR_PCT,
     HOST_PCT,
@@ -24,7 +23,8 @@ from fp8study.analysis.laws.account import (
 from fp8study.analysis.laws.cells import Cell, cells_of
 from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
 from fp8study.analysis.laws.scale import check_means
-from fp8study.analysis.pairing import together
+from fp8study.analysis.runs.frames import run_path
+from fp8study.analysis.runs.pairing import together
 from fp8study.core.records import StoredRun
 from fp8study.report import figures
 from fp8study.report.plotstyle import GREY, add_legend, colour, mark, message_figure, panels

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fp8study.analysis import instruments, stats
-from fp8study.analysis.frames import run_path
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.pairing import DIVERGED, together
+from fp8study.analysis.runs.frames import run_path
+from fp8study.analysis.runs.pairing import DIVERGED, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report import layouts

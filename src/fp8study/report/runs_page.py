@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from fp8study.analysis.frames import run_path
-from fp8study.analysis.pairing import ordered
+from fp8study.analysis.runs.frames import run_path
+from fp8study.analysis.runs.pairing import ordered
 from fp8study.core.audit_rules import cautions, problems, without_hidden_products
 from fp8study.core.config import completed
 from fp8study.core.records import RunRecord, StoredRun

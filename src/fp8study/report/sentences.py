@@ -13,7 +13,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.pairing import SESSION_GAP
+from fp8study.analysis.runs.pairing import SESSION_GAP
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.answer import counted, longest
 from fp8study.report.page import Report

@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.losses import loss_gap_table, says_nothing
-from fp8study.analysis.pairing import DIVERGED, shorten_arms
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.pairing import DIVERGED, shorten_arms
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.core.studies import PlannedRun
 from fp8study.report.rows import losses_of

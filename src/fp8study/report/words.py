@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import pandas as pd
 
-from fp8study.analysis.pairing import PRECISION_LABELS
+from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 
 #: Says something of a table.

@@ -17,7 +17,7 @@ from typing import Any
 
 from fp8study.analysis.arms import arm_config, group_arms, read_folder
 from fp8study.analysis.compare import Comparison, compare_relative
-from fp8study.analysis.frames import key_of
+from fp8study.analysis.runs.frames import key_of
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.core.records import read_record

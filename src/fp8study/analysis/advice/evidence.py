@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.decision import MORE, advise, decision_table
-from fp8study.analysis.frames import runs_frame
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
@@ -22,7 +21,8 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons, loss_gap_table
-from fp8study.analysis.pairing import FAST_ACCUMULATION, SWIGLU_KERNELS, setting_label
+from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, SWIGLU_KERNELS, setting_label
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS

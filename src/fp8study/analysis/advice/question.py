@@ -25,7 +25,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.small_steps import for_small_steps
-from fp8study.analysis.pairing import BEFORE
+from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.pairing import together
+from fp8study.analysis.runs.pairing import together
 
 
 class Verdict(StrEnum):

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.claims.finding import Claim, Finding, judges
 from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
-from fp8study.analysis.pairing import pairs_of, together
+from fp8study.analysis.runs.pairing import pairs_of, together
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 

@@ -18,10 +18,11 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.frames import PLACE, key_of
 from fp8study.analysis.losses import gap_by_step, judged_pairs, pass_table, seed_spread
 from fp8study.analysis.noise import tables as noise
-from fp8study.analysis.pairing import FAILURE_STUDIES, FAST_ACCUMULATION, pairs_of, together
+from fp8study.analysis.runs.frames import PLACE, key_of
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.pairing import FAILURE_STUDIES, pairs_of, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun

@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict
-from fp8study.analysis.pairing import DIVERGED
+from fp8study.analysis.runs.pairing import DIVERGED
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 

@@ -10,9 +10,10 @@ import pandas as pd
 from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import out_of, spread
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.frames import PLACE, key_of
 from fp8study.analysis.losses import smoothed
-from fp8study.analysis.pairing import PRECISION_LABELS, in_fp8, together
+from fp8study.analysis.runs.frames import PLACE, key_of
+from fp8study.analysis.runs.naming import PRECISION_LABELS
+from fp8study.analysis.runs.pairing import in_fp8, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun

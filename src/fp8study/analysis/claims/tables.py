@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pandas as pd
 
 from fp8study.analysis import instruments
-from fp8study.analysis.frames import PLACE, place_of, run_path
 from fp8study.analysis.losses import effective_batch_table, unswept
+from fp8study.analysis.runs.frames import PLACE, place_of, run_path
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun

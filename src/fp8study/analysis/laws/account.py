@@ -19,7 +19,7 @@ from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
 from fp8study.analysis.laws.speed_fit import is_fitted
-from fp8study.analysis.pairing import setting_label
+from fp8study.analysis.runs.naming import setting_label
 from fp8study.core.config import ResolvedConfig, set_by_hand
 from fp8study.core.fields import varying
 from fp8study.core.hardware import find_peak

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fp8study.analysis.frames import key_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.runs.frames import key_of
 from fp8study.core.config import ResolvedConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS

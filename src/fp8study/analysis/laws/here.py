@@ -24,7 +24,7 @@ from fp8study.analysis.laws.speed import (
     on_gpu,
     predicted_step,
 )
-from fp8study.analysis.pairing import BEFORE
+from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import writing

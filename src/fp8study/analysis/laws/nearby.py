@@ -17,7 +17,7 @@ from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
-from fp8study.analysis.pairing import BEFORE
+from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown

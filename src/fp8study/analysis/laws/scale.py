@@ -30,7 +30,7 @@ from fp8study.analysis.laws.nearby import as_fp8, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
-from fp8study.analysis.pairing import together
+from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
 from fp8study.core.hardware import find_peak
 

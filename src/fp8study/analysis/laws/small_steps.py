@@ -13,7 +13,7 @@ from fp8study.analysis.laws import speed
 from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.pairing import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORMS
+from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORMS
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying

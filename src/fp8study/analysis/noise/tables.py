@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fp8study.analysis.frames import place_of, run_path
 from fp8study.analysis.noise import moments as noise
+from fp8study.analysis.runs.frames import place_of, run_path
 from fp8study.core.errors import UserError
 from fp8study.core.records import StoredRun
 

@@ -39,7 +39,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fp8study.analysis.pairing import arm_label, has_usual_path, setting_label, stale_note, together
+from fp8study.analysis.runs.naming import arm_label, has_usual_path, setting_label, stale_note
+from fp8study.analysis.runs.pairing import together
 from fp8study.core import record_shape
 from fp8study.core.config import completed, set_by_hand
 from fp8study.core.fields import PLAIN, varying

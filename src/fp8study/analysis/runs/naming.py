@@ -1,0 +1,151 @@
+"""What a run's arm and setting are called in every table, by what its record says.
+
+A run that trains part of its model keeps the words "stale optimizer (x % of parameters not
+trained)" in its ``arm``, so that it never passes for an FP8 speed-up or loss gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8study.core.config import completed
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
+from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
+from fp8study.core.records import RunRecord
+from fp8study.core.switches import RETIRED
+
+#: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
+DEFAULT_SKIP = list(DEFAULTS["skip"])
+
+PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIPES.items()}
+#: What the report says of a switch that is true or false.
+_SAID = {True: "on", False: "off"}
+#: What the setting of a record says whose path has got switches since.
+EARLIER_FORM = "earlier form"
+#: What the tuned path set before it updated in one pass; what its other switches did followed.
+BEFORE = {"update_kernel": "torch"}
+#: What a setting of today's tuned path says where that differs from the path `BEFORE`.
+IN_ONE_PASS = "updated in one pass"
+#: Switches that it set later still, as it was before: a setting names what differs.
+_LATER = {name: PLAIN[name] for name in ("collectives", "gradient_norm")}
+#: What an arm says that converts to FP8 and gathers BF16 weights.
+BF16_GATHERED = "BF16 all-gather"
+#: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
+#: SwiGLU writes FP8, as on the tuned path since entry 69 of docs/log.md, or how it adds up.
+SWIGLU_KERNELS, FAST_ACCUMULATION = "SwiGLU kernels", "fast accumulation"
+#: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
+COPY_ENGINES = "collectives by copy engines"
+#: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
+NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
+
+
+def arm_label(record: RunRecord) -> str:
+    """Name the precision of a run, and say so if part of its model was not trained."""
+    config = record.config
+    precision = str(config.get("precision", "unknown precision"))
+    parts = [PRECISION_LABELS.get(precision, precision)]
+    if precision not in SIXTEEN_BIT:
+        gathers = config.get("strategy") == "fsdp2" and (config.get("num_gpus") or 0) > 1
+        if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
+            parts.append(BF16_GATHERED)
+        if schedule := config.get("precision_schedule"):
+            parts.append(f"schedule {' '.join(schedule).replace(precision, 'fp8')}")
+        skip = config.get("skip")
+        if skip is not None and list(skip) != DEFAULT_SKIP:
+            parts.append(f"skips {' '.join(skip) or 'nothing'}")
+        asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
+        if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
+            parts.append(SWIGLU_KERNELS)
+        parts += [FAST_ACCUMULATION] * (config.get("fast_accumulation") == "all")
+    note = stale_note(record)
+    if note:
+        parts.append(note)
+    elif config.get("optimizer_binding") == "before_conversion":
+        parts.append("optimizer made before conversion")
+    return ", ".join(parts)
+
+
+def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
+    """Say in a few words what two compared runs have in common, besides model and GPUs."""
+    strategy = config.get("strategy")
+    parts = ["not sharded" if strategy == "none" else str(strategy).upper()] if strategy else []
+    if (config.get("num_nodes") or 1) > 1:
+        hybrid = ", sharded within each" if config.get("sharding") == "hybrid" else ""
+        parts.append(f"{config['num_nodes']} nodes{hybrid}")
+    if config.get("sequence_length"):
+        parts.append(f"{config['sequence_length']} tokens")
+    if config.get("micro_batch_size"):
+        parts.append(f"batch {config['micro_batch_size']}")
+    if (config.get("gradient_accumulation_steps") or 1) > 1:
+        parts.append(f"{config['gradient_accumulation_steps']} accumulation steps")
+    if config.get("compile") is not None:
+        parts.append("compiled" if config["compile"] else "eager")
+    if config.get("activation_checkpointing"):
+        parts.append("activation checkpointing")
+    if config.get("master_dtype"):
+        parts.append(f"{config['master_dtype'].upper()} masters")
+    if (config.get("optimizer_state") or "fp32") != "fp32":
+        parts.append(f"{config['optimizer_state'].upper()} optimizer states")
+    if says_clipping and config.get("max_grad_norm") is not None:
+        parts.append(f"gradients clipped at {config['max_grad_norm']:g}")
+    if config.get("path") == "tuned":
+        parts.append("tuned")
+    return ", ".join(parts + unusual_switches(config))
+
+
+def stale_note(record: RunRecord) -> str | None:
+    """The words that go with every number of a run that trains only part of its model."""
+    share = record.model.get("parameters_outside_optimizer_pct")
+    planted = bool(record.config.get("untrained"))
+    if isinstance(share, int | float) and share > 0:
+        fault = "planted" if planted else "stale optimizer"
+        return f"{fault} ({share:.1f} % of parameters not trained)"
+    if share is None and planted:
+        return "planted (share of parameters not trained unknown)"
+    asked_for = record.config.get("optimizer_binding") == "before_conversion"
+    if share is None and asked_for and record.config.get("precision") not in SIXTEEN_BIT:
+        return "stale optimizer (share of parameters not trained unknown)"
+    return None
+
+
+def unusual_switches(config: dict[str, Any]) -> list[str]:
+    """Name, in words, the switches of a recorded run that its path would have set otherwise.
+
+    Held to the tuned path as it was `BEFORE`, or to today's, which `IN_ONE_PASS` says, where that
+    leaves a part of these switches. A switch that came later was not set; if the path sets it
+    today, the record is of an earlier form of the path. An arm says what made its SwiGLU;
+    what came later is named though the path sets it (`_LATER`).
+    """
+    before = set_besides(config, BEFORE)
+    if not before:
+        return before
+    besides = set_besides(config, {})
+    return [IN_ONE_PASS, *besides] if {*besides} < {*before} else before
+
+
+def has_usual_path(config: dict[str, Any]) -> bool:
+    """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
+    by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
+    later = by_gpus.get(config.get("num_gpus", 0), [])
+    forms = [[IN_ONE_PASS, *later[:number]] for number in range(len(later) + 1)]
+    return unusual_switches(config) in ([], *forms)
+
+
+def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Name the switches that differ from what the path decides with some `given`."""
+    switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
+    others = {name: value for name, value in config.items() if name not in PLAIN}
+    # Of a configuration that is refused today, nothing is known to be usual.
+    undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
+    usual = completed(others | undecided | dict(given)) | _LATER
+    values = PLAIN | config
+    unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
+    unusual -= {name for name in PLAIN if usual.get(name) is None}
+    unusual -= {"swiglu"} if config.get("path") == "tuned" else set()
+    texts = [
+        switches[name].format(_SAID.get(value, str(value).replace("_", " ")))
+        for name, value in config.items()
+        if name in unusual
+    ]
+    return texts if unusual <= config.keys() else [*texts, EARLIER_FORM]

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import COPY_ENGINES, IN_ONE_PASS, SWIGLU_KERNELS
+from fp8study.analysis.runs.naming import IN_ONE_PASS, SWIGLU_KERNELS
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report import words
@@ -53,7 +53,6 @@ def one_pass_texts() -> list[str]:
         *_batch_2_texts(),
         *_shards_texts(),
         *_kernels_texts(),
-        *_copies_texts(),
         *once_texts(),
     ]
 
@@ -98,7 +97,6 @@ def _kernels_texts() -> list[str]:
     before = leads[leads["arm"].eq("FP8 tensorwise")]
     peaks = ours["memory_peak_gib"] - before.set_index(["model", "num_gpus"])["memory_peak_gib"]
     change = [f"{peaks[at]:+.1f}".replace("-", "−") for at in settings]
-    alone = one(leads_table(runs), model="llama-3.1-8b", num_gpus=1, arm=ours["arm"].iloc[0])
     now = [per_cent(ours.loc[at, "lead_pct"]) for at in settings]
     sent = gains[gains["study"] == "comm-form"].set_index(["setting", "precision"])["gain_pct"]
     either = [
@@ -106,69 +104,12 @@ def _kernels_texts() -> list[str]:
         for words in ("gradients by all to all", "8 NCCL CTAs, 8 SMs spared")
     ]
     return [
-        f"it leads by {now[0]} (95 % CI {ends(alone)}) on the tuned path, with "
-        f"{-alone['memory_change_pct']:.1f} % less memory and "
-        f"{-alone['energy_change_pct']:.1f} % less energy",
         f"rise by {of[0]} (8B at batch 1), {of[1]} (8B at batch 2 on two GPUs) and {of[2]} (1B at",
         "95 % CIs " + ", ".join(spans[:2]).replace(" %", "") + f" and {spans[2]}".replace(" %", ""),
         f"FP8 then leads by {now[0]}, {now[1]} and {now[2]}.",
         f"The peak changes by {change[0]}, {change[1]} and {change[2]} GiB",
         f"an 8B's tokens/s at batch 2 by {either[0]} in FP8;",
         "with 8 blocks of threads for it, by " + either[1].replace(" in BF16", ""),
-    ]
-
-
-def _copies_texts() -> list[str]:
-    """What is said of copy engines, and of a norm that comes of adding up."""
-    runs = shorten_arms(runs_frame(stored("h200x2")))
-    gains, leads = switch_table(runs), leads_table(runs)
-    of_study = gains.set_index(["study", "model", "setting", "precision"])["gain_pct"].map(per_cent)
-    eight = gains[gains["study"] == "copy-form"].set_index(["setting", "precision"])
-    copies = [eight.loc[(COPY_ENGINES, name)] for name in PRECISIONS]
-    assert {row["num_sessions"] for row in copies} == {2}
-    gained, fewer = (
-        [of_study["copy-form", "llama-3.1-8b", words, name] for name in PRECISIONS]
-        for words in (COPY_ENGINES, "8 NCCL CTAs")
-    )
-    spans = [
-        f"{per_cent(row['gain_low_95'])} to {per_cent(row['gain_high_95'])}".replace(" %", "")
-        for row in copies
-    ]
-    small = {
-        (model, name): of_study["copy-small", model, COPY_ENGINES, name]
-        for model in ("llama-3.2-1b-untied", "llama-3.2-3b")
-        for name in PRECISIONS
-    }
-    now, then = (
-        one(leads[leads["setting"].str.endswith(form)], model="llama-3.1-8b", num_gpus=2,
-            arm=f"FP8 tensorwise, {SWIGLU_KERNELS}")
-        for form in (COPY_ENGINES, IN_ONE_PASS)
-    )  # fmt: skip
-    unsettled = runs[(runs["study"] == "copy-small") & runs["unsteady"]]
-    settled = runs[(runs["study"] == "copy-small") & ~runs["unsteady"]]
-    assert len(unsettled) == 10 and set(settled["model"] + settled["arm"]) == {"llama-3.2-3bBF16"}
-    blocks = gains[gains["study"] == "copy-small"].set_index("model")["num_blocks"]
-    assert {*blocks["llama-3.2-1b-untied"]} == {2} and {*blocks["llama-3.2-3b"]} == {1}
-    norms = gains[gains["study"] == "norm-form"].set_index("precision")
-    of_norm = norms["gain_pct"].map(per_cent).get
-    span_of_norm = " to ".join(
-        per_cent(norms.loc["bf16", f"gain_{end}_95"]).removesuffix(" %") for end in ("low", "high")
-    )
-    assert [norms.loc[name, "num_blocks"] for name in PRECISIONS] == [2, 1]
-    more = now["memory_peak_gib"] - then["memory_peak_gib"]
-    one_b, three_b = ([small[model, name] for name in PRECISIONS]
-                      for model in dict.fromkeys(m for m, _ in small))  # fmt: skip
-    return [
-        f"on 2 GPUs at batch 2 by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}), with "
-        f"{-now['memory_change_pct']:.1f} % and {-now['energy_change_pct']:.1f} % less",
-        f"rise by {gained[0]} in BF16 and {gained[1]} in FP8 (95 % CIs {spans[0]} and {spans[1]})",
-        f"FP8 then leads by {per_cent(now['lead_pct'])} (95 % CI {ends(now)}) instead of "
-        f"{per_cent(then['lead_pct'])}. Each GPU needs {more:.1f} GiB more",
-        f"NCCL in 8 blocks of threads changes it by {fewer[0]} and {fewer[1]},",
-        f"A 1B at batch 1 changes by {one_b[0]} in BF16 and {one_b[1]} in FP8 in two blocks, "
-        f"a 3B by {three_b[0]} and {three_b[1]} in one",
-        f"An 8B's tokens/s at batch 2, clipped, change by {of_norm('bf16')} in BF16 (95 % CI "
-        f"{span_of_norm}; two blocks) and {of_norm('fp8_tensorwise')} in FP8 (one block)",
     ]
 
 

@@ -36,6 +36,7 @@ from tests.project.quotes import (
 from tests.project.quotes_losses import loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
+from tests.project.quotes_today import today_texts
 from tests.project.quotes_two_h200 import two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -141,6 +142,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *two_h200_texts(),
         *one_h200_texts(),
         *one_pass_texts(),
+        *today_texts(),
         *loss_texts(),
         *tuned_texts(runs),
         *peer_texts(),

@@ -250,6 +250,15 @@ class Switches:
             (lambda c: c.swiglu == "kernels" and c.weight_cast != "each_update",
              "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
              "compiled"),))
+    kernel_launch: Literal["from_python", "by_compiler"] | None = switch(
+        "from_python", "from_python", "own kernels launched {}", "Compiled layers launch Triton "
+        "kernels of our own through an operator in Python, or as the compiler launches its own, "
+        "which takes less of the host; not yet tried on GPUs.",
+        differs="pair effect", refused=(
+            (lambda c: c.kernel_launch == "by_compiler" and not (
+                c.compile and (c.swiglu == "kernels" or c.transposes == "separate")),
+             "is for compiled layers with Triton kernels of ours; use compile=true and "
+             "swiglu=kernels or transposes=separate, or from_python"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
         "each other's weights and gradients by their copy engines, which use no multiprocessor; "

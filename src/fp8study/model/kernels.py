@@ -5,6 +5,8 @@ Imported where there is a GPU alone: torch for CPUs comes without Triton.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,17 @@ import triton.language as tl
 _TILE, _NUMBERS = 128, 2048
 #: Tiles of `_NUMBERS` that one program looks through for the largest, to raise that by one access.
 _TILES = 8
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], *arguments: Any, by_compiler: bool = False, **constants: Any
+) -> None:
+    """Launch a kernel, or let the compiler that traces this launch it as it does its own."""
+    if by_compiler:
+        torch.library.wrap_triton(kernel)[grid](*arguments, **constants)
+        return
+    with torch.cuda.device_of(arguments[0]):
+        kernel[grid](*arguments, **constants)
 
 
 def cast_both(
@@ -25,20 +38,27 @@ def cast_both(
     registers that nothing wrote (https://github.com/triton-lang/triton/issues/11111).
     """
     assert weight_MK.is_contiguous() and rows_MK.is_contiguous()
-    with torch.cuda.device_of(weight_MK):
-        _cast[(triton.cdiv(weight_MK.numel(), _NUMBERS),)](
-            weight_MK, scale, rows_MK, weight_MK.numel(), SIZE=_NUMBERS
-        )
+    num = weight_MK.numel()
+    _launch(_cast, (triton.cdiv(num, _NUMBERS),), weight_MK, scale, rows_MK, num, SIZE=_NUMBERS)
     transpose(rows_MK, columns_KM)
 
 
-def transpose(rows_MK: torch.Tensor, columns_KM: torch.Tensor) -> None:
-    """Write FP8 numbers transposed; both contiguous, of any size."""
+def transpose(
+    rows_MK: torch.Tensor, columns_KM: torch.Tensor, after: torch.Tensor | None = None,
+    by_compiler: bool = False,
+) -> None:  # fmt: skip
+    """Write FP8 numbers transposed; both contiguous, of any size.
+
+    `after` is not read: a compiler does not launch the kernel before that is there.
+    """
     assert rows_MK.is_contiguous() and columns_KM.is_contiguous()
     num_rows, num_columns = rows_MK.shape
     grid = (triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE))
-    with torch.cuda.device_of(rows_MK):
-        _transpose[grid](rows_MK, columns_KM, num_rows, num_columns, TILE=_TILE, num_warps=8)
+    after = rows_MK if after is None else after
+    _launch(
+        _transpose, grid, rows_MK, columns_KM, num_rows, num_columns, after, TILE=_TILE,
+        num_warps=8, by_compiler=by_compiler,
+    )  # fmt: skip
 
 
 def adamw(
@@ -53,16 +73,15 @@ def adamw(
     """
     assert all(tensor.is_contiguous() for tensor in (weight, gradient, *averages))
     grid = (triton.cdiv(weight.numel(), _NUMBERS),)
-    with torch.cuda.device_of(weight):
-        _adamw[grid](
-            weight, gradient, *averages, largest, kept, divisor, weight.numel(), *numbers,
-            SIZE=_NUMBERS,
-        )  # fmt: skip
+    _launch(
+        _adamw, grid, weight, gradient, *averages, largest, kept, divisor, weight.numel(),
+        *numbers, SIZE=_NUMBERS,
+    )  # fmt: skip
 
 
 def gated(
     gate: torch.Tensor, up: torch.Tensor, largest: torch.Tensor, scale: torch.Tensor,
-    fp8: torch.Tensor, most: float, least: float,
+    fp8: torch.Tensor, most: float, least: float, by_compiler: bool = False,
 ) -> None:  # fmt: skip
     """Write SwiGLU's output in FP8, and its scale: ``most`` over its largest, or over ``least``.
 
@@ -70,19 +89,20 @@ def gated(
     """
     assert all(tensor.is_contiguous() for tensor in (gate, up, fp8))
     num = gate.numel()
-    with torch.cuda.device_of(gate):
-        _gated_largest[(triton.cdiv(num, _NUMBERS * _TILES),)](
-            gate, up, largest, num, SIZE=_NUMBERS, TILES=_TILES
-        )
-        _gated_cast[(triton.cdiv(num, _NUMBERS),)](
-            gate, up, largest, scale, fp8, num, most, least, SIZE=_NUMBERS
-        )
+    _launch(
+        _gated_largest, (triton.cdiv(num, _NUMBERS * _TILES),), gate, up, largest, num,
+        SIZE=_NUMBERS, TILES=_TILES, by_compiler=by_compiler,
+    )  # fmt: skip
+    _launch(
+        _gated_cast, (triton.cdiv(num, _NUMBERS),), gate, up, largest, scale, fp8, num, most, least,
+        SIZE=_NUMBERS, by_compiler=by_compiler,
+    )  # fmt: skip
 
 
 def gated_gradients(
     gate: torch.Tensor, up: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor,
     largest: torch.Tensor, scales: torch.Tensor, fp8: tuple[torch.Tensor, ...], most: float,
-    least: float,
+    least: float, by_compiler: bool = False,
 ) -> None:  # fmt: skip
     """Write the gradients of SwiGLU's inputs in FP8 with their scales, and its output by `scale`.
 
@@ -91,13 +111,14 @@ def gated_gradients(
     """
     assert all(tensor.is_contiguous() for tensor in (gate, up, gradient, *fp8))
     num = gate.numel()
-    with torch.cuda.device_of(gate):
-        _gradients_largest[(triton.cdiv(num, _NUMBERS * _TILES),)](
-            gate, up, gradient, largest, num, SIZE=_NUMBERS, TILES=_TILES
-        )
-        _gradients_cast[(triton.cdiv(num, _NUMBERS),)](
-            gate, up, gradient, scale, largest, scales, *fp8, num, most, least, SIZE=_NUMBERS
-        )
+    _launch(
+        _gradients_largest, (triton.cdiv(num, _NUMBERS * _TILES),), gate, up, gradient, largest,
+        num, SIZE=_NUMBERS, TILES=_TILES, by_compiler=by_compiler,
+    )  # fmt: skip
+    _launch(
+        _gradients_cast, (triton.cdiv(num, _NUMBERS),), gate, up, gradient, scale, largest, scales,
+        *fp8, num, most, least, SIZE=_NUMBERS, by_compiler=by_compiler,
+    )  # fmt: skip
 
 
 def add_two(
@@ -110,22 +131,20 @@ def add_two(
     """
     assert all(tensor.is_contiguous() for tensor in (one_N, other_N, sum_N))
     num, programs = sum_N.numel(), squares_P.numel()
-    with torch.cuda.device_of(sum_N):
-        _add_two[(programs,)](
-            one_N, other_N, sum_N, squares_P, num, divisor, SIZE=_NUMBERS, PROGRAMS=programs,
-            ROUNDS=triton.cdiv(num, programs * _NUMBERS),
-        )  # fmt: skip
+    _launch(
+        _add_two, (programs,), one_N, other_N, sum_N, squares_P, num, divisor, SIZE=_NUMBERS,
+        PROGRAMS=programs, ROUNDS=triton.cdiv(num, programs * _NUMBERS),
+    )  # fmt: skip
 
 
 def squares(numbers: torch.Tensor, squares_P: torch.Tensor) -> None:
     """Write what each program's squares add up to; `squares_P` decides how many there are."""
     assert numbers.is_contiguous()
     num, programs = numbers.numel(), squares_P.numel()
-    with torch.cuda.device_of(numbers):
-        _squares[(programs,)](
-            numbers, squares_P, num, SIZE=_NUMBERS, PROGRAMS=programs,
-            ROUNDS=triton.cdiv(num, programs * _NUMBERS),
-        )  # fmt: skip
+    _launch(
+        _squares, (programs,), numbers, squares_P, num, SIZE=_NUMBERS, PROGRAMS=programs,
+        ROUNDS=triton.cdiv(num, programs * _NUMBERS),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -137,7 +156,7 @@ def _cast(weight, scale, rows, num, SIZE: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _transpose(rows, columns, num_rows, num_columns, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _transpose(rows, columns, num_rows, num_columns, _after, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     i = (tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE))[:, None]
     j = (tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE))[None, :]
     inside = (i < num_rows) & (j < num_columns)

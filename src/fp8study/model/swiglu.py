@@ -8,7 +8,7 @@ are, and a third turns them. Numbers are rounded wherever torch's own operators 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -34,18 +34,7 @@ def _scale(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @torch.library.custom_op("fp8study::gated", mutates_args=())
 def _gated(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return SwiGLU's output in FP8 and its scale."""
-    fp8_NF, scale = torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
-    if gate_NF.is_cuda:
-        from torchao.float8.float8_utils import EPS
-
-        from fp8study.model.kernels import gated
-
-        gated(gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, EPS)
-    else:
-        output_NF = torch.nn.functional.silu(gate_NF) * up_NF
-        scale.copy_(_scale(output_NF, FP8))
-        fp8_NF.copy_(to_fp8(output_NF, scale, FP8))
-    return fp8_NF, scale
+    return _gate(gate_NF, up_NF)
 
 
 @_gated.register_fake
@@ -53,11 +42,61 @@ def _(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
 
 
+@torch.library.triton_op("fp8study::gated_by_compiler", mutates_args=())
+def _gated_by_compiler(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do as `_gated`, by kernels that the compiler launches; on GPUs."""
+    return _gate(gate_NF, up_NF, by_compiler=True)
+
+
+def _gate(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, by_compiler: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    fp8_NF, scale = torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
+    if gate_NF.is_cuda:
+        from torchao.float8.float8_utils import EPS
+
+        from fp8study.model.kernels import gated
+
+        gated(
+            gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, EPS,
+            by_compiler,
+        )  # fmt: skip
+    else:
+        output_NF = torch.nn.functional.silu(gate_NF) * up_NF
+        scale.copy_(_scale(output_NF, FP8))
+        fp8_NF.copy_(to_fp8(output_NF, scale, FP8))
+    return fp8_NF, scale
+
+
 @torch.library.custom_op("fp8study::gated_gradients", mutates_args=())
 def _gated_gradients(
     gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of gate and up in FP8, SwiGLU's output by its scale, and both scales."""
+    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale)
+
+
+@_gated_gradients.register_fake
+def _(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty(gate_NF)
+
+
+@torch.library.triton_op("fp8study::gated_gradients_by_compiler", mutates_args=())
+def _gated_gradients_by_compiler(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do as `_gated_gradients`, by kernels that the compiler launches; on GPUs."""
+    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, by_compiler=True)
+
+
+def _gate_gradients(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
+    by_compiler: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     made = _empty(gate_NF)
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
@@ -66,7 +105,7 @@ def _gated_gradients(
 
         gated_gradients(
             gate_NF, up_NF, gradient_NF, scale, torch.zeros_like(made[3]), made[3], made[:3],
-            torch.finfo(GRADIENT).max, EPS,
+            torch.finfo(GRADIENT).max, EPS, by_compiler,
         )  # fmt: skip
         return made
     silu_NF = torch.nn.functional.silu(gate_NF)
@@ -79,13 +118,6 @@ def _gated_gradients(
     return made
 
 
-@_gated_gradients.register_fake
-def _(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _empty(gate_NF)
-
-
 def _empty(
     like_NF: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,7 +128,7 @@ def _empty(
 
 
 @cache
-def _function() -> Any:
+def _function(by_compiler: bool) -> Any:
     """Make the class where it is needed: torchao takes seconds to import."""
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
@@ -125,7 +157,8 @@ def _function() -> Any:
             )
             in_fp8 = [rows(weights[n], kept[3 * n : 3 * n + 3], input) for n in range(3)]
             gate_NF, up_NF = (torch.mm(input, weight.t()) for weight in in_fp8[:2])
-            fp8_NF, scale = _gated(gate_NF, up_NF)
+            launches = by_compiler and gate_NF.is_cuda
+            fp8_NF, scale = (_gated_by_compiler if launches else _gated)(gate_NF, up_NF)
             output = Float8TrainingTensor(fp8_NF, scale, input_NK.dtype, gemms)
             ctx.save_for_backward(input_NK, gate_NF, up_NF, scale, *tensors)
             return torch.mm(output, in_fp8[2].t())
@@ -138,8 +171,13 @@ def _function() -> Any:
                 gradient_NK, ctx.config.cast_config_grad_output.target_dtype, gemms,
                 gemm_input_role=GemmInputRole.GRAD_OUTPUT,
             )  # fmt: skip
-            turned_MK = [columns(weights[n], kept[3 * n : 3 * n + 3], gradient) for n in range(3)]
-            made = _gated_gradients(gate_NF, up_NF, torch.mm(gradient, turned_MK[2]), scale)
+            turned_MK = [
+                columns(weights[n], kept[3 * n : 3 * n + 3], gradient, by_compiler)
+                for n in range(3)
+            ]
+            launches = by_compiler and gate_NF.is_cuda
+            gated_gradients = _gated_gradients_by_compiler if launches else _gated_gradients
+            made = gated_gradients(gate_NF, up_NF, torch.mm(gradient, turned_MK[2]), scale)
             of_gate, of_up = (
                 Float8TrainingTensor(
                     made[n], made[3][n], gradient_NK.dtype, gemms, GemmInputRole.GRAD_OUTPUT
@@ -150,12 +188,12 @@ def _function() -> Any:
             input = hp_tensor_to_float8_dynamic(
                 input_NK, ctx.config.cast_config_input.target_dtype, gemms
             )
-            right = turned(input, gradient).t()
+            turn = partial(turned, after=gradient, by_compiler=by_compiler)
+            right = turn(input).t()
             return (
                 torch.mm(of_gate, turned_MK[0]), torch.mm(of_up, turned_MK[1]), None, None,
-                torch.mm(turned(of_gate, gradient), right),
-                torch.mm(turned(of_up, gradient), right),
-                torch.mm(turned(gradient, gradient), turned(output, gradient).t()), *[None] * 9,
+                torch.mm(turn(of_gate), right), torch.mm(turn(of_up), right),
+                torch.mm(turn(gradient), turn(output).t()), *[None] * 9,
             )  # fmt: skip
 
     return Gated
@@ -185,8 +223,8 @@ class WritesFp8:
 
 
 @cache
-def _class_of(mlp: Any) -> Any:
-    function = _function()
+def _class_of(mlp: Any, by_compiler: bool) -> Any:
+    function = _function(by_compiler)
     methods = {"forward": lambda self, x: _forward(self, x, function)}
     return type(f"Gated{mlp.__name__}", (mlp, WritesFp8), methods)
 
@@ -200,7 +238,7 @@ def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
         for module in model.modules():
             if _is_swiglu(module):
                 kind: Any = type(module)
-                module.__class__ = _class_of(kind)
+                module.__class__ = _class_of(kind, config.kernel_launch == "by_compiler")
 
 
 def asks_for_kernels(config: ResolvedConfig) -> bool:

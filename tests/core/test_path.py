@@ -12,8 +12,8 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
-    "swiglu": "compiled", "kernel_launch": "from_python", "collectives": "nccl",
-    "gradient_norm": "separate",
+    "swiglu": "compiled", "kernel_launch": "from_python", "fp8_writes": "per_reader",
+    "collectives": "nccl", "gradient_norm": "separate",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",

@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fp8study.core.config import make_config
 from fp8study.measure.layer_times import measure_here
+from fp8study.model.compiling import compile_layers
 from fp8study.model.float8 import convert_to_float8
 from fp8study.model.kept_weights import keep_weights
 from fp8study.model.swiglu import write_fp8_between
@@ -59,17 +60,22 @@ def test_compiled_fp8_layers_have_the_gradients_of_eager_ones(precision: str) ->
         assert (plain - compiled).float().norm() < 0.05 * plain.float().norm()
 
 
-@pytest.mark.parametrize("launch", [None, "from_python", "by_compiler"])
-def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(launch: str | None) -> None:
-    """`launch`: of a compiled MLP's kernels."""
+BY_COMPILER, ONCE = {"kernel_launch": "by_compiler"}, {"fp8_writes": "once"}
+
+
+@pytest.mark.parametrize("switches", [None, {}, BY_COMPILER, ONCE, BY_COMPILER | ONCE], ids=str)
+def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(
+    switches: dict[str, str] | None,
+) -> None:
+    """Compiled with `switches`, if any."""
     torch.manual_seed(0)
     shape = LlamaConfig(hidden_size=1024, intermediate_size=3584)
     theirs = torch.nn.Module()
     theirs.layers = torch.nn.ModuleList([LlamaMLP(shape)]).cuda()  # type: ignore[no-untyped-call]
     values = {"precision": "fp8", "strategy": "none", "skip": "", "fp8_emulate": False,
-              "weight_cast": "each_update", "swiglu": "kernels", "kernel_launch": launch,
+              "weight_cast": "each_update", "swiglu": "kernels",
               "gradient_accumulation_steps": 2}  # fmt: skip
-    config = make_config(values).resolved()
+    config = make_config(values | (switches or {})).resolved()
     convert_to_float8(theirs, config)
     ours = copy.deepcopy(theirs)
     keep_weights(ours, config)
@@ -77,14 +83,15 @@ def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(launch: str | Non
     inputs, found = torch.randn(2048, 1024, device="cuda").bfloat16(), []
     for net in (theirs, ours):
         (mlp,), x = net.layers, inputs.clone().requires_grad_()
-        run = torch.compile(mlp, fullgraph=True) if launch and net is ours else mlp
+        if switches is not None and net is ours:
+            compile_layers([mlp], config)
         with torch.profiler.profile() as seen:
             with torch.autocast("cuda", torch.bfloat16):
-                output = run(x)
+                output = mlp(x)
             output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
         found.append([output, x.grad, *(p.grad for p in mlp.parameters())])
     operators = {e.name for e in seen.events() if e.name.startswith("fp8study::")}
-    assert bool(operators) == (launch != "by_compiler")
+    assert bool(operators) == (config.kernel_launch == "from_python")
     for plain, own in zip(*found, strict=True):
         # exp differs in its last bits, and so one FP8 number in a thousand by a step.
         assert (plain - own).float().norm() < 0.01 * plain.float().norm()

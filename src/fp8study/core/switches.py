@@ -259,6 +259,14 @@ class Switches:
                 c.compile and (c.swiglu == "kernels" or c.transposes == "separate")),
              "is for compiled layers with Triton kernels of ours; use compile=true and "
              "swiglu=kernels or transposes=separate, or from_python"),))
+    fp8_writes: Literal["per_reader", "once"] | None = switch(
+        "per_reader", "per_reader", "FP8 written {}", "Compiled layers write a matrix in FP8 anew "
+        "for each kernel that reads it, as torch's compiler does, or once, with the same numbers; "
+        "not yet tried on GPUs.",
+        differs="pair effect", refused=(
+            (lambda c: c.fp8_writes == "once" and not (c.compile and c.is_fp8),
+             "is for compiled layers in FP8; use compile=true and an FP8 precision, or "
+             "per_reader"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
         "each other's weights and gradients by their copy engines, which use no multiprocessor; "

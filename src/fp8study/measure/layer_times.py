@@ -26,6 +26,7 @@ from fp8study.core.records import utc_now
 from fp8study.measure.gemm_peaks import ceilings_of, median_seconds
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import decoder_layers
+from fp8study.model.compiling import compile_layers
 from fp8study.model.float8 import convert_to_float8
 
 #: A layer's time is the difference of these depths, over their distance.
@@ -92,8 +93,7 @@ def _layer_times(config: ResolvedConfig, device: torch.device) -> dict[str, floa
     layers = decoder_layers(model)
     torch._dynamo.reset()
     if config.compile and device.type == "cuda":
-        for layer in layers:
-            layer.compile(mode=config.compile_mode)
+        compile_layers(layers, config)
     convert_to_float8(model, config)
     size = (config.micro_batch_size, config.sequence_length)
     ids_BT = torch.randint(_VOCABULARY, size, device=device)

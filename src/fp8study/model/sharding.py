@@ -29,6 +29,7 @@ from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.recipes import RECIPES
 from fp8study.model.build import decoder_layers
+from fp8study.model.compiling import compile_layers
 from fp8study.model.float8 import convert_to_float8, float8_config, float8_filter, let_change
 from fp8study.model.fsdp.patches import applies, cast_shards, shards, tune_communication
 from fp8study.model.kept_weights import FP8, keep_weights, noted_largest, refresh, turn_apart
@@ -102,8 +103,7 @@ def prepare(
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     if config.compile:
-        for layer in decoder_layers(model):
-            layer.compile(mode=config.compile_mode)
+        compile_layers(decoder_layers(model), config)
 
     if config.optimizer_binding == "before_conversion":
         optimizer = make_optimizer(model)

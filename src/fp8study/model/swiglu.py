@@ -53,7 +53,8 @@ def _gated_by_compiler(
 def _gate(
     gate_NF: torch.Tensor, up_NF: torch.Tensor, by_compiler: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    fp8_NF, scale = torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
+    fp8_NF = torch.empty_like(gate_NF, dtype=FP8)
+    scale = gate_NF.new_empty((1,), dtype=torch.float32)  # of no dimension, a compiler fills it
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
 
@@ -67,7 +68,7 @@ def _gate(
         output_NF = torch.nn.functional.silu(gate_NF) * up_NF
         scale.copy_(_scale(output_NF, FP8))
         fp8_NF.copy_(to_fp8(output_NF, scale, FP8))
-    return fp8_NF, scale
+    return fp8_NF, scale.view(())
 
 
 @torch.library.custom_op("fp8study::gated_gradients", mutates_args=())

@@ -151,6 +151,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"num_gpus": 2, "gradient_norm": "as_summed"}, "gradient_norm", "copy_engines"),
         ({"num_gpus": 2, "gradient_copy": "reduce_stream"}, "gradient_copy", "copy_engines"),
         ({"gradient_norm": "by_kernel"}, "gradient_norm", "strategy=none"),
+        ({"gradient_norm": "by_one_launch"}, "gradient_norm", "strategy=none"),
         (NARROW | {"gradient_norm": "by_kernel", "optimizer_step": "in_backward"}, "gradient_norm",
          "after_backward"),
         ({"gradient_norm": "as_summed", "optimizer_step": "in_backward"} | COPIES, "gradient_norm",

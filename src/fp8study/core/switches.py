@@ -17,6 +17,8 @@ _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
     "strategy=fsdp2 on several GPUs"
 )
+#: Norms that one GPU finds by kernels of our own.
+_BY_KERNELS = ("by_kernel", "by_one_launch")
 BOUND_EARLY = (
     "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
     "layers afterwards; use "
@@ -281,14 +283,15 @@ class Switches:
              "adds up in FP32; use nccl"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
-    gradient_norm: Literal["separate", "by_kernel", "as_summed"] | None = switch(
+    gradient_norm: Literal["separate", "by_kernel", "by_one_launch", "as_summed"] | None = switch(
         "separate", _tuned_norm, "gradients' norm {}", "What finds the norm of all gradients: "
         "torch's kernels; one of our own; or, where two GPUs' copy engines exchange gradients, the "
-        "kernel that adds them up.", refused=(
-            (lambda c: c.gradient_norm == "by_kernel" and not (
+        "kernel that adds them up. `by_one_launch`: as `by_kernel`, of all gradients at once; not "
+        "yet tried on GPUs.", refused=(
+            (lambda c: c.gradient_norm in _BY_KERNELS and not (
                 c.strategy == "none" and c.update_kernel == "one_pass"),
              "is for whole gradients; use strategy=none and update_kernel=one_pass, or separate"),
-            (lambda c: c.gradient_norm == "by_kernel" and c.optimizer_step == "in_backward",
+            (lambda c: c.gradient_norm in _BY_KERNELS and c.optimizer_step == "in_backward",
              "is of all gradients together; use optimizer_step=after_backward, or separate"),
             (lambda c: c.gradient_norm == "as_summed"
              and not (c.collectives == "copy_engines" and c.num_gpus == 2),

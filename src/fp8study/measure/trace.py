@@ -58,7 +58,7 @@ _MOVES = frozenset(
 
 #: Kernels of `fp8study.model.kernels`, but for the optimizer's.
 _FUSED = ("_cast", "_transpose", "_gated_largest", "_gated_cast", "_gradients_largest",
-          "_gradients_cast", "_add_two", "_squares")  # fmt: skip
+          "_gradients_cast", "_add_two", "_squares", "_all_squares")  # fmt: skip
 
 _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 

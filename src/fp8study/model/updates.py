@@ -92,23 +92,38 @@ def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all gradients, as torch does; of narrow ones in FP32, where whole."""
     if not gradients or any(isinstance(gradient, DTensor) for gradient in gradients):
         return get_total_norm(gradients)
-    of_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-    for gradient in gradients:  # of one dtype they are read by one kernel
-        of_dtype.setdefault(gradient.dtype, []).append(gradient)
-    norms = [torch._foreach_norm(alike, dtype=torch.float32) for alike in of_dtype.values()]
+    alike = _by_dtype(gradients)  # of one dtype they are read together
+    norms = [torch._foreach_norm(some, dtype=torch.float32) for some in alike]
     return torch.linalg.vector_norm(torch.stack([norm for some in norms for norm in some]))
 
 
-def _norm_by_kernel(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of whole gradients, each read by one launch; on CPUs by torch."""
+def _norm_by_kernel(gradients: list[torch.Tensor], by_one_launch: bool = False) -> torch.Tensor:
+    """Return the norm of whole gradients, each read by one launch, or by one for all of a dtype.
+
+    On CPUs by torch.
+    """
     if not gradients or not gradients[0].is_cuda:
         return _total_norm(gradients)
     from fp8study.model import kernels
 
-    sums_GP = gradients[0].new_empty((len(gradients), peers.PROGRAMS), dtype=torch.float32)
-    for gradient, sums_P in zip(gradients, sums_GP.unbind(), strict=True):
-        kernels.squares(gradient.contiguous(), sums_P)
-    return sums_GP.sum().sqrt()
+    whole = [gradient.contiguous() for gradient in gradients]
+    fits = [by_one_launch and gradient.numel() % kernels.LINED_UP == 0 for gradient in whole]
+    alone = [gradient for gradient, fit in zip(whole, fits, strict=True) if not fit]
+    together = _by_dtype([gradient for gradient, fit in zip(whole, fits, strict=True) if fit])
+    num_sums = len(alone) + len(together)
+    sums_SP = whole[0].new_empty((num_sums, peers.PROGRAMS), dtype=torch.float32)
+    for gradient, sums_P in zip(alone, sums_SP, strict=False):
+        kernels.squares(gradient, sums_P)
+    for some, sums_P in zip(together, sums_SP[len(alone) :], strict=True):
+        kernels.all_squares(some, sums_P)
+    return sums_SP.sum().sqrt()
+
+
+def _by_dtype(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    of_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        of_dtype.setdefault(tensor.dtype, []).append(tensor)
+    return [*of_dtype.values()]
 
 
 @dataclass(eq=False)
@@ -199,8 +214,10 @@ class AfterBackward:
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        by_kernel = self.config.gradient_norm == "by_kernel"
-        norm = (_norm_by_kernel if by_kernel else _total_norm)(gradients)
+        if self.config.gradient_norm == "separate":
+            norm = _total_norm(gradients)
+        else:
+            norm = _norm_by_kernel(gradients, self.config.gradient_norm == "by_one_launch")
         largest = self.config.max_grad_norm
         if largest is not None and self.config.clipping != "in_update":
             torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)

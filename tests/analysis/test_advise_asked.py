@@ -33,6 +33,7 @@ from fp8study.report.page import load_report
 from fp8study.report.words import number
 from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
+from tests.factories import make_record, store
 
 
 @pytest.fixture(autouse=True)
@@ -168,6 +169,25 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     assert found.verdict.lead_pct.kind != MEASURED
     assert found.nearest[0].what == "max_grad_norm=1"
     assert found.nearest[0].then.value == pytest.approx(row["lead_pct"])
+
+
+def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
+    """Every run on one GPU has NCCL for its collectives, and none is of that form for it."""
+    alone = {"model": "llama-3.2-1b", "strategy": "none", "path": "tuned", "max_grad_norm": 1.0,
+             "sequence_length": 4096, "master_dtype": "fp32"}  # fmt: skip
+    for repeat in (0, 1):
+        for precision, rate in (("bf16", 10_000.0), ("fp8_tensorwise", 13_000.0 + repeat)):
+            record = make_record(
+                run_id=f"{precision}-{repeat}", repeat=repeat, precision=precision,
+                results={"tokens_per_second_per_gpu": rate},
+            )  # fmt: skip
+            asked = record.config | alone | {"gradient_norm": "separate"}
+            record.config.update(make_config(asked).resolved().to_dict())
+            store(tmp_path, "reference/box", record)
+    batch = record.config["micro_batch_size"]
+    asked = question_for([], "llama-3.2-1b", 1, 4096, batch, "h200", {"max_grad_norm": 1.0})
+    said = " ".join(advice_text(answer(asked, tmp_path)).split())
+    assert "without gradient_norm=separate, as the tuned path is now" in said
 
 
 def test_what_is_told_beside_an_answer_keeps_the_update_that_was_asked_for() -> None:

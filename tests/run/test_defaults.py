@@ -67,6 +67,8 @@ def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_sm
         ({"micro_batch_size": 2, "weight_cast": "each_update"}, "one_pass"),  # as was asked
         ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
         ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
+        ({"micro_batch_size": 2, "max_grad_norm": 1.0, "gradient_norm": "by_kernel"}, "one_pass"),
+        ({"micro_batch_size": 2, "fp8_writes": "once"}, "torch"),
         ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
         ({"micro_batch_size": 2, "path": "plain"}, "torch"),
     ],
@@ -79,8 +81,22 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
         warnings.simplefilter("always")
         assert config_for(machine(H200), alone | fields).update_kernel == kernel
     said = [str(each.message).partition(",")[0] for each in told]
-    is_open = {**fields, "precision": ""} == {"micro_batch_size": 2, "precision": ""}
-    assert said == ["update_kernel: torch"] * is_open
+    changes = kernel == "torch" and fields.get("path") != "plain"
+    assert said == ["update_kernel: torch"] * changes
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"transposes": "separate"}, {"kernel_launch": "by_compiler"},
+     {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}],
+    ids=str,
+)  # fmt: skip
+def test_small_steps_keep_the_path_that_a_switch_rests_on(own: dict[str, Any]) -> None:
+    values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b"}
+    assert config_for(machine(H200, H200), values).update_kernel == "torch"
+    found = config_for(machine(H200, H200), values | own)
+    assert found.update_kernel == "one_pass"
+    assert own.items() <= found.to_dict().items()
 
 
 def test_default_run_is_tiny_without_a_gpu_and_real_with_one() -> None:

@@ -63,7 +63,7 @@ def compile_layers(layers: Iterable[torch.nn.Module], config: ResolvedConfig) ->
     how: dict[str, Any] = {"mode": config.compile_mode}
     if config.fp8_writes == "once":  # torch takes a mode, or options
         options = torch._inductor.list_mode_options(config.compile_mode)
-        how = {"options": {**options, "post_grad_custom_post_pass": WriteFp8Once()}}
+        how = {"options": {**options, "post_grad_custom_post_pass": _ONCE}}
     for layer in layers:
         layer.compile(**how)
 
@@ -92,6 +92,10 @@ class WriteFp8Once(CustomGraphPass):
     def uuid(self) -> Any:
         """Return what tells this pass from others in the compiler's cache."""
         return get_hash_for_files((__file__,))
+
+
+#: One for all layers: torch compiles anew for options that are not equal.
+_ONCE = WriteFp8Once()
 
 
 def _fp8_matrices(graph: torch.fx.Graph) -> list[torch.fx.Node]:

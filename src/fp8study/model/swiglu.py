@@ -54,7 +54,8 @@ def _gate(
     gate_NF: torch.Tensor, up_NF: torch.Tensor, by_compiler: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     fp8_NF = torch.empty_like(gate_NF, dtype=FP8)
-    scale = gate_NF.new_empty((1,), dtype=torch.float32)  # of no dimension, a compiler fills it
+    # Of shape (), torch's compiler would write a zero into it by a kernel.
+    scale = gate_NF.new_empty((1,), dtype=torch.float32)
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
 

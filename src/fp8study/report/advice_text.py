@@ -22,6 +22,7 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.nearby import EARLIER, STUDY
+from fp8study.core.config import set_by_hand
 from fp8study.report.words import count, interval, machine_name, number, recipe, span
 
 #: What the parts of a step and of memory are called.
@@ -88,7 +89,8 @@ def _today(advice: Advice) -> list[str]:
     """Say what is to be expected of the path as it is, where it was measured as it was before."""
     if (lead := advice.todays_lead) is None:
         return []
-    form = next(form for form in reversed(EARLIER) if form.items() <= advice.config.items())
+    chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
+    form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
     given = " ".join(f"{name}={value}" for name, value in form.items())
     return [f"  without {given}, as the tuned path is now: {_lead(lead, ' %')}, {lead.kind}"]
 

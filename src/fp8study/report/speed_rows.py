@@ -64,7 +64,7 @@ def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
     form = form_of(row["setting"])
     parts = ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
-    parts += ["norm by kernel"] * form.norm
+    parts += ["norm kernel"] * form.norm
     parts += [] if row["path"] == "tuned" else ["plain"]
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
     parts += [kind] if kind != "tensorwise" else []

@@ -73,7 +73,7 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 _AFTER_KERNEL = (
-    "weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch", "fp8_writes",
+    "weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch",
 )  # fmt: skip
 #: Switches of what GPUs do to gradients together.
 _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
@@ -85,7 +85,7 @@ EARLIER: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
+    "precision": (*_AFTER_KERNEL, "fp8_writes"), "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),

@@ -133,3 +133,17 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     cells = " ".join(shown.drop(columns=["gpu", "name", "run_ids"]).to_numpy().ravel())
     assert cells.count("loss\u00a0equal") <= table["action"].eq(decision.FP8).sum()
     assert ("loss\u00a0equal" in cells) == table["action"].eq(decision.FP8).any()
+
+
+def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() -> None:
+    """Fewer sessions of what `run` does today come before more of what it did."""
+    report = load_report(ROOT / "results")
+    timed = report.decisions[report.decisions["ci_low_pct"].notna()]
+    place = ["gpu_name", "model", "num_gpus", "micro_batch_size"]
+    behind = timed.assign(behind=[decision.forms_behind(row) for _, row in timed.iterrows()])
+    (row,) = (
+        answer.settled(report).query("name == 'llama-3.1-8b' and num_gpus == 1").to_dict("records")
+    )
+    there = behind[(behind[place] == [row[name] for name in place]).all(axis=1)]
+    assert there["machine"].nunique() > 1 and there["behind"].nunique() > 1
+    assert there.sort_values("behind")["lead_pct"].iloc[0] == row["lead_pct"]

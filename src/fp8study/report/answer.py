@@ -35,8 +35,9 @@ def settled(report: Report) -> pd.DataFrame:
     """Choose one decision for each kind of GPU, model, number of GPUs and batch.
 
     Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
-    untied twin as its model. Today's path comes before the path before it, then what is decided,
-    then what has the most sessions and pairs. The plain path counts where no other was timed.
+    untied twin as its model. Today's path comes before the path before it, then its latest form
+    that has an interval, then what is decided, then what has the most sessions and pairs. The plain
+    path counts where no other was timed.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
@@ -50,11 +51,14 @@ def settled(report: Report) -> pd.DataFrame:
         is_plain=table["path"] == "plain",
         is_before=[is_of_before(row) for _, row in table.iterrows()],
         _other=table["machine"] != "local",
+        _alone=table["ci_low_pct"].isna(),
+        _behind=[decision.forms_behind(row) for _, row in table.iterrows()],
         _open=table["action"] == decision.MORE,
     )
     place = ["gpu", "name", "num_gpus"]
-    by = ["_other", "is_plain", "is_before", "_open", "num_sessions", "num_pairs"]
-    ranked = table.sort_values(by, ascending=[True] * 4 + [False] * 2, kind="stable")
+    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_open", "num_sessions",
+          "num_pairs"]  # fmt: skip
+    ranked = table.sort_values(by, ascending=[True] * 6 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, "micro_batch_size"])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
     chosen = chosen.assign(_rows=-chosen.groupby("gpu")["gpu"].transform("size"))

@@ -13,7 +13,7 @@ import pandas as pd
 from fp8study.analysis.laws.small_steps import form_of, todays_form
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import BF16_GATHERED, IN_ONE_PASS, SWIGLU_KERNELS
+from fp8study.analysis.runs.naming import IN_ONE_PASS
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
@@ -113,10 +113,8 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
 
 def forms_behind(row: pd.Series) -> int:
     """Return in how much a row's form of the tuned path is not what that has today."""
-    own, todays = form_of(row["setting"]), todays_form(row)
-    kept = row["precision"] == "fp8_tensorwise" and BF16_GATHERED not in row["arm"]
-    lacks_kernels = todays.one_pass and kept and SWIGLU_KERNELS not in row["arm"]
-    return sum(had != has for had, has in zip(own, todays, strict=True)) + lacks_kernels
+    forms = zip(form_of(row["setting"]), todays_form(row), strict=True)
+    return sum(own != today for own, today in forms)
 
 
 def surely_faster(table: pd.DataFrame) -> pd.Series:

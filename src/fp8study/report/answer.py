@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from fp8study.analysis import decision
+from fp8study.analysis.runs.naming import SWIGLU_KERNELS
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.hardware import find_peak
 from fp8study.report.loss_sentences import equal_so_far
@@ -53,12 +54,13 @@ def settled(report: Report) -> pd.DataFrame:
         _other=table["machine"] != "local",
         _alone=table["ci_low_pct"].isna(),
         _behind=[decision.forms_behind(row) for _, row in table.iterrows()],
+        _compiled=~table["arm"].str.contains(SWIGLU_KERNELS),
         _open=table["action"] == decision.MORE,
     )
     place = ["gpu", "name", "num_gpus"]
-    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_open", "num_sessions",
-          "num_pairs"]  # fmt: skip
-    ranked = table.sort_values(by, ascending=[True] * 6 + [False] * 2, kind="stable")
+    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_compiled", "_open",
+          "num_sessions", "num_pairs"]  # fmt: skip
+    ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, "micro_batch_size"])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
     chosen = chosen.assign(_rows=-chosen.groupby("gpu")["gpu"].transform("size"))

@@ -190,6 +190,24 @@ def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
     assert "without gradient_norm=separate, as the tuned path is now" in said
 
 
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "batch", "norm"),
+    [
+        ("llama-3.2-1b", 2, 1, "as_summed"),  # small steps, with torch's AdamW by itself
+        ("llama-3.1-8b", 2, 1, "as_summed"),  # NCCL by itself
+        ("llama-3.1-8b", 1, 2, "by_kernel"),  # fits with no FP8 weights kept
+    ],
+)
+def test_a_norm_that_is_asked_for_keeps_the_form_that_it_goes_with(
+    model: str, num_gpus: int, batch: int, norm: str
+) -> None:
+    values = {"max_grad_norm": 1.0, "gradient_norm": norm}
+    asked = question_for([], model, num_gpus, 4096, batch, "h200", values).config
+    assert (asked.gradient_norm, asked.update_kernel) == (norm, "one_pass")
+    own = question_for([], model, num_gpus, 4096, batch, "h200", {"max_grad_norm": 1.0}).config
+    assert own.gradient_norm == "separate"
+
+
 def test_what_is_told_beside_an_answer_keeps_the_update_that_was_asked_for() -> None:
     asked = question_for([], "llama-3.1-8b", 2, 4096, 2, "h200", {"update_kernel": "torch"})
     leads = load_report(ROOT / "results").leads

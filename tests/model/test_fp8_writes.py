@@ -88,7 +88,7 @@ class Layer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         fp8 = (x * 2).to(FP8)
-        return torch.stack([_multiplied(fp8, weight) for weight in weight.expand(3, 32, 32)])
+        return torch.stack([_multiplied(fp8, each) for each in weight.expand(3, 32, 32)])
 
 
 @pytest.mark.parametrize(("writes", "num_written"), [("per_reader", 3), ("once", 1)])

@@ -9,19 +9,15 @@ from typing import Any
 
 from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.small_steps import for_small_steps
+from fp8study.analysis.laws.small_steps import for_small_steps, rests_on_the_path
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.fields import PLAIN
 from fp8study.core.hardware import find_peak
 from fp8study.run.machine import Machine
 
 #: The study whose runs are chosen for the GPUs that are there, see `fp8study.run.chosen.study`.
 MACHINE_STUDY = "machine"
-
-#: Switches that are refused with torch's AdamW, or with NCCL.
-_RESTING = ("transposes", "kernel_launch", "gradient_norm")
 
 _ON_GPU: dict[str, Any] = {"precision": "fp8_tensorwise", "corpus": "tinystories"}
 
@@ -77,8 +73,6 @@ def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
     itself, or needs. Others that wait for their host keep NCCL. A run that sets a switch which
     rests on the path's own choice keeps that.
     """
-    if _rests_on_the_path(config):
-        return {}
     found = _unlike_tuned(config, machine)
     if found != BEFORE:
         return found
@@ -86,10 +80,6 @@ def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
     is_open = all(getattr(config, name) in (None, value) for name, value in plain.items())
     gathers = is_open and config.resolved().fp8_all_gather
     return BEFORE | ({"fp8_all_gather": False} if gathers else {})
-
-
-def _rests_on_the_path(config: RunConfig) -> bool:
-    return any(getattr(config, name) not in (None, PLAIN[name]) for name in _RESTING)
 
 
 def _unlike_tuned(config: RunConfig, machine: Machine) -> dict[str, Any]:
@@ -107,7 +97,7 @@ def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:
     sizes = [gpu.memory_gib for gpu in machine.gpus if gpu.memory_gib]
     decided = config.resolved()
     is_open = all(getattr(config, name) is None for name in UPDATE)
-    is_open &= not _rests_on_the_path(config)
+    is_open &= not rests_on_the_path(config)
     if decided.update_kernel == "one_pass" and is_open and sizes:
         with suppress(UserError):
             fp8 = decided if decided.is_fp8 else as_fp8(decided, "fp8_tensorwise")

@@ -24,7 +24,7 @@ from fp8study.analysis.laws.nearby import (
 )
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
-from fp8study.analysis.laws.small_steps import for_small_steps
+from fp8study.analysis.laws.small_steps import for_small_steps, rests_on_the_path
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
@@ -132,7 +132,8 @@ def question_for(
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
     if "update_kernel" not in values:
-        before = fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
+        fp8 = as_fp8(config, "fp8_tensorwise")
+        before = not rests_on_the_path(config) and fits_before_alone(fp8, shape, capacity)
         changes = dict(BEFORE) if before else for_small_steps(config, peak)
         config = changed(config.resolved(), changes | dict(others or {}))
     name, as_asked = None if gpu else gpus[0][0], bool(_FORM & values.keys())

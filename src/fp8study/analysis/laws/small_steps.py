@@ -14,11 +14,13 @@ from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORMS
-from fp8study.core.config import RunConfig, make_config
+from fp8study.core.config import RunConfig, make_config, set_by_hand
 from fp8study.core.errors import UserError
-from fp8study.core.fields import DEFAULTS, varying
+from fp8study.core.fields import DEFAULTS, PLAIN, varying
 from fp8study.core.hardware import GpuPeak, find_peak
 
+#: Switches that are refused with torch's AdamW, or with NCCL.
+_RESTING = ("transposes", "kernel_launch", "gradient_norm")
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 
@@ -32,6 +34,15 @@ class Form(NamedTuple):
     """A kernel of its own finds the norm of the gradients."""
 
 
+def rests_on_the_path(config: RunConfig) -> bool:
+    """Return whether a run sets a switch that goes with the path's own update or collectives alone.
+
+    Such a run keeps what the path would leave out for small steps, or for room.
+    """
+    values = config.to_dict()
+    return any(set_by_hand(values, name) not in (None, PLAIN[name]) for name in _RESTING)
+
+
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what the tuned path should not choose by itself for several GPUs' small steps.
 
@@ -39,12 +50,12 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     what is sent, but costs the host a millisecond a layer (docs/log.md). NCCL for collectives where
     the host is busy for half of the GPU's time: what copy engines do to such steps is not known yet
     (docs/log.md, 70). Of what the FP8 runs of a setting may differ in, and of its BF16 run, the
-    answer does not depend.
+    answer does not depend, unless a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
     """
-    if config.num_gpus == 1:
+    if config.num_gpus == 1 or rests_on_the_path(config):
         return {}
     fp8, bf16 = _in_fp8(config, gpu)
     if bf16.total < fp8.total:

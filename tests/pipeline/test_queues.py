@@ -16,7 +16,7 @@ from fp8study.run.chosen.estimates import host_gib
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.checkout import copy_checkout
-from tests.run.test_selection import H200, machine
+from tests.machines import H200, machine
 
 #: Stands for papermill: holds the GPUs as a run does, and notes which and when. A narrow run ends
 #: no sooner than the wide one has come: on a busy computer that may begin much later.

@@ -14,7 +14,7 @@ from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
 from tests.factories import H200, finish
 from tests.machines import machine
-from tests.run.test_selection import MACHINES
+from tests.run.selections import MACHINES
 
 ONE, TWO = MACHINES["H200"], MACHINES["2 H200"]
 SMALL = machine(("NVIDIA GeForce RTX 4080", 15.99, (8, 9)))

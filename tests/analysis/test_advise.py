@@ -154,7 +154,8 @@ def test_intervals_widen_beyond_what_was_measured():
     near, far = (advice("llama-3.2-3b", 2, batch=2), advice("llama-3.2-3b", 64, batch=2))
     width = [o.lead_pct.high - o.lead_pct.low
              for o in (option(a, "fp8_tensorwise", gathers=True) for a in (near, far))]  # fmt: skip
-    assert width[1] == pytest.approx(2 * width[0])
+    assert len(far.beyond) == 2  # so many GPUs, and a network
+    assert width[1] == pytest.approx(3 * width[0])
 
 
 def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
@@ -164,15 +165,22 @@ def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
     assert option(found, "fp8_tensorwise", gathers=True).lead_pct.value < 0
 
 
+def test_cards_that_pcie_joins_are_not_told_the_speed_of_nvlink() -> None:
+    pcie, nvlink = (advice("llama-3.1-8b", 8, batch=1, gpu=gpu) for gpu in ("h100-pcie", "h100"))
+    waits = [found.step_parts_ms["bf16"]["communication"].value for found in (pcie, nvlink)]
+    assert waits[0] > 4 * waits[1]
+    assert any("links between GPUs of 64 GB/s" in line for line in pcie.beyond)
+
+
 def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     found = advice("llama-3.2-1b", 2)
     ways = [option(found, "fp8_tensorwise", gathers=gathers) for gathers in (True, False)]
     assert {way.lead_pct.kind for way in ways} == {MEASURED}
     assert all(way.lead_pct.value < -15 for way in ways)
     text = advice_text(found)
-    assert "Measure more, as the lead may lie on either side of 3 %. FP8 tensorwise, BF16" in text
+    assert "\nBF16, or try BF16 all-gather" in text and "on 2 of 4 × H200" in text
+    assert "also: Measure more, as the lead may lie on either side of 3 %. FP8 tensorwise" in text
     assert "steps of 4 runs had not settled" in text
-    assert "also: BF16, or try BF16 all-gather" in text and "on 4 × H200" in text
 
 
 def test_what_does_not_fit_is_told_with_what_would():
@@ -220,7 +228,7 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
     study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
     told = {name: found.config[name] for name in (
         "model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
-        "master_dtype", "gradient_accumulation_steps")}  # fmt: skip
+        "master_dtype", "gradient_accumulation_steps", "max_grad_norm")}  # fmt: skip
     for run in study.runs:
         assert {name: getattr(run.config, name) for name in told} == told
     assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}

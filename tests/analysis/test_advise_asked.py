@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fp8study.analysis.advice.advise import chosen
-from fp8study.analysis.advice.answer import Option
+from fp8study.analysis.advice.answer import Advice, Option
 from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
@@ -100,7 +100,7 @@ def test_more_gpus_than_were_timed_are_known_half_as_well() -> None:
               for found in (few, many)]  # fmt: skip
     assert widths[1] == pytest.approx(account.WIDER * widths[0])
     text = " ".join(advice_text(many).split())
-    assert "points, twice as far as the law was off where the GPU decides" in text
+    assert "points, 2 times what nine of ten leads were within where the GPU decides" in text
 
 
 def test_no_interval_speaks_of_fewer_than_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,23 +291,26 @@ def test_a_lead_is_known_no_better_than_where_it_was_measured_next_to_it(num_gpu
     assert beside.lead_pct.value == pytest.approx(there.lead_pct.value, abs=0.1)
     assert beside.lead_pct.kind == MEASURED and beside.lead_pct.run_ids
     assert beside.off_points > 20
-    wider = account.WIDER if lead.kind == MODELLED else 1.0
+    wider = account.wider(len(found.beyond))
     assert lead.high - lead.value == pytest.approx(wider * beside.off_points)
     assert lead.low == pytest.approx(2 * lead.value - lead.high)
 
 
 def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_is_from() -> None:
-    text = advice_text(ask("llama-3.2-1b", 3, "h200"))
+    def said(found: Advice) -> str:
+        return " ".join(advice_text(found).split())
+
+    text = said(ask("llama-3.2-1b", 3, "h200"))
     assert re.search(
         r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says −\d", text
     )
     assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
-    assert "off where the host is busy" in advice_text(ask("llama-3.2-3b", 3, "h200"))
+    assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
     found = ask("llama-3.2-3b", 4, "h200")
     option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")
     assert option.interval_from == "where it was measured next to this"
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
-    assert "points, twice as far as the law was off where the GPU decides" in advice_text(longer)
+    assert "points, 2 times what nine of ten leads were within where the GPU" in said(longer)
 
 
 def test_another_path_gather_or_a_far_batch_is_not_next_to_a_run() -> None:

@@ -1,11 +1,17 @@
 """What `fp8study advise` says of losses, and what is no evidence of them."""
 
+import dataclasses
+
 import pandas as pd
 import pytest
 
-from fp8study.analysis.advice.evidence import nearest_losses, read_loss_gaps
+from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.evidence import MEASURED, PREDICTED
+from fp8study.analysis.advice.loss_evidence import nearest_losses, read_loss_gaps
+from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.records import read_record
+from fp8study.report.advice_text import advice_text
 from tests.analysis.test_advise import RESULTS, advice
 from tests.checkout import ROOT
 
@@ -48,3 +54,43 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
         for rows in (pd.concat([other, table]), table)
     )
     assert told == without and not any("+10.00" in line for line in told[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "kind"), [("llama-3.1-8b", 1, MEASURED), ("llama-3.2-1b", 2, PREDICTED)]
+)
+def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
+    model: str, batch: int, kind: str
+) -> None:
+    """Whether the lead there was measured or predicted."""
+
+    def ask(**others: float) -> Advice:
+        return advice(model, batch=batch, max_grad_norm=1.0, **others)
+
+    open_, low, high = ask(), ask(learning_rate=1e-5), ask(learning_rate=3e-4)
+    assert {found.verdict.lead_pct.kind for found in (open_, low, high)} == {kind}
+    assert [found.verdict.action for found in (open_, low, high)] == [FP8, FP8, CHECK]
+    assert "its loss is BF16's at a learning rate of 2e\u20115" in advice_text(open_)
+    assert "add --set learning_rate=RATE" in " ".join(advice_text(open_).split())
+    assert "learning_rate=RATE" not in " ".join(advice_text(low).split())
+    assert "its loss is BF16's" not in advice_text(high)
+    assert "--set learning_rate=0.0003" in high.loss_command
+    assert "at a learning rate of 3e\u20114:" in advice_text(high)
+
+
+def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
+    found = advice("llama-3.1-8b")
+    assert found.verdict.action == CHECK
+    assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
+    assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in advice_text(found)
+    assert advice("llama-3.1-8b", learning_rate=3e-4).clipped is None
+    assert "--set max_grad_norm=none" in found.loss_command
+
+
+def test_a_smaller_model_than_any_is_told_so() -> None:
+    table, runs = read_loss_gaps(ROOT / "results"), []
+    shape = dataclasses.replace(shape_of("llama-3.2-1b"), num_layers=1)
+    told = nearest_losses(table, runs, shape, "fp8_tensorwise")[1]
+    assert told[-1] == "models of fewer than 1.2 billion weights"
+    told = nearest_losses(table, runs, shape_of("qwen3-14b"), "fp8_tensorwise")[1]
+    assert told[-1] == "models of more than 8.0 billion weights"

@@ -80,6 +80,17 @@ def test_only_a_loss_in_the_same_setting_decides(
     assert row["loss_is_same"] == (batch == 1)
 
 
+@pytest.mark.parametrize("norm", [None, 1.0])
+def test_a_loss_of_clipped_gradients_decides_where_they_are_clipped(
+    norm: float | None, tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22, max_grad_norm=norm)
+    store_losses(tmp_path, 0.0, max_grad_norm=1.0)
+    row = decide(tmp_path)
+    assert row["loss_is_same"] == (norm == 1.0)
+    assert row["action"] == (decision.FP8 if norm else decision.CHECK)
+
+
 @pytest.mark.parametrize(
     ("frequencies", "gap", "action"),
     [(7.0, 0.0, decision.FP8), (5.13, 0.0, decision.CHECK), (4.0, 0.0, decision.CHECK),

@@ -218,7 +218,7 @@ def _verdict(results: Path, asked: Any) -> tuple[Any, Any]:
     decisions, gpu = Decisions(runs), runs[0][1].machine["gpu_name"]
     config = decisions.measured_as(asked, gpu)
     (found,) = decisions.of(config, gpu)
-    return config, verdict_of(config, found)
+    return config, verdict_of(config, found, None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ The rule is `advise`; everything else here finds what it asks for.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -31,10 +32,10 @@ CONCLUSIVE = ["equivalent", "different"]
 #: What tells the setting of a loss from that of a speed. Another machine with that GPU computes
 #: the same losses.
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
-           "master_dtype", "path", "gpu_name", "fp8_part"]  # fmt: skip
+           "master_dtype", "path", "gpu_name", "max_grad_norm", "fp8_part"]  # fmt: skip
 LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_rate", "loss_rate_above",
                 "loss_verdict_above", "loss_study", "loss_machine", "loss_is_same",
-                "loss_in_one_pass"]  # fmt: skip
+                "loss_in_one_pass", "loss_counts"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
@@ -94,17 +95,14 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
     chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])
     ranked = chosen.sort_values("lead_pct", ascending=False, kind="stable")
-    judged = _judged(gaps, runs)
+    judged = judged_losses(gaps, runs)
     rows = []
     for _, group in ranked.groupby(place):
-        row = group.iloc[0]
-        loss = _nearest(row, judged)
+        row = group.iloc[0].to_dict()
+        loss = nearest_loss(row, judged)
         gathers = bool(group["fp8_all_gather"].fillna(False).all() and row["num_gpus"] > 1)
-        is_worse = loss.get("loss_verdict_above") == "different"
-        holds = loss.get("loss_is_same") and loss["_counts"] and not is_worse
-        same = loss["loss_verdict"] if holds else None
-        action = advise(row["ci_low_pct"], row["ci_high_pct"], same, gathers)
-        rows.append(row.to_dict() | loss | {"action": action})
+        action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss), gathers)
+        rows.append(row | loss | {"action": action})
     table = pd.DataFrame(rows).reindex(columns=DECISION_COLUMNS)
     top = table.groupby(["machine", "model"])["lead_pct"].transform("max")
     by = ["machine", "_top", "model", "num_gpus", "micro_batch_size"]
@@ -127,7 +125,19 @@ def loss_is_known(table: pd.DataFrame) -> pd.Series:
     return table["loss_is_same"].eq(True) & table["loss_verdict"].isin(CONCLUSIVE)
 
 
-def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str | None:
+    """Return the verdict of a `nearest_loss` if it settles the loss of the very setting.
+
+    At a learning rate that is asked about, or at that of the loss: none for a higher one.
+    """
+    if not loss.get("loss_is_same") or loss["loss_verdict"] == "undecided":
+        return None
+    if not loss["loss_counts"] or loss["loss_verdict_above"] == "different":
+        return None
+    return None if (learning_rate or 0.0) > loss["loss_rate"] else str(loss["loss_verdict"])
+
+
+def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the arms on GPUs whose loss got a verdict, with what their settings are."""
     gaps = comparisons(gaps)
     tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
@@ -137,12 +147,21 @@ def _judged(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return found.join(facts, on="arm_key")
 
 
-def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
-    """Find the judged loss of a model and recipe whose setting is nearest to that of a row."""
+def nearest_loss(row: Mapping[Any, Any], judged: pd.DataFrame) -> dict[str, Any]:
+    """Find the loss of a model and recipe whose setting is nearest to that of a row.
+
+    Args:
+        row: Has the fields that tell settings apart, ``model``, ``precision``, ``machine`` and
+            ``setting``.
+        judged: From `judged_losses`.
+
+    Returns:
+        The values of `LOSS_COLUMNS`; nothing where no loss of the model and recipe was judged.
+    """
     found = judged[(judged["model"] == row["model"]) & (judged["precision"] == row["precision"])]
     if found.empty:
         return {}
-    apart = sum((found[name] != row[name]).astype(int) for name in _FIELDS)
+    apart = (~_alike(found, row)).sum(axis=1)
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
     in_one_pass = found["setting"].str.contains(IN_ONE_PASS)
@@ -156,8 +175,9 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
         "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
-    conclusive, rate = near["verdict"] != "undecided", near["learning_rate"]
-    there = counts & (found[_FIELDS] == near[_FIELDS]).all(axis=1) & (found["learning_rate"] > rate)
+    rate = near["learning_rate"]
+    same = _alike(found, near.to_dict()).all(axis=1)
+    there = counts & same & (found["learning_rate"] > rate)
     is_worse = (found["verdict"] == "different") & (found["gap_pct"] > 0)
     # "different" comes before "undecided".
     above = found[there & (is_worse | ~decided)].sort_values(["verdict", "learning_rate"]).head(1)
@@ -168,5 +188,13 @@ def _nearest(row: pd.Series, judged: pd.DataFrame) -> dict[str, Any]:
         "loss_verdict_above": next(iter(above["verdict"]), None),
         "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
         "loss_in_one_pass": bool(in_one_pass[near.name]),
-        "_counts": bool(counts[near.name] and conclusive),
+        "loss_counts": bool(counts[near.name]),
     }  # fmt: skip
+
+
+def _alike(found: pd.DataFrame, row: Mapping[Any, Any]) -> pd.DataFrame:
+    """Return in which fields judged losses are of the setting of a row: one column each."""
+    return pd.DataFrame({
+        name: found[name].eq(row[name]) | (found[name].isna() & pd.isna(row[name]))
+        for name in _FIELDS
+    })  # fmt: skip

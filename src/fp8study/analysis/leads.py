@@ -32,7 +32,7 @@ _RANGES = [f"{name}{side}{end}" for name in (_RATE, _MEMORY) for side in ("", "_
 #: What two runs share whose leads are pooled; studies may differ.
 SETTING = [
     "machine", "gpu_name", "model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps",
-    "sequence_length", "master_dtype", "path", "setting", "version_torch",
+    "sequence_length", "master_dtype", "path", "setting", "version_torch", "max_grad_norm",
 ]  # fmt: skip
 LEAD_COLUMNS = [
     *SETTING, "precision", "arm", "fp8_part", "fp8_all_gather", "tokens_per_gpu", "lead_pct",

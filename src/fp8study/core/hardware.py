@@ -22,6 +22,9 @@ class GpuPeak:
     memory_gb: float | None
     """Size of its memory as sold, of which its driver reports as many GiB within a few per cent;
     None: sold with several sizes."""
+    link_gb_per_s: float
+    """What it receives from the others of its box at most: by NVLink, or by PCIe where that does
+    not join them all, since bridges join two or four and a ring is as fast as its slowest link."""
     source: str
 
     @property
@@ -46,21 +49,29 @@ _PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "GH": "Hop
           "H": "Hopper", "L40": "Ada", "RTX 40": "Ada", "A100": "Ampere"}  # fmt: skip
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
-    GpuPeak("GB200", 2500, 5000, 8, 186, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("GB300", 2500, 5000, 8, 279, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"),
-    GpuPeak("B300", 2250, 4500, 8, 270, "NVIDIA HGX B300 datasheet, sparsity removed"),
-    GpuPeak("B200", 2250, 4500, 8, 180, "NVIDIA HGX B200 datasheet, sparsity removed"),
-    GpuPeak("GH200 144G", 989, 1979, 4.9, 144, "NVIDIA GH200 datasheet, HBM3e, sparsity removed"),
-    GpuPeak("GH200", 989, 1979, 4.0, 96, "NVIDIA GH200 datasheet, HBM3, sparsity removed"),
-    GpuPeak("H200 NVL", 835.5, 1671, 4.8, 141, "NVIDIA H200 NVL datasheet, sparsity removed"),
-    GpuPeak("H200", 989, 1979, 4.8, 141, "NVIDIA H200 SXM datasheet, sparsity removed"),
-    GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, "NVIDIA H100 PCIe datasheet, sparsity removed"),
-    GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, "NVIDIA H100 NVL datasheet, sparsity removed"),
-    GpuPeak("H100", 989, 1979, 3.35, 80, "NVIDIA H100 SXM datasheet, sparsity removed"),
-    GpuPeak("A100", 312, None, None, None, "NVIDIA A100 datasheet"),
-    GpuPeak("L40S", 362, 733, 0.864, 48, "NVIDIA L40S datasheet, sparsity removed"),
-    GpuPeak("RTX 5090", 209.5, 419, 1.792, 32, "NVIDIA Blackwell whitepaper, FP32 accumulation"),
-    GpuPeak("RTX 4090", 165.2, 330.3, 1.008, 24, "NVIDIA Ada whitepaper, FP32 accumulation"),
+    GpuPeak(
+        "GB200", 2500, 5000, 8, 186, 900, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"
+    ),
+    GpuPeak(
+        "GB300", 2500, 5000, 8, 279, 900, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"
+    ),
+    GpuPeak("B300", 2250, 4500, 8, 270, 900, "NVIDIA HGX B300 datasheet, sparsity removed"),
+    GpuPeak("B200", 2250, 4500, 8, 180, 900, "NVIDIA HGX B200 datasheet, sparsity removed"),
+    GpuPeak(
+        "GH200 144G", 989, 1979, 4.9, 144, 450, "NVIDIA GH200 datasheet, HBM3e, sparsity removed"
+    ),
+    GpuPeak("GH200", 989, 1979, 4.0, 96, 450, "NVIDIA GH200 datasheet, HBM3, sparsity removed"),
+    GpuPeak("H200 NVL", 835.5, 1671, 4.8, 141, 64, "NVIDIA H200 NVL datasheet, sparsity removed"),
+    GpuPeak("H200", 989, 1979, 4.8, 141, 450, "NVIDIA H200 SXM datasheet, sparsity removed"),
+    GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, 64, "NVIDIA H100 PCIe datasheet, sparsity removed"),
+    GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, 64, "NVIDIA H100 NVL datasheet, sparsity removed"),
+    GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
+    GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),
+    GpuPeak("L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed"),
+    GpuPeak(
+        "RTX 5090", 209.5, 419, 1.792, 32, 64, "NVIDIA Blackwell whitepaper, FP32 accumulation"
+    ),
+    GpuPeak("RTX 4090", 165.2, 330.3, 1.008, 24, 32, "NVIDIA Ada whitepaper, FP32 accumulation"),
 )
 
 

@@ -41,7 +41,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     "config": kinds(
         text="model precision strategy lr_schedule master_dtype optimizer_state optimizer_binding "
         "corpus",
-        number="learning_rate",
+        number="learning_rate max_grad_norm",
         count="num_gpus sequence_length micro_batch_size gradient_accumulation_steps num_steps "
         "num_warmup_steps lr_warmup_steps seed repeat runs_per_gpu validation_sequences",
         flag="compile activation_checkpointing fp8_all_gather",
@@ -83,7 +83,7 @@ _BY_PARAMETER = ("error_square", "error_dot_reference", "error_batch_square")
 #: names (``*``: of all names) to shapes. Null is missing, and neither may be where ``!`` follows.
 SHAPE: dict[str, Any] = COLUMNS | {
     "config": COLUMNS["config"]
-    | kinds(text="tokenizer path compile_mode attention", number="max_grad_norm", count="log_every")
+    | kinds(text="tokenizer path compile_mode attention", count="log_every")
     | {"skip": ["text!"], "untrained": ["text!"]},
     "machine": COLUMNS["machine"]
     | kinds(text="network_link boot_hash")

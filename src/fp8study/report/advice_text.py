@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.advice.answer import Advice, Option
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Option
 from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
     PREDICTED,
-    Beside,
-    Quantity,
-    Verdict,
 )
-from fp8study.analysis.decision import MORE, WORTH_PCT
 from fp8study.analysis.laws.account import (
     HOST_PCT,
     MEAN_POINTS,
@@ -21,9 +17,9 @@ from fp8study.analysis.laws.account import (
     LawErrors,
 )
 from fp8study.analysis.laws.here import Measured
-from fp8study.analysis.laws.nearby import EARLIER, STUDY
-from fp8study.core.config import set_by_hand
-from fp8study.report.words import count, interval, machine_name, number, recipe, span
+from fp8study.analysis.laws.nearby import STUDY
+from fp8study.report.verdict_text import answer_lines, chosen_option, lead_text
+from fp8study.report.words import count, number, rate, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -51,7 +47,7 @@ def advice_text(advice: Advice) -> str:
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [
-        ["", *_answer(advice)],
+        ["", *answer_lines(advice)],
         _memory(advice),
         _options(advice),
         _limits(advice),
@@ -64,81 +60,14 @@ def advice_text(advice: Advice) -> str:
         _listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
                 [f"{c.what}: {number(c.then.value, '+.0f')} %, {c.then.kind}"
                  for c in advice.changes]),
-        _listed("To check its loss, 12 runs on a text of yours:",
+        _listed("To check its loss, 12 runs on a text of yours, at a learning rate of "
+                f"{rate(advice.loss_command_rate)}:",
                 (advice.loss_command,) * bool(advice.loss_command)),
         _listed("To check its speed:", advice.commands) if not advice.study else
         _listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml:",
                 [*advice.study.splitlines(), "", *advice.commands]),
     ]  # fmt: skip
     return "\n".join([task, *(line for section in sections for line in section)])
-
-
-def _answer(advice: Advice) -> list[str]:
-    said = _verdict(advice.verdict)
-    if not advice.fits:
-        alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
-        neither = "It does not fit; the speeds below are for GPUs that had the memory."
-        return [alone if advice.fp8_fits else neither]
-    also = [f"  also: {_verdict(other)}" for other in advice.elsewhere]
-    near = [f"  measured with {c.what}: {_lead(c.then, ' %')}" for c in advice.nearest]
-    beside = _beside(_chosen(advice).beside)
-    return [said, *also, *near, *_today(advice), *beside, *_larger(advice)]
-
-
-def _today(advice: Advice) -> list[str]:
-    """Say what is to be expected of the path as it is, where it was measured as it was before."""
-    if (lead := advice.todays_lead) is None:
-        return []
-    chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
-    form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
-    given = " ".join(f"{name}={value}" for name, value in form.items())
-    return [f"  without {given}, as the tuned path is now: {_lead(lead, ' %')}, {lead.kind}"]
-
-
-def _larger(advice: Advice) -> list[str]:
-    if (larger := advice.larger) is None:
-        return []
-    faster = f"{number(larger.then.value, '+.0f')} % tokens/s over BF16 at batch"
-    return [
-        f"  FP8 alone has room for {larger.what}: {faster} "
-        f"{advice.config['micro_batch_size']}, {larger.then.kind}"
-    ]
-
-
-def _chosen(advice: Advice) -> Option:
-    """Return the FP8 of the verdict."""
-    return next(option for option in advice.options if option.label == advice.verdict.label)
-
-
-def _beside(beside: Beside | None) -> list[str]:
-    if beside is None:
-        return []
-    return [
-        f"  measured next to it: {_lead(beside.lead_pct, ' %')} on {beside.num_gpus} GPUs, "
-        f"batch {beside.micro_batch_size}, where the law says {number(beside.law_pct, '+.1f')} %"
-    ]
-
-
-def _verdict(verdict: Verdict) -> str:
-    """Write what to do, as the report's first page does, and why."""
-    lead, where = verdict.lead_pct, verdict.machine and f" on {machine_name(verdict.machine)}"
-    says = "no timing that holds" if lead is None else f"tokens/s {_lead(lead, ' %')}, {lead.kind}"
-    unsteady = ""
-    if verdict.num_unsteady:
-        unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
-    action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
-    if lead is not None and lead.kind == MODELLED:
-        action = f"Not measured. By the laws: {verdict.action}"
-    if verdict.action == MORE and lead is not None and lead.low is not None:
-        action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
-    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
-
-
-def _lead(figure: Quantity, unit: str = "") -> str:
-    ends = ""
-    if figure.low is not None and figure.high is not None:
-        ends = f" ({interval(figure.low, figure.high, '+.1f')})"
-    return f"{number(figure.value, '+.1f')}{unit}{ends}"
 
 
 def _memory(advice: Advice) -> list[str]:
@@ -171,7 +100,7 @@ def _options(advice: Advice) -> list[str]:
     head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
     return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors),
-            *_interval(_chosen(advice)), _days(advice)]  # fmt: skip
+            *_interval(chosen_option(advice)), _days(advice)]  # fmt: skip
 
 
 def _law_errors(tests: tuple[LawErrors, ...]) -> str:
@@ -205,10 +134,12 @@ def _interval(option: Option) -> list[str]:
         return []
     if lead.high is None:
         return [f"  {option.label} has no interval: {option.interval_from}"]
-    twice = "twice " if lead.kind == MODELLED else ""
+    times = f"{option.times_wider:g} times " * (option.times_wider > 1)
+    known = option.beside and option.interval_from == NEXT_TO_THIS
+    error = "as far as the law was off" if known else "what nine of ten leads were within"
     return [
-        f"  interval of {option.label}: ±{lead.high - lead.value:.1f} points, {twice}as far as the "
-        f"law was off {option.interval_from}"
+        f"  interval of {option.label}: ±{lead.high - lead.value:.1f} points, {times}{error} "
+        f"{option.interval_from}"
     ]
 
 
@@ -219,14 +150,16 @@ def _days(advice: Advice) -> str:
         for option in advice.options
         if option.label in ("BF16", advice.verdict.label)
     }
-    days = [f"{advice.tokens / rate / 86400:,.1f} in {label}" for label, rate in rates.items()]
+    hours = {label: advice.tokens / rate / 3600 for label, rate in rates.items()}
+    unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
+    took = [f"{number / each:,.1f} in {label}" for label, number in hours.items()]
     billions = f"{advice.tokens / 1e9:{',.0f' if advice.tokens >= 1e10 else '.3g'}}"
-    return f"  days for {billions} billion tokens, at these rates: {', '.join(days)}"
+    return f"  {unit} for {billions} billion tokens, at these rates: {', '.join(took)}"
 
 
 def _option(option: Option, fits: bool) -> str:
     rate, lead, gib = option.tokens_per_second_per_gpu, option.lead_pct, option.memory_gib
-    says = "" if lead is None else f"{_lead(lead)} {_LETTERS[lead.kind]}"
+    says = "" if lead is None else f"{lead_text(lead)} {_LETTERS[lead.kind]}"
     row = f"{option.label:<33}{rate.value:>10,.0f} {_LETTERS[rate.kind]}  {says:<25}"
     size = f"{gib.value:>4.0f}" if gib.value < _WIDEST_GIB else f">{_WIDEST_GIB}"
     return f"{row}{size} {_LETTERS[gib.kind]}{'!' * (not fits)}"
@@ -251,7 +184,7 @@ def _sources(advice: Advice) -> list[str]:
 def _limits(advice: Advice) -> list[str]:
     by = "law with what was measured here" if advice.measured else "law"
     lines = ["", f"What a step takes (by the {by}, ms):"]
-    config, options = advice.config, (advice.options[0], _chosen(advice))
+    config, options = advice.config, (advice.options[0], chosen_option(advice))
     tokens = (config["micro_batch_size"] * config["sequence_length"]
               * config["gradient_accumulation_steps"])  # fmt: skip
     for (precision, parts), option in zip(advice.step_parts_ms.items(), options, strict=True):

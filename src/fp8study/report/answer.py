@@ -63,7 +63,10 @@ def settled(report: Report) -> pd.DataFrame:
     ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, "micro_batch_size"])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
-    chosen = chosen.assign(_rows=-chosen.groupby("gpu")["gpu"].transform("size"))
+    chosen = chosen.assign(
+        _rows=-chosen.groupby("gpu")["gpu"].transform("size"),
+        num_parameters=chosen.groupby("name")["num_parameters"].transform("min"),
+    )
     order = ["_other", "_rows", "gpu", "num_parameters", "num_gpus", "micro_batch_size"]
     return chosen.sort_values(order, kind="stable")
 
@@ -193,11 +196,12 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
 def _cell(rows: pd.DataFrame) -> str:
     """Write what is decided by batch, batches next to each other that are alike together."""
 
-    def told(row: pd.Series) -> tuple[str, str, str]:
+    def told(row: pd.Series) -> tuple[str, str, str, str]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         is_equal = row["action"] == decision.FP8
-        return kind, f"loss equal at {rate(row['loss_rate'])}" if is_equal else "", path
+        loss = f"loss equal at {rate(row['loss_rate'])}" if is_equal else ""
+        return kind, loss, "untied" if str(row["model"]).endswith(_TWIN) else "", path
 
     parts = []
     for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):

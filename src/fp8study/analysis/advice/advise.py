@@ -13,8 +13,9 @@ from functools import partial
 
 import pandas as pd
 
-from fp8study.analysis.advice.answer import Advice, Change, Option
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option
 from fp8study.analysis.advice.evidence import (
+    CLIPPED,
     MEASURED,
     MODELLED,
     PREDICTED,
@@ -25,24 +26,26 @@ from fp8study.analysis.advice.evidence import (
     Row,
     lead_apart,
     measured_beside,
-    nearest_losses,
     of_cell,
     of_row,
     predicted_verdict,
     verdict_of,
     way_of,
 )
-from fp8study.analysis.decision import CHECK, WORTH_PCT
+from fp8study.analysis.advice.loss_evidence import nearest_losses
+from fp8study.analysis.decision import CHECK, FP8, WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
+    CHECK_LOSS,
     SAVERS,
     Changed,
     Law,
     as_fp8,
     beyond,
+    changed,
     changes,
     command_for_loss,
     cures,
@@ -56,6 +59,7 @@ from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.studies import load_study
 
 #: Fields as options of this command.
 _OPTIONS = {
@@ -101,6 +105,7 @@ class Advisor:
         measured: Measured | None,
         tokens: float | None = None,
         as_asked: bool = False,
+        learning_rate: float | None = None,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
@@ -113,14 +118,17 @@ class Advisor:
             tokens: As `Advice.tokens`.
             as_asked: No records of the path as it was before answer for it, as its update was
                 asked for.
+            learning_rate: At which FP8's loss must be known to be BF16's, if one is asked for.
 
         Raises:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
         law = law_of(shape, gpu, measured)
-        beyond_in = partial(beyond, shape=shape, gpu_name=gpu_name, is_measured=bool(measured),
-                            timed=self.timed)  # fmt: skip
+        beyond_in = partial(
+            beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
+            timed=self.timed,
+        )  # fmt: skip
 
         def by_law(way: ResolvedConfig, value: float) -> Quantity:
             return Quantity(value, MODELLED if beyond_in(way) else PREDICTED)
@@ -132,20 +140,23 @@ class Advisor:
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
-        options = self._options(config, shape, law, gpu_name, decided, by_law, unknown)
+        options = self._options(
+            config, shape, law, gpu_name, decided, by_law, lambda way: len(beyond_in(way)), unknown
+        )
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
-            verdicts = [verdict_of(config, each) for each in decided]
+            verdicts = [verdict_of(config, each, learning_rate) for each in decided]
         else:
             guess = chosen(fitting or options[1:])
-            verdicts = [predicted_verdict(guess.label, guess.lead_pct)]
+            loss = self.decisions.loss(as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name)
+            verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         expected = None
         if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
-            expected = self._speed(todays, way, law, by_law(way, 0.0).kind, None, None)[1]
+            expected = self._speed(todays, way, law, len(beyond_in(way)), None, None)[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -156,6 +167,13 @@ class Advisor:
         commands, study = to_check(checked)
         cured = [] if fits else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
+        asks_for_loss = bool(checked) and verdicts[0].action == CHECK
+        clipped = None
+        if verdicts[0].action == CHECK and todays.max_grad_norm is None:
+            clipped = self.advise(
+                changed(todays, {"max_grad_norm": CLIPPED}), gpu, gpu_name, capacity, measured,
+                tokens, as_asked, learning_rate,
+            ).verdict  # fmt: skip
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config))),
@@ -163,6 +181,7 @@ class Advisor:
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0],
+            clipped=clipped if clipped and clipped.action == FP8 else None,
             todays_lead=expected,
             nearest=() if decided else tuple(
                 Change(" ".join(written(fields)), lead)
@@ -195,7 +214,9 @@ class Advisor:
             loss_uncovered=uncovered,
             changes=tuple(change(each, {}) for each in changes(config, shape, law, capacity)),
             commands=commands, study=study,
-            loss_command=command_for_loss(fp8) if checked and verdicts[0].action == CHECK else "",
+            learning_rate=learning_rate,
+            loss_command=command_for_loss(fp8, learning_rate) if asks_for_loss else "",
+            loss_command_rate=learning_rate or load_study(CHECK_LOSS).runs[0].config.learning_rate,
         )  # fmt: skip
 
     def _options(
@@ -206,6 +227,7 @@ class Advisor:
         gpu_name: str,
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
+        num_beyond: Callable[[ResolvedConfig], int],
         unknown: str,
     ) -> list[Option]:
         """Return BF16, then what was timed, machine by machine, then the others by speed.
@@ -216,7 +238,7 @@ class Advisor:
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = self._speed(config, way, law, gib.kind, base, beside)
+            rate, lead, basis = self._speed(config, way, law, num_beyond(way), base, beside)
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = f"no {unknown} GPU is in the records" if lead else ""
@@ -232,8 +254,9 @@ class Advisor:
             gathers = bool(way.fp8_all_gather)
             limit = law(way).limit
             return Option(
-                way.precision, label, gathers, rate, lead, gib, limit, beside, basis, is_apart
-            )
+                way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
+                account.wider(num_beyond(way)), is_apart,
+            )  # fmt: skip
 
         base = None
         bf16 = option(config, account.label_of(config), decided[0].decision if decided else None)
@@ -253,21 +276,22 @@ class Advisor:
         bf16: ResolvedConfig,
         way: ResolvedConfig,
         law: Law,
-        kind: str,
+        num_beyond: int,
         base: float | None,
         beside: Beside | None,
     ) -> tuple[Quantity, Quantity | None, str]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 
-        With `Option.interval_from`.
+        `num_beyond`: in how many things this is beyond what was measured. With
+        `Option.interval_from`.
         """
-        wider = account.WIDER if kind == MODELLED else 1.0
+        kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
         step = law(way)
         busy = step.host > account.HOST_PCT / 100 * step.device
         lead_error, step_error = self.nine_of_ten[busy]
         basis = "where the host is busy" if busy else "where the GPU decides"
         if beside and beside.off_points > lead_error:
-            lead_error, basis = beside.off_points, "where it was measured next to this"
+            lead_error, basis = beside.off_points, NEXT_TO_THIS
             step_error = max(step_error, lead_error)
         lead_error, step_error = wider * lead_error, wider * step_error
         lead = speed.lead_pct(law(bf16).total, step.total)

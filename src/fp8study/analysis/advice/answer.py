@@ -10,6 +10,9 @@ from fp8study.analysis.laws import account
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.room import HEADROOM
 
+#: What `Option.interval_from` says where the interval is a `Beside`'s.
+NEXT_TO_THIS = "where it was measured next to this"
+
 
 @dataclass(frozen=True)
 class Option:
@@ -28,6 +31,8 @@ class Option:
     """What was measured next to a predicted lead."""
     interval_from: str = ""
     """Where the law was as far off as a predicted lead's interval has it, or why it has none."""
+    times_wider: float = 1.0
+    """By how much that is beyond what was measured, as `account.wider`."""
     is_apart: bool = False
     """Whether its lead is over BF16 runs that are not of its session."""
 
@@ -60,6 +65,8 @@ class Advice:
     tokens: float
     """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
     verdict: Verdict
+    clipped: Verdict | None
+    """With gradients clipped at 1, where they are not and FP8 is decided on if they are."""
     todays_lead: Quantity | None
     """Where it was measured as the tuned path was before: the lead of the same FP8 on today's."""
     nearest: tuple[Change, ...]
@@ -101,5 +108,9 @@ class Advice:
     """What would check those that fit; empty where a run could not even build the model."""
     study: str
     """The study's file that the command needs, of several nodes."""
+    learning_rate: float | None
+    """As asked; None: the verdict is for the rate of the loss that it rests on."""
     loss_command: str
     """What would check the loss, if that is all that the verdict asks for; else empty."""
+    loss_command_rate: float
+    """The learning rate at which it does."""

@@ -6,26 +6,38 @@ import math
 import statistics
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.decision import MORE, advise, decision_table
+from fp8study.analysis.decision import (
+    CHECK,
+    FP8,
+    LOSS_COLUMNS,
+    MORE,
+    advise,
+    decision_table,
+    judged_losses,
+    loss_of,
+    nearest_loss,
+)
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
-from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed import SpeedConstants
 from fp8study.analysis.leads import leads_table
-from fp8study.analysis.losses import comparisons, loss_gap_table
+from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION, SWIGLU_KERNELS, setting_label
+from fp8study.analysis.runs.naming import (
+    SWIGLU_KERNELS,
+    fp8_part,
+    has_usual_path,
+    setting_label,
+)
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.field_types import shown
-from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 from fp8study.core.records import StoredRun
 
@@ -35,6 +47,10 @@ Row = Mapping[str, Any]
 _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
            "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
            "gradient_accumulation_steps")  # fmt: skip
+#: The norm that gradients are clipped at where nobody says which.
+CLIPPED = 1.0
+#: What an FP8 is called that was timed before its SwiGLU had kernels.
+COMPILED_SWIGLU = "compiled SwiGLU"
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 
 
@@ -77,6 +93,7 @@ def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -
         config, lead = pair.fp8.config, pair.lead_pct
         is_near = way.num_gpus > 1 and config.num_gpus > 1 and pair.fp8.gpu == gpu_name
         is_near &= 0.5 <= config.micro_batch_size / way.micro_batch_size <= 2
+        is_near &= has_usual_path(config.to_dict())
         if is_near and all(getattr(config, name) == getattr(way, name) for name in _BESIDE):
             law = pair.predicted_pct(constants_of(SpeedConstants, "speed"))
             if law is not None and lead is not None:
@@ -100,6 +117,14 @@ class Verdict:
     """Whose records; empty for a prediction."""
     num_unsteady: int = 0
     """Of its runs, those whose step time had not settled."""
+    num_gpus: int = 1
+    """That its runs took of that machine."""
+    num_pairs: int = 0
+    """Of runs, that the lead rests on."""
+    setting: str = ""
+    """As the report calls it."""
+    loss: Row = field(default_factory=dict)
+    """The `decision.nearest_loss` that it rests on; empty where it asks for one."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +149,7 @@ class Decisions:
             warnings.simplefilter("ignore", UserWarning)  # the report tells them
             self.runs = runs_frame(stored)
         self.leads, self.gaps = leads_table(self.runs), loss_gap_table(self.runs)
+        self.losses = judged_losses(self.gaps, self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
 
     def measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> ResolvedConfig:
@@ -144,12 +170,20 @@ class Decisions:
     def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
         """Return what was decided for a BF16 run's setting, by machine.
 
-        The reader's own machine first, then the one where most ways to compute were timed, then
-        the one with the most pairs.
+        The reader's own machine first, then what decides, then the one where most ways to compute
+        were timed, then the one with the most pairs.
         """
         key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus,
                "setting": setting_label(bf16.to_dict())}  # fmt: skip
         return self._decide((self.leads[list(key)] == list(key.values())).all(axis=1))
+
+    def loss(self, fp8: ResolvedConfig, gpu_name: str) -> dict[str, Any]:
+        """Return the judged loss that is nearest to an FP8 run, as `decision.nearest_loss`."""
+        row = fp8.to_dict() | {
+            "gpu_name": gpu_name, "machine": "", "fp8_part": fp8_part(fp8.to_dict()),
+            "setting": setting_label(fp8.to_dict()),
+        }  # fmt: skip
+        return nearest_loss(row, self.losses)
 
     def nearest(
         self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
@@ -180,7 +214,7 @@ class Decisions:
             ]
             for which in (sizes < own, sizes > own)
         )
-        clipped = timed({"max_grad_norm": 1.0 if bf16.max_grad_norm is None else None})
+        clipped = timed({"max_grad_norm": CLIPPED if bf16.max_grad_norm is None else None})
         plain = here & (self.leads["path"] == "plain")
         for name in ("micro_batch_size", "sequence_length"):
             plain &= self.leads[name] == getattr(bf16, name)
@@ -209,8 +243,9 @@ class Decisions:
         return row | {"ids": [name for name in ids if name not in bf16], "ids_bf16": bf16}
 
 
-def _rank(found: Decided) -> tuple[bool, int, int]:
-    return found.machine != "local", -len(found.leads), -found.decision["num_pairs"]
+def _rank(found: Decided) -> tuple[bool, bool, int, int]:
+    is_open = found.decision["action"] == MORE
+    return found.machine != "local", is_open, -len(found.leads), -found.decision["num_pairs"]
 
 
 def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
@@ -220,7 +255,7 @@ def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
     way = as_fp8(bf16, precision, bool(gathers) if is_spread and not pd.isna(gathers) else None)
     said = row["arm"].removeprefix(RECIPES[precision].label).split(", ")[1:]
     parts = [part for part in said if "all-gather" not in part and part != SWIGLU_KERNELS]
-    parts += ["compiled SwiGLU"] * (way.swiglu == "kernels" and SWIGLU_KERNELS not in said)
+    parts += [COMPILED_SWIGLU] * (way.swiglu == "kernels" and SWIGLU_KERNELS not in said)
     return way, ", ".join([label_of(way), *parts])
 
 
@@ -260,80 +295,28 @@ def lead_apart(rate: Quantity, base: Quantity) -> Quantity:
     return Quantity(100 * (rate.value / base.value - 1), MEASURED, run_ids=ids)
 
 
-def verdict_of(bf16: ResolvedConfig, found: Decided) -> Verdict:
-    """Return the report's decision."""
+def verdict_of(bf16: ResolvedConfig, found: Decided, learning_rate: float | None) -> Verdict:
+    """Return the report's decision; at a rate that is asked about, if its loss holds there."""
     row = found.decision
-    label = way_of(bf16, row)[1]
-    return Verdict(row["action"], label, lead_of(row), found.machine, found.num_unsteady)
+    label, action = way_of(bf16, row)[1], row["action"]
+    if action == FP8 and loss_of(row, learning_rate) is None:
+        action = CHECK
+    return Verdict(
+        action, label, lead_of(row), found.machine, found.num_unsteady, bf16.num_gpus,
+        row["num_pairs"], row["setting"], _of_loss(row) if action == FP8 else {},
+    )  # fmt: skip
 
 
-def predicted_verdict(label: str, lead: Quantity | None) -> Verdict:
+def predicted_verdict(
+    label: str, lead: Quantity | None, loss: Row, learning_rate: float | None
+) -> Verdict:
     """Apply the report's rule to what the law says, within its errors if they are known."""
     assert lead is not None
     if lead.low is None or lead.high is None:
         return Verdict(MORE, label, lead)
-    return Verdict(advise(lead.low, lead.high, None), label, lead)
+    action = advise(lead.low, lead.high, loss_of(loss, learning_rate))
+    return Verdict(action, label, lead, loss=_of_loss(loss) if action == FP8 else {})
 
 
-def read_loss_gaps(results: Path) -> pd.DataFrame:
-    """Read the tables of loss gaps that are committed with the records, of unseen text first.
-
-    ``loss`` says which: ``validation`` or ``training``.
-    """
-    tables = [
-        pd.read_csv(path).assign(loss=loss)
-        for loss, name in (("validation", "validation-gaps"), ("training", "loss-gaps"))
-        for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
-    ]
-    return pd.concat(tables) if tables else pd.DataFrame()
-
-
-def nearest_losses(
-    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is known of FP8's loss, and what that leaves open.
-
-    First of the nearest model, with the other learning rates of that study where it is the model
-    asked about; then of the most pairs, then of the longest training: of each the loss on text
-    kept out, where that was scored.
-    """
-    if len(table):
-        table = comparisons(table)
-        table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
-        table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
-        # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
-        table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
-    if table.empty:
-        return (), (f"any loss: none of {precision} was compared with BF16",)
-    sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
-    away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
-    seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
-    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
-    table = table.assign(
-        away=table["model"].map(away),
-        rate=[
-            " and ".join(sorted({rates[name] for name in ids.split() if name in rates}))
-            for ids in table["run_ids"]
-        ],
-        tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
-    ).sort_values(["loss", "num_pairs", "away"], ascending=[False, False, True], kind="stable")
-    near, longest = (
-        table[table[of] == end].head(1)
-        for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
-    )
-    same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
-    rows = pd.concat([near, same, table.head(1), longest, table.drop_duplicates("study")])
-    evidence = []
-    for _, row in rows.drop_duplicates(["study", "model", "rate"]).head(4).iterrows():
-        gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
-        evidence.append(
-            f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
-            f"passes, learning rate {row['rate']}, {row['loss']} loss: {gap} ({row['interval']}), "
-            f"{row['verdict']}; {row['machine']}/{row['study']}"
-        )
-    uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
-    if shape.name not in sizes:
-        uncovered.append(f"{shape.name} itself; the nearest is {near['model'].iloc[0]}")
-    largest = max(sizes, key=lambda name: sizes[name])
-    uncovered.append(f"models of more than {sizes[largest] / 1e9:.1f} billion weights")
-    return tuple(evidence), tuple(uncovered)
+def _of_loss(row: Row) -> Row:
+    return {name: row[name] for name in LOSS_COLUMNS}

@@ -10,7 +10,8 @@ from typing import Any
 
 from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.evidence import Decisions, read_loss_gaps
+from fp8study.analysis.advice.evidence import Decisions
+from fp8study.analysis.advice.loss_evidence import read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.here import find
@@ -36,7 +37,8 @@ from fp8study.core.recipes import ARITHMETICS
 #: Fields that say which form of the tuned path is meant.
 _FORM = {name for form in EARLIER for name in form}
 #: Further fields that the laws know, and by which the report tells settings apart.
-_OTHERS = (*SAVERS, *sorted(_FORM), "gradient_accumulation_steps", "max_grad_norm")
+_OTHERS = (*SAVERS, *sorted(_FORM), "gradient_accumulation_steps", "max_grad_norm",
+           "learning_rate")  # fmt: skip
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
 #: The most GPUs that are spoken of.
@@ -58,6 +60,8 @@ class Question:
     tokens: float | None = None
     """As `Advice.tokens`."""
     as_asked: bool = False
+    """As `Advisor.advise` has it."""
+    learning_rate: float | None = None
     """As `Advisor.advise` has it."""
 
     def layers_to_measure(self) -> list[ResolvedConfig]:
@@ -137,7 +141,8 @@ def question_for(
         changes = dict(BEFORE) if before else for_small_steps(config, peak)
         config = changed(config.resolved(), changes | dict(others or {}))
     name, as_asked = None if gpu else gpus[0][0], bool(_FORM & values.keys())
-    return Question(config.resolved(), peak, name, capacity, tokens, as_asked)
+    rate = config.learning_rate if "learning_rate" in values else None
+    return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)
 
 
 def _checked_number(num_gpus: int) -> int:
@@ -178,8 +183,9 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
     measured = find(asked.config, here, results) if here else None
     name = here or advisor.name_of(asked.gpu)
     return advisor.advise(
-        asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens, asked.as_asked
-    )
+        asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens, asked.as_asked,
+        asked.learning_rate,
+    )  # fmt: skip
 
 
 @cache  # a process reads the records once

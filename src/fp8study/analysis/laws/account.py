@@ -33,7 +33,8 @@ MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
 #: From here on, % of the GPU's time, the host's launches show in a step: the law makes it 1.5 %
 #: longer there. They are the least certain part: some hosts take three times as long.
 HOST_PCT = 50.0
-#: How much wider an interval is beyond what was measured: the laws' errors there are not known.
+#: How much wider an interval is beyond what was measured in one thing: the laws' errors there are
+#: not known.
 WIDER = 2.0
 
 LEAD_COLUMNS = [
@@ -45,6 +46,11 @@ MEMORY_COLUMNS = [
     "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_gib",
     "predicted_gib", "error_pct", "run_ids",
 ]  # fmt: skip
+
+
+def wider(num_beyond: int) -> float:
+    """Return how much wider an interval is beyond what was measured in so many things."""
+    return 1.0 + (WIDER - 1.0) * num_beyond
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
+from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -245,13 +246,18 @@ def _command(words: str, fields: Mapping[str, Any]) -> str:
     return " --set ".join([words, *map(shlex.quote, written(fields))])
 
 
-def command_for_loss(fp8: ResolvedConfig) -> str:
-    """Write the command that compares an FP8 run's losses with BF16's; none for other recipes."""
+def command_for_loss(fp8: ResolvedConfig, learning_rate: float | None = None) -> str:
+    """Write the command that compares an FP8 run's losses with BF16's; none for other recipes.
+
+    At a learning rate, or at that of `CHECK_LOSS`.
+    """
     if fp8.precision != "fp8_tensorwise":
         return ""
     told = ("precision", "path", *["fp8_all_gather"] * bool(fp8.fp8_all_gather))
     said = {name: value for name, value in _said(fp8).items() if name not in told}
     cluster = " --profile slurm" * (fp8.num_nodes > 1)
+    said |= {"max_grad_norm": fp8.max_grad_norm}  # the study clips
+    said |= {"learning_rate": learning_rate} if learning_rate else {}
     fields = said | {"corpus": "text:my.txt"}
     return _command(f"fp8study reproduce {CHECK_LOSS}{cluster}", fields)
 
@@ -282,6 +288,7 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
 def beyond(
     config: ResolvedConfig,
     shape: ModelShape,
+    gpu: GpuPeak,
     gpu_name: str,
     is_measured: bool,
     timed: Sequence[Cell],
@@ -320,7 +327,10 @@ def beyond(
             f"{NETWORK.hop_us:g} µs from node to node: assumed"
         )
     elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
-        found.append(f"links between GPUs as fast as those of an {speed.FITTED_GPU}: assumed")
+        found.append(
+            f"links between GPUs of {gpu.link_gb_per_s:g} GB/s by the datasheet: times over those "
+            f"of an {speed.FITTED_GPU}, scaled"
+        )
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")
     if config.is_fp8 and config.precision not in {c.config.precision for c in known}:

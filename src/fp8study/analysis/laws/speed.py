@@ -234,6 +234,7 @@ def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
         attention_tflops=c.attention_tflops * gpu.bf16_tflops / own.bf16_tflops,
         fp8_tflops=c.fp8_tflops * (gpu.fp8_tflops or 0.0) / own.fp8_tflops,
         copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
+        link_gb_per_s=c.link_gb_per_s * gpu.link_gb_per_s / own.link_gb_per_s,
         **{name: factor * getattr(c, name) for name, factor in slower.items()},
     )
 

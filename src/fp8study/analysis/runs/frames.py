@@ -39,7 +39,13 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fp8study.analysis.runs.naming import arm_label, has_usual_path, setting_label, stale_note
+from fp8study.analysis.runs.naming import (
+    arm_label,
+    fp8_part,
+    has_usual_path,
+    setting_label,
+    stale_note,
+)
 from fp8study.analysis.runs.pairing import together
 from fp8study.core import record_shape
 from fp8study.core.config import completed, set_by_hand
@@ -53,8 +59,6 @@ from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRu
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: Formats of arithmetic and of optimizer states, and what a training path makes of them.
 FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
-#: Which layers and steps of an FP8 run are in FP8, and how it adds up, as one text in ``fp8_part``.
-_FP8_PART = ("skip", "precision_schedule", "fast_accumulation")
 #: The ``path`` of a run that sets a switch of its own.
 MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
@@ -162,7 +166,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "arm": arm_label(record),
         "setting": setting_label(had),
         "path": config.get("path") if has_usual_path(had) else MIXED,
-        "fp8_part": json.dumps([config.get(name) for name in _FP8_PART]),
+        "fp8_part": fp8_part(config),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),
         "pair_key": _key(run, paired, varying("pair")) + trained,

@@ -6,6 +6,7 @@ trained)" in its ``arm``, so that it never passes for an FP8 speed-up or loss ga
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,12 @@ SWIGLU_KERNELS, FAST_ACCUMULATION = "SwiGLU kernels", "fast accumulation"
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
+
+
+def fp8_part(config: Mapping[str, Any]) -> str:
+    """Write which layers and steps of an FP8 run are in FP8, and how it adds up."""
+    fields = ("skip", "precision_schedule", "fast_accumulation")
+    return json.dumps([config.get(name) for name in fields])
 
 
 def arm_label(record: RunRecord) -> str:

@@ -1,0 +1,81 @@
+"""What the committed tables say of FP8's loss, nearest to a model that is asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from fp8study.analysis.laws.frozen import Runs
+from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.losses import comparisons
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.core.field_types import shown
+from fp8study.core.presets import PRESETS
+
+
+def read_loss_gaps(results: Path) -> pd.DataFrame:
+    """Read the tables of loss gaps that are committed with the records, of unseen text first.
+
+    ``loss`` says which: ``validation`` or ``training``.
+    """
+    tables = [
+        pd.read_csv(path).assign(loss=loss)
+        for loss, name in (("validation", "validation-gaps"), ("training", "loss-gaps"))
+        for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
+    ]
+    return pd.concat(tables) if tables else pd.DataFrame()
+
+
+def nearest_losses(
+    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is known of FP8's loss, and what that leaves open.
+
+    First of the nearest model, with the other learning rates of that study where it is the model
+    asked about; then of the most pairs, then of the longest training: of each the loss on text
+    kept out, where that was scored.
+    """
+    if len(table):
+        table = comparisons(table)
+        table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
+        table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
+        # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
+        table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
+    if table.empty:
+        return (), (f"any loss: none of {precision} was compared with BF16",)
+    sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
+    away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
+    seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
+    rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
+    table = table.assign(
+        away=table["model"].map(away),
+        rate=[
+            " and ".join(sorted({rates[name] for name in ids.split() if name in rates}))
+            for ids in table["run_ids"]
+        ],
+        tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
+    ).sort_values(["loss", "num_pairs", "away"], ascending=[False, False, True], kind="stable")
+    near, longest = (
+        table[table[of] == end].head(1)
+        for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
+    )
+    same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
+    rows = pd.concat([near, same, table.head(1), longest, table.drop_duplicates("study")])
+    evidence = []
+    for _, row in rows.drop_duplicates(["study", "model", "rate"]).head(4).iterrows():
+        gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
+        evidence.append(
+            f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
+            f"passes, learning rate {row['rate']}, {row['loss']} loss: {gap} ({row['interval']}), "
+            f"{row['verdict']}; {row['machine']}/{row['study']}"
+        )
+    uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
+    if shape.name not in sizes:
+        uncovered.append(f"{shape.name} itself; the nearest is {near['model'].iloc[0]}")
+    least, most = min(sizes.values()), max(sizes.values())
+    if shape.num_parameters < least:
+        uncovered.append(f"models of fewer than {least / 1e9:.1f} billion weights")
+    else:
+        uncovered.append(f"models of more than {most / 1e9:.1f} billion weights")
+    return tuple(evidence), tuple(uncovered)

@@ -1,0 +1,130 @@
+"""The first lines of an advice: what to train in, and what that rests on."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from fp8study.analysis.advice.answer import Advice, Option
+from fp8study.analysis.advice.evidence import (
+    CLIPPED,
+    COMPILED_SWIGLU,
+    MODELLED,
+    Beside,
+    Quantity,
+    Verdict,
+)
+from fp8study.analysis.decision import MORE, WORTH_PCT
+from fp8study.analysis.laws.nearby import EARLIER
+from fp8study.analysis.runs.naming import IN_ONE_PASS
+from fp8study.core.config import set_by_hand
+from fp8study.report.words import count, interval, machine_name, number, rate
+
+
+def answer_lines(advice: Advice) -> list[str]:
+    said, loss = verdict_text(advice.verdict), _loss(advice)
+    if not advice.fits:
+        alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
+        neither = "It does not fit; the speeds below are for GPUs that had the memory."
+        return [alone if advice.fp8_fits else neither]
+    also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
+    near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
+    beside = _beside(chosen_option(advice).beside)
+    clips = (
+        [f"  clipped, --set max_grad_norm={CLIPPED:g}: {verdict_text(advice.clipped)}"]
+        if advice.clipped
+        else []
+    )
+    return [said, *loss, *clips, *also, *near, *_today(advice), *beside, *_larger(advice)]
+
+
+def _loss(advice: Advice) -> list[str]:
+    """Say at which learning rate FP8's loss was found to be BF16's, where a verdict rests on it."""
+    loss = advice.verdict.loss
+    if not loss:
+        return []
+    said = f"its loss is BF16's at a learning rate of {rate(loss['loss_rate'])}"
+    if not math.isnan(loss["loss_rate_above"]):
+        said += f", undecided at {rate(loss['loss_rate_above'])}"
+    before = IN_ONE_PASS in advice.verdict.setting and not loss["loss_in_one_pass"]
+    by = ", updated by torch's AdamW" * before
+    told = f"  {said} ({loss['loss_machine']}/{loss['loss_study']}{by})"
+    ask = "; for yours add --set learning_rate=RATE" * (advice.learning_rate is None)
+    return [told + ask]
+
+
+def _today(advice: Advice) -> list[str]:
+    """Say what is to be expected of the path as it is, where it was measured as it was before."""
+    label = advice.verdict.label.removesuffix(f", {COMPILED_SWIGLU}")
+    if label != advice.verdict.label:
+        now = next((o.lead_pct for o in advice.options if o.label == label), None)
+        if now is not None:
+            return [f"  with SwiGLU's kernels, as the tuned path is now: {lead_text(now, ' %')}, "
+                    f"{now.kind}"]  # fmt: skip
+    if (lead := advice.todays_lead) is None:
+        return []
+    chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
+    form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
+    given = " ".join(f"{name}={value}" for name, value in form.items())
+    return [f"  without {given}, as the tuned path is now: {lead_text(lead, ' %')}, {lead.kind}"]
+
+
+def _larger(advice: Advice) -> list[str]:
+    if (larger := advice.larger) is None:
+        return []
+    faster = lead_text(larger.then, " %", "+.0f")
+    return [
+        f"  FP8 alone has room for {larger.what}: tokens/s {faster} over BF16 at batch "
+        f"{advice.config['micro_batch_size']}, {larger.then.kind}"
+    ]
+
+
+def chosen_option(advice: Advice) -> Option:
+    """Return the FP8 of the verdict."""
+    return next(option for option in advice.options if option.label == advice.verdict.label)
+
+
+def _beside(beside: Beside | None) -> list[str]:
+    if beside is None:
+        return []
+    return [
+        f"  measured next to it: {lead_text(beside.lead_pct, ' %')} on {beside.num_gpus} GPUs, "
+        f"batch {beside.micro_batch_size}, where the law says {number(beside.law_pct, '+.1f')} %"
+    ]
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """Write what to do, as the report's first page does, and why."""
+    lead, where = verdict.lead_pct, verdict.machine and f" on {_where(verdict)}"
+    says = "no timing that holds"
+    if lead is not None:
+        says = f"tokens/s {lead_text(lead, ' %')}, {lead.kind}"
+    unsteady = ""
+    if verdict.num_unsteady:
+        unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
+    action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
+    if lead is not None and lead.kind == MODELLED:
+        action = f"Not measured. By the laws: {verdict.action}"
+    if verdict.action == MORE and lead is not None and lead.low is not None:
+        action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
+    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
+
+
+def _where(verdict: Verdict) -> str:
+    """Name the GPUs that were measured, of all that the machine has, and how often if but once.
+
+    One pair tells nothing of its own spread: its interval is that of other settings.
+    """
+    machine = machine_name(verdict.machine)
+    has = re.match(r"(\d+) × ", machine)
+    of = f"{verdict.num_gpus} of " if has and verdict.num_gpus < int(has[1]) else ""
+    once = ", once" if verdict.num_pairs == 1 else ""
+    return f"{of}{machine}{once}"
+
+
+def lead_text(figure: Quantity, unit: str = "", spec: str = "+.1f") -> str:
+    """Write FP8's lead with its interval, if it has one."""
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f" ({interval(figure.low, figure.high, spec)})"
+    return f"{number(figure.value, spec)}{unit}{ends}"

@@ -44,6 +44,8 @@ def advice_text(advice: Advice) -> str:
     )
     if config["gradient_accumulation_steps"] > 1:
         task += f", {config['gradient_accumulation_steps']} passes a step"
+    norm = config["max_grad_norm"]
+    task += f"\nOn the tuned path, gradients {f'clipped at {norm:g}' if norm else 'not clipped'}"
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [
@@ -178,7 +180,16 @@ def _sources(advice: Advice) -> list[str]:
             more = f" and {len(ids) - 1} more (--json)" if len(ids) > 1 else ""
             apart = "; no pair with BF16, so no interval" if option.is_apart else ""
             lines.append(f"  {option.label}: {ids[0]}{more}{apart}")
+    base = advice.options[0].tokens_per_second_per_gpu.value
+    if any(_is_off(option, base) for option in advice.options):
+        lines.append("  tokens/s are medians of all runs, leads means of each session's own")
     return lines
+
+
+def _is_off(option: Option, base: float) -> bool:
+    """Whether a measured lead is notably another than the ratio of the rates beside it."""
+    lead, ratio = option.lead_pct, option.tokens_per_second_per_gpu.value / base
+    return lead is not None and lead.kind == MEASURED and abs(100 * (ratio - 1) - lead.value) > 1
 
 
 def _limits(advice: Advice) -> list[str]:

@@ -92,6 +92,19 @@ def test_the_audit_counts_what_was_asked_for_and_finds_nothing() -> None:
     assert "healthy" not in audit_text(audit)
 
 
+def test_a_share_of_weights_names_those_that_are_trained() -> None:
+    run = config(*ALL_BUT_FIRST_AND_LAST)
+    audit, healthy = first_step(run, run), first_step(config(), config())
+    share = "% of the weights that are trained changed in the first step"
+    assert share in audit_text(audit)
+    assert "% of the weights changed in the first step" in audit_text(healthy)
+    phase = {"precision": "bf16", "step": 3, "num_linear_fp8": 0, "stalled_pct": 0.0}
+    later = audit_text(audit | {"phases": [phase]})
+    assert "% of the weights that are trained changed in its first step" in later
+    (caution,) = cautions(audit | {"stalled_pct": 90.0})
+    assert caution.startswith("90 % of the weights that are trained did not change")
+
+
 def test_the_audit_finds_what_was_not_asked_for() -> None:
     run = config(*ALL_BUT_FIRST_AND_LAST)
     unasked = problems(first_step(run, config()))

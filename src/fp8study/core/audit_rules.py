@@ -108,8 +108,8 @@ def cautions(audit: Mapping[str, Any]) -> list[str]:
         return []
     masters = ", ".join(audit.get("master_dtypes", []))
     return [
-        f"{stalled:.0f} % of the weights did not change in the first step: the learning rate is "
-        f"too small for {masters} masters"
+        f"{stalled:.0f} % of {_whose(audit)} did not change in the first step: the learning rate "
+        f"is too small for {masters} masters"
     ]
 
 
@@ -122,11 +122,12 @@ def audit_text(audit: Mapping[str, Any]) -> str:
         lines.append("  healthy   every weight with a gradient is trained, every layer explained")
     lines.append(f"  FP8       {audit['num_linear_fp8']} of {audit['num_linear']} linear layers")
     lines += [f"            {n} not: {reason}" for reason, n in audit["skipped"].items()]
+    whose = _whose(audit)
     for phase in audit.get("phases", ()):
         stalled = phase.get("stalled_pct")  # None: the run diverged by then
         seen = "no gradient in its first step was a number"
         if stalled is not None:
-            seen = f"{100 - stalled:.1f} % of the weights changed in its first step"
+            seen = f"{100 - stalled:.1f} % of {whose} changed in its first step"
         lines.append(
             f"  phase     {phase['precision']} from step {phase['step'] + 1}, "
             f"{phase['num_linear_fp8']} layers in FP8; {seen}"
@@ -145,8 +146,13 @@ def audit_text(audit: Mapping[str, Any]) -> str:
         )
     stalled = audit["stalled_pct"]
     if stalled is not None:
-        lines.append(f"  weights   {100 - stalled:.1f} % of them changed in the first step")
+        lines.append(f"  weights   {100 - stalled:.1f} % of {whose} changed in the first step")
     return "\n".join(lines)
+
+
+def _whose(audit: Mapping[str, Any]) -> str:
+    """Say of what ``stalled_pct`` is: weights left out on purpose cannot change, nor count."""
+    return "the weights that are trained" if audit.get("num_planted") else "the weights"
 
 
 def _names(names: list[str], number: int) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,32 @@ def test_what_fp8_takes_over_bounds_its_speed_up(table_8b: FlopsTable) -> None:
     share = table_8b.converted / table_8b.total_causal
     assert table_8b.speedup_bound(table_8b.converted) == pytest.approx(1 / (1 - share / 2))
     assert table_8b.speedup_bound(0) == 1.0
+
+
+def test_a_share_and_its_bound_are_of_one_count(table_8b: FlopsTable) -> None:
+    text = flops_text(table_8b)
+    said = re.findall(r"(\S+) % of the causal total: at most (\S+) ×", text)
+    assert len(said) == 2
+    for percent, bound in said:
+        assert f"{1 / (1 - float(percent) / 200):.2f}" == bound
+    assert "Of the total, masked scores too: it could take 87.5 %, and takes 81.4 %" in text
+    shares = table_8b.to_dict()
+    for part in ("eligible", "converted"):
+        by_hand = 1 / (1 - shares[f"{part}_causal_pct"] / 200)
+        assert shares[f"speedup_bound_{part}"] == pytest.approx(by_hand)
+
+
+def test_what_fp8_cannot_take_says_why(tmp_path: Path, table_8b: FlopsTable) -> None:
+    assert "cannot" not in flops_text(table_8b)
+    folder = model_folder(tmp_path, "gpt2")
+    values = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 519}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    text = flops_text(count_flops(make_config({"model": folder, "sequence_length": 32})))
+    assert "FP8 could take 0.0 % of the causal total" in text
+    assert (
+        "FP8 cannot take c_attn, c_proj, c_fc: Conv1D in place of nn.Linear, which torchao alone "
+        "converts\nFP8 cannot take lm_head: 64 × 519: a side does not divide by 16\n"
+    ) in text
 
 
 def test_a_recipe_that_keeps_one_product_of_three_converts_two_thirds() -> None:

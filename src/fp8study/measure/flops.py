@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.recipes import RECIPES
+from fp8study.core.recipes import ALIGNMENT, RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import float8_filter, is_aligned, is_converted
 
@@ -218,6 +218,8 @@ class FlopsTable:
     document_b_compiled: int
     uncounted_pct: float
     """Share of the weights whose arithmetic is in no figure here."""
+    beyond_fp8: dict[str, str]
+    """Why FP8 cannot take a label of `linear`, all or some of its layers."""
     num_layers: int
     num_attention_layers: int
     """How the other layers mix tokens is in no figure here."""
@@ -248,6 +250,8 @@ class FlopsTable:
             "total_causal": self.total_causal,
             "eligible_pct": 100 * self.eligible / self.total,
             "converted_pct": 100 * self.converted / self.total,
+            "eligible_causal_pct": 100 * self.eligible / self.total_causal,
+            "converted_causal_pct": 100 * self.converted / self.total_causal,
             "speedup_bound_eligible": self.speedup_bound(self.eligible),
             "speedup_bound_converted": self.speedup_bound(self.converted),
         }
@@ -263,9 +267,12 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
     converts = float8_filter(config, model)
     linear: dict[str, float] = defaultdict(float)
     eligible = converted = 0.0
+    beyond: dict[str, str] = {}
     for weight in matmul_weights(model):
         linear[weight.label] += _PER_WEIGHT * weight.num_per_token
-        if isinstance(weight.module, torch.nn.Linear) and is_aligned(weight.module):
+        if why := _why_beyond_fp8(weight.module):
+            beyond[weight.label] = why
+        else:
             eligible += _PER_WEIGHT * weight.num_per_token
         if converts(weight.module, weight.name):
             converted += _PER_WEIGHT * weight.num_per_token
@@ -286,25 +293,44 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
         document_b_compiled=attention
         + _PER_WEIGHT * (matmul_parameters + settings.vocab_size * settings.hidden_size),
         uncounted_pct=uncounted_pct(model),
+        beyond_fp8=beyond,
         num_layers=settings.num_hidden_layers,
         num_attention_layers=_num_attention_layers(settings),
     )
 
 
+def _why_beyond_fp8(module: torch.nn.Module) -> str | None:
+    """Return why torchao cannot make a layer compute in FP8; None if it can."""
+    if not isinstance(module, torch.nn.Linear):
+        return f"{type(module).__name__} in place of nn.Linear, which torchao alone converts"
+    if not is_aligned(module):
+        size = f"{module.in_features} × {module.out_features}"
+        return f"{size}: a side does not divide by {ALIGNMENT}"
+    return None
+
+
 def flops_text(table: FlopsTable) -> str:
     """Return the table for reading, in GFLOP a token."""
     rows = [*table.linear.items(), ("attention scores", table.attention)]
+    # The bound is of the causal count, and so is the share beside it.
+    eligible, converted = (100 * n / table.total_causal for n in (table.eligible, table.converted))
     lines = [f"{table.model}, {table.sequence_length} tokens, forward and backward, a token"]
     lines += [f"  {n:<24}{f / 1e9:>9.3f} GFLOP {100 * f / table.total:>6.1f} %" for n, f in rows]
     lines += [
         f"  {'total':<24}{table.total / 1e9:>9.3f} GFLOP  "
         f"({table.num_matmul_parameters:,} matmul weights)",
         f"  {'total, causal':<24}{table.total_causal / 1e9:>9.3f} GFLOP",
-        f"FP8 could take {100 * table.eligible / table.total:.1f} % of it: at most "
-        f"{table.speedup_bound(table.eligible):.2f} × as fast (causal count, GEMMs alone)",
-        f"{table.precision} takes {100 * table.converted / table.total:.1f} %: at most "
+        f"FP8 could take {eligible:.1f} % of the causal total: at most "
+        f"{table.speedup_bound(table.eligible):.2f} × as fast (GEMMs alone)",
+        f"{table.precision} takes {converted:.1f} % of the causal total: at most "
         f"{table.speedup_bound(table.converted):.2f} × as fast",
+        f"Of the total, masked scores too: it could take {100 * table.eligible / table.total:.1f} "
+        f"%, and takes {100 * table.converted / table.total:.1f} %",
     ]
+    reasons: dict[str, list[str]] = {}
+    for label, why in table.beyond_fp8.items():
+        reasons.setdefault(why, []).append(label)
+    lines += [f"FP8 cannot take {', '.join(names)}: {why}" for why, names in reasons.items()]
     if table.uncounted_pct > 0.5:
         what = f"the arithmetic of {table.uncounted_pct:.1f} % of the weights"
         lines.append(f"Not counted: {what}, in layers of another kind")

@@ -55,7 +55,7 @@ def test_arms_are_paired_by_what_they_are(tmp_path: Path) -> None:
         assert (row["num_runs_a"], row["num_runs_b"]) == (3, 3)
         assert row["memory_ratio"] == 1
         assert row["notes"] == ()
-    assert found.rows[1]["tokens_per_second_per_gpu_b"] == pytest.approx(88_000)
+    assert found.rows[1]["tokens_per_second_per_gpu_b"] == pytest.approx(88_000, rel=1e-3)
     bf16, fp8 = ([row[f"over_bf16_{side}"] for side in "ab"] for row in found.rows)
     assert bf16 == [None, None]
     assert [ratio.estimate for ratio in fp8] == pytest.approx([2, 2])
@@ -65,6 +65,30 @@ def test_arms_are_paired_by_what_they_are(tmp_path: Path) -> None:
     assert rowwise.startswith("only in A: llama-3.2-1b × 1, FP8 rowwise (nearest in B differs in")
     assert "precision: fp8_rowwise v" in rowwise
     assert longer.endswith("num_steps=70 (nearest in A differs in num_steps: 70 v 60)")
+
+
+def test_rates_that_are_shown_make_the_ratio_beside_them(tmp_path: Path) -> None:
+    """Of medians they would not: one of three runs is far from the others."""
+    for side, odd in (("a", 30_000.0), ("b", 50_000.0)):
+        put(tmp_path / side, 2)
+        put(tmp_path / side, 1, results={"tokens_per_second_per_gpu": odd})
+    found = compared(tmp_path)
+    (row,) = found.rows
+    a, b = (row[f"tokens_per_second_per_gpu_{side}"] for side in "ab")
+    assert row["speed_ratio"].estimate == pytest.approx(b / a)
+    assert b / a == pytest.approx((50 / 30) ** (1 / 3))
+    text = comparison_text(found)
+    assert "geometric means over an arm's runs, of which B/A is the ratio" in text
+    assert "÷ BF16's: the mean" not in text
+
+
+def test_a_ratio_of_some_of_the_runs_says_so(tmp_path: Path) -> None:
+    gpu = {"device": "cuda", "gpus": [{"index": 0, "uuid": "GPU-0"}]}
+    for side in "ab":
+        put(tmp_path / side, 3, machine=gpu)
+        put(tmp_path / side, 3, precision="fp8_tensorwise", factor=1.2, machine=gpu)
+    text = " ".join(comparison_text(compared(tmp_path)).split())
+    assert "the mean of the ratios of runs that share seed, repeat and GPUs, where 3 or" in text
 
 
 def test_a_study_file_that_is_wrong_takes_no_comparison_down(

@@ -104,6 +104,11 @@ def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
 
+def geometric_mean(rates: Sequence[float]) -> float | None:
+    """Return the mean that `ratio_of` divides, or None of nothing."""
+    return statistics.geometric_mean(rates) if rates else None
+
+
 def arm_config(
     config: Mapping[str, Any], ignored: Iterable[str] = (), device: str | None = None
 ) -> dict[str, Any]:
@@ -285,6 +290,11 @@ class Ratio:
     """None where a group has fewer than `MIN_PAIRS_FOR_INTERVAL` runs."""
     counts: tuple[int, ...]
     """Runs in each group, those above the line first."""
+
+    @property
+    def is_within_blocks(self) -> bool:
+        """Whether it is the mean of ratios within blocks, and not the ratio of two means."""
+        return len(self.counts) == 1
 
     def interval_text(self) -> str:
         """Write the interval, or say why there is none."""

@@ -18,9 +18,9 @@ from fp8study.analysis.arms import (
     arm_caveats,
     arm_names,
     differing,
+    geometric_mean,
     group_arms,
     machine_differences,
-    median,
     ratio_of,
     read_folder,
     same_data,
@@ -64,9 +64,10 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
     Returns:
         Rows of the ``arm``; of each side, ``_a`` and ``_b``, its speed ``over_bf16``, the ratio
         that says something of another machine; ``num_runs`` whose timings count and
-        their median ``tokens_per_second_per_gpu``; ``speed_ratio`` and ``memory_ratio`` (of the
-        largest peaks), B ÷ A; ``loss_difference``, B − A of the final training loss, nats per
-        token, mean over the seeds in both, None without such a seed or on other data; ``notes``.
+        their geometric mean ``tokens_per_second_per_gpu``; ``speed_ratio`` (of these means) and
+        ``memory_ratio`` (of the largest peaks), B ÷ A; ``loss_difference``, B − A of the final
+        training loss, nats per token, mean over the seeds in both, None without such a seed or on
+        other data; ``notes``.
 
     Raises:
         UserError: A folder without records, an unknown field, or no arm that is in both.
@@ -141,8 +142,8 @@ def _compared(a: Arm, b: Arm, ignored: Sequence[str]) -> dict[str, Any]:
     return {
         "num_runs_a": len(a.rates),
         "num_runs_b": len(b.rates),
-        "tokens_per_second_per_gpu_a": median(a.rates),
-        "tokens_per_second_per_gpu_b": median(b.rates),
+        "tokens_per_second_per_gpu_a": geometric_mean(a.rates),
+        "tokens_per_second_per_gpu_b": geometric_mean(b.rates),
         "speed_ratio": ratio_of([b.rates], [a.rates]),
         "memory_ratio": _quotient(b.memory_peak_gib, a.memory_peak_gib),
         "loss_difference": loss,
@@ -164,7 +165,7 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
             fields but those that follow from these.
 
     Returns:
-        Rows of the ``arm``, its ``num_runs`` whose timings count and their median
+        Rows of the ``arm``, its ``num_runs`` whose timings count and their geometric mean
         ``tokens_per_second_per_gpu`` (to be compared with nothing); ``speed`` and ``memory`` over
         the reference arm's, speed within blocks where both ran on the same GPUs;
         ``speed_baseline`` and ``memory_baseline``, the same in the baseline; ``change``, the one
@@ -192,7 +193,7 @@ def compare_relative(baseline: Path | None, here: Path, reference: Mapping[str, 
         row = {
             "arm": names[key],
             "num_runs": len(arm.rates),
-            "tokens_per_second_per_gpu": median(arm.rates),
+            "tokens_per_second_per_gpu": geometric_mean(arm.rates),
             "speed": ratio_of(*_over(arm, base)),
             "memory": _quotient(arm.memory_peak_gib, base.memory_peak_gib),
         } | dict.fromkeys(("speed_baseline", "change", "memory_baseline"))

@@ -8,7 +8,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from fp8study.analysis.arms import Ratio
 from fp8study.analysis.compare import Comparison
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.words import count, number
 
 #: Stands for what is not known.
@@ -67,10 +69,17 @@ def comparison_text(found: Comparison) -> str:
     rows = [dict(row, marks=own) for row, own in zip(found.rows, marks, strict=True)]
     reference = [f"reference arms: {found.reference}"] if found.reference else []
     parts = [*found.sides, *reference, ""]
-    if over := [row for row in rows if row.get("over_bf16_a") or row.get("over_bf16_b")]:
+    if over := [row for row in rows if any(_to_bf16(row))]:
         parts += [_table(over, _OVER_BF16), ""]
     parts += [_table(rows, _RELATIVE if found.reference else _FOLDERS), *listed]
     parts += [*(f"every arm: {note}" for note in shared)]
+    if not found.reference:
+        parts.append("tok/s/GPU: geometric means over an arm's runs, of which B/A is the ratio")
+    if any(ratio and ratio.is_within_blocks for row in rows for ratio in _to_bf16(row)):
+        parts.append(
+            "tok/s ÷ BF16's: the mean of the ratios of runs that share seed, repeat and GPUs, "
+            f"where {MIN_PAIRS_FOR_INTERVAL} or more do"
+        )
     parts += _counted(found.without_partner)
     if any(row.get("speed_baseline") for row in rows):
         parts += [
@@ -82,6 +91,10 @@ def comparison_text(found: Comparison) -> str:
     if found.device == "cpu":
         parts.append("No GPU: FP8 is emulated, so that no ratio here says anything of FP8's speed.")
     return "\n".join(parts)
+
+
+def _to_bf16(row: Row) -> list[Ratio | None]:
+    return [row.get(f"over_bf16_{side}") for side in "ab"]
 
 
 def _counted(lines: Sequence[str]) -> list[str]:

@@ -196,7 +196,7 @@ def run(
 
     machine = this_machine()
     with warnings_in_a_line():
-        config = config_for(machine, parse_assignments(set_))
+        config = config_for(machine, parse_assignments(set_), "--set")
     with using_model(config.model):
         check_possible(config, machine)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"

@@ -47,6 +47,7 @@ from tests.factories import make_record
         (["plan", "smoke", "--set", "precision=[bf16]"], ["precision", "choose one of bf16"]),
         (["reproduce", "smoke", "--set", "precision=fp8_tensr"], ["precision", "fp8_tensorwise"]),
         (["reproduce", "smoke", "--set", "num_gpus=9999"], ["num_gpus", "CPU cores", "lower it"]),
+        (["run", "--set", "foo=1"], ["--set: unknown parameter 'foo'"]),
         (["run", "--set", "precision="], ["--set: 'precision=' has no value", "or leave it out"]),
         (["run", "--set", "attention="], ["--set: 'attention=' has no value", "attention=null"]),
         (["run", "--set", "="], ["--set: '=' is no assignment"]),

@@ -34,17 +34,19 @@ _ON_CPU: dict[str, Any] = {
 }
 
 
-def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
+def config_for(
+    machine: Machine, chosen: Mapping[str, Any], source: str = "parameters"
+) -> RunConfig:
     """Return a run's configuration; the machine decides the fields that were not `chosen`, or None.
 
     Raises:
-        UserError: A name or value is invalid.
+        UserError: A name or value is invalid; it names the `source`.
     """
     given = {name: value for name, value in chosen.items() if value is not None}
     defaults = _ON_GPU if machine.gpus else _ON_CPU
     if machine.gpus and not machine.has_fp8:
         defaults = defaults | {"precision": "bf16"}
-    config = make_config(defaults | given)
+    config = make_config(defaults | given, source)
     changes = suited_to(machine, config)
     if "update_kernel" not in changes and keeps_more_than_fits(config, machine):
         warnings.warn(
@@ -53,7 +55,7 @@ def config_for(machine: Machine, chosen: Mapping[str, Any]) -> RunConfig:
             stacklevel=2,
         )
         changes = dict(BEFORE)
-    return make_config(defaults | changes | given).resolved()
+    return make_config(defaults | changes | given, source).resolved()
 
 
 def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:

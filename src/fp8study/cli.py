@@ -117,7 +117,7 @@ def advise(
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
     tokens: Annotated[
-        float | None, typer.Option(help="To train on, as 160e9; default: 20 a weight.")
+        float | None, typer.Option(help="To train on, as 160e9; default: 20 per active weight.")
     ] = None,
     set_: Overrides = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,

@@ -170,6 +170,12 @@ def test_without_a_command_there_is_help_and_a_version() -> None:
     assert "reproduce" in done.stdout
 
 
+def test_help_says_whose_weights_tokens_are_counted_by() -> None:
+    """A mixture trains more weights than a token meets, and 20 of each would be other days."""
+    words = fp8study("advise", "--help").stdout.replace("│", "").split()
+    assert "20 per active weight" in " ".join(words)
+
+
 @pytest.mark.usefixtures("checkout")
 def test_fields_of_flops_are_named_as_everywhere() -> None:
     chosen = ["model=tiny-llama", "sequence_length=256", "precision=bf16"]

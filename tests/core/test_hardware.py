@@ -58,7 +58,7 @@ def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("l4", "is not known; name one of gb200"),
+        ("l4", "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100$"),
         ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),
         ("NVIDIA H100", "several sizes of memory; name one of h100-pcie-80gb, .*, h100-80gb$"),

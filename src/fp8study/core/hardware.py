@@ -98,7 +98,8 @@ def named_gpu(slug: str) -> GpuPeak:
     """
     asked = re.sub(r"[\s_-]+", "-", slug.strip().lower())
     wanted = re.sub(r"^rtx(?=[0-9])", "rtx-", _BEFORE.sub("", asked))
-    names = ", ".join(peak.slug for peak in GPU_PEAKS)
+    others = ", ".join(peak.slug for peak in GPU_PEAKS if not peak.fp8_tflops)
+    names = f"{_with_fp8()}; without FP8: {others}"  # which a cluster may have
     if _NO_NVIDIA.match(wanted):
         raise UserError(
             f"--gpu: '{slug}': NVIDIA GPUs only: nothing else was tried; name one of {names}"
@@ -127,11 +128,14 @@ def named_gpu(slug: str) -> GpuPeak:
 
 def no_fp8(name: str, instead: str = "BF16") -> str:
     """Refuse a GPU without FP8."""
-    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
     return (
         f"--gpu: {name} has no FP8 matrix units (they came with Ada, compute capability 8.9); "
-        f"train in {instead} there, or name one of {names}"
+        f"train in {instead} there, or name one of {_with_fp8()}"
     )
+
+
+def _with_fp8() -> str:
+    return ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
 
 
 #: Slower than the namesake in the table, and by how much is not published here.

@@ -9,11 +9,16 @@ import logging
 
 
 def _tells_something(record: logging.LogRecord) -> bool:
-    """Leave out what torchao logs at import of kernels and enumerations that nothing here uses."""
+    """Leave out what is logged at import of kernels and enumerations that nothing here uses.
+
+    Without Triton our operators are made all the same: a CPU asks for no kernel of theirs, and on
+    a GPU the first one that is asked for names what is missing.
+    """
     said = record.getMessage()
-    return not said.startswith("Failed to load ") and "as an opaque value type" not in said
+    unused = said.startswith(("Failed to load ", "Triton not available"))
+    return not unused and "as an opaque value type" not in said
 
 
 # Before torchao is imported, which everything here does after this line.
-for _name in ("torchao", "torch.utils._pytree"):
+for _name in ("torchao", "torch.utils._pytree", "torch._library.triton"):
     logging.getLogger(_name).addFilter(_tells_something)

@@ -1,15 +1,17 @@
 """What commands show of records: `show`, `audit` and `compare`."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fp8study.core.records import read_record, write_record
 from fp8study.report.showing import instruments_text
 from tests.checkout import ROOT, fp8study, run_python
-from tests.factories import make_record
+from tests.factories import CONFIG, make_record
 from tests.instrument_factories import instruments_of
 
 
@@ -21,6 +23,26 @@ def test_a_damaged_record_is_told_with_one_remedy(checkout: Path) -> None:
         r"fp8study: A: \S+: not a run record \([^;]*\); move it away, and do that run again\n",
         done.stderr,
     )
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (
+            {"config": CONFIG | {"precision": "fp4"}},
+            "config.precision: 'fp4' is none of bf16, fp16, fp8_tensorwise",
+        ),
+        ({"results": {}}, "results: none, but the run has completed"),
+    ],
+)
+def test_a_completed_run_that_cannot_be_is_not_shown(
+    damage: dict[str, Any], told: str, checkout: Path
+) -> None:
+    (checkout / "run.json").write_text(json.dumps(vars(make_record()) | damage))
+    done = fp8study("show", ".")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"run.json: not a run record ({told}" in line
 
 
 def test_launcher_and_comparing_import_no_torch(checkout: Path) -> None:

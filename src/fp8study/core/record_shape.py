@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp8study.core.errors import UserError
+from fp8study.core.recipes import RECIPES
 
 #: The parts of a run's start-up in their order; a record names each with the suffix ``_seconds``.
 PARTS = ("launch", "imports", "gpu_wait", "device", "model", "sharding", "rest")
@@ -177,8 +178,13 @@ def check_content(record: Mapping[str, Any]) -> None:
         if value is not None and not value > 0:
             raise UserError(f"results.{name}: {value!r} is not above 0")
     check_shape(record["status_detail"], TEXT, "status_detail")
+    precision = record["config"].get("precision")
+    if precision is not None and precision not in RECIPES:
+        raise UserError(f"config.precision: {precision!r} is none of {', '.join(RECIPES)}")
     if record["status"] == "completed":
         check_shape(record["config"], _NEEDED, "config")
+        if all(record["results"].get(name) is None for name in COLUMNS["results"]):
+            raise UserError("results: none, but the run has completed")
     overhead = record["instruments"].get("overhead") or {}
     if len(overhead.get("plain_ms", ())) != len(overhead.get("measured_ms", ())):
         raise UserError("instruments.overhead: plain_ms and measured_ms differ in length")

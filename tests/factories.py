@@ -101,7 +101,21 @@ def make_record(outside_pct: float | None = 0.0, **changes: Any) -> RunRecord:
     for key, value in changes.items():
         merge = isinstance(value, dict) and key in fields
         fields[key] = fields[key] | value if merge else value
+    if isinstance(fields["results"], dict) and isinstance(fields["config"], dict):
+        fields["results"] = _step_times(fields["config"], fields["results"]) | fields["results"]
     return RunRecord(**fields)
+
+
+def _step_times(config: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """Return step times as a rate says, if it is one."""
+    names = ("sequence_length", "micro_batch_size", "gradient_accumulation_steps")
+    tokens = math.prod(config.get(name, 1) for name in names)
+    rate = results.get("tokens_per_second_per_gpu")
+    if not isinstance(rate, float | int) or rate <= 0:
+        return {}
+    median = 1000 * tokens / rate
+    shares = {"median": 1.0, "p10": 0.99, "p90": 1.01}
+    return {f"step_time_ms_{name}": median * share for name, share in shares.items()}
 
 
 def _run_id(config: dict[str, Any]) -> str:
@@ -120,9 +134,6 @@ def _results(config: dict[str, Any]) -> dict[str, Any]:
         "first_step_seconds": 30.0,
         "compile_seconds": 25.0,
         "num_timed_steps": config["num_steps"] - config["num_warmup_steps"],
-        "step_time_ms_median": 1000 * 4096 / speed,
-        "step_time_ms_p10": 990 * 4096 / speed,
-        "step_time_ms_p90": 1010 * 4096 / speed,
         "tokens_per_second_per_gpu": speed,
         "tflops_per_gpu": tflops,
         "mfu_bf16_peak_pct": 100 * tflops / 989,

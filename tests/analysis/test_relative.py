@@ -27,9 +27,7 @@ def put(folder: Path, rate: float, number: int = 3, name: str = "", **changes: A
         measured = {"tokens_per_second_per_gpu": rate * (1 + 0.01 * (repeat - 1))}
         results = measured | record_changes.get("results", {})
         others = {k: v for k, v in record_changes.items() if k != "results"}
-        record = make_record(run_id=f"{name}-{repeat}", results=results, **others)
-        record.config.clear()
-        record.config.update(config)
+        record = make_record(run_id=f"{name}-{repeat}", config=config, results=results, **others)
         (folder / record.run_id).mkdir(parents=True)
         write_record(record, folder / record.run_id)
 

@@ -45,6 +45,7 @@ def metrics(content: bytes) -> Damage:
 DAMAGES: dict[str, Damage] = {
     "warnings null": field("warnings", None),
     "a rate below zero": field("results.tokens_per_second_per_gpu", -5.0),
+    "a rate that its steps are too slow for": field("results.tokens_per_second_per_gpu", 90_000.0),
     "a step of no time": field("results.step_time_ms_median", 0),
     "warnings a text": field("warnings", "one"),
     "a warning that is a number": field("warnings", [1]),

@@ -155,6 +155,8 @@ SHAPE: dict[str, Any] = COLUMNS | {
 }  # fmt: skip
 
 
+#: A GPU's tokens of a step are the product of these.
+_TOKENS_A_STEP = ("sequence_length", "micro_batch_size", "gradient_accumulation_steps")
 #: Without these a completed run can be compared with nothing, and not even be named.
 _NEEDED = {"model": "text!", "precision": "text!", "num_gpus": "count!"}
 
@@ -177,6 +179,7 @@ def check_content(record: Mapping[str, Any]) -> None:
         value = record["results"].get(name)
         if value is not None and not value > 0:
             raise UserError(f"results.{name}: {value!r} is not above 0")
+    _check_pace(record["config"], record["results"])
     check_shape(record["status_detail"], TEXT, "status_detail")
     precision = record["config"].get("precision")
     if precision is not None and precision not in RECIPES:
@@ -190,6 +193,24 @@ def check_content(record: Mapping[str, Any]) -> None:
         raise UserError("instruments.overhead: plain_ms and measured_ms differ in length")
     for point in record["noise"].get("points", []):
         _check_lengths(point)
+
+
+def _check_pace(config: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """Refuse a rate that the same steps' median time cannot give.
+
+    A rate is over the mean of the steps' times, and half of them are at least the median: it is at
+    most twice the median's. A single stall may make it any amount less.
+    """
+    rate, step_ms = results.get("tokens_per_second_per_gpu"), results.get("step_time_ms_median")
+    sizes = [size for name in _TOKENS_A_STEP if (size := config.get(name)) is not None]
+    if rate is None or step_ms is None or len(sizes) < len(_TOKENS_A_STEP):
+        return
+    by_median = 1000 * math.prod(sizes) / step_ms
+    if rate > 2 * by_median:
+        raise UserError(
+            f"results.tokens_per_second_per_gpu: {rate!r} is more than twice what "
+            f"step_time_ms_median: {step_ms!r} gives, {by_median:.1f}"
+        )
 
 
 def _check_lengths(point: Mapping[str, Any]) -> None:

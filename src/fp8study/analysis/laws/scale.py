@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import WIDER, label_of, lead_table, test_of
+from fp8study.analysis.laws.account import label_of, lead_table, test_of, wider
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
@@ -26,7 +26,7 @@ from fp8study.analysis.laws.communication import (
     traffic,
 )
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import as_fp8, tensorwise
+from fp8study.analysis.laws.nearby import as_fp8, beyond, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_fit import is_fitted
@@ -106,15 +106,17 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
     """BF16 and FP8 tensorwise on `ASKED`, with and without recomputed layers; all is modelled.
 
     The batch is the largest that fits an H200 whatever the precision, else 1. ``lead_pct`` is over
-    BF16 of the same settings; ``within_points``: twice what nine of ten leads of several GPUs are
-    off by. Empty without records of several GPUs, which alone hold the law to account.
+    BF16 of the same settings; ``within_points``: what nine of ten leads of several GPUs are off by,
+    as much again for each thing in which it is beyond the records. Empty without records of several
+    GPUs, which alone hold the law to account.
     """
     tested = lead_table(cells)
     errors = tested["error_points"][tested["num_gpus"] > 1].abs()
     peak = find_peak(speed.FITTED_GPU)
     if errors.empty or peak is None or peak.memory_gb is None:
         return pd.DataFrame()
-    rows = []
+    rows, most = [], errors.quantile(0.9)
+    timed = [cell for cell in cells if is_fitted(cell)]
     for model, num_gpus in ASKED:
         shape = shape_of(model)
         for recomputes in (False, True):
@@ -124,12 +126,13 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
             for config in (bf16, *tensorwise(bf16, shape)):
                 gib = memory.predicted_memory(config, shape).total
                 facts = facts_of(config, shape)
+                further = beyond(config, shape, peak, speed.FITTED_GPU, False, timed)
                 lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
                 rows.append(_named(config) | {
                     "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
                     "fits": has_room(gib, peak.memory_gb),
                     "lead_pct": lead if config.is_fp8 else None,
-                    "within_points": WIDER * errors.quantile(0.9) if config.is_fp8 else None,
+                    "within_points": most * wider(len(further)) if config.is_fp8 else None,
                 } | facts)  # fmt: skip
     return pd.DataFrame(rows)
 

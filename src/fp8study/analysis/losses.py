@@ -322,7 +322,7 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, group in gap_curves(metrics, runs).groupby("arm_key", sort=False):
         first = group.iloc[0]
-        again = _passes(first, int(first["steps_completed"])) >= 2
+        again = passes_by(first, int(first["steps_completed"])) >= 2
         if not again or group["run_id"].nunique() < stats.MIN_PAIRS_FOR_INTERVAL:
             continue
         for passes, step in _pass_ends(first):
@@ -333,8 +333,8 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=PASS_COLUMNS)
 
 
-def _passes(run: pd.Series, num_steps: int) -> float:
-    """Return how often the whole blocks of its corpus were trained on; NaN if it is not known."""
+def passes_by(run: pd.Series, num_steps: int) -> float:
+    """Return how often a run had seen its corpus's blocks by a step; NaN if it is not known."""
     blocks = run["num_train_tokens"] // run["sequence_length"]
     blocks -= 0 if pd.isna(run["validation_sequences"]) else run["validation_sequences"]
     per_step = math.prod(run[name] for name in _COUNTS)
@@ -345,6 +345,6 @@ def _passes(run: pd.Series, num_steps: int) -> float:
 def _pass_ends(run: pd.Series) -> list[tuple[float, int]]:
     """Return the last step that lies wholly in each pass, and the last of all."""
     num_steps = int(run["steps_completed"])
-    last = _passes(run, num_steps)
+    last = passes_by(run, num_steps)
     whole = [(float(n), math.floor(n * num_steps / last + 1e-9)) for n in range(1, int(last) + 1)]
     return [end for end in whole if end[1] < num_steps] + [(last, num_steps)]

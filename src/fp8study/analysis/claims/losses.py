@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pandas as pd
 
@@ -11,6 +12,7 @@ from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, ju
 from fp8study.analysis.claims.rules import (
     by_parts,
     by_share,
+    count,
     ends,
     equal_losses,
     out_of,
@@ -18,14 +20,17 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.losses import gap_by_step, judged_pairs, pass_table, seed_spread
+from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
-from fp8study.analysis.runs.pairing import FAILURE_STUDIES, pairs_of, together
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, pairs_of, together
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
+
+#: What `_new_text_windows` says of an arm, in % of BF16's loss.
+_WINDOWS = ("early_gap", "early_spread", "late_gap", "late_spread")
 
 
 @judges("A10", "A11")
@@ -40,7 +45,7 @@ def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
     One row per two arms with three seeds or more in both: what `judged_pairs` says of ``apart``,
     the difference of their gaps to BF16, % of its loss, and the list as a text. The arms differ in
     `field` alone. They are not pooled: a study on repeated text, whose seeds lie far apart, would
-    drown another.
+    drown another. ``bf16_…`` is how far the arm itself ends from BF16, ``bf16_…_before`` the other.
     """
     pairs = _gaps(tables, field)
     is_plain = pairs[field] == ""
@@ -51,8 +56,20 @@ def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
         if len(arms) >= stats.MIN_PAIRS_FOR_INTERVAL:
             apart = (arms["gap"] - arms["gap_before"]).tolist()
             ids = {"run_ids_before": together(arms["run_ids_before"])}
-            rows.append(arms.iloc[0].to_dict() | judged_pairs(apart, arms, "apart") | ids)
+            found = judged_pairs(apart, arms, "apart")
+            rows.append(arms.iloc[0].to_dict() | _from_bf16(arms) | found | ids)
     return pd.DataFrame(rows)
+
+
+def _from_bf16(arms: pd.DataFrame) -> dict[str, Any]:
+    """Return what is said of the gaps to BF16 of an arm, and of that it is held against."""
+    said: dict[str, Any] = {}
+    for end in ("", "_before"):
+        pairs = arms.assign(diverged=arms[f"diverged{end}"])
+        found = judged_pairs(arms[f"gap{end}"].tolist(), pairs, "gap")
+        names = ("gap", "low_95", "high_95", "verdict")
+        said |= {f"bf16_{name}{end}": found[name] for name in names}
+    return said
 
 
 def _gaps(tables: Tables, field: str) -> pd.DataFrame:
@@ -93,15 +110,25 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
         return claim.open()
     best = judged.loc[[(judged["high_95"] - judged["low_95"]).idxmin()]]
     found, cost = best.iloc[0], _cost_of_skipping(tables)
-    verdict = Verdict.CONTRADICTED
+    kept, plain = (found[f"bf16_verdict{end}"] == "equivalent" for end in ("", "_before"))
+    verdict, so = Verdict.CONTRADICTED, ""
     if found["verdict"] == "undecided":
         verdict = Verdict.UNDECIDED
     elif found["high_90"] < -found["margin_pct"]:
         verdict = by_parts(True, cost <= claim.published["cost_points"])
+    elif kept and plain:  # not by those layers, then
+        verdict, so = Verdict.PARTLY, ": the quality is kept either way, and they need no BF16"
     figure = Figure(found["apart"], found["low_95"], found["high_95"], "95 % CI")
     said = "not measured" if pd.isna(cost) else f"{cost:.1f} points"
-    return claim.found(verdict, figure, best, seeds=found["num_pairs"], found=found["verdict"],
-                       margin=found["margin_pct"], cost=said)  # fmt: skip
+    return claim.found(
+        verdict, figure, best, seeds=found["num_pairs"], margin=found["margin_pct"], cost=said,
+        own=_gap_text(found, ""), plain=_gap_text(found, "_before"), so=so, found=found["verdict"],
+    )  # fmt: skip
+
+
+def _gap_text(row: pd.Series, end: str) -> str:
+    """Write a gap to BF16 with its verdict."""
+    return f"{row[f'bf16_gap{end}']:+.2f} % ({row[f'bf16_verdict{end}']})"
 
 
 def _cost_of_skipping(tables: Tables) -> float:
@@ -155,61 +182,116 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     if verdict is Verdict.REPRODUCED and not third:
         verdict = Verdict.PARTLY
     means = ", ".join(f"{100 * mean:.1f}" for mean in error.mean())
+    first = pass_table(tables.metrics, tables.runs)
+    first = first[(first["passes"] == 1) & first["precision"].isin(order)]
+    several = first.groupby(["machine", "study"])["precision"].transform("nunique") > 1
+    first, kept = first[several], ""
+    if len(first):
+        same = out_of(first["verdict"] == "equivalent")
+        kept = f"; in loss {same} of their arms are equivalent to BF16 after one pass over a text"
     return claim.found(
-        verdict, spread(apart), *groups, errors, faster=out_of(faster), finer=out_of(finer),
-        errors=means, third="measured" if third else "not measured",
+        verdict, spread(apart), *groups, errors, first, faster=out_of(faster), finer=out_of(finer),
+        errors=means, third="measured" if third else "not measured", kept=kept,
     )  # fmt: skip
 
 
 @judges("C09")
 def early_divergence(tables: Tables, claim: Claim) -> Finding:
-    """Hold the mean gap of each arm against the spread of BF16's seeds, early and late.
+    """Hold FP8's mean gap against the spread of BF16's seeds, early and late, on new text.
 
-    The largest over the early steps against the largest over as many late ones: of chance alone the
-    largest of many is always above a single one.
+    The largest mean gap over the early steps, and over as many late ones: of chance alone the
+    largest of many is always above a single one. The spread is the median over the same steps: at
+    a step where curves cross it is next to nothing, and any gap would be large beside it.
     """
-    curves = gap_by_step(tables.metrics, tables.runs)
-    usual = ~curves["arm"].str.contains(FAST_ACCUMULATION)
-    curves = curves[usual & (curves["precision"] == "fp8_tensorwise")]
-    early, late = claim.published["early_steps"], claim.published["late_step"]
-    place = ["machine", "study", "model", "num_gpus", "setting"]
-    keys = [*place, "arm"]
-    spreads = seed_spread(tables.metrics, tables.runs).groupby([*place, "step"])["spread_pct"].min()
-    mean = curves.groupby([*keys, "step"]).agg(
-        gap=("gap_pct", lambda gaps: abs(gaps.mean())), seeds=("seed", "nunique")
-    )
-    mean = mean[mean["seeds"] >= stats.MIN_PAIRS_FOR_INTERVAL].reset_index()
-    mean = mean.join(spreads, on=[*place, "step"]).dropna()
-    mean["times"] = mean["gap"] / mean["spread_pct"]
-    rows = []
-    for _, arm in mean.groupby(keys, sort=False):
-        before = arm[arm["step"] <= early]
-        after = arm[arm["step"].between(late - early + 1, late)]
-        if len(before) and len(after) and arm["step"].max() >= late:
-            worst = before.sort_values("times").tail(1)
-            rows.append(worst.assign(late=after["times"].max()))
-    if not rows:
+    windows = _new_text_windows(tables, claim)
+    long = windows.dropna(subset="late_gap")
+    if long.empty:
         return claim.open()
-    found = pd.concat(rows)
-    shown, settled = found["times"] > 1, found["late"] <= 1
+    short = windows[windows["late_gap"].isna()]
+    shown, settled, parted = (
+        table[f"{when}_gap"] > table[f"{when}_spread"]
+        for table, when in ((long, "early"), (long, "late"), (short, "early"))
+    )
+    settled = ~settled
     verdict = by_parts(True, settled.all()) if shown.any() else Verdict.CONTRADICTED
+    said = {name: ends(long[name], ".2f") for name in _WINDOWS}
+    short_arms = f"of {count(len(short), 'arm')} with less new text {parted.sum()} parted early"
+    if parted.any():
+        times = short["early_gap"] / short["early_spread"]
+        worst = short[times == times.max()].to_dict("records")[0]
+        short_arms += " (at most {early_gap:.2f} % beside {early_spread:.2f} %)".format(**worst)
     return claim.found(
-        verdict, spread(found["times"]), tables.gaps.merge(found[keys], on=keys),
-        shown=out_of(shown), settled=out_of(settled), gap=found["gap"].max(),
+        verdict, spread(long["early_gap"] / long["early_spread"]),
+        tables.gaps[tables.gaps["arm_key"].isin(windows["arm_key"])], shown=out_of(shown),
+        settled=out_of(settled), models=", ".join(sorted({*long["model"]})), short=short_arms,
+        seeds=ends(long["seeds"], ".0f"), **said,
     )  # fmt: skip
+
+
+def _new_text_windows(tables: Tables, claim: Claim) -> pd.DataFrame:
+    """Return one row per tensorwise arm with three pairs on text that was new at the steps asked.
+
+    The largest mean gap, and the median spread of its BF16 runs, over the early steps, and over the
+    late ones; the latter are missing where the arm ended, or saw its text again, before.
+    """
+    early, late = claim.published["early_steps"], claim.published["late_step"]
+    curves = gap_curves(tables.metrics, tables.runs)
+    usual = curves["arm_key"].isin(tables.gaps["arm_key"])
+    usual &= ~curves["arm"].str.contains(FAST_ACCUMULATION)
+    rows = []
+    for key, arm in curves[usual & (curves["precision"] == "fp8_tensorwise")].groupby("arm_key"):
+        steps = arm.groupby("step").agg(
+            gap=("gap_pct", lambda gaps: abs(gaps.mean())), seeds=("seed", "nunique"),
+            mean=("smooth_bf16", "mean"), deviation=("smooth_bf16", "std"),
+        )  # fmt: skip
+        steps["spread"] = 100 * steps["deviation"] / steps["mean"]
+        is_new = steps.index * passes_by(arm.iloc[0], 1) <= 1
+        steps = steps[is_new & (steps["seeds"] >= stats.MIN_PAIRS_FOR_INTERVAL)]
+        before, after = steps.loc[:early], steps.loc[late - early + 1 : late]
+        if before.empty:
+            continue
+        after = after if steps.index.max() >= late else after.iloc[:0]
+        found = (before["gap"].max(), before["spread"].median(), after["gap"].max(),
+                 after["spread"].median())  # fmt: skip
+        rows.append({"arm_key": key, "model": arm["model"].iloc[0], "seeds": steps["seeds"].max(),
+                     **dict(zip(_WINDOWS, found, strict=True))})  # fmt: skip
+    return pd.DataFrame(rows, columns=["arm_key", "model", "seeds", *_WINDOWS])
 
 
 @judges("C10")
 def schedules_help(tables: Tables, claim: Claim) -> Finding:
-    """Judge runs that change their precision on the way against those in FP8 throughout."""
-    judged = seed_by_seed(tables, claim.published["field"])
+    """Judge runs that change their precision on the way against those in FP8 throughout.
+
+    Where none of these ends above BF16 there is no loss that a schedule could win back: that it
+    wins none says nothing, unless it does harm.
+    """
+    field = claim.published["field"]
+    judged = seed_by_seed(tables, field)
     if judged.empty:
         return claim.open()
     known = judged["verdict"] != "undecided"
     helps = (judged["verdict"] == "different") & (judged["apart"] < 0)
+    harms = judged["verdict"].isin(["different", DIVERGED]) & ~helps
+    worse = (judged["bf16_verdict_before"] == "different") & (judged["bf16_gap_before"] > 0)
+    worse |= judged["bf16_verdict_before"] == DIVERGED
     verdict = by_share(float(helps[known].mean())) if known.any() else Verdict.UNDECIDED
+    if verdict is Verdict.CONTRADICTED and not (worse | harms).any():
+        verdict = Verdict.UNDECIDED
+    plain = judged.drop_duplicates("arm_key_before")
+    ends_at = "; ".join(
+        f"{row['bf16_gap_before']:+.2f} % (95 % CI {row['bf16_low_95_before']:+.2f} to "
+        f"{row['bf16_high_95_before']:+.2f}) from BF16"
+        for row in plain.to_dict("records")
+    )
+    at_first = judged[field].str.extract(r"^bf16:(\d+)", expand=False)
+    warm = judged.assign(at_first=at_first).dropna(subset=["at_first", "lr_warmup_steps"])
+    lasted = warm["at_first"] + " of " + warm["lr_warmup_steps"].astype(int).astype(str)
+    begins = "".join(
+        f"; BF16 at the start was {steps} steps of warm-up" for steps in lasted.unique()
+    )
     return claim.found(
         verdict, spread(judged["apart"]), judged, holds=out_of(helps),
         open=int((~known).sum()), margin=judged["margin_pct"].max(), apart=ends(judged["apart"]),
-        seeds=ends(judged["num_pairs"], "d"),
+        seeds=ends(judged["num_pairs"], "d"), throughout=ends_at, begins=begins,
+        worse="" if worse.any() else ": no loss is shown that a schedule could win back",
     )  # fmt: skip

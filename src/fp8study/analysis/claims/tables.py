@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from fp8study.analysis import instruments
-from fp8study.analysis.losses import effective_batch_table, unswept
+from fp8study.analysis.losses import comparisons, effective_batch_table, says_nothing
 from fp8study.analysis.runs.frames import PLACE, place_of, run_path
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
@@ -87,7 +87,13 @@ class Tables:
     @cached_property
     def gaps(self) -> pd.DataFrame:
         """The `comparisons` of `loss_gap_table`, with the configuration of the arm."""
-        return self._of_gpus(unswept(self._ours(self._frames.loss_gaps)))
+        return self._of_gpus(comparisons(self._ours(self._frames.loss_gaps)))
+
+    @cached_property
+    def silent_gaps(self) -> pd.DataFrame:
+        """As `gaps`, of the arms left out there: BF16 itself learnt next to nothing."""
+        gaps = self._ours(self._frames.loss_gaps)
+        return self._of_gpus(gaps[says_nothing(gaps)])
 
     @cached_property
     def stale_gaps(self) -> pd.DataFrame:
@@ -110,7 +116,7 @@ class Tables:
 
     @cached_property
     def effective_batches(self) -> pd.DataFrame:
-        return self._of_gpus(effective_batch_table(self.runs))
+        return self._of_gpus(comparisons(effective_batch_table(self.runs)))
 
     @cached_property
     def communication(self) -> pd.DataFrame:
@@ -170,4 +176,4 @@ def steps(groups: Iterable[pd.DataFrame], *values: str) -> pd.DataFrame:
     columns = [*values, "run_ids"]
     found = [group.join(group[columns].shift().add_suffix("_before")).iloc[1:] for group in groups]
     both = [name for value in columns for name in (value, f"{value}_before")]
-    return pd.concat(found) if found else pd.DataFrame(columns=[*both, "precision"])
+    return pd.concat(found) if found else pd.DataFrame(columns=[*both, "precision", "num_gpus"])

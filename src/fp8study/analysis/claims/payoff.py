@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, count, ends, out_of, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 
+#: States in which a compiled run found torch's compile cache.
+_CACHES = ("cold", "warm", "partly warm")
 #: Column by which document B's arms are ordered, and whether more is better.
 _ORDERS = {
     "B02": (RATE, True), "B03": ("mfu_bf16_peak_pct", True), "B04": ("step_time_ms_median", False)
@@ -55,12 +61,46 @@ def _arms_b(arms: pd.DataFrame) -> pd.DataFrame:
 
 @judges("B05")
 def warm_up_pays(tables: Tables, claim: Claim) -> Finding:
+    """Judge the arms that found the compile cache empty; those that found it warm are told beside.
+
+    An arm whose step is no shorter never pays its warm-up back: it counts for the claim. What a
+    first run waits for only a cold cache shows, so a few such arms decide nothing.
+    """
     table, said = tables.break_even, claim.published
     table = table[table["num_parameters"].astype(float) >= said["parameters"]]
-    gains = table[table["break_even_steps"] < float("inf")]
-    saved = said["tokens_a_step"] * (1 / said["rates"][1] - 1 / said["rates"][0])
-    own, values = (said["first_step"][0] - said["first_step"][1]) / saved, gains["break_even_steps"]
-    return by_rows(claim, gains, values, values >= said["steps"], own=own)
+    table = table[table["cache"].isin(_CACHES)]
+    needed = table["break_even_steps"].astype(float)
+    is_cold, late = table["cache"] == "cold", needed >= said["steps"]
+    if table.empty:
+        return claim.open()
+    cold, warm = (_break_evens(needed[which], late[which]) for which in (is_cold, ~is_cold))
+    enough = is_cold.sum() >= MIN_PAIRS_FOR_INTERVAL
+    verdict = by_share(float(late[is_cold].mean())) if enough else Verdict.UNDECIDED
+    shown = needed[is_cold] if is_cold.any() else needed
+    shown = shown[shown < math.inf]
+    return claim.found(
+        verdict, spread(shown) if len(shown) else None, table, cold=cold, warm=warm,
+        own=", ".join(_own_break_evens(said)),
+    )  # fmt: skip
+
+
+def _break_evens(needed: pd.Series, late: pd.Series) -> str:
+    """Say how many arms need so many steps, and how many those need that do pay back."""
+    if needed.empty:
+        return "no arm"
+    paid, never = needed[needed < math.inf], int((needed == math.inf).sum())
+    steps = [f"{ends(paid, ',.0f')} steps"] if len(paid) else []
+    return f"{out_of(late)} arms ({', '.join([*steps, *([f'{never} never'] if never else [])])})"
+
+
+def _own_break_evens(said: Mapping[str, Any]) -> list[str]:
+    """Return document B's own: first steps and rates of its recipes against compiled BF16."""
+    base, first_base = said["rates"]["BF16"], said["first_step"]["BF16"]
+    texts = []
+    for name in (name for name in said["rates"] if name != "BF16"):
+        saved_s = said["tokens_a_step"] * (1 / base - 1 / said["rates"][name])
+        texts.append(f"{(said['first_step'][name] - first_base) / saved_s:,.0f} for {name}")
+    return texts
 
 
 @judges("B06")
@@ -71,10 +111,22 @@ def slow_without_compile(tables: Tables, claim: Claim) -> Finding:
 
 @judges("C01")
 def helps_on_hopper(tables: Tables, claim: Claim) -> Finding:
+    """Judge the largest model by its leads; what the smallest lead of the others is, is told."""
     cells = tables.cells[tables.cells["gpu_name"].map(_has_fp8) & tables.cells["compile"].eq(True)]
     cells = cells[cells["precision"] == "fp8_tensorwise"]
-    largest = cells[cells["num_parameters"] == cells["num_parameters"].max()]
-    found = by_rows(claim, largest, largest["speedup_pct"], largest["speedup_pct"] > 0)
+    is_largest = cells["num_parameters"] == cells["num_parameters"].max()
+    largest, others = cells[is_largest], cells[~is_largest]
+    small = ""
+    if len(others):
+        least = others.loc[others["speedup_pct"].astype(float).idxmin()]
+        where = f"batch {least['micro_batch_size']:.0f}, {count(int(least['num_gpus']), 'GPU')}"
+        small = (
+            f"; smaller models in {out_of(others['speedup_pct'] > 0)}, at worst "
+            f"{least['speedup_pct']:+.1f} % ({least['model']}, {where})"
+        )
+    rows = largest.drop(columns="model")  # the reason names it
+    found = by_rows(claim, rows, rows["speedup_pct"], rows["speedup_pct"] > 0,
+                    largest=", ".join(sorted({*largest["model"]})), small=small)  # fmt: skip
     if found.verdict is Verdict.UNDECIDED:
         return found
     lacks = not _has_fp8(claim.published["without"])

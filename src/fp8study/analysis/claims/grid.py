@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, on_gpus, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
+from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.analysis.runs.pairing import pairs_of, together
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
@@ -37,9 +38,10 @@ def best_length(tables: Tables, claim: Claim) -> Finding:
         for group in along(_grid(tables.arms), "sequence_length")
         if {*claim.published["lengths"]} <= {*group["sequence_length"]}
     ]
-    rows = pd.concat(best) if best else pd.DataFrame(columns=["sequence_length"])
+    rows = pd.concat(best) if best else pd.DataFrame(columns=["sequence_length", "num_gpus"])
     lengths = rows["sequence_length"]
-    return by_rows(claim, rows, lengths, lengths == claim.published["best"])
+    is_best = lengths == claim.published["best"]
+    return by_rows(claim, rows, lengths, is_best, gpus=on_gpus(rows))
 
 
 @judges("A03")
@@ -54,9 +56,8 @@ def halves_with_length(tables: Tables, claim: Claim) -> Finding:
     pairs = steps(along(_grid(tables.arms), "sequence_length"), "sequence_length", RATE)
     pairs = pairs[pairs["sequence_length"] == 2 * pairs["sequence_length_before"]]
     kept = pairs[RATE] / pairs[f"{RATE}_before"]
-    return by_rows(
-        claim, pairs, kept, kept.between(claim.published["low"], claim.published["high"])
-    )
+    half = kept.between(claim.published["low"], claim.published["high"])
+    return by_rows(claim, pairs, kept, half, gpus=on_gpus(pairs))
 
 
 @judges("A05")
@@ -97,7 +98,11 @@ def _scaling(arms: pd.DataFrame, num_gpus: int = 4) -> tuple[pd.DataFrame, pd.Se
 @judges("A08")
 def scales(tables: Tables, claim: Claim) -> Finding:
     pairs, efficiency = _scaling(_grid(tables.arms))
-    return by_rows(claim, pairs, efficiency, efficiency >= claim.published["least"])
+    each = ", ".join(
+        f"{PRECISION_LABELS[name]} {ends(of, '.0f')} %"
+        for name, of in efficiency.groupby(pairs["precision"])
+    )
+    return by_rows(claim, pairs, efficiency, efficiency >= claim.published["least"], each=each)
 
 
 @judges("A09")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 import pandas as pd
 
@@ -103,3 +104,16 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
 
 def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(words: Collection[object]) -> str:
+    """Join words by commas and an ``and``."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def on_gpus(arms: pd.DataFrame) -> str:
+    """Say on how many GPUs arms ran: on 1, 2 and 4 GPUs; nothing where there is no arm."""
+    numbers = sorted({int(number) for number in arms["num_gpus"]})
+    noun = "GPU" if numbers == [1] else "GPUs"
+    return f"on {listed(numbers)} {noun}" if numbers else ""

@@ -59,8 +59,10 @@ def efficient_loading(tables: Tables, claim: Claim) -> Finding:
     field = claim.published["field"]
     runs = _fp8_runs(tables, lambda record: record.config.get(field))
     failed = ~runs["sound"].astype(bool)
-    plain = _fp8_runs(tables, lambda r: r.config.get(field) and not r.config.get("fp8_all_gather"))
-    return _by_runs(claim, runs, failed, plain=out_of(plain["sound"].astype(bool)))
+    gathers = _fp8_runs(tables, lambda r: r.config.get(field) and r.config.get("fp8_all_gather"))
+    in_fp8 = runs["run_ids"].isin(gathers["run_ids"])
+    said = {name: out_of(failed[of]) for name, of in (("in_fp8", in_fp8), ("plain", ~in_fp8))}
+    return _by_runs(claim, runs, failed, **said)
 
 
 @judges("A28")

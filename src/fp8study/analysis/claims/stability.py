@@ -36,7 +36,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     """Hold the highest stable learning rate of FP8 against BF16's, where a sweep reaches an edge.
 
     It is reproduced if FP8's is lower in more settings than it is higher, what it loses is lost
-    early, and a longer warm-up raises it, as far as that was tried. A single seed may end on either
+    early, and a longer warm-up raises it, as far as that was tried. A run that never learnt was not
+    lost at any step, and is counted apart. A single seed may end on either
     side of what counts as lost, and decides nothing.
     """
     runs = _swept_runs(tables)
@@ -50,7 +51,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
     held = together([*both["run_ids"], *both["run_ids_before"]]).split()
     lower, higher = (compare(both["stable"], both["stable_before"]) for compare in (lt, gt))
     steps = claim.published["steps"]
-    early = pd.Series([step <= steps for broke in both["broke"] for step in broke], dtype=bool)
+    broke = pd.Series([step for steps in both["broke"] for step in steps], dtype=float)
+    early = broke.dropna() <= steps
     warmer = longer["stable"] > longer["stable_before"]
     verdict, seeds = Verdict.CONTRADICTED, int(both["num_seeds"].min())
     if lower.any():
@@ -61,7 +63,8 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
         verdict = Verdict.UNDECIDED
     return claim.found(
         verdict, spread(100 * both["stable"] / both["stable_before"]), both, longer, finer,
-        holds=out_of(lower), higher=out_of(higher), early=out_of(early), warmer=out_of(warmer),
+        holds=out_of(lower), higher=out_of(higher), early=f"{early.sum()} of {len(broke)}",
+        never=broke.isna().sum(), warmer=out_of(warmer),
         finer=out_of(finer["stable"] > finer["stable_before"]),
         rates=listed(_edges(runs[runs["run_ids"].isin(held)])),
         seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
@@ -89,7 +92,8 @@ def _swept_runs(tables: Tables) -> pd.DataFrame:
     is_diverged = runs["status"] == "diverged"
     has_trained = runs["loss_last20_mean"] <= runs["limit"]  # nor is a missing loss, no number
     runs["is_lost"] = is_diverged | ~has_trained
-    runs["step"] = runs["step"].fillna(runs["steps_completed"].where(is_diverged, 0))
+    ended = runs["steps_completed"].astype(float).where(is_diverged)
+    runs["step"] = runs["step"].astype(float).fillna(ended)
     return runs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, count, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.pairing import in_fp8
@@ -111,15 +111,15 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
     found = [{*audited[name].explode()} for name in names]
     kinds = sum("float8" in " ".join(dtypes) for dtypes in found)
     formats = " or ".join(sorted(set().union(*found)))
-    steps = tables.of_records(_low_operations, "names", "fast")
+    steps = tables.of_records(_low_operations, "names", "fast", "gemms")
     low = sorted(set().union(*steps["names"]))
     looked = "no profile names every operator"
     if len(steps):
         named = f"{count(len(steps), 'profile')} with every operator named"
         known = steps["fast"].notna().all()
-        fast = f"{steps['fast'].sum():.0f}" if known else "nobody knows how many"
-        looked = f"{named}: in FP8 beside GEMMs {', '.join(low) or 'none'}; {fast} GEMMs may sum "
-        looked += "with fewer bits than FP32"
+        fast = ends(steps["fast"], ".0f") if known else "nobody knows how many"
+        looked = f"{named}: in FP8 beside GEMMs {', '.join(low) or 'none'}; {fast} of "
+        looked += f"{ends(steps['gemms'], 'd')} FP8 GEMMs a step may sum with fewer bits than FP32"
     holds = len(steps) and steps["fast"].eq(0).all()
     verdict = Verdict.REPRODUCED if holds else Verdict.PARTLY
     return claim.found(
@@ -129,7 +129,7 @@ def rest_in_high_precision(tables: Tables, claim: Claim) -> Finding:
 
 
 def _low_operations(run: StoredRun) -> dict[str, Any] | None:
-    """Return an FP8 step's operators that took FP8 tensors, and how many GEMMs sum fast."""
+    """Return an FP8 step's operators that took FP8 tensors, and how many of its GEMMs sum fast."""
     step, config = run.record.instruments.get("step", {}), run.record.config
     is_open = config.get("precision") in SIXTEEN_BIT or config.get("compile")
     # Emulated GEMMs are FP32's.
@@ -137,5 +137,7 @@ def _low_operations(run: StoredRun) -> dict[str, Any] | None:
         return None
     low = {name for dtype, names in step["operations"].items() if "float8" in dtype
            for name in names}  # fmt: skip
+    in_fp8 = [row for row in step["gemm"] if "float8" in row["dtypes"]]
     fast = [row["num_fast"] for row in step["gemm"]]
-    return {"names": low, "fast": math.nan if None in fast else sum(fast)}
+    return {"names": low, "fast": math.nan if None in fast else sum(fast),
+            "gemms": sum(row["num"] for row in in_fp8)}  # fmt: skip

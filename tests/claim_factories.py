@@ -165,23 +165,32 @@ def noisy(errors: Sequence[float] = (0.1,), alike: int = 1) -> RunRecord:
 
 
 def curves(
-    early_pct: float, late_pct: float, num_steps: int = 1000, period: int = 0
+    early_pct: float,
+    late_pct: float,
+    num_steps: int = 1000,
+    period: int = 0,
+    crossing: int = 0,
+    blocks: int = 2000,
+    seeds: int = 3,
 ) -> list[RunRecord]:
-    """Three seeds over a thousand steps: FP8's gap in the first half and in the second.
+    """Some seeds over a thousand steps: FP8's gap in the first half and in the second.
 
-    With a `period` it comes and goes, and is gone at the end.
+    With a `period` it comes and goes, and is gone at the end. Around the step `crossing` all seeds
+    have one loss. The text has as many `blocks`, one of which is a step.
     """
     found = []
-    for seed, precision in itertools.product(range(3), ("bf16", FP8[0])):
+    for seed, precision in itertools.product(range(seeds), ("bf16", FP8[0])):
         step = np.arange(1, num_steps + 1)
         gap = np.where(step <= num_steps // 2, early_pct, late_pct) * (precision != "bf16")
         gap = gap * np.sin(np.pi * step / period) if period else gap
-        loss = (5 + 0.01 * seed) * (1 + gap / 100)
+        apart = 0.01 * seed * (np.abs(step - crossing) > 30 if crossing else 1)
+        loss = (5 + apart) * (1 + gap / 100)
         curve = {"step": step.tolist(), "loss": loss.tolist()}
         curve |= {name: [None] * num_steps for name in ("tokens_seen", "learning_rate", "timed",
                   "step_time_ms", "tokens_per_second_per_gpu", "tflops_per_gpu")}  # fmt: skip
         ended = {"loss_last20_mean": float(loss[-20:].mean()), "steps_completed": num_steps}
-        found.append(run(precision, seed=seed, num_steps=num_steps, results=ended, curve=curve))
+        found.append(run(precision, seed=seed, num_steps=num_steps, results=ended, curve=curve,
+                         data={"num_train_tokens": 4096 * blocks}))  # fmt: skip
     return found
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
+from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.report.page import Report, report_of
@@ -57,7 +58,28 @@ def _arms_texts(report: Report) -> list[str]:
     (row,) = skips.to_dict("records")
     first, *others = (_ends(by_schedule.loc[name]) for name in (early, late, both))
     second, third = (words.replace("95 % CI ", "") for words in others)
-    return [f"ends {_ends(row)} from FP8 in every layer", f"{first}, {second} and {third}"]
+    plain = one(gaps, study="schedules", arm="FP8 tensorwise")
+    assert plain["verdict"] == "undecided"
+    assert set(schedules["bf16_verdict_before"]) == {"undecided"}
+    assert set(schedules["lr_warmup_steps"]) == {50}
+    return [
+        f"ends {_ends(row)} from FP8 in every layer",
+        f"{first}, {second} and {third}",
+        f"{per_cent(plain['gap_pct'], 2)} (95 % CI {_ends_of(plain)}) from BF16 on held-out text",
+    ]
+
+
+def assert_by_rate(report: Report) -> None:
+    """On new text what is decided is at rates of at most 5e-5, and nothing is at 1e-4 and 3e-4."""
+    gaps = comparisons(report.loss_gaps)
+    gaps = gaps[~gaps["stale"].astype(bool) & (gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
+    rates = report.runs.drop_duplicates("arm_key").set_index("arm_key")["learning_rate"]
+    rate = gaps["arm_key"].map(rates)
+    known = gaps["verdict"] != "undecided"
+    assert set(gaps.loc[known, "verdict"]) == {"equivalent"}
+    assert rate[known].max() == 5e-5
+    assert {1e-4, 3e-4} <= {*rate[~known]}
+    assert list(gaps.loc[known, "model"]).count("llama-3.1-8b") == 1
 
 
 def _ends(row: Any) -> str:

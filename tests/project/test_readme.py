@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import instruments as instrument_tables
+from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import judge
 from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
 from fp8study.analysis.leads import leads_table
@@ -33,7 +34,7 @@ from tests.project.quotes import (
     stored,
     tuned_texts,
 )
-from tests.project.quotes_losses import loss_texts
+from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
 from tests.project.quotes_today import today_texts
@@ -171,7 +172,12 @@ def batch_texts(runs: pd.DataFrame) -> list[str]:
     assert set(tested["effective_batch"]) == {1, 2, 4, 8}
     mean = tested.groupby("effective_batch")["gap_pct"].mean()
     assert len(tested) == 9
+    learnt = tested.groupby("effective_batch")["learnt_pct"].mean()
+    seen = tested.groupby("effective_batch")["epochs"].max()
     return [
+        f"ends only {learnt[1]:.1f} % below what the tokens' frequencies alone give at a batch of "
+        f"1, and {learnt[8]:.1f} % at 8",
+        f"batches of 4 and 8 saw their text {seen[4]:.1f} and {seen[8]:.1f} times",
         f"{mean[1]:+.2f} % at a batch of 1, {mean[8]:+.2f} % at 8",
         f"at most {tested['gap_pct'].max():+.2f} %",
     ]
@@ -268,16 +274,24 @@ def test_no_other_result_is_quoted(quotable: list[str]) -> None:
 
 
 def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
-    counts = tally(judge(report_of(committed_runs()))).set_index("verdict")["all"]
+    ledger = judge(report_of(committed_runs()))
+    counts = tally(ledger).set_index("verdict")["all"]
     by_word = {str(badge).split(" ", 1)[1]: number for badge, number in counts.items()}
-    assert by_word.pop("undecided") == 0
     assert sum(by_word.values()) == 49
     said = (
         "the 49 claims of three documents from the records: {reproduced} are reproduced, {partly} "
-        "partly, {contradicted} contradicted, {artefact} have another cause, and "
-        "{not testable here} cannot be tested here"
+        "partly, {contradicted} contradicted, {undecided} undecided, {artefact} has another "
+        "cause, and {not testable here} cannot be tested here"
     )
     assert said.format(**by_word) in " ".join(README.split())
+    *first, last = dict.fromkeys(
+        each.claim.id for each in ledger if each.finding.verdict is Verdict.UNDECIDED
+    )
+    assert f"documents {', '.join(first)} and {last} are undecided" in FINDINGS
+
+
+def test_what_is_decided_on_new_text_is_at_low_learning_rates() -> None:
+    assert_by_rate(report_of(committed_runs()))
 
 
 @pytest.mark.parametrize("study", ["quick", "document-a", "instruments", "attribution"])

@@ -131,7 +131,10 @@ def test_the_variance_is_read_off_the_table(tmp_path: Path) -> None:
     make_noise(tmp_path)
     # Both runs are made of the same numbers, which lie in the band.
     text = sentences.variance_law(stored(tmp_path))
-    assert text == "The variance of a mean over N sequences falls as 1/N, within chance (2 runs)."
+    assert text == (
+        "The variance of a mean over N sequences falls as 1/N, within chance (2 runs): arithmetic "
+        "for sequences drawn at random."
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,8 @@ def variance_law(stored: Sequence[StoredRun]) -> str:
     law = "The variance of a mean over N sequences falls"
     # Of sound runs, one in twenty lies outside of its band.
     if binom.sf(above + below - 1, len(whole), 0.05) >= 0.05:
-        return f"{law} as 1/N, within chance ({count(len(whole), 'run')})."
+        runs = count(len(whole), "run")
+        return f"{law} as 1/N, within chance ({runs}): arithmetic for sequences drawn at random."
     side = "more slowly than" if not below else "faster than" if not above else "unlike"
     return f"{law} {side} 1/N in {above + below} of {count(len(whole), 'run')}."
 

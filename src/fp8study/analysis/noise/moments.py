@@ -199,7 +199,8 @@ def inverse_law(grams: Sequence[Array], batches: Sequence[int]) -> Estimate:
     grouping, the ratio is 1 by algebra; neighbours that resemble each other would show as more. All
     points of a run measure the same sequences, and groups of four are made of groups of two, so
     single ratios are no independent tests: every regrouping is made at all points and batches at
-    once, and the run is one test.
+    once, and the run is one test. Of sequences drawn at random, as a shuffled corpus gives them,
+    1/B is arithmetic: then the test is of the drawing.
 
     Of `grams` of the same sequences at several points, and of batches that each make two full
     groups or more, it returns the mean ratio of the variance of means times B to that of single

@@ -119,7 +119,7 @@ def test_runs_that_are_compared_share_a_gpu_and_gpus_share_the_work(
 
 
 def test_a_plans_minutes_are_those_of_the_gpu_with_the_most_to_do() -> None:
-    study = load_study("new-text-3b", {"corpus": "synthetic"})
+    study = load_study("small-form")
     there = machine(H200, H200)
     gpus = gpus_to_have(there, study)
     queues = [sum(run.minutes for run in study.runs if gpus[run.run_id] == [n]) for n in (0, 1)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import yaml
-
 from fp8study.core.studies import load_study, study_names
 from tests.checkout import ROOT
 
@@ -28,11 +26,9 @@ def runs_done(name: str) -> int:
 
 
 def gpu_minutes(name: str) -> float:
-    content = yaml.safe_load((ROOT / f"pipelines/studies/{name}.yaml").read_text(encoding="utf-8"))
-    runs = load_study(name).runs
     return sum(
-        content["minutes_per_run"] * run.config.num_gpus / (run.config.runs_per_gpu or 1)
-        for run in runs
+        run.minutes * run.config.num_gpus / (run.config.runs_per_gpu or 1)
+        for run in load_study(name).runs
     )
 
 

@@ -39,13 +39,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from fp8study.analysis.runs.naming import (
-    arm_label,
-    fp8_part,
-    has_usual_path,
-    setting_label,
-    stale_note,
-)
+from fp8study.analysis.runs import naming
 from fp8study.analysis.runs.pairing import together
 from fp8study.core import record_shape
 from fp8study.core.config import completed, set_by_hand
@@ -159,14 +153,14 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "num_warnings": len(record.warnings),
         "git_commit": record.git.get("commit"),
         "git_dirty": record.git.get("dirty"),
-        "stale": stale_note(record) is not None,
+        "stale": naming.stale_note(record) is not None,
         "planted": bool(record.config.get("untrained")),
         "unsteady": any(warning.startswith(UNSTEADY) for warning in record.warnings),
         "timing_void": record.timing_is_void,
-        "arm": arm_label(record),
-        "setting": setting_label(had),
-        "path": config.get("path") if has_usual_path(had) else MIXED,
-        "fp8_part": fp8_part(config),
+        "arm": naming.arm_label(record),
+        "setting": naming.setting_label(had),
+        "path": config.get("path") if naming.has_usual_path(had) else MIXED,
+        "fp8_part": naming.fp8_part(config),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),
         "pair_key": _key(run, paired, varying("pair")) + trained,

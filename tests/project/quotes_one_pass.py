@@ -10,10 +10,11 @@ from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import IN_ONE_PASS, SWIGLU_KERNELS
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import words
 from fp8study.report.page import report_of
 from tests.checkout import committed_runs
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import one, per_cent, stored
 
 MACHINE = "h200x1"
 PRECISIONS = ("bf16", "fp8_tensorwise")
@@ -49,7 +50,6 @@ def one_pass_texts() -> list[str]:
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",
-        f"unclipped, by {per_cent(eight['lead_pct'])} on 1 GPU ({ends(eight)})",
         *_batch_2_texts(),
         *_shards_texts(),
         *_kernels_texts(),
@@ -126,10 +126,11 @@ def once_texts() -> list[str]:
     assert [*of_big["model"]] == ["llama-3.1-8b"]
     runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
     small, big = (runs[(runs["model"] == "llama-3.2-1b") == is_small] for is_small in (True, False))
+    few = once[once["verdict"] == "undecided"]["num_pairs"] < MIN_PAIRS_FOR_INTERVAL
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
-        "none",
-        f"One is of the 8B at {_rate(big)}, {len(equal) - 1} are of a 1B, at "
+        f"none.** Of the undecided {few.sum()} have one or two pairs",
+        f"Equivalent: the 8B at {_rate(big)}, and {len(equal) - 1} of a 1B, at "
         f"learning rates of at most {_rate(small)} in at most "
         f"{small['num_steps'].max()} steps, two of them with some steps in BF16",
     ]

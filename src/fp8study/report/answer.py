@@ -200,7 +200,8 @@ def _cell(rows: pd.DataFrame) -> str:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         is_equal = row["action"] == decision.FP8
-        loss = f"loss equal at {rate(row['loss_rate'])}" if is_equal else ""
+        clips = " if clipped" * pd.notna(row["max_grad_norm"])
+        loss = f"loss equal at {rate(row['loss_rate'])}{clips}" if is_equal else ""
         return kind, loss, "untied" if str(row["model"]).endswith(_TWIN) else "", path
 
     parts = []

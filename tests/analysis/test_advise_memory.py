@@ -68,4 +68,7 @@ def test_the_larger_batch_fits_and_bf16s_would_not() -> None:
     at_one, room = ask("llama-3.1-8b", 1), 1 - HEADROOM
     larger = ask("llama-3.1-8b", 2)
     (fp8,) = (option for option in larger.options if option.label == "FP8 tensorwise")
+    rates = [found.tokens_per_second_per_gpu.value for found in (at_one.options[0], fp8)]
+    told = at_one.larger.then
+    assert told.low < 100 * (rates[1] / rates[0] - 1) < told.high
     assert fp8.memory_gib.value <= room * at_one.capacity_gib < larger.options[0].memory_gib.value

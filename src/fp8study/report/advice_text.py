@@ -33,6 +33,8 @@ _PARTS = {
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 #: More than that would break the table's columns.
 _WIDEST_GIB = 9999
+#: Of fewer nobody knows within what nine of ten are.
+_FEWEST_LEADS = 10
 
 
 def advice_text(advice: Advice) -> str:
@@ -113,12 +115,15 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
     if leads:
         mean, most = (span([getattr(each, name) for each in leads], ".1f")
                       for name in ("mean_points", "most_points"))  # fmt: skip
-        tested = count(sum(each.num_leads for each in leads), "lead")
+        number_of = sum(each.num_leads for each in leads)
+        tested = count(number_of, "lead")
+        within = f"nine of ten within {most} (goal: at most {MOST_POINTS:g})"
+        if number_of < _FEWEST_LEADS:
+            within = "too few to say within what nine of ten are"
         where = " on GPUs they were not fitted to" if leads[0].test == OTHER_GPU else ""
         said.append(
             f"{tested}{where}, off by {mean} points on average (goal: at most {MEAN_POINTS:g}), "
-            f"nine of ten within {most} (goal: at most {MOST_POINTS:g}), whether or not the host "
-            "is busy"
+            f"{within}, whether or not the host is busy"
         )
     if sizes:
         missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)

@@ -130,19 +130,29 @@ class Advisor:
             timed=self.timed,
         )  # fmt: skip
 
+        def num_beyond(way: ResolvedConfig) -> int:
+            return len(beyond_in(way))
+
         def by_law(way: ResolvedConfig, value: float) -> Quantity:
-            return Quantity(value, MODELLED if beyond_in(way) else PREDICTED)
+            return Quantity(value, MODELLED if num_beyond(way) else PREDICTED)
 
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
+
+        def with_ends(faster: Change, way: ResolvedConfig) -> Change:
+            """Say how far a rate may be off over that of another run, by the errors of steps."""
+            if unknown:
+                return faster
+            error = self.nine_of_ten[_host_shows(law(way))][1] * account.wider(num_beyond(way))
+            value = faster.then.value
+            half = (100 + value) * error / 100
+            return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
 
         todays = config
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
-        options = self._options(
-            config, shape, law, gpu_name, decided, by_law, lambda way: len(beyond_in(way)), unknown
-        )
+        options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [verdict_of(config, each, learning_rate) for each in decided]
@@ -156,7 +166,7 @@ class Advisor:
         expected = None
         if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
-            expected = self._speed(todays, way, law, len(beyond_in(way)), None, None)[1]
+            expected = self._speed(todays, way, law, num_beyond(way), None, None)[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -193,7 +203,7 @@ class Advisor:
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
             remedies=tuple(change(cure, _OPTIONS) for cure in cured),
-            larger=change(larger, {}) if fits and larger else None,
+            larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
             options=tuple(options),
             step_parts_ms={
                 name: {part: by_law(way, ms) for part, ms in
@@ -287,7 +297,7 @@ class Advisor:
         """
         kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
         step = law(way)
-        busy = step.host > account.HOST_PCT / 100 * step.device
+        busy = _host_shows(step)
         lead_error, step_error = self.nine_of_ten[busy]
         basis = "where the host is busy" if busy else "where the GPU decides"
         if beside and beside.off_points > lead_error:
@@ -301,6 +311,11 @@ class Advisor:
         rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
         leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
         return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def _host_shows(step: speed.StepParts) -> bool:
+    """Whether the host's launches may show in a step, so that errors are those of such steps."""
+    return step.host > account.HOST_PCT / 100 * step.device
 
 
 def _without_ends(figure: Quantity) -> Quantity:

@@ -55,7 +55,7 @@ def nearest_losses(
             for ids in table["run_ids"]
         ],
         tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
-    ).sort_values(["loss", "num_pairs", "away"], ascending=[False, False, True], kind="stable")
+    ).sort_values(["num_pairs", "loss", "away"], ascending=[False, False, True], kind="stable")
     near, longest = (
         table[table[of] == end].head(1)
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
@@ -63,7 +63,7 @@ def nearest_losses(
     same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
     rows = pd.concat([near, same, table.head(1), longest, table.drop_duplicates("study")])
     evidence = []
-    for _, row in rows.drop_duplicates(["study", "model", "rate"]).head(4).iterrows():
+    for _, row in rows.drop_duplicates(["model", "rate"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
         evidence.append(
             f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "

@@ -187,7 +187,12 @@ def test_what_does_not_fit_is_told_with_what_would():
     found = advice("llama-3.1-8b", 1, gpu="h100-80gb")
     assert not found.fits
     assert any(remedy.what == "--num-gpus 4" for remedy in found.remedies)
-    assert "It does not fit" in advice_text(found)
+    (more, *_), said = found.remedies, " ".join(advice_text(found).split())
+    assert more.lead_pct.value == pytest.approx(
+        advice("llama-3.1-8b", 4, gpu="h100-80gb").verdict.lead_pct.value
+    )
+    told = f"{more.lead_pct.value:+.0f} %"
+    assert f"It does not fit. With --num-gpus 4 it does: FP8 then {told} tokens/s" in said
 
 
 def test_of_fp8_only_what_fits_is_recommended():

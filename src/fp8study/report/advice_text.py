@@ -93,7 +93,11 @@ def _memory(advice: Advice) -> list[str]:
             "check it; other trainers need not"
         )
     if not advice.fits:
-        found = [f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind})" for c in advice.remedies]
+        found = [
+            f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind}"
+            + (f"; FP8 then {lead_text(c.lead_pct, ' %', '+.0f')})" if c.lead_pct else ")")
+            for c in advice.remedies
+        ]
         lines.append(f"  would fit  {'; '.join(found) or 'with nothing tried here'}")
         if any("master_dtype=bf16" in remedy.what for remedy in advice.remedies):
             lines.append("  BF16 master weights round small updates away: check the loss first")

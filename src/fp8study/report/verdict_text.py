@@ -22,20 +22,35 @@ from fp8study.report.words import count, interval, machine_name, number, rate
 
 
 def answer_lines(advice: Advice) -> list[str]:
-    said, loss = verdict_text(advice.verdict), _loss(advice)
+    """Write what to do, what that rests on, and what is known of settings next to it."""
+    said = verdict_text(advice.verdict)
     if not advice.fits:
         alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
-        neither = "It does not fit; the speeds below are for GPUs that had the memory."
-        return [alone if advice.fp8_fits else neither]
+        return [alone if advice.fp8_fits else _too_large(advice)]
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
     beside = _beside(chosen_option(advice).beside)
-    clips = (
-        [f"  clipped, --set max_grad_norm={CLIPPED:g}: {verdict_text(advice.clipped)}"]
-        if advice.clipped
-        else []
+    return [said, *_loss(advice), *_clipped(advice), *also, *near, *_today(advice), *beside,
+            *_larger(advice)]  # fmt: skip
+
+
+def _too_large(advice: Advice) -> str:
+    """Say what would make it fit, and what FP8 gives then."""
+    asked = "the speeds below are for GPUs that had the memory."
+    first = next(iter(advice.remedies), None)
+    if first is None or first.lead_pct is None:
+        return f"It does not fit; {asked}"
+    lead = first.lead_pct
+    return (
+        f"It does not fit. With {first.what} it does: FP8 then {lead_text(lead, ' %', '+.0f')} "
+        f"tokens/s, {lead.kind}. Without, {asked}"
     )
-    return [said, *loss, *clips, *also, *near, *_today(advice), *beside, *_larger(advice)]
+
+
+def _clipped(advice: Advice) -> list[str]:
+    if advice.clipped is None:
+        return []
+    return [f"  clipped, --set max_grad_norm={CLIPPED:g}: {verdict_text(advice.clipped)}"]
 
 
 def _loss(advice: Advice) -> list[str]:

@@ -51,6 +51,7 @@ from fp8study.analysis.laws.nearby import (
     cures,
     larger_alone,
     settings,
+    tensorwise,
     to_check,
     ways,
     written,
@@ -139,6 +140,12 @@ class Advisor:
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
+        def remedy(cure: Changed) -> Change:
+            way = cure[1]
+            fastest = min(law(fp8).total for fp8 in tensorwise(way, shape))
+            lead = by_law(way, speed.lead_pct(law(way).total, fastest))
+            return replace(change(cure, _OPTIONS), lead_pct=lead)
+
         def with_ends(faster: Change, way: ResolvedConfig) -> Change:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
@@ -202,7 +209,7 @@ class Advisor:
             fp8_fits=bool(fitting),
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
-            remedies=tuple(change(cure, _OPTIONS) for cure in cured),
+            remedies=tuple(map(remedy, cured)),
             larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
             options=tuple(options),
             step_parts_ms={

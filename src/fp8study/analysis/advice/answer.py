@@ -49,6 +49,8 @@ class Change:
     what: str
     then: Quantity
     """GiB of a remedy; else FP8's lead, or how much faster it is, %."""
+    lead_pct: Quantity | None = None
+    """FP8 tensorwise's with a remedy."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def by_model(rows: pd.DataFrame, values: pd.Series, spec: str) -> str:
     table = rows[["model"]].assign(value=values.astype(float), size=rows.get("num_parameters", 0))
     medians = table.sort_values("size").groupby("model", sort=False)["value"].median()
     if len(medians) == 1:
-        return f"; {medians.index[0]} alone"
+        return f"; all with {medians.index[0]}"
     if medians.nunique() == 1:
         return ""
     return f"; medians: {', '.join(f'{m} {value:{spec}}' for m, value in medians.items())}"

@@ -1,6 +1,7 @@
 """What `fp8study advise` says of losses, and what is no evidence of them."""
 
 import dataclasses
+import json
 
 import pandas as pd
 import pytest
@@ -68,6 +69,7 @@ def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
         return advice(model, batch=batch, max_grad_norm=1.0, **others)
 
     open_, low, high = ask(), ask(learning_rate=1e-5), ask(learning_rate=3e-4)
+    json.dumps(dataclasses.asdict(open_), allow_nan=False)
     assert {found.verdict.lead_pct.kind for found in (open_, low, high)} == {kind}
     assert [found.verdict.action for found in (open_, low, high)] == [FP8, FP8, CHECK]
     assert "its loss is BF16's at a learning rate of 2e\u20115" in advice_text(open_)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from fp8study.analysis.advice.answer import Advice, Option
@@ -59,7 +58,7 @@ def _loss(advice: Advice) -> list[str]:
     if not loss:
         return []
     said = f"its loss is BF16's at a learning rate of {rate(loss['loss_rate'])}"
-    if not math.isnan(loss["loss_rate_above"]):
+    if loss["loss_rate_above"] is not None:
         said += f", undecided at {rate(loss['loss_rate_above'])}"
     before = IN_ONE_PASS in advice.verdict.setting and not loss["loss_in_one_pass"]
     by = ", updated by torch's AdamW" * before

@@ -319,4 +319,5 @@ def predicted_verdict(
 
 
 def _of_loss(row: Row) -> Row:
-    return {name: row[name] for name in LOSS_COLUMNS}
+    """Return what a row says of its loss, with None for what is missing, as JSON has it."""
+    return {name: None if pd.isna(row[name]) else row[name] for name in LOSS_COLUMNS}

@@ -54,9 +54,10 @@ def store_losses(
         for precision in ("bf16", "fp8_tensorwise"):
             loss = 5.0 + 0.1 * seed + (gap + 0.0001 * seed) * (precision != "bf16")
             record = make_record(
-                study="losses", seed=seed, precision=precision,
+                seed=seed, precision=precision,
                 results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
-                **changes | ({"config": fp8} if fp8 and precision != "bf16" else {}),
+                **{"study": "losses"} | changes,
+                **({"config": fp8} if fp8 and precision != "bf16" else {}),
             )  # fmt: skip
             store(results, place, record)
 
@@ -235,3 +236,36 @@ def test_a_loss_that_is_worse_at_a_higher_rate_of_the_same_setting_is_to_be_chec
     assert row["loss_rate_above"] == above or (above is None and math.isnan(row["loss_rate_above"]))
     (said,) = speed_rows.decisions(load_report(tmp_path).decisions)["loss"]
     assert ("worse\u00a0at" in said) == (above is not None)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "above", "asked", "holds"),
+    [
+        ("equivalent", None, 1e-5, True), ("equivalent", None, 2e-5, True),
+        ("equivalent", None, 5e-5, False), ("equivalent", "different", None, False),
+        ("equivalent", "different", 2e-5, True), ("different", None, 1e-5, False),
+        ("different", None, 3e-4, True), ("undecided", None, 2e-5, False),
+    ],
+)  # fmt: skip
+def test_what_is_equal_is_so_at_lower_rates_and_what_is_not_at_higher_ones(
+    verdict: str, above: str | None, asked: float | None, holds: bool
+) -> None:
+    loss = {"loss_is_same": True, "loss_counts": True, "loss_verdict": verdict, "loss_rate": 2e-5,
+            "loss_verdict_above": above}  # fmt: skip
+    assert decision.loss_of(loss, asked) == (verdict if holds else None)
+
+
+def test_a_check_at_the_rate_that_is_asked_about_decides_there(tmp_path: Path) -> None:
+    """Though one at a lower rate has as many pairs and comes first."""
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, learning_rate=2e-5)
+    runs = frame(tmp_path)
+    row = leads_table(runs).iloc[0].to_dict()
+
+    def asked(rate: float) -> str | None:
+        judged = decision.judged_losses(loss_gap_table(frame(tmp_path)), frame(tmp_path))
+        return decision.loss_of(decision.nearest_loss(row, judged, rate), rate)
+
+    assert [asked(rate) for rate in (2e-5, 3e-4)] == ["equivalent", None]
+    store_losses(tmp_path, 0.0, study="checks", learning_rate=3e-4)
+    assert [asked(rate) for rate in (2e-5, 3e-4)] == ["equivalent", "equivalent"]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.advice.evidence import Decisions, verdict_of
+from fp8study.analysis.advice.evidence import Decisions
 from fp8study.analysis.decision import decision_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.nearby import changed
@@ -218,7 +218,7 @@ def _verdict(results: Path, asked: Any) -> tuple[Any, Any]:
     decisions, gpu = Decisions(runs), runs[0][1].machine["gpu_name"]
     config = decisions.measured_as(asked, gpu)
     (found,) = decisions.of(config, gpu)
-    return config, verdict_of(config, found, None)
+    return config, decisions.verdict_of(config, found, None)
 
 
 @pytest.mark.parametrize(

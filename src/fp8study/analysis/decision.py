@@ -128,13 +128,20 @@ def loss_is_known(table: pd.DataFrame) -> pd.Series:
 def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str | None:
     """Return the verdict of a `nearest_loss` if it settles the loss of the very setting.
 
-    At a learning rate that is asked about, or at that of the loss: none for a higher one.
+    At the learning rate of the loss, if nothing is known to be worse above it; or at one that is
+    asked about: what is equal is so at lower rates, too, and what is not, at higher ones.
     """
-    if not loss.get("loss_is_same") or loss["loss_verdict"] == "undecided":
+    verdict = loss.get("loss_verdict")
+    if not (loss.get("loss_is_same") and loss["loss_counts"]) or verdict == "undecided":
         return None
-    if not loss["loss_counts"] or loss["loss_verdict_above"] == "different":
-        return None
-    return None if (learning_rate or 0.0) > loss["loss_rate"] else str(loss["loss_verdict"])
+    if learning_rate is None:
+        holds = loss["loss_verdict_above"] != "different"
+    else:
+        is_equal = verdict == "equivalent"
+        holds = (
+            learning_rate <= loss["loss_rate"] if is_equal else learning_rate >= loss["loss_rate"]
+        )
+    return str(verdict) if holds else None
 
 
 def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -147,13 +154,16 @@ def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return found.join(facts, on="arm_key")
 
 
-def nearest_loss(row: Mapping[Any, Any], judged: pd.DataFrame) -> dict[str, Any]:
+def nearest_loss(
+    row: Mapping[Any, Any], judged: pd.DataFrame, learning_rate: float | None = None
+) -> dict[str, Any]:
     """Find the loss of a model and recipe whose setting is nearest to that of a row.
 
     Args:
         row: Has the fields that tell settings apart, ``model``, ``precision``, ``machine`` and
             ``setting``.
         judged: From `judged_losses`.
+        learning_rate: Of settings as near, one at this rate or above comes first.
 
     Returns:
         The values of `LOSS_COLUMNS`; nothing where no loss of the model and recipe was judged.
@@ -165,12 +175,14 @@ def nearest_loss(row: Mapping[Any, Any], judged: pd.DataFrame) -> dict[str, Any]
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
     in_one_pass = found["setting"].str.contains(IN_ONE_PASS)
-    # Of those as near, a usual learning rate comes before a low one, then a divergence, then what
-    # the machine's own runs decide, then the most pairs: of many studies some decide by chance.
-    # Of as many, a later study may have been made to decide what an earlier one left open, and
-    # then comes what was updated as the row's runs were.
+    # Of those as near, a usual learning rate comes before a low one, then one as high as is asked
+    # about, then a divergence, then what the machine's own runs decide, then the most pairs: of
+    # many studies some decide by chance. Of as many, a later study may have been made to decide
+    # what an earlier one left open, and then comes what was updated as the row's runs were.
+    below = found["learning_rate"] < (learning_rate or 0.0)
     order = pd.DataFrame({
-        "apart": apart, "low_rate": ~counts, "sound": found["verdict"] != DIVERGED,
+        "apart": apart, "low_rate": ~counts, "below": below,
+        "sound": found["verdict"] != DIVERGED,
         "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
         "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
     })  # fmt: skip

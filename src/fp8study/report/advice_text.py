@@ -163,7 +163,8 @@ def _days(advice: Advice) -> str:
     }
     hours = {label: advice.tokens / rate / 3600 for label, rate in rates.items()}
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
-    took = [f"{number / each:,.1f} in {label}" for label, number in hours.items()]
+    spec = ",.1f" if min(hours.values()) >= 0.1 else ".2g"
+    took = [f"{number / each:{spec}} in {label}" for label, number in hours.items()]
     billions = f"{advice.tokens / 1e9:{',.0f' if advice.tokens >= 1e10 else '.3g'}}"
     return f"  {unit} for {billions} billion tokens, at these rates: {', '.join(took)}"
 

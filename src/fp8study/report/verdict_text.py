@@ -13,7 +13,7 @@ from fp8study.analysis.advice.evidence import (
     Quantity,
     Verdict,
 )
-from fp8study.analysis.decision import MORE, WORTH_PCT
+from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.nearby import EARLIER
 from fp8study.analysis.runs.naming import IN_ONE_PASS
 from fp8study.core.config import set_by_hand
@@ -29,8 +29,10 @@ def answer_lines(advice: Advice) -> list[str]:
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
     beside = _beside(chosen_option(advice).beside)
-    return [said, *_loss(advice), *_clipped(advice), *also, *near, *_today(advice), *beside,
-            *_larger(advice)]  # fmt: skip
+    return [
+        said, *_loss(advice, advice.verdict), *_clipped(advice), *also, *near, *_today(advice),
+        *beside, *_larger(advice),
+    ]  # fmt: skip
 
 
 def _too_large(advice: Advice) -> str:
@@ -49,18 +51,21 @@ def _too_large(advice: Advice) -> str:
 def _clipped(advice: Advice) -> list[str]:
     if advice.clipped is None:
         return []
-    return [f"  clipped, --set max_grad_norm={CLIPPED:g}: {verdict_text(advice.clipped)}"]
+    said = f"  clipped, --set max_grad_norm={CLIPPED:g}: {verdict_text(advice.clipped)}"
+    return [said, *_loss(advice, advice.clipped)]
 
 
-def _loss(advice: Advice) -> list[str]:
-    """Say at which learning rate FP8's loss was found to be BF16's, where a verdict rests on it."""
-    loss = advice.verdict.loss
-    if not loss:
+def _loss(advice: Advice, verdict: Verdict) -> list[str]:
+    """Say at which learning rates FP8's loss was judged, where that was in this very setting."""
+    loss = verdict.loss
+    if verdict.action not in (FP8, CHECK) or not loss or not loss["loss_is_same"]:
         return []
     said = f"its loss is BF16's at a learning rate of {rate(loss['loss_rate'])}"
+    if verdict.action == CHECK:
+        said = f"its loss: {loss['loss_verdict']} at a learning rate of {rate(loss['loss_rate'])}"
     if loss["loss_rate_above"] is not None:
-        said += f", undecided at {rate(loss['loss_rate_above'])}"
-    before = IN_ONE_PASS in advice.verdict.setting and not loss["loss_in_one_pass"]
+        said += f", {loss['loss_verdict_above']} at {rate(loss['loss_rate_above'])}"
+    before = IN_ONE_PASS in verdict.setting and not loss["loss_in_one_pass"]
     by = ", updated by torch's AdamW" * before
     told = f"  {said} ({loss['loss_machine']}/{loss['loss_study']}{by})"
     ask = "; for yours add --set learning_rate=RATE" * (advice.learning_rate is None)

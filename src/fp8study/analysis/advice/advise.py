@@ -29,7 +29,6 @@ from fp8study.analysis.advice.evidence import (
     of_cell,
     of_row,
     predicted_verdict,
-    verdict_of,
     way_of,
 )
 from fp8study.analysis.advice.loss_evidence import nearest_losses
@@ -162,10 +161,12 @@ class Advisor:
         options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
-            verdicts = [verdict_of(config, each, learning_rate) for each in decided]
+            verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
         else:
             guess = chosen(fitting or options[1:])
-            loss = self.decisions.loss(as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name)
+            loss = self.decisions.loss(
+                as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name, learning_rate
+            )
             verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
@@ -186,7 +187,7 @@ class Advisor:
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK
         clipped = None
-        if verdicts[0].action == CHECK and todays.max_grad_norm is None:
+        if verdicts[0].action == CHECK and todays.max_grad_norm != CLIPPED:
             clipped = self.advise(
                 changed(todays, {"max_grad_norm": CLIPPED}), gpu, gpu_name, capacity, measured,
                 tokens, as_asked, learning_rate,

@@ -68,7 +68,7 @@ class Advice:
     """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
     verdict: Verdict
     clipped: Verdict | None
-    """With gradients clipped at 1, where they are not and FP8 is decided on if they are."""
+    """With gradients clipped at 1, where they are not and it is FP8 if they are."""
     todays_lead: Quantity | None
     """Where it was measured as the tuned path was before: the lead of the same FP8 on today's."""
     nearest: tuple[Change, ...]

@@ -17,6 +17,7 @@ from fp8study.analysis.decision import (
     FP8,
     LOSS_COLUMNS,
     MORE,
+    WORSE,
     advise,
     decision_table,
     judged_losses,
@@ -47,7 +48,7 @@ Row = Mapping[str, Any]
 _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
            "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
            "gradient_accumulation_steps")  # fmt: skip
-#: The norm that gradients are clipped at where nobody says which.
+#: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
 #: What an FP8 is called that was timed before its SwiGLU had kernels.
 COMPILED_SWIGLU = "compiled SwiGLU"
@@ -124,7 +125,7 @@ class Verdict:
     setting: str = ""
     """As the report calls it."""
     loss: Row = field(default_factory=dict)
-    """The `decision.nearest_loss` that it rests on; empty where it asks for one."""
+    """The nearest loss that was judged, as `decision.LOSS_COLUMNS`; empty where none was."""
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,29 @@ class Decisions:
                "setting": setting_label(bf16.to_dict())}  # fmt: skip
         return self._decide((self.leads[list(key)] == list(key.values())).all(axis=1))
 
-    def loss(self, fp8: ResolvedConfig, gpu_name: str) -> dict[str, Any]:
+    def verdict_of(
+        self, bf16: ResolvedConfig, found: Decided, learning_rate: float | None
+    ) -> Verdict:
+        """Return the report's decision, or what it is at a learning rate that is asked about."""
+        row = found.decision
+        action, loss = row["action"], row
+        if learning_rate is not None and action in (FP8, CHECK, WORSE):
+            loss = nearest_loss(row, self.losses, learning_rate)
+            action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss, learning_rate))
+        return Verdict(
+            action, way_of(bf16, row)[1], lead_of(row), found.machine, found.num_unsteady,
+            bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss),
+        )  # fmt: skip
+
+    def loss(
+        self, fp8: ResolvedConfig, gpu_name: str, learning_rate: float | None
+    ) -> dict[str, Any]:
         """Return the judged loss that is nearest to an FP8 run, as `decision.nearest_loss`."""
         row = fp8.to_dict() | {
             "gpu_name": gpu_name, "machine": "", "fp8_part": fp8_part(fp8.to_dict()),
             "setting": setting_label(fp8.to_dict()),
         }  # fmt: skip
-        return nearest_loss(row, self.losses)
+        return nearest_loss(row, self.losses, learning_rate)
 
     def nearest(
         self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
@@ -214,7 +231,7 @@ class Decisions:
             ]
             for which in (sizes < own, sizes > own)
         )
-        clipped = timed({"max_grad_norm": CLIPPED if bf16.max_grad_norm is None else None})
+        clipped = timed({"max_grad_norm": None if bf16.max_grad_norm == CLIPPED else CLIPPED})
         plain = here & (self.leads["path"] == "plain")
         for name in ("micro_batch_size", "sequence_length"):
             plain &= self.leads[name] == getattr(bf16, name)
@@ -295,18 +312,6 @@ def lead_apart(rate: Quantity, base: Quantity) -> Quantity:
     return Quantity(100 * (rate.value / base.value - 1), MEASURED, run_ids=ids)
 
 
-def verdict_of(bf16: ResolvedConfig, found: Decided, learning_rate: float | None) -> Verdict:
-    """Return the report's decision; at a rate that is asked about, if its loss holds there."""
-    row = found.decision
-    label, action = way_of(bf16, row)[1], row["action"]
-    if action == FP8 and loss_of(row, learning_rate) is None:
-        action = CHECK
-    return Verdict(
-        action, label, lead_of(row), found.machine, found.num_unsteady, bf16.num_gpus,
-        row["num_pairs"], row["setting"], _of_loss(row) if action == FP8 else {},
-    )  # fmt: skip
-
-
 def predicted_verdict(
     label: str, lead: Quantity | None, loss: Row, learning_rate: float | None
 ) -> Verdict:
@@ -315,9 +320,11 @@ def predicted_verdict(
     if lead.low is None or lead.high is None:
         return Verdict(MORE, label, lead)
     action = advise(lead.low, lead.high, loss_of(loss, learning_rate))
-    return Verdict(action, label, lead, loss=_of_loss(loss) if action == FP8 else {})
+    return Verdict(action, label, lead, loss=_of_loss(loss))
 
 
 def _of_loss(row: Row) -> Row:
     """Return what a row says of its loss, with None for what is missing, as JSON has it."""
+    if pd.isna(row.get("loss_verdict")):
+        return {}
     return {name: None if pd.isna(row[name]) else row[name] for name in LOSS_COLUMNS}

@@ -21,7 +21,7 @@ from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
-from fp8study.core.hardware import GpuPeak
+from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -149,7 +149,9 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         found = (_cure(config, shape, changes) for changes in tries)
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
-    found = [*first(before), *first(one), *first(more), *_savings(config, shape, capacity, SAVERS)]
+    same_task = {name: value for name, value in SAVERS.items() if "master" not in name}
+    others = first(more) or first(same_task | changes for changes in more)
+    found = [*first(before), *first(one), *others, *_savings(config, shape, capacity, SAVERS)]
     return found or first(SAVERS | changes for changes in more)
 
 
@@ -326,10 +328,12 @@ def beyond(
             f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
             f"{NETWORK.hop_us:g} µs from node to node: assumed"
         )
-    elif config.num_gpus > 1 and gpu_name != speed.FITTED_GPU and not is_measured:
+    fitted = find_peak(speed.FITTED_GPU)
+    other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
+    if config.num_gpus > 1 and other_link and not is_measured:
         found.append(
-            f"links between GPUs of {gpu.link_gb_per_s:g} GB/s by the datasheet: times over those "
-            f"of an {speed.FITTED_GPU}, scaled"
+            f"links between GPUs of {gpu.link_gb_per_s:g} GB/s by the datasheet, without bridges: "
+            f"those of an {speed.FITTED_GPU} were measured"
         )
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")

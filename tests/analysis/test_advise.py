@@ -165,6 +165,16 @@ def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
     assert option(found, "fp8_tensorwise", gathers=True).lead_pct.value < 0
 
 
+def test_more_gpus_come_before_weights_that_round_updates_away() -> None:
+    first = advice("llama-3.1-70b", 4).remedies[0]
+    assert first.what.endswith("--num-gpus 8") and "master_dtype" not in first.what
+
+
+def test_links_as_fast_as_those_measured_are_not_beyond_them() -> None:
+    beyond = advice("llama-3.1-8b", 8, gpu="h100").beyond
+    assert beyond and not any("links" in line for line in beyond)
+
+
 def test_cards_that_pcie_joins_are_not_told_the_speed_of_nvlink() -> None:
     pcie, nvlink = (advice("llama-3.1-8b", 8, batch=1, gpu=gpu) for gpu in ("h100-pcie", "h100"))
     waits = [found.step_parts_ms["bf16"]["communication"].value for found in (pcie, nvlink)]

@@ -84,7 +84,12 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     found = advice("llama-3.1-8b")
     assert found.verdict.action == CHECK
     assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
-    assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in advice_text(found)
+    text = advice_text(found)
+    assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in text
+    assert "its loss is BF16's at a learning rate of 2e\u20115, undecided at 1e\u20114" in text
+    other = advice("llama-3.1-8b", max_grad_norm=0.5)
+    assert other.clipped == found.clipped
+    assert "max_grad_norm=1" in [change.what for change in other.nearest]
     assert advice("llama-3.1-8b", learning_rate=3e-4).clipped is None
     assert "--set max_grad_norm=none" in found.loss_command
 

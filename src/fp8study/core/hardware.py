@@ -99,7 +99,7 @@ def named_gpu(slug: str) -> GpuPeak:
     asked = re.sub(r"[\s_-]+", "-", slug.strip().lower())
     wanted = re.sub(r"^rtx(?=[0-9])", "rtx-", _BEFORE.sub("", asked))
     others = ", ".join(peak.slug for peak in GPU_PEAKS if not peak.fp8_tflops)
-    names = f"{_with_fp8()}; without FP8: {others}"  # which a cluster may have
+    names = f"{slugs_with_fp8()}; without FP8: {others}"  # which a cluster may have
     if _NO_NVIDIA.match(wanted):
         raise UserError(
             f"--gpu: '{slug}': NVIDIA GPUs only: nothing else was tried; name one of {names}"
@@ -130,11 +130,12 @@ def no_fp8(name: str, instead: str = "BF16") -> str:
     """Refuse a GPU without FP8."""
     return (
         f"--gpu: {name} has no FP8 matrix units (they came with Ada, compute capability 8.9); "
-        f"train in {instead} there, or name one of {_with_fp8()}"
+        f"train in {instead} there, or name one of {slugs_with_fp8()}"
     )
 
 
-def _with_fp8() -> str:
+def slugs_with_fp8() -> str:
+    """List the GPUs that have FP8, as a command line takes them."""
     return ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
 
 

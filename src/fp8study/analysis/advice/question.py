@@ -30,7 +30,7 @@ from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
-from fp8study.core.hardware import GPU_PEAKS, GpuPeak, find_peak, named_gpu, no_fp8
+from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
@@ -214,8 +214,8 @@ def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:
 
 def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[GpuPeak, float]:
     """Return a GPU's datasheet and its memory, GiB."""
-    names = ", ".join(peak.slug for peak in GPU_PEAKS if peak.fp8_tflops)
     if slug is None:
+        names = slugs_with_fp8()
         if not gpus:
             raise UserError(f"--gpu: no NVIDIA GPU is visible here; name one of {names}")
         found = find_peak(gpus[0][0])

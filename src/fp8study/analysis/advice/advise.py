@@ -49,8 +49,8 @@ from fp8study.analysis.laws.nearby import (
     command_for_loss,
     cures,
     larger_alone,
+    lead_by_law,
     settings,
-    tensorwise,
     to_check,
     ways,
     written,
@@ -140,9 +140,7 @@ class Advisor:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
         def remedy(cure: Changed) -> Change:
-            way = cure[1]
-            fastest = min(law(fp8).total for fp8 in tensorwise(way, shape))
-            lead = by_law(way, speed.lead_pct(law(way).total, fastest))
+            lead = by_law(cure[1], lead_by_law(cure[1], shape, law))
             return replace(change(cure, _OPTIONS), lead_pct=lead)
 
         def with_ends(faster: Change, way: ResolvedConfig) -> Change:

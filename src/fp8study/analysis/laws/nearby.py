@@ -199,14 +199,15 @@ def _fits(config: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
     return has_room(memory.predicted_memory(config, shape).total, capacity)
 
 
+def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
+    """Return FP8 tensorwise's lead, %, with weights gathered in the faster way."""
+    fastest = min(law(fp8).total for fp8 in tensorwise(bf16, shape))
+    return speed.lead_pct(law(bf16).total, fastest)
+
+
 def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float) -> list[Changed]:
     """Return changes of the task that move FP8's lead notably, with its lead then, %."""
-
-    def lead(way: ResolvedConfig) -> float:
-        best = min(law(fp8).total for fp8 in tensorwise(way, shape))
-        return speed.lead_pct(law(way).total, best)
-
-    here, found = lead(config), []
+    here, found = lead_by_law(config, shape, law), []
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
                          ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip
         value = round(getattr(config, name) * factor)
@@ -216,8 +217,9 @@ def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
             way = dataclasses.replace(config, **{name: value})
         except UserError:  # beyond the field's range
             continue
-        if (_fits(way, shape, capacity) or factor < 1) and abs(lead(way) - here) >= _NOTABLE_POINTS:
-            found.append(({name: value}, way, lead(way)))
+        there = lead_by_law(way, shape, law)
+        if (_fits(way, shape, capacity) or factor < 1) and abs(there - here) >= _NOTABLE_POINTS:
+            found.append(({name: value}, way, there))
     return found
 
 

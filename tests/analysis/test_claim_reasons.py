@@ -141,7 +141,7 @@ def test_a_run_that_never_learnt_was_not_lost_early() -> None:
     assert found.verdict is Verdict.PARTLY
 
 
-def test_of_classes_that_decide_nothing_the_one_that_says_most_is_printed() -> None:
+def test_of_classes_that_decide_nothing_the_gpus_are_printed() -> None:
     """A model of slower links needs profiles, which the CPU's runs have not."""
     step = {"by_kind_ms": {"gemm_fp8": 20.0, "communication": 30.0}}
     on_cpu = Frames(pair(), "a-cpu").stored

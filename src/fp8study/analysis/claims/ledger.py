@@ -85,7 +85,7 @@ def judge(frames: Frames) -> list[Judged]:
     One's own comes first, then those that decide, then that of the most runs.
 
     A class that has nothing to say of a claim is left out where another one has; of classes without
-    a run that decides, the one is kept that says most.
+    a run that decides, the one with the most runs is kept, the CPU last.
     """
     classes = machine_classes(frames.runs)
     tables = {name: Tables(frames, labels) for name, labels in classes.items()}
@@ -96,7 +96,8 @@ def judge(frames: Frames) -> list[Judged]:
         if len(telling) > 1:
             telling.pop("CPU", None)  # emulated: it speaks where no GPU does
         if not telling:
-            telling = dict(sorted(found.items(), key=lambda answer: -len(answer[1].why))[:1])
+            by_size = sorted(found, key=lambda kind: (kind == "CPU", -len(tables[kind].stored)))
+            telling = {kind: found[kind] for kind in by_size[:1]}
         for kind, finding in sorted(telling.items(), key=_most_telling):
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
             name = f"{kind} ({', '.join(labels)})" if labels else ""

@@ -165,11 +165,6 @@ def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
     assert option(found, "fp8_tensorwise", gathers=True).lead_pct.value < 0
 
 
-def test_more_gpus_come_before_weights_that_round_updates_away() -> None:
-    first = advice("llama-3.1-70b", 4).remedies[0]
-    assert first.what.endswith("--num-gpus 8") and "master_dtype" not in first.what
-
-
 def test_links_as_fast_as_those_measured_are_not_beyond_them() -> None:
     beyond = advice("llama-3.1-8b", 8, gpu="h100").beyond
     assert beyond and not any("links" in line for line in beyond)
@@ -191,40 +186,6 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
     assert "\nBF16, or try BF16 all-gather" in text and "on 2 of 4 × H200" in text
     assert "also: Measure more, as the lead may lie on either side of 3 %. FP8 tensorwise" in text
     assert "steps of 4 runs had not settled" in text
-
-
-def test_what_does_not_fit_is_told_with_what_would():
-    found = advice("llama-3.1-8b", 1, gpu="h100-80gb")
-    assert not found.fits
-    assert any(remedy.what == "--num-gpus 4" for remedy in found.remedies)
-    (more, *_), said = found.remedies, " ".join(advice_text(found).split())
-    there = advice("llama-3.1-8b", 4, gpu="h100-80gb").options
-    leads = [o.lead_pct.value for o in there if o.precision == "fp8_tensorwise"]
-    assert more.lead_pct.value == pytest.approx(max(leads))
-    told = f"{more.lead_pct.value:+.0f} %"
-    assert f"It does not fit. With --num-gpus 4 it does: FP8 then {told} tokens/s" in said
-
-
-def test_of_fp8_only_what_fits_is_recommended():
-    found = advice("llama-3.1-8b", 2, batch=3)
-    capacity = next(o.memory_gib.value for o in found.options if o.gathers_fp8) / 0.9 - 0.1
-    tight = answer(dataclasses.replace(
-        question_for([], "llama-3.1-8b", 2, 4096, 3, "h200"), capacity_gib=capacity))  # fmt: skip
-    assert found.verdict.label == "FP8 tensorwise, FP8 all-gather"
-    assert tight.verdict.label == "FP8 tensorwise, BF16 all-gather" and tight.fp8_fits
-    assert "! does not fit" in advice_text(tight) and "!" not in advice_text(found)
-
-
-@pytest.mark.parametrize("num_gpus", [1, 2, 16])
-@pytest.mark.parametrize("batch", [1, 4, 8])
-def test_only_what_fits_is_to_be_checked(num_gpus, batch):
-    found = advice("llama-3.1-8b", num_gpus, 8192, batch, "h100-80gb")
-    best = next(o for o in found.options if o.label == found.verdict.label)
-    fitting = [o.precision for o in (found.options[0], best) if o.fits(found.capacity_gib)]
-    if num_gpus < 16:
-        assert re.findall(r"precision=(\w+)", " ".join(found.commands)) == fitting
-    assert bool(found.commands) == bool(fitting)
-    assert ("To check its speed" in advice_text(found)) == bool(fitting)
 
 
 def test_what_was_set_is_set_in_the_check_too():
@@ -256,13 +217,6 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
 def test_fp8_weights_are_gathered_from_even_shards_alone():
     assert not any(option.gathers_fp8 for option in advice("llama-3.2-1b", 3).options)
     assert any(option.gathers_fp8 for option in advice("llama-3.2-1b", 4).options)
-
-
-def test_without_a_batch_the_largest_that_fits_is_taken():
-    found = advice("llama-3.2-1b", 1, batch=None, gpu="rtx-5090-32gb")
-    taken = found.config["micro_batch_size"]
-    larger = advice("llama-3.2-1b", 1, batch=taken + 1, gpu="rtx-5090-32gb")
-    assert found.fits and not larger.fits
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,142 @@
+"""How wide the interval of an answer is, and what that rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.evidence import (
+    MEASURED,
+    MODELLED,
+)
+from fp8study.analysis.advice.question import answer, question_for
+from fp8study.analysis.decision import MORE
+from fp8study.analysis.laws import account
+from fp8study.report import predictions
+from fp8study.report.advice_text import advice_text
+from fp8study.report.page import load_report
+from fp8study.report.words import number
+from tests.analysis.test_advise_asked import ask
+from tests.checkout import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
+    def width(num_gpus: int) -> float:
+        lead = ask("llama-3.1-8b", num_gpus, "h100-80gb").verdict.lead_pct
+        assert lead.kind == MODELLED
+        return round(lead.high - lead.low, 6)
+
+    assert width(64) >= width(8) >= width(4)
+    assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
+
+
+def test_more_gpus_than_were_timed_are_known_half_as_well() -> None:
+    few, many = (answer(question_for([], "llama-3.1-8b", n, 4096, 4, "h200")) for n in (4, 5))
+    widths = [found.options[1].lead_pct.high - found.options[1].lead_pct.value
+              for found in (few, many)]  # fmt: skip
+    assert widths[1] == pytest.approx(account.WIDER * widths[0])
+    text = " ".join(advice_text(many).split())
+    assert "points, 2 times what nine of ten leads were within where the GPU decides" in text
+
+
+def test_no_interval_speaks_of_fewer_than_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "WIDER", 10.0)
+    found = answer(question_for([], "llama-3.2-1b", 4, 256, 1, "h100-80gb"))
+    lows = [option.lead_pct.low for option in found.options if option.lead_pct]
+    assert min(lows) == -100
+    assert all(option.tokens_per_second_per_gpu.low >= 0 for option in found.options)
+
+
+@pytest.mark.parametrize(("gpu", "is_elsewhere"), [("h200", False), ("rtx-4090-24gb", True)])
+def test_an_advice_says_how_far_the_laws_were_off_as_the_page_does(
+    gpu: str, is_elsewhere: bool
+) -> None:
+    stored = load_report(ROOT / "results").stored
+    cells = predictions.cells([run for run in stored if run.machine_label != "local"])
+    leads = account.lead_verdicts(account.lead_table(cells))
+    sizes = account.memory_verdicts(account.memory_table(cells))
+    leads, sizes = (of[(of["test"] == account.OTHER_GPU) == is_elsewhere] for of in (leads, sizes))
+    found = ask("llama-3.2-1b", 1, gpu)
+    by_test = {each.test: each for each in found.law_errors}
+    assert set(by_test) == {*leads["test"], *sizes["test"]} and by_test
+    for _, row in leads.iterrows():
+        assert by_test[row["test"]].mean_points == pytest.approx(row["mean_points"])
+        assert by_test[row["test"]].num_leads == row["num_cells"]
+    for _, row in sizes.iterrows():
+        assert by_test[row["test"]].mean_pct == pytest.approx(row["mean_pct"])
+    text = " ".join(advice_text(found).split())
+    ends = [number(leads["most_points"].agg(end), ".1f") for end in ("min", "max")]
+    within = f"nine of ten within {' to '.join(dict.fromkeys(ends))} (goal: at most 6)"
+    is_few = leads["num_cells"].sum() < 10
+    assert is_few == is_elsewhere  # where nine of ten mean nothing
+    assert (within in text) != is_few and ("too few to say" in text) == is_few
+    told = f"{leads['num_cells'].sum()} leads"
+    assert f"{told} on GPUs they were not fitted to" in text if is_elsewhere else told in text
+    missed = f"({sizes['num_missed'].sum()} of {sizes['num_cells'].sum()} by more than 5 %)"
+    assert missed in text
+
+
+def test_an_architecture_without_a_record_gets_no_interval() -> None:
+    found = ask("llama-3.2-1b", 8, "b200")
+    assert all(option.tokens_per_second_per_gpu.low is None for option in found.options)
+    assert all(lead.low is lead.high is None for o in found.options if (lead := o.lead_pct))
+    assert found.verdict.action == MORE
+    text = " ".join(advice_text(found).split())
+    assert "has no interval: no Blackwell GPU is in the records" in text
+
+
+def test_laws_that_nothing_tested_say_so() -> None:
+    found = ask("llama-3.2-1b", 1, "rtx-4090-24gb")
+    text = advice_text(dataclasses.replace(found, law_errors=()))
+    assert "laws so far (page Predictions): untested on another GPU" in text
+
+
+@pytest.mark.parametrize("num_gpus", [4, 64])
+def test_a_lead_is_known_no_better_than_where_it_was_measured_next_to_it(num_gpus: int) -> None:
+    found = ask("llama-3.2-3b", num_gpus, "h200")
+    option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")
+    beside, lead = option.beside, option.lead_pct
+    assert (beside.num_gpus, beside.micro_batch_size) == (2, 1)
+    (there,) = (o for o in ask("llama-3.2-3b", 2, "h200").options if o.label == option.label)
+    assert beside.lead_pct.value == pytest.approx(there.lead_pct.value, abs=0.1)
+    assert beside.lead_pct.kind == MEASURED and beside.lead_pct.run_ids
+    assert beside.off_points > 20
+    wider = account.wider(len(found.beyond))
+    assert lead.high - lead.value == pytest.approx(wider * beside.off_points)
+    assert lead.low == pytest.approx(2 * lead.value - lead.high)
+
+
+def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_is_from() -> None:
+    def said(found: Advice) -> str:
+        return " ".join(advice_text(found).split())
+
+    text = said(ask("llama-3.2-1b", 3, "h200"))
+    assert re.search(
+        r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says −\d", text
+    )
+    assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
+    assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
+    found = ask("llama-3.2-3b", 4, "h200")
+    option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")
+    assert option.interval_from == "where it was measured next to this"
+    longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
+    assert "points, 2 times what nine of ten leads were within where the GPU" in said(longer)
+
+
+def test_another_path_gather_or_a_far_batch_is_not_next_to_a_run() -> None:
+    far = answer(question_for([], "llama-3.2-1b", 4, 4096, 3, "h200"))
+    assert all(option.beside is None for option in far.options)
+    elsewhere = ask("llama-3.2-1b", 4, "h100-80gb")
+    assert all(option.beside is None for option in elsewhere.options)
+    found = {o.label: o.beside for o in ask("llama-3.2-3b", 4, "h200").options}
+    fp8, bf16 = (found[f"FP8 tensorwise, {name} all-gather"] for name in ("FP8", "BF16"))
+    assert fp8.lead_pct.value < -40 < 0 < bf16.lead_pct.value
+    assert found["BF16"] is found["FP8 rowwise"] is None

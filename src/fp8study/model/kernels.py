@@ -249,9 +249,15 @@ def _gated_largest(gate, up, largest, num, SIZE: tl.constexpr, TILES: tl.constex
 
 
 @triton.jit
+def _scale(at, most, least):  # type: ignore[no-untyped-def]
+    # A kernel that torch.compile launches gets Python's floats as FP64.
+    return tl.div_rn(tl.cast(most, tl.float32), tl.maximum(tl.load(at), tl.cast(least, tl.float32)))
+
+
+@triton.jit
 def _gated_cast(gate, up, largest, scale, fp8, num, most, least, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    by = tl.div_rn(most, tl.maximum(tl.load(largest), least))
+    by = _scale(largest, most, least)
     output = _output(gate, up, at, at < num)
     tl.store(fp8 + at, (output * by).to(fp8.dtype.element_ty), mask=at < num)
     if tl.program_id(0) == 0:
@@ -282,8 +288,8 @@ def _gradients_cast(  # type: ignore[no-untyped-def]
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < num
     of_gate, of_up, output = _gradients(gate, up, gradient, at, inside)
-    by_gate = tl.div_rn(most, tl.maximum(tl.load(largest), least))
-    by_up = tl.div_rn(most, tl.maximum(tl.load(largest + 1), least))
+    by_gate = _scale(largest, most, least)
+    by_up = _scale(largest + 1, most, least)
     tl.store(fp8_gate + at, (of_gate * by_gate).to(fp8_gate.dtype.element_ty), mask=inside)
     tl.store(fp8_up + at, (of_up * by_up).to(fp8_up.dtype.element_ty), mask=inside)
     kept = (output * tl.load(scale)).to(fp8_output.dtype.element_ty)

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -17,12 +18,14 @@ from fp8study.analysis.claims.ledger import (
     claims_table,
     judge,
     judge_claim,
+    machine_classes,
+    machine_gpus,
     settles,
 )
 from fp8study.core.studies import load_study
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
-from tests.analysis.test_claims import CASES, CLAIMS, leads
+from tests.analysis.test_claims import CASES, CLAIMS, leads, one_batch, with_stale
 from tests.checkout import ROOT, committed_runs
 from tests.claim_factories import LARGE, SMALL, Frames, pair, tables
 from tests.instrument_factories import make_instruments
@@ -117,6 +120,25 @@ def test_two_machines_are_never_pooled() -> None:
     _, mine, reference = re.split(r"Answered by this machine|beside  ", ledger_text(both))
     assert "REPRODUCED" in mine
     assert "CONTRADICTED" in reference
+
+
+def test_gpus_of_one_architecture_answer_together_what_is_asked_of_losses() -> None:
+    """A stale optimizer is tried on one GPU at batch 1, and on another above."""
+    names = {"a": "NVIDIA H200", "b": "NVIDIA H100 80GB HBM3", "c": "NVIDIA B200", "local": "L40S"}
+    rows = pd.DataFrame({"machine": [*names], "gpu_name": [*names.values()], "device": "cuda"})
+    gpus = machine_gpus(rows)
+    assert machine_classes(gpus, pooled=True) == {
+        "this machine": ["local"], "Hopper": ["a", "b"], "Blackwell": ["c"]
+    }  # fmt: skip
+    assert [*machine_classes(gpus).values()] == [["local"], ["a"], ["b"], ["c"]]
+    small = Frames(with_stale(40, None)(), "h200x8")
+    large = Frames(one_batch(4, 40, outside=78.0, optimizer_binding="before_conversion"), "h100x8")
+    for record in large.stored:
+        record.record.machine["gpu_name"] = "NVIDIA H100"
+    (both,) = (each for each in judge(report_of([*small.stored, *large.stored]))
+               if each.claim.id == "A14")  # fmt: skip
+    assert both.finding.verdict is NO
+    assert both.machines == "NVIDIA H100 and NVIDIA H200 (h200x8, h100x8)"
 
 
 def test_what_no_run_answers_is_not_said_to_be_the_references() -> None:

@@ -187,6 +187,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
      + pair(rate=60, num_gpus=4, machine={"gpu_link": "PHB"}), {}),
     ("A26", ELSEWHERE, leads(10), {}),
     ("A27", YES, recipes((125, 110, 108), (0.3, 0.2, 0.1)), {}),
+    ("A27", PARTLY, recipes((125, 108, 110), (0.3, 0.2, 0.1)), {}),
     ("A27", NO, recipes((105, 110, 108), (0.1, 0.2, 0.3)), {}),
     ("A28", YES, lambda: pair(strategy="ddp", num_gpus=2), {}),
     ("A28", NO, lambda: pair(strategy="ddp", num_gpus=2, fp8={"status": "failed",

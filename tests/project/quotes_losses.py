@@ -5,8 +5,6 @@ from typing import Any
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.matched import equal_time_table
-from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.report.page import Report, report_of
 from tests.project.quotes import one, per_cent, stored
 
@@ -15,30 +13,13 @@ STUDIES = ("skipped-layers", "schedules")
 
 
 def loss_texts() -> list[str]:
-    """What is said of losses on one H200 at 5e-5 and, of an 8B, 2e-5; and on one H100."""
+    """What is said of losses on one H200 at 5e-5 and, of an 8B, 2e-5."""
     runs = [run for run in stored(MACHINE) if run.record.study in STUDIES]
     report = report_of(runs)
     eight = report_of([run for run in stored(MACHINE) if run.record.study.startswith("loss-8b")])
     return [
         *_arms_texts(report), *_again_texts(report), *_eight_b_again_texts(eight),
-        *_equal_time_texts(),
     ]  # fmt: skip
-
-
-def _equal_time_texts() -> list[str]:
-    """What is said of the time to one loss."""
-    runs = [run for run in stored("h100x1") if run.record.study == "equal-time"]
-    frame, metrics = runs_frame(runs), metrics_frame(runs)
-    row = one(equal_time_table(runs, frame, metrics), precision="fp8_tensorwise")
-    assert row["num_pairs"] == 2
-    of_runs = metrics.groupby("run_id", as_index=False)["step_time_ms"].median().merge(frame)
-    steps = of_runs.pivot_table(index="seed", columns="precision", values="step_time_ms")
-    shorter = 100 * (1 - steps["fp8_tensorwise"] / steps["bf16"]).mean()
-    return [
-        f"held-out text, {row['loss']:.2f} nats, it takes {row['seconds']:.0f} s of steps where "
-        f"BF16 takes {row['seconds_bf16']:.0f} s: {row['saved_pct']:.1f} % less. Its steps are "
-        f"{shorter:.1f} % shorter",
-    ]
 
 
 def _arms_texts(report: Report) -> list[str]:

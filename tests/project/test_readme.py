@@ -11,7 +11,6 @@ from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import judge
 from fp8study.analysis.floors import KERNELS, kernel_pairs, validation_curve
-from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
@@ -23,7 +22,6 @@ from fp8study.report.page import report_of
 from tests.checkout import committed_runs
 from tests.project.quotes import (
     ROOT,
-    ends,
     further_texts,
     lead_texts,
     memory_text,
@@ -34,6 +32,7 @@ from tests.project.quotes import (
     stored,
     tuned_texts,
 )
+from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
@@ -243,19 +242,6 @@ def done_text() -> str:
         f"`new-text` has {len(set.union(*done))} of its {len(planned)} runs, all of a 1B: {two} on "
         f"two H200, {four} on four, {len(set.intersection(*done))} of them on both"
     )
-
-
-def h100_texts() -> list[str]:
-    """What is said of one H100."""
-    leads = leads_table(shorten_arms(runs_frame(stored("h100x1"))))
-    leads = leads[leads["precision"] == "fp8_tensorwise"]
-    big = one(leads, model="qwen3-4b")
-    small = {batch: one(leads, micro_batch_size=batch, model="llama-3.2-1b") for batch in (1, 10)}
-    return [
-        f"{per_cent(big['lead_pct'])} at batch 1 (95 % CI {ends(big)})",
-        f"{per_cent(small[10]['lead_pct'])} on one H100 at batch 10",
-        f"{per_cent(small[1]['lead_pct'])} on one H100",
-    ]
 
 
 def test_every_finding_is_in_the_records(quotable: list[str]) -> None:

@@ -63,6 +63,7 @@ class Claim:
     published: Mapping[str, Any] = field(default_factory=dict)
     settles: str = ""
     needs: str = ""
+    pooled: bool = False
 
     @property
     def document(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from fp8study.analysis.claims import (  # noqa: F401
 from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict
 from fp8study.analysis.claims.tables import Frames, Tables
 from fp8study.core.errors import UserError
+from fp8study.core.hardware import find_peak
 from fp8study.core.studies import estimated_minutes, load_study
 
 #: The label of what ran in this checkout.
@@ -50,18 +51,25 @@ def all_claims() -> tuple[Claim, ...]:
     return tuple(Claim(id=name, **values) for name, values in yaml.safe_load(text).items())
 
 
-def machine_classes(runs: pd.DataFrame) -> dict[str, list[str]]:
-    """Group labels of machines by their GPUs, one's own machine first and always by itself.
-
-    Runs of two machines are never a pair; a class only answers a claim with all of its machines'
-    pairs. Returns the name of each class with its labels.
-    """
+def machine_gpus(runs: pd.DataFrame) -> dict[str, str]:
+    """Return the label of each machine with the GPUs of its runs, one's own machine first."""
     gpus = runs["gpu_name"].where(runs["device"] == "cuda", "CPU").fillna("unknown GPU")
     kinds = gpus.groupby(runs["machine"]).agg(lambda names: " and ".join(sorted({*names})))
+    of_label = {str(label): gpu for label, gpu in kinds.items()}
+    return dict(sorted(of_label.items(), key=lambda item: (item[0] != _OWN, item[0])))
+
+
+def machine_classes(gpus: Mapping[str, str], pooled: bool = False) -> dict[str, list[str]]:
+    """Group labels of machines by their GPUs, or if `pooled` by the architecture of these.
+
+    One's own machine is always by itself. Runs of two machines are never a pair; a class only
+    answers a claim with all of its machines' pairs. Returns the name of each class with its labels.
+    """
     classes: dict[str, list[str]] = {}
-    for label, kind in sorted(kinds.items(), key=lambda item: (item[0] != _OWN, item[0])):
-        name = f"{_OURS}, {kind}" if label == _OWN else kind
-        classes.setdefault(name, []).append(str(label))
+    for label, kind in gpus.items():
+        peak = find_peak(kind) if pooled else None
+        name = peak.architecture if peak else kind
+        classes.setdefault(_OURS if label == _OWN else name, []).append(label)
     return classes
 
 
@@ -87,10 +95,14 @@ def judge(frames: Frames) -> list[Judged]:
     A class that has nothing to say of a claim is left out where another one has; of classes without
     a run that decides, the one with the most runs is kept, the CPU last.
     """
-    classes = machine_classes(frames.runs)
-    tables = {name: Tables(frames, labels) for name, labels in classes.items()}
+    gpus = machine_gpus(frames.runs)
+    by_gpu, by_architecture = (
+        {name: Tables(frames, labels) for name, labels in machine_classes(gpus, pooled).items()}
+        for pooled in (False, True)
+    )
     ledger = []
     for claim in all_claims():
+        tables = by_architecture if claim.pooled else by_gpu
         found = {kind: judge_claim(claim, of_class) for kind, of_class in tables.items()}
         telling = {kind: finding for kind, finding in found.items() if finding.runs}
         if len(telling) > 1:
@@ -98,9 +110,11 @@ def judge(frames: Frames) -> list[Judged]:
         if not telling:
             by_size = sorted(found, key=lambda kind: (kind == "CPU", -len(tables[kind].stored)))
             telling = {kind: found[kind] for kind in by_size[:1]}
-        for kind, finding in sorted(telling.items(), key=_most_telling):
+        for _, finding in sorted(telling.items(), key=_most_telling):
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
-            name = f"{kind} ({', '.join(labels)})" if labels else ""
+            names = " and ".join(sorted({gpus[label] for label in labels}))
+            own = f"{_OURS}, " if _OWN in labels else ""
+            name = f"{own}{names} ({', '.join(labels)})" if labels else ""
             ledger.append(Judged(claim, name, finding, _OWN in labels))
     return ledger
 

@@ -109,7 +109,8 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
     if judged.empty or (judged := judged[_are_ends(judged["skip"])]).empty:
         return claim.open()
     best = judged.loc[[(judged["high_95"] - judged["low_95"]).idxmin()]]
-    found, cost = best.iloc[0], _cost_of_skipping(tables)
+    found, timed = best.iloc[0], _timed_skipping(tables)
+    cost = (timed["speedup_pct_before"] - timed["speedup_pct"]).median()
     kept, plain = (found[f"bf16_verdict{end}"] == "equivalent" for end in ("", "_before"))
     verdict, so = Verdict.CONTRADICTED, ""
     if found["verdict"] == "undecided":
@@ -119,9 +120,14 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
     elif kept and plain:  # not by those layers, then
         verdict, so = Verdict.PARTLY, ": the quality is kept either way, and they need no BF16"
     figure = Figure(found["apart"], found["low_95"], found["high_95"], "95 % CI")
-    said = "not measured" if pd.isna(cost) else f"{cost:.1f} points"
+    said = "what they cost in speed is not measured"
+    if len(timed):
+        gpus = " and ".join(sorted({*timed["gpu_name"]}))
+        said = f"FP8's lead {'falls' if cost > 0 else 'rises'} by {abs(cost):.1f} points with them"
+        said += f" ({gpus})"
     return claim.found(
-        verdict, figure, best, seeds=found["num_pairs"], margin=found["margin_pct"], cost=said,
+        verdict, figure, best, timed, seeds=found["num_pairs"], margin=found["margin_pct"],
+        cost=said,
         own=_gap_text(found, ""), plain=_gap_text(found, "_before"), so=so, found=found["verdict"],
     )  # fmt: skip
 
@@ -131,13 +137,13 @@ def _gap_text(row: pd.Series, end: str) -> str:
     return f"{row[f'bf16_gap{end}']:+.2f} % ({row[f'bf16_verdict{end}']})"
 
 
-def _cost_of_skipping(tables: Tables) -> float:
-    """Return by how many points the first and last layer in BF16 lower FP8's lead."""
+def _timed_skipping(tables: Tables) -> pd.DataFrame:
+    """Return FP8's leads with the first and last layer in BF16, and with none ``_before``."""
     by_arm = _with_text(tables, "skip").drop_duplicates("arm_key").set_index("arm_key")["skip"]
     cells = tables.cells.assign(skip=tables.cells["arm_key"].map(by_arm))
     keys = ["machine", "study", "model", "num_gpus", "setting", "precision"]
-    both = cells[_are_ends(cells["skip"])].merge(cells[cells["skip"] == ""], on=keys)
-    return float((both["speedup_pct_y"] - both["speedup_pct_x"]).median())
+    none = cells[cells["skip"] == ""]
+    return cells[_are_ends(cells["skip"])].merge(none, on=keys, suffixes=("", "_before"))
 
 
 @judges("B01")
@@ -177,10 +183,13 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     if apart.empty or errors.empty or error.empty:
         return claim.open()
     faster, finer = apart > 0, error.diff(axis=1).iloc[:, 1:].lt(0).all(axis=1)
-    third = speed[order[2]].notna().any()
+    between = speed.dropna()[order[1]] > speed.dropna()[order[2]]
     verdict = by_share(min(float(faster.mean()), float(finer.mean())))
-    if verdict is Verdict.REPRODUCED and not third:
+    if verdict is Verdict.REPRODUCED and (between.empty or not between.all()):
         verdict = Verdict.PARTLY
+    third = f"the third is slower than rowwise in {out_of(between)}"
+    if between.empty:
+        third = "the third's speed is not measured"
     means = ", ".join(f"{100 * mean:.1f}" for mean in error.mean())
     first = pass_table(tables.metrics, tables.runs)
     first = first[(first["passes"] == 1) & first["precision"].isin(order)]
@@ -191,7 +200,7 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
         kept = f"; in loss {same} of their arms are equivalent to BF16 after one pass over a text"
     return claim.found(
         verdict, spread(apart), *groups, errors, first, faster=out_of(faster), finer=out_of(finer),
-        errors=means, third="measured" if third else "not measured", kept=kept,
+        errors=means, third=third, kept=kept,
     )  # fmt: skip
 
 

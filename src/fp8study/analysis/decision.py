@@ -115,16 +115,6 @@ def forms_behind(row: pd.Series) -> int:
     return sum(own != today for own, today in forms)
 
 
-def surely_faster(table: pd.DataFrame) -> pd.Series:
-    """Return in which decisions FP8's lead is wholly above what pays for a check of its loss."""
-    return table["ci_low_pct"] > WORTH_PCT
-
-
-def loss_is_known(table: pd.DataFrame) -> pd.Series:
-    """Return in which decisions the loss has a conclusive verdict in the very setting."""
-    return table["loss_is_same"].eq(True) & table["loss_verdict"].isin(CONCLUSIVE)
-
-
 def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str | None:
     """Return the verdict of a `nearest_loss` if it settles the loss of the very setting.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis import decision
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
@@ -27,7 +26,7 @@ from fp8study.report.words import (
 
 
 def answer(report: Report) -> str:
-    """Say what decided studies found on text kept out, and what is judged where FP8 is faster."""
+    """Say what decided studies found on text kept out."""
     gaps = _healthy(comparisons(report.validation_gaps))
     gaps = gaps[gaps["device"] == "cuda"]
     decided = gaps[gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
@@ -41,14 +40,7 @@ def answer(report: Report) -> str:
         f"({len(gaps) - len(decided)} more undecided)"
         if len(decided) else "on text kept out of training nothing is decided"
     )  # fmt: skip
-    faster = report.decisions[decision.surely_faster(report.decisions)]
-    if faster.empty:
-        return f"**{found[0].upper()}{found[1:]}.**"
-    judged = int(decision.loss_is_known(faster).sum())
-    return (
-        f"**{found[0].upper()}{found[1:]}; of {count(len(faster), 'setting')} surely faster in "
-        f"FP8, the loss of {judged or 'none'} is decided.** {equal_so_far(report)}"
-    ).rstrip()
+    return f"**{found[0].upper()}{found[1:]}.** {equal_so_far(report)}".rstrip()
 
 
 def equal_so_far(report: Report) -> str:

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fp8study.analysis.advice.question import answer, question_for
+from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.here import constants_here, keep, path_of
+from fp8study.analysis.laws.nearby import beyond
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.cli import app
@@ -72,7 +74,11 @@ def test_what_was_measured_here_is_kept_and_used_and_said(asked_on_an_h100, tmp_
     assert rates[0] > 1.5 * rates[1]
     text = advice_text(found)
     assert "Measured here" in text and "1.30 TB/s" in text and "measured.json" in text
-    assert any("scaled by the copy measured here" in line for line in found.beyond)
+    assert not found.beyond
+    shape = shape_of(asked.config.model)
+    timed = cells_of(read_runs(ROOT / "results"))
+    unseen = beyond(asked.config, shape, asked.gpu, "NVIDIA H100 NVL", True, timed)
+    assert any("scaled by the copy measured here" in line for line in unseen)
     other = question_for([(H100, 79.6)], "llama-3.2-3b", 1, 4096, 1, None)
     assert answer(other, tmp_path).measured is None
     for damaged in ("{", "{}", '[{"gpu_name": 1}]'):

@@ -20,10 +20,9 @@ from tests.checkout import ROOT
 def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
     near, far = advice("llama-3.2-1b"), advice("qwen3-14b", 4)
     assert "llama-3.2-1b" in near.loss_evidence[0] and "validation loss" in near.loss_evidence[0]
-    (longest,) = [line for line in far.loss_evidence if "/new-text" in line]
     (run, *_) = (RESULTS / "h200x2" / "new-text").glob("llama-3.2-1b-fp8_tensorwise-*")
     seen = read_record(run / "run.json").data["num_tokens_seen"] / 1e6
-    assert f"{seen:.3g} million tokens in" in longest
+    assert any(f"{seen:.3g} million tokens in" in line for line in far.loss_evidence)
     assert f"training on more than {seen:.3g} million tokens" in near.loss_uncovered
     assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
 

@@ -101,7 +101,7 @@ def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
     points = sum(table[f"num_{of}"] * table[f"{of}_points"] for of in ("known", "later"))
     assert (points[:-1] > points.iloc[-1]).all()
     assert "none was better" in words.freeze_words(table)
-    worse = table.assign(known_points=table["known_points"][::-1].to_numpy())
+    worse = table.assign(known_points=table["known_points"] + (table["state"] == "in use"))
     assert "an earlier one was better: bring it back" in words.freeze_words(worse)
     few = worse.assign(num_known=0, known_points=None)
     assert "is in use. The form" in words.freeze_words(few)
@@ -131,11 +131,14 @@ def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     assert said in words.session_words(sessions)
 
 
-def test_another_kind_of_gpu_is_predicted_by_the_cells_of_the_first():
+def test_another_kind_of_gpu_is_predicted_by_other_models(monkeypatch):
     h100 = [dataclasses.replace(cell, gpu="NVIDIA H100 80GB HBM3") for cell in cells()]
     table = account.lead_table(h100)
     assert set(table["test"]) == {account.OTHER_GPU} and (table["run_ids"] != "").all()
-    assert (table["predicted_pct"] == table["fitted_pct"]).all()
+    assert (table["predicted_pct"] != table["fitted_pct"]).all()  # without its model
+    monkeypatch.setattr(account, "knows", lambda freeze, cell: False)
+    later = account.lead_table(h100)
+    assert (later["predicted_pct"] == later["fitted_pct"]).all()
 
 
 def test_the_law_of_speed_is_fitted_to_one_kind_of_gpu(monkeypatch):

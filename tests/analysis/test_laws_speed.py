@@ -8,7 +8,8 @@ import pytest
 from fp8study.analysis.laws import frozen
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.speed import SpeedConstants, lead_pct, predicted_step
+from fp8study.analysis.laws.speed import lead_pct, predicted_step
+from fp8study.analysis.laws.speed_constants import SpeedConstants, on_gpu
 from fp8study.analysis.laws.speed_fit import fit_speed
 from fp8study.core.config import RunConfig
 from fp8study.core.hardware import find_peak
@@ -70,10 +71,25 @@ def test_rates_of_the_link_and_of_copies_are_read_from_records():
     assert 4.0 < constants.copy_tb_per_s < 4.8  # of 4.8
 
 
-def test_another_gpu_is_scaled_by_its_datasheet():
+def test_another_gpu_is_scaled_by_its_datasheet_and_kin_by_a_power_of_it():
     h200, h100 = step(), step(find_peak("NVIDIA H100 80GB HBM3"))
+    c = frozen.constants_of(SpeedConstants, "speed")
+    assert 0 < c.cast_power < c.memory_power < 1
     assert h100.gemm == pytest.approx(h200.gemm)  # the same matrix units
-    assert h100.update == pytest.approx(h200.update * 4.8 / 3.35)
+    assert h100.update == pytest.approx(h200.update * (4.8 / 3.35) ** c.memory_power)
+    assert step(find_peak("NVIDIA B200")).update == pytest.approx(h200.update * 4.8 / 8)
+    pcie = on_gpu(c, find_peak("NVIDIA H100 PCIe"))
+    assert pcie.cast_ps == pytest.approx(c.cast_ps * max(989 / 756, (4.8 / 2) ** c.cast_power))
+
+
+def test_what_a_recipe_casts_along_one_dimension_alone_costs_less_and_keeps_bf16():
+    keeps, casts = {}, {}
+    for name in ("bf16", "fp8_rowwise", "fp8_rowwise_gw_hp"):
+        found = step(precision=name, strategy="fsdp2")
+        keeps[name], casts[name] = found.elementwise, found.casts
+    c = frozen.constants_of(SpeedConstants, "speed")
+    assert 0 < casts["fp8_rowwise_gw_hp"] == pytest.approx(c.one_way * casts["fp8_rowwise"])
+    assert keeps["bf16"] == keeps["fp8_rowwise_gw_hp"] > keeps["fp8_rowwise"]
 
 
 def test_accumulation_repeats_all_but_the_update():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from fp8study.analysis.laws.small_steps import Form, for_small_steps, form_of, todays_form
 from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORM_AS_SUMMED
+from fp8study.analysis.small_steps import Form, for_small_steps, form_of, todays_form
 from fp8study.core.config import make_config
 from fp8study.core.hardware import find_peak
 

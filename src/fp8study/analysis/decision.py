@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.laws.small_steps import form_of, todays_form
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.naming import IN_ONE_PASS
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 #: A lead that is surely above this pays for the work of checking the loss; in %.

@@ -9,6 +9,7 @@ from fp8study.analysis.advice.evidence import (
     PREDICTED,
 )
 from fp8study.analysis.laws.account import (
+    FEWEST_LEADS,
     HOST_PCT,
     MEAN_POINTS,
     MEMORY_PCT,
@@ -33,8 +34,6 @@ _PARTS = {
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 #: More than that would break the table's columns.
 _WIDEST_GIB = 9999
-#: Of fewer nobody knows within what nine of ten are.
-_FEWEST_LEADS = 10
 
 
 def advice_text(advice: Advice) -> str:
@@ -122,9 +121,9 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
         number_of = sum(each.num_leads for each in leads)
         tested = count(number_of, "lead")
         within = f"nine of ten within {most} (goal: at most {MOST_POINTS:g})"
-        if number_of < _FEWEST_LEADS:
+        if number_of < FEWEST_LEADS:
             within = "too few to say within what nine of ten are"
-        where = " on GPUs they were not fitted to" if leads[0].test == OTHER_GPU else ""
+        where = " on other GPUs, their models left out" if leads[0].test == OTHER_GPU else ""
         said.append(
             f"{tested}{where}, off by {mean} points on average (goal: at most {MEAN_POINTS:g}), "
             f"{within}, whether or not the host is busy"

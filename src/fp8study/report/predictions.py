@@ -35,7 +35,7 @@ from fp8study.report.words import count, how_to_get, number, recipe, span
 TESTS = {
     LEFT_OUT: "the other models' cells",
     KEPT_OUT: "earlier runs' cells",
-    OTHER_GPU: "another GPU's cells",
+    OTHER_GPU: "other models' cells, of an H200 and this GPU",
 }
 _FILLS: dict[str, Literal["full", "none", "left"]] = {
     LEFT_OUT: "none", KEPT_OUT: "full", OTHER_GPU: "left",

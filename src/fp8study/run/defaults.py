@@ -9,8 +9,8 @@ from typing import Any
 
 from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.laws.small_steps import for_small_steps, rests_on_the_path
 from fp8study.analysis.runs.naming import BEFORE
+from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak

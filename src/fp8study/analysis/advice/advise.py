@@ -13,13 +13,13 @@ from functools import partial
 
 import pandas as pd
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option
+from fp8study.analysis.advice.answer import Advice, Change, Option
+from fp8study.analysis.advice.by_law import host_shows, predicted_speed
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
     MEASURED,
     MODELLED,
     PREDICTED,
-    Beside,
     Decided,
     Decisions,
     Quantity,
@@ -56,6 +56,7 @@ from fp8study.analysis.laws.nearby import (
     written,
 )
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
+from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -87,10 +88,9 @@ class Advisor:
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
-        tested = account.lead_table(cells)
+        self.tested = account.lead_table(cells)
         self.pairs = account.pairs_of(cells)
-        self.nine_of_ten = account.nine_of_ten(tested)
-        self.law_errors = account.law_errors(tested, account.memory_table(cells))
+        self.law_errors = account.law_errors(self.tested, account.memory_table(cells))
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -124,7 +124,7 @@ class Advisor:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
-        law = law_of(shape, gpu, measured)
+        law, errors = law_of(shape, gpu, measured), account.nine_of_ten(self.tested, gpu_name)
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed,
@@ -147,7 +147,7 @@ class Advisor:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
                 return faster
-            error = self.nine_of_ten[_host_shows(law(way))][1] * account.wider(num_beyond(way))
+            error = errors[host_shows(law(way))][1] * account.wider(num_beyond(way))
             value = faster.then.value
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
@@ -156,7 +156,10 @@ class Advisor:
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
-        options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
+        speed_of = partial(predicted_speed, law=law, errors=errors)
+        options = self._options(
+            config, shape, law, speed_of, gpu_name, decided, by_law, num_beyond, unknown
+        )
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
@@ -172,7 +175,7 @@ class Advisor:
         expected = None
         if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
-            expected = self._speed(todays, way, law, num_beyond(way), None, None)[1]
+            expected = speed_of(todays, way, num_beyond(way), None, None)[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -223,7 +226,7 @@ class Advisor:
             measured=measured, beyond=tuple(beyond_in(config)),
             law_errors=tuple(
                 each for each in self.law_errors
-                if (each.test == account.OTHER_GPU) == (gpu_name != speed.FITTED_GPU)
+                if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length)),
             loss_evidence=evidence,
@@ -240,6 +243,7 @@ class Advisor:
         config: ResolvedConfig,
         shape: ModelShape,
         law: Law,
+        speed_of: Callable[..., tuple[Quantity, Quantity | None, str]],
         gpu_name: str,
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
@@ -254,7 +258,7 @@ class Advisor:
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = self._speed(config, way, law, num_beyond(way), base, beside)
+            rate, lead, basis = speed_of(config, way, num_beyond(way), base, beside)
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = f"no {unknown} GPU is in the records" if lead else ""
@@ -286,42 +290,6 @@ class Advisor:
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
-
-    def _speed(
-        self,
-        bf16: ResolvedConfig,
-        way: ResolvedConfig,
-        law: Law,
-        num_beyond: int,
-        base: float | None,
-        beside: Beside | None,
-    ) -> tuple[Quantity, Quantity | None, str]:
-        """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
-
-        `num_beyond`: in how many things this is beyond what was measured. With
-        `Option.interval_from`.
-        """
-        kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
-        step = law(way)
-        busy = _host_shows(step)
-        lead_error, step_error = self.nine_of_ten[busy]
-        basis = "where the host is busy" if busy else "where the GPU decides"
-        if beside and beside.off_points > lead_error:
-            lead_error, basis = beside.off_points, NEXT_TO_THIS
-            step_error = max(step_error, lead_error)
-        lead_error, step_error = wider * lead_error, wider * step_error
-        lead = speed.lead_pct(law(bf16).total, step.total)
-        rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
-        if base is not None:
-            rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
-        rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
-        leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
-        return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
-
-
-def _host_shows(step: speed.StepParts) -> bool:
-    """Whether the host's launches may show in a step, so that errors are those of such steps."""
-    return step.host > account.HOST_PCT / 100 * step.device
 
 
 def _without_ends(figure: Quantity) -> Quantity:

@@ -28,7 +28,7 @@ from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
-from fp8study.analysis.laws.speed import SpeedConstants
+from fp8study.analysis.laws.speed_constants import SpeedConstants
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame

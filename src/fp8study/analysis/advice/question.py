@@ -25,8 +25,8 @@ from fp8study.analysis.laws.nearby import (
 )
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
-from fp8study.analysis.laws.small_steps import for_small_steps, rests_on_the_path
 from fp8study.analysis.runs.naming import BEFORE
+from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir

@@ -1,8 +1,8 @@
 """The laws held to account: every prediction beside what was measured.
 
 A cell that the constants were first fitted to is predicted by what all other models give; one that
-only a later fit knows, or none, by the newest that were frozen before; one on another GPU by the
-newest of all.
+only a later fit knows, or none, by the newest that were frozen before; one on another GPU by what
+other models give in the newest of all.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pandas as pd
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
+from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.runs.naming import setting_label
 from fp8study.core.config import ResolvedConfig, set_by_hand
@@ -33,6 +34,8 @@ MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
 #: From here on, % of the GPU's time, the host's launches show in a step: the law makes it 1.5 %
 #: longer there. They are the least certain part: some hosts take three times as long.
 HOST_PCT = 50.0
+#: Fewer leads tell nothing of nine of ten.
+FEWEST_LEADS = 10
 #: How much wider an interval is beyond what was measured in one thing: the laws' errors there are
 #: not known.
 WIDER = 2.0
@@ -76,7 +79,7 @@ class Pair:
                 leads.append(100 * (fp8 / bf16 - 1))
         return leads
 
-    def predicted_pct(self, constants: speed.SpeedConstants) -> float | None:
+    def predicted_pct(self, constants: SpeedConstants) -> float | None:
         """What the law says of it; None for a GPU in no table, or without FP8."""
         gpu = find_peak(self.fp8.gpu)
         if gpu is None or gpu.fp8_tflops is None:
@@ -113,11 +116,11 @@ def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
 def test_of(cell: Cell) -> tuple[str, str | None, int]:
     """Return how a cell tests the laws: the test, and the model and the freeze of its constants.
 
-    A cell of the first freeze is predicted without its model; one that a later freeze knows, or
-    none, by the freeze before that.
+    A cell of the first freeze, or of another GPU, is predicted without its model; one that a later
+    freeze knows, or none, by the freeze before that.
     """
-    if cell.gpu != speed.FITTED_GPU:
-        return OTHER_GPU, None, -1
+    if cell.gpu != FITTED_GPU:
+        return OTHER_GPU, model_of(cell) if knows(-1, cell) else None, -1
     freeze = unknowing(cell)
     return (LEFT_OUT, model_of(cell), -1) if freeze is None else (KEPT_OUT, None, freeze)
 
@@ -135,7 +138,7 @@ def freeze_table(cells: Sequence[Cell]) -> pd.DataFrame:
         errors: dict[bool, list[float]] = {True: [], False: []}
         for pair, is_known in pairs:
             without = model_of(pair.fp8) if knows(number, pair.fp8) else None
-            constants = constants_of(speed.SpeedConstants, "speed", without, number)
+            constants = constants_of(SpeedConstants, "speed", without, number)
             law, measured = pair.predicted_pct(constants), pair.lead_pct
             if law is not None and measured is not None:
                 errors[is_known].append(abs(law - measured))
@@ -181,7 +184,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
     rows = []
     for pair in pairs_of(cells):
         cell, gpu = pair.fp8, find_peak(pair.fp8.gpu)
-        constants = constants_of(speed.SpeedConstants, "speed", *test_of(cell)[1:])
+        constants = constants_of(SpeedConstants, "speed", *test_of(cell)[1:])
         predicted, measured = pair.predicted_pct(constants), pair.lead_pct
         if predicted is None or measured is None or cell.step_ms is None:
             continue
@@ -189,7 +192,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
         rows.append(_named(cell) | {
             "measured_pct": measured, "predicted_pct": predicted,
             "error_points": predicted - measured,
-            "fitted_pct": pair.predicted_pct(constants_of(speed.SpeedConstants, "speed")),
+            "fitted_pct": pair.predicted_pct(constants_of(SpeedConstants, "speed")),
             "step_error_pct": 100 * (law.total / cell.step_ms - 1),
             "host_pct": 100 * law.host / law.device,
             "tokens": cell.config.micro_batch_size * cell.config.sequence_length,
@@ -313,16 +316,19 @@ def law_errors(leads: pd.DataFrame, memory_: pd.DataFrame) -> list[LawErrors]:
     return [LawErrors(**each) for each in found.values()]
 
 
-def nine_of_ten(leads: pd.DataFrame) -> dict[bool, tuple[float, ...]]:
+def nine_of_ten(leads: pd.DataFrame, gpu_name: str) -> dict[bool, tuple[float, ...]]:
     """Return within what nine of ten predictions of `lead_table` are: leads, points, and steps, %.
 
-    By whether the host matters.
+    By whether the host matters; of those on that GPU, if they are enough.
     """
     errors, busy = leads[["error_points", "step_error_pct"]].abs(), leads["host_pct"] > HOST_PCT
-    return {
-        is_busy: tuple(map(float, errors[busy == is_busy].quantile(0.9)))
-        for is_busy in (False, True)
-    }
+    found = {}
+    for is_busy in (False, True):
+        alike = errors[busy == is_busy]
+        own = alike[leads.loc[alike.index, "gpu_name"] == gpu_name]
+        chosen = own if len(own) >= FEWEST_LEADS else alike
+        found[is_busy] = tuple(map(float, chosen.quantile(0.9)))
+    return found
 
 
 def constants_table() -> pd.DataFrame:

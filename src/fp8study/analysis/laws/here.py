@@ -16,14 +16,12 @@ from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import Law, changed
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed import (
-    BY_MEMORY,
     CAST_KERNELS,
     OTHER_KERNELS,
-    SpeedConstants,
     num_kernels,
-    on_gpu,
     predicted_step,
 )
+from fp8study.analysis.laws.speed_constants import BY_MEMORY, SpeedConstants, on_gpu
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError

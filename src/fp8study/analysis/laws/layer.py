@@ -9,6 +9,7 @@ import fnmatch
 
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.recipes import RECIPES
 
 #: What a kept score of attention takes: capped, as a share in FP32, and that in BF16.
 _SCORE_BYTES = 8
@@ -38,11 +39,12 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return what a decoder layer keeps for its backward pass, bytes a token.
 
     Compiled: the residual stream, the output of attention's projection, queries, keys, values,
-    attention's output and its softmax sums, and the MLP's two halves; where a layer computes in
-    BF16 also its input. FP8 layers make theirs again, from the norm or product before it, or keep
-    it in FP8 where a kernel of its own transposes it. Of a model that is not compiled, every norm
-    and activation keeps its own, FP8 or not.
+    attention's output and its softmax sums, and the MLP's two halves; where a layer, or its
+    weight's gradient alone, computes in BF16 also its input. FP8 layers make theirs again, from the
+    norm or product before it, or keep it in FP8 where a kernel of its own transposes it. Of a model
+    that is not compiled, every norm and activation keeps its own, FP8 or not.
     """
+    narrow = config.compile and "grad_weight" in RECIPES[config.precision].fp8_gemms
     h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
     f = f * shape.num_active_experts + shape.shared_size
     in_autocast = computes_in_autocast(config)
@@ -50,15 +52,14 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     kept += 4 * shape.num_heads + (2 * (q + kv) if shape.has_qk_norm else 0)
     if shape.keeps_scores:
         kept += _SCORE_BYTES * shape.num_heads * config.sequence_length
-    eager = not config.compile
     queries = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    if eager or not _is_fp8(config, shape, *queries):
+    if not (narrow and _is_fp8(config, shape, *queries)):
         kept += 2 * h
-    if eager or not _is_fp8(config, shape, "mlp.gate_proj", "mlp.up_proj"):
+    if not (narrow and _is_fp8(config, shape, "mlp.gate_proj", "mlp.up_proj")):
         kept += 2 * h
-    if eager or not _is_fp8(config, shape, "mlp.down_proj"):
+    if not (narrow and _is_fp8(config, shape, "mlp.down_proj")):
         kept += 2 * f
-    if eager:
+    if not config.compile:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
     by_kernels = writes_fp8_between(config, shape)
     if config.transposes == "separate":

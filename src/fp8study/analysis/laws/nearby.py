@@ -17,6 +17,7 @@ from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
+from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
@@ -301,7 +302,7 @@ def beyond(
 
     `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of.
     """
-    known = [cell for cell in timed if cell.gpu == speed.FITTED_GPU]
+    known = [cell for cell in timed if cell.gpu == FITTED_GPU]
     spans: dict[str, tuple[float, list[Any], str]] = {
         "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
         "billion weights": (shape.num_parameters / 1e9,
@@ -321,21 +322,22 @@ def beyond(
         for what, (value, seen, spec) in spans.items()
         if not min(seen) <= value <= max(seen)
     ]
-    if gpu_name != speed.FITTED_GPU:
+    seen = [cell.config.num_gpus for cell in timed if cell.gpu == gpu_name]
+    if gpu_name != FITTED_GPU and config.num_gpus > max(seen, default=0):
         by = "the copy measured here" if is_measured else "datasheets"
         what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
-        found.insert(0, f"{gpu_name}: {what} of an {speed.FITTED_GPU}, scaled by {by}")
+        found.insert(0, f"{gpu_name}: {what} of an {FITTED_GPU}, scaled by {by}")
     if config.num_nodes > 1:
         found.append(
             f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
             f"{NETWORK.hop_us:g} µs from node to node: assumed"
         )
-    fitted = find_peak(speed.FITTED_GPU)
+    fitted = find_peak(FITTED_GPU)
     other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
     if config.num_gpus > 1 and other_link and not is_measured:
         found.append(
             f"links between GPUs of {gpu.link_gb_per_s:g} GB/s by the datasheet, without bridges: "
-            f"those of an {speed.FITTED_GPU} were measured"
+            f"those of an {FITTED_GPU} were measured"
         )
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")

@@ -29,6 +29,7 @@ from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import as_fp8, beyond, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
+from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.config import ResolvedConfig, make_config
@@ -99,7 +100,7 @@ def _busy_ms(law: speed.StepParts) -> float:
 
 
 def _link() -> float:
-    return constants_of(speed.SpeedConstants, "speed").link_gb_per_s
+    return constants_of(SpeedConstants, "speed").link_gb_per_s
 
 
 def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
@@ -112,7 +113,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
     """
     tested = lead_table(cells)
     errors = tested["error_points"][tested["num_gpus"] > 1].abs()
-    peak = find_peak(speed.FITTED_GPU)
+    peak = find_peak(FITTED_GPU)
     if errors.empty or peak is None or peak.memory_gb is None:
         return pd.DataFrame()
     rows, most = [], errors.quantile(0.9)
@@ -126,7 +127,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
             for config in (bf16, *tensorwise(bf16, shape)):
                 gib = memory.predicted_memory(config, shape).total
                 facts = facts_of(config, shape)
-                further = beyond(config, shape, peak, speed.FITTED_GPU, False, timed)
+                further = beyond(config, shape, peak, FITTED_GPU, False, timed)
                 lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
                 rows.append(_named(config) | {
                     "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
@@ -158,7 +159,7 @@ def scaling_table(cells: Sequence[Cell], network: Network = NETWORK) -> pd.DataF
     Layers of models beyond 8B are recomputed. Sharded over all GPUs, and within nodes (``hybrid``)
     where that fits an H200. Empty as `scale_table`.
     """
-    peak = find_peak(speed.FITTED_GPU)
+    peak = find_peak(FITTED_GPU)
     if peak is None or peak.memory_gb is None or not any(_is_spread(cell) for cell in cells):
         return pd.DataFrame()
     rows = []
@@ -214,7 +215,7 @@ def check_table(cells: Iterable[Cell]) -> pd.DataFrame:
 
 
 def _law(cell: Cell) -> speed.StepParts:
-    constants = constants_of(speed.SpeedConstants, "speed", *test_of(cell)[1:])
+    constants = constants_of(SpeedConstants, "speed", *test_of(cell)[1:])
     return speed.predicted_step(cell.config, cell.shape, find_peak(cell.gpu), constants)
 
 

@@ -4,14 +4,14 @@ A GPU's share is the sum of its GEMMs (by shape and precision), attention, eleme
 casts, the loss, copies of sharded weights, the update, and what communication slows down. The host
 launches kernels meanwhile: the longer one counts. What each part takes is counted and multiplied by
 a constant (`SpeedConstants`) that is fitted to committed steps and to profiled steps of H200s, in
-`speed_fit`; another GPU's times are scaled by its datasheet, or measured there (`here`).
+`speed_fit`; another GPU's times are scaled by its datasheet, in `speed_constants`, or measured
+there, in `here`.
 
 Letters as in `fp8study.analysis.laws.memory`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from fp8study.analysis.laws.communication import NETWORK, Network, exposed_ms, gathers_again
@@ -26,12 +26,11 @@ from fp8study.analysis.laws.layer import (
 )
 from fp8study.analysis.laws.memory import Parts, state_bytes
 from fp8study.analysis.laws.shape import ModelShape
+from fp8study.analysis.laws.speed_constants import SpeedConstants, on_gpu
 from fp8study.core.config import ResolvedConfig, RunConfig
-from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import RECIPES
 
-#: The GPU that the constants are of.
-FITTED_GPU = "NVIDIA H200"
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
 #: of the step wait for the one and parts for the other.
 _OVERLAP = 4
@@ -43,12 +42,6 @@ OTHER_KERNELS, CAST_KERNELS = 64, 8
 #: FLOPs of causal attention for a token, head, feature of a head and token of the sequence: two
 #: GEMMs in the forward pass, five in the backward pass, 2 FLOPs an element, half of them masked.
 _ATTENTION_FLOPS = 7
-#: Constants that go with the matrix units' speed, and those that go with memory's.
-BY_MATRIX_UNITS = ("query_ps", "softmax_ps")
-BY_MEMORY = (
-    "elementwise_ps", "cast_ps", "weight_cast_ps", "autocast_ps", "plain_logit_ps", "logit_ps",
-    "update_ps", "update_weight_ps", "clip_ps", "shard_ps",
-)  # fmt: skip
 #: ``weight_cast=each_update``: bytes of a weight's cast over the 14 of a cast in each pass. It is
 #: read for its largest number, which AdamW finds if it reads once, and read again; two are written.
 _KEPT_CAST = {"torch": 10 / 14, "one_pass": 6 / 14}
@@ -59,63 +52,6 @@ _NARROW_COPY = 0.25
 #: ``swiglu=kernels``: what it saves of a cast, a token and feature between the layers of an MLP. In
 #: the study swiglu-form 2.0 (8B at batch 1), 0.7 (at 2 on two GPUs), 0.4 (1B at 8); geometric mean.
 _SWIGLU_SAVES = 0.8
-
-
-@dataclass(frozen=True)
-class SpeedConstants:
-    """What is fitted or read from records, as it is on an H200; ps are 10⁻¹² s."""
-
-    bf16_tflops: float = 760.0
-    """GEMMs in BF16, large."""
-    fp8_tflops: float = 1460.0
-    """GEMMs in FP8, large."""
-    kernel_us: float = 5.0
-    """Any kernel's time beside what grows with its size, and the gap before the next."""
-    query_ps: float = 25.0
-    """Attention, a token and query feature."""
-    softmax_ps: float = 1.0
-    """Attention, a token, head and token of the sequence."""
-    attention_tflops: float = 560.0
-    """Attention's GEMMs, causal, where heads are so wide that these take longer than that; 1e9
-    in freezes without such a limit."""
-    elementwise_ps: float = 1.0
-    """Norms, activations and residuals: a byte that a layer keeps."""
-    cast_ps: float = 2.0
-    """FP8 tensorwise: an element of a converted layer's input or output, once a pass."""
-    weight_cast_ps: float = 2.0
-    """The same of its weight."""
-    rowwise: float = 2.4
-    """What FP8 rowwise casts take, over tensorwise."""
-    autocast_ps: float = 2.0
-    """A weight of a layer that autocast makes BF16 from FP32."""
-    plain_logit_ps: float = 20.0
-    """The plain loss head, a logit, beside its GEMMs."""
-    logit_ps: float = 5.0
-    """The other loss heads, the same."""
-    update_ps: float = 0.2
-    """AdamW: a byte of weights, gradients and states, read or written."""
-    update_weight_ps: float = 2.0
-    """AdamW: a weight, whatever its bytes."""
-    one_pass: float = 0.85
-    """What ``update_kernel=one_pass`` takes of that."""
-    clip_ps: float = 0.3
-    """Clipping: a byte of gradients; half of it where they are read for their norm alone."""
-    shard_ps: float = 3.0
-    """FSDP2: a weight's copies and casts around one gathering or reducing."""
-    contention: float = 0.08
-    """What GEMMs and attention take longer beside communication, over what they take alone."""
-    launch_us: float = 20.0
-    """The host, a kernel."""
-    gather_us: float = 500.0
-    """The host, a converted layer whose weight FSDP2 gathers in FP8."""
-    shard_layer_us: float = 3000.0
-    """The host, a decoder layer that FSDP2 gathers and reduces; 0 in freezes without it."""
-    phases: float = 2.0
-    """Not fitted: 2 where host and GPU begin each forward pass together, see `StepParts.total`."""
-    link_gb_per_s: float = 270.0
-    """Read from profiled steps: what a GPU receives from the others of its box."""
-    copy_tb_per_s: float = 4.2
-    """Read from runs' own copies, read and written; other GPUs' memory is scaled by it."""
 
 
 @dataclass(frozen=True)
@@ -221,24 +157,6 @@ def predicted_step(
     return StepParts(**parts, host=launches + gathers, host_forward=forward)
 
 
-def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
-    """Scale an H200's constants to another GPU, by both datasheets."""
-    own = find_peak(FITTED_GPU)
-    assert own is not None and own.fp8_tflops and own.memory_tb_per_s
-    known = gpu.memory_tb_per_s or own.memory_tb_per_s
-    slower = {**dict.fromkeys(BY_MATRIX_UNITS, own.bf16_tflops / gpu.bf16_tflops),
-              **dict.fromkeys(BY_MEMORY, own.memory_tb_per_s / known)}  # fmt: skip
-    return dataclasses.replace(
-        c,
-        bf16_tflops=c.bf16_tflops * gpu.bf16_tflops / own.bf16_tflops,
-        attention_tflops=c.attention_tflops * gpu.bf16_tflops / own.bf16_tflops,
-        fp8_tflops=c.fp8_tflops * (gpu.fp8_tflops or 0.0) / own.fp8_tflops,
-        copy_tb_per_s=c.copy_tb_per_s * known / own.memory_tb_per_s,
-        link_gb_per_s=c.link_gb_per_s * gpu.link_gb_per_s / own.link_gb_per_s,
-        **{name: factor * getattr(c, name) for name, factor in slower.items()},
-    )
-
-
 def _casts_ms(
     config: ResolvedConfig, size: tuple[int, int], tokens: int, c: SpeedConstants
 ) -> float:
@@ -254,8 +172,14 @@ def _casts_ms(
         kept = _KEPT_CAST[str(config.update_kernel)] if config.strategy == "none" else 1.0
         times *= kept / config.gradient_accumulation_steps
     elements = c.weight_cast_ps * times * wide * high + c.cast_ps * tokens * (wide + high)
-    width = c.rowwise if RECIPES[config.precision].scaling == "rowwise" else 1.0
-    return width * (elements * 1e-9 + CAST_KERNELS * c.kernel_us * 1e-3)
+    return cast_width(config, c) * (elements * 1e-9 + CAST_KERNELS * c.kernel_us * 1e-3)
+
+
+def cast_width(config: ResolvedConfig, c: SpeedConstants) -> float:
+    """Return what a recipe's casts take, over those of FP8 tensorwise."""
+    recipe = RECIPES[config.precision]
+    width = c.rowwise if recipe.scaling == "rowwise" else 1.0
+    return width if "grad_weight" in recipe.fp8_gemms else width * c.one_way
 
 
 def saved_ms(config: ResolvedConfig, size: tuple[int, int], c: SpeedConstants) -> float:

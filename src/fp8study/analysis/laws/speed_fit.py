@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import fit_with_errors, leaving_out
-from fp8study.analysis.laws.speed import FITTED_GPU, SpeedConstants, predicted_step
+from fp8study.analysis.laws.frozen import fit, fit_with_errors, leaving_out, model_of
+from fp8study.analysis.laws.speed import predicted_step
+from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
+from fp8study.core.hardware import find_peak
 
 #: The constant that is not fitted.
 _FORM = "phases"
+#: Those that are fitted to other GPUs than the rest.
+_ELSEWHERE = ("memory_power", "cast_power", "one_way")
 #: Of profiled steps, how many moved their tensors more slowly than the link is taken to: the time
 #: of a collective contains waiting for the slowest GPU.
 _SLOWER = 0.75
@@ -37,15 +41,13 @@ def is_fitted(cell: Cell) -> bool:
 def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
     """Fit `SpeedConstants` to the cells of `FITTED_GPU`, as `fit_with_errors`.
 
-    To those that leave collectives to NCCL: the law knows of no other way.
+    To those that leave collectives to NCCL: the law knows of no other way. Then `_ELSEWHERE` to
+    those of other GPUs of its architecture, which alone tell.
     """
-    chosen = [
-        cell for cell in cells
-        if is_fitted(cell) and cell.gpu == FITTED_GPU
-        and cell.config.collectives == "nccl"
-    ]  # fmt: skip
+    known = [cell for cell in cells if is_fitted(cell) and cell.config.collectives == "nccl"]
+    chosen = [cell for cell in known if cell.gpu == FITTED_GPU]
     start = dataclasses.asdict(SpeedConstants())
-    given = {_FORM: start.pop(_FORM)} | _read(chosen)
+    given = {name: start.pop(name) for name in (_FORM, *_ELSEWHERE)} | _read(chosen)
     start = {name: value for name, value in start.items() if name not in given}
     found = fit_with_errors(partial(_misses, given), start, chosen, usual=0.03)
     others = [_read(rest) for rest in leaving_out(chosen).values()]
@@ -53,7 +55,34 @@ def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
         name: {"value": value, "error": max(abs(o.get(name, value) - value) for o in others)}
         for name, value in given.items()
     }
+    _fit_elsewhere(found, [cell for cell in known if _is_kin(cell.gpu)])
     return found
+
+
+def _is_kin(gpu: str) -> bool:
+    """Whether a GPU is of the architecture of `FITTED_GPU`, and not that."""
+    own, other = find_peak(FITTED_GPU), find_peak(gpu)
+    if own is None or other is None or gpu == FITTED_GPU:
+        return False
+    return own.architecture == other.architecture
+
+
+def _fit_elsewhere(found: dict[str, Any], cells: Sequence[Cell]) -> None:
+    """Fit `_ELSEWHERE` with what was `found` of the other constants, and enter them there."""
+
+    def fitted(without: str | None) -> dict[str, float]:
+        given = {name: entry["value"] for name, entry in found["constants"].items()}
+        given |= found["without"].get(without, {})
+        start = {name: given.pop(name) for name in _ELSEWHERE}
+        rest = [cell for cell in cells if model_of(cell) != without]
+        return fit(partial(_misses, given), start, rest, usual=0.03) if rest else start
+
+    of_others = {model: fitted(model) for model in found["without"]}
+    for name, value in fitted(None).items():
+        error = max(abs(other[name] - value) for other in of_others.values())
+        found["constants"][name] = {"value": value, "error": error}
+    for model, powers in of_others.items():
+        found["without"][model] |= powers
 
 
 def _read(cells: Sequence[Cell]) -> dict[str, float]:
@@ -75,8 +104,8 @@ def _read(cells: Sequence[Cell]) -> dict[str, float]:
 
 def _misses(given: Mapping[str, float], values: Mapping[str, float], cell: Cell) -> list[float]:
     """Return by how much the law misses a cell's step and, on one GPU, its kernels by kind."""
-    constants = SpeedConstants(**values, **given)
-    law, step_ms = predicted_step(cell.config, cell.shape, None, constants), cell.step_ms
+    constants, gpu = SpeedConstants(**values, **given), find_peak(cell.gpu)
+    law, step_ms = predicted_step(cell.config, cell.shape, gpu, constants), cell.step_ms
     assert step_ms  # see `is_fitted`
     found = [law.total / step_ms - 1]
     kinds = cell.kernels_ms

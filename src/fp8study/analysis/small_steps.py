@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fp8study.analysis.laws import speed
+from fp8study.analysis.laws.account import HOST_PCT
 from fp8study.analysis.laws.nearby import as_fp8
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORMS
@@ -20,10 +21,6 @@ from fp8study.core.hardware import GpuPeak, find_peak
 
 #: Switches that are refused with torch's AdamW, or with NCCL.
 _RESTING = ("transposes", "kernel_launch", "gradient_norm")
-#: From this share of the GPU's time on, %, by the law, a busy host keeps NCCL. An 8B at batch 2 on
-#: two H200, at 51, gains by copy engines; a 1B and a 3B at 1, at 154 and more, gain and lose by
-#: turns (docs/log.md, 70). Between them nothing was measured.
-_BUSY_PCT = 60.0
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 
@@ -51,8 +48,10 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
 
     `BEFORE` where FP8 tensorwise weights are gathered faster in BF16, by the speed law: FP8 halves
     what is sent, but costs the host a millisecond a layer (docs/log.md). NCCL for collectives where
-    the host is busy for `_BUSY_PCT` of the GPU's time. Of what the FP8 runs of a setting may differ
-    in, and of its BF16 run, the answer does not depend, unless a run `rests_on_the_path`.
+    the host is busy for `HOST_PCT` of the GPU's time: an 8B at batch 2 on two H200, at 51, gains by
+    copy engines, a 1B and a 3B at 1, at 154 and more, gain and lose by turns (docs/log.md, 70). Of
+    what the FP8 runs of a setting may differ in, and of its BF16 run, the answer does not depend,
+    unless a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
@@ -62,7 +61,7 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     fp8, bf16 = _in_fp8(config, gpu)
     if bf16.total < fp8.total:
         return dict(BEFORE)
-    busy = any(step.host > _BUSY_PCT / 100 * step.device for step in (fp8, bf16))
+    busy = any(step.host > HOST_PCT / 100 * step.device for step in (fp8, bf16))
     copies = config.resolved().collectives == "copy_engines"
     return {"collectives": "nccl"} if busy and copies else {}
 

@@ -70,7 +70,7 @@ def test_the_time_that_fp8_saves_is_told_with_its_sign() -> None:
         return loss_sentences.equal_time(table)
 
     faster = told([6, 5, 4, 3], [6, 5, 4, 3.1], [6, 5, 4, 3.2], step_ms=80.0)
-    assert "FP8 tensorwise saves +17" in faster and "95 % CI +" in faster and "n = 3" in faster
+    assert "FP8 tensorwise saves 17" in faster and "95 % CI 1" in faster and "n = 3" in faster
     slower = told([6, 5, 4, 3], step_ms=110.0)
     assert "saves \u221210.0 % of BF16's time, so it takes longer" in slower
     assert "CI" not in slower

@@ -180,8 +180,8 @@ def equal_time(rows: pd.DataFrame) -> str:
 
 
 def _saved(row: pd.Series) -> str:
-    share = number(row["saved_pct"], "+.1f")
-    ends = interval(row["low_95"], row["high_95"], "+.1f")
+    share = number(row["saved_pct"], ".1f")
+    ends = interval(row["low_95"], row["high_95"], ".1f")
     ci = f"95 % CI {ends}, " if ends else ""
     longer = ", so it takes longer" if row["saved_pct"] < 0 else ""
     return (

@@ -27,6 +27,12 @@ def test_machines_that_agree_share_a_row() -> None:
     assert row["run_ids"] == "h200x4/study/-11 h100x1/study/-15"
 
 
+def test_gpus_that_answer_together_are_all_named() -> None:
+    both = judged("NVIDIA H100 80GB HBM3 and NVIDIA H200 (h100x1, h200x1)", Verdict.PARTLY, 3)
+    usual = [replace(H200, claim=claim) for claim in all_claims()[:3]]
+    assert ": H100 and H200 +3" in ledger.rows([*usual, both])["ours"].tolist()[-1]
+
+
 def test_machines_that_differ_have_a_row_each() -> None:
     other = replace(H100, finding=replace(H100.finding, verdict=Verdict.PARTLY))
     table = ledger.rows([H200, other])

@@ -86,8 +86,10 @@ def _gpu(each: Judged) -> str:
 
 def _short(each: Judged) -> str:
     """Name a class of machines in a word or two."""
-    peak = find_peak(_gpu(each))
-    return machine_name("local") if each.is_own else peak.name_part if peak else _gpu(each)
+    if each.is_own:
+        return machine_name("local")
+    gpus = _gpu(each).split(" and ")
+    return " and ".join(peak.name_part if (peak := find_peak(gpu)) else gpu for gpu in gpus)
 
 
 def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:

@@ -181,9 +181,8 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"{per_cent(four['lead_pct'])} on 4 GPUs at batch 2 (95 % CI {ends(four)})",
-        f"At batch 1, on one to four GPUs, from {spans['min']['tuned']} to "
-        f"{spans['max']['tuned']} on the tuned path and down to {spans['min']['plain']} on the "
-        "plain one:",
+        f"At batch 1, on one to four GPUs, {spans['min']['tuned'].removesuffix(' %')} to "
+        f"{spans['max']['tuned']}, plain {spans['min']['plain']} at worst:",
         "; ".join(
             f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
             for name, model in models.items()

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from fp8study.analysis.attribution import WHOLE_GAP
 from fp8study.report import cause_sentences
 from fp8study.report import page as pages
 from tests.factories import make_record, store
@@ -33,3 +35,21 @@ def test_document_a_sentence_follows_the_losses(
     text = cause_sentences.document_a(pages.load_report(tmp_path))
     assert words in text
     assert "78.4 %" in text
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"), [([23.6, 24.0], "does not mend it"), ([23.6, 0.1], "mends it in 1 of 2")]
+)
+def test_whether_a_larger_batch_mends_a_stale_optimizer_is_told(
+    ends: list[float], words: str
+) -> None:
+    settings = ["batch 4, compiled", "batch 1, 4 accumulation steps, compiled", "batch 1, compiled"]
+    table = pd.DataFrame({
+        "part": WHOLE_GAP, "setting": settings, "mean_pct": [*ends, 52.0], "model": "tiny-llama",
+        "num_pairs": 3,
+    })  # fmt: skip
+    text = cause_sentences.larger_batches(table)
+    assert f"a larger batch {words}" in text and "52.0" not in text
+    assert "batch 4: +23.6 % from BF16 (n = 3)" in text
+    assert f"4 accumulation steps: +{ends[1]:.1f} %" in text
+    assert "STUDY=stale-batch" in cause_sentences.larger_batches(table[2:])

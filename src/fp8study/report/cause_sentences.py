@@ -168,6 +168,23 @@ def _planted(rows: pd.DataFrame) -> str:
     return f"**The fault without FP8.** {' '.join(parts)}" if parts else ""
 
 
+def larger_batches(table: pd.DataFrame) -> str:
+    """Say how a stale optimizer ends where an update has several sequences, from the effects."""
+    sizes = table["setting"].str.extract(r"(batch (\d+)(?:, \d+ accumulation steps)?)")
+    several = sizes[0].str.contains("accumulation") | (sizes[1].astype(float) > 1)
+    rows = table[several & (table["part"] == effects.WHOLE_GAP)].join(sizes[0].rename("size"))
+    if rows.empty:
+        return f"No stale optimizer was tried at a larger batch: {how_to_get('stale-batch')}."
+    ends = "; ".join(
+        f"{escape(row['model'])}, {row['size']}: {number(row['mean_pct'], '+.1f')} % from BF16 "
+        f"(n = {row['num_pairs']})"
+        for _, row in rows.iterrows()
+    )
+    mends = (rows["mean_pct"] <= FAILED_PCT).sum()
+    verdict = f"mends it in {mends} of {len(rows)} settings" if mends else "does not mend it"
+    return f"With a *stale* optimizer a larger batch {verdict}: {ends}."
+
+
 def noise(rungs: pd.DataFrame) -> str:
     """Say whether a precision moved the loss less than the seed did."""
     if rungs.empty:

@@ -128,11 +128,12 @@ def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
     ("changes", "words"),
     [
         ({"gpu": "h100-nvl-94gb"}, "scaled by datasheets"),
-        ({"gpu": "h100-80gb", "num_gpus": 2}, "scaled by datasheets"),
+        ({"gpu": "h100-80gb", "num_gpus": 2}, "2 GPUs; measured: 1"),
+        ({"gpu": "h100-80gb", "sequence_length": 8192}, "8,192 tokens a sequence; measured: 2,048"),
         ({"num_gpus": 64}, "64 GPUs; measured: 1 to"),
         ({"sequence_length": 16384}, "16,384 tokens a sequence"),
         ({"model": "qwen3-14b", "num_gpus": 4}, "14.8 billion weights"),
-        ({"gradient_accumulation_steps": 1_000_000}, "1,000,000 passes a step; measured: 1 to"),
+        ({"gradient_accumulation_steps": 1_000_000}, "1,000,000 passes a step; measured: 1"),
     ],
 )
 def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
@@ -143,23 +144,16 @@ def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "name", "batch", "busy"),
-    [
-        ("h200", "NVIDIA H200", 1, True),
-        ("h200", "NVIDIA H200", 8, False),
-        ("h100-80gb", "NVIDIA H100 80GB HBM3", 8, False),
-        ("h100-80gb", "NVIDIA H", 1, True),  # of too few there
-    ],
+    ("gpu", "batch", "busy"), [("h200", 1, True), ("h200", 8, False), ("h100-80gb", 8, False)]
 )
-def test_an_interval_is_as_wide_as_errors_were_on_that_gpu_and_by_its_host(gpu, name, batch, busy):
+def test_where_the_host_matters_an_interval_is_as_wide_as_errors_were_there(gpu, batch, busy):
     table = account.lead_table(cells_of(read_runs(ROOT / "results")))
-    there = table[table["gpu_name"].str.startswith(name)]
-    there = there[(there["host_pct"] > account.HOST_PCT) == busy]["error_points"].abs()
+    there = table[(table["host_pct"] > account.HOST_PCT) == busy]["error_points"].abs()
     found = advice("llama-3.2-1b", batch=batch, sequence_length=2048, gpu=gpu)
     (lead,) = {o.lead_pct for o in found.options if o.precision == "fp8_rowwise"}
     assert lead.kind == PREDICTED
     assert lead.high - lead.value == pytest.approx(there.quantile(0.9))
-    assert not found.beyond and len(there) >= account.FEWEST_LEADS
+    assert not found.beyond and len(there) > 20
 
 
 def test_intervals_widen_beyond_what_was_measured():

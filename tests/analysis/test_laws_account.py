@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+from functools import partial
 
 import pytest
 
@@ -131,14 +132,23 @@ def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     assert said in words.session_words(sessions)
 
 
-def test_another_kind_of_gpu_is_predicted_by_other_models(monkeypatch):
+def test_a_gpu_is_known_by_fp8_on_it_in_two_models_that_the_newest_constants_are_of(monkeypatch):
+    h100, b200 = ([dataclasses.replace(cell, gpu=name) for cell in cells()]
+                  for name in ("NVIDIA H100 80GB HBM3", "NVIDIA B200"))  # fmt: skip
+    known = partial(speed_fit.knows_gpu, "NVIDIA H100 80GB HBM3")
+    assert known(h100) and speed_fit.knows_gpu("NVIDIA H200", [])
+    assert not known([cell for cell in h100 if not cell.config.is_fp8])
+    assert not known([cell for cell in h100 if "1b" in cell.config.model])
+    assert not speed_fit.knows_gpu("NVIDIA B200", b200)  # an architecture that no fit is of
+    monkeypatch.setattr(speed_fit, "knows", lambda freeze, cell: False)
+    assert not known(h100)
+
+
+def test_another_kind_of_gpu_is_predicted_by_other_models():
     h100 = [dataclasses.replace(cell, gpu="NVIDIA H100 80GB HBM3") for cell in cells()]
     table = account.lead_table(h100)
     assert set(table["test"]) == {account.OTHER_GPU} and (table["run_ids"] != "").all()
     assert (table["predicted_pct"] != table["fitted_pct"]).all()  # without its model
-    monkeypatch.setattr(account, "knows", lambda freeze, cell: False)
-    later = account.lead_table(h100)
-    assert (later["predicted_pct"] == later["fitted_pct"]).all()
 
 
 def test_the_law_of_speed_is_fitted_to_one_kind_of_gpu(monkeypatch):

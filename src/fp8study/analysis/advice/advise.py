@@ -88,9 +88,10 @@ class Advisor:
         self.timed = [cell for cell in cells if is_fitted(cell)]
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
-        self.tested = account.lead_table(cells)
+        tested = account.lead_table(cells)
         self.pairs = account.pairs_of(cells)
-        self.law_errors = account.law_errors(self.tested, account.memory_table(cells))
+        self.nine_of_ten = account.nine_of_ten(tested)
+        self.law_errors = account.law_errors(tested, account.memory_table(cells))
 
     def name_of(self, gpu: GpuPeak) -> str:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
@@ -124,7 +125,7 @@ class Advisor:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
-        law, errors = law_of(shape, gpu, measured), account.nine_of_ten(self.tested, gpu_name)
+        law = law_of(shape, gpu, measured)
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed,
@@ -147,7 +148,7 @@ class Advisor:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
                 return faster
-            error = errors[host_shows(law(way))][1] * account.wider(num_beyond(way))
+            error = self.nine_of_ten[host_shows(law(way))][1] * account.wider(num_beyond(way))
             value = faster.then.value
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
@@ -156,7 +157,7 @@ class Advisor:
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
-        speed_of = partial(predicted_speed, law=law, errors=errors)
+        speed_of = partial(predicted_speed, law=law, errors=self.nine_of_ten)
         options = self._options(
             config, shape, law, speed_of, gpu_name, decided, by_law, num_beyond, unknown
         )

@@ -123,8 +123,9 @@ def skipping_keeps_quality(tables: Tables, claim: Claim) -> Finding:
     said = "what they cost in speed is not measured"
     if len(timed):
         gpus = " and ".join(sorted({*timed["gpu_name"]}))
-        said = f"FP8's lead {'falls' if cost > 0 else 'rises'} by {abs(cost):.1f} points with them"
-        said += f" ({gpus})"
+        moves = f"{'falls' if cost > 0 else 'rises'} by {abs(cost):.1f} points"
+        moves = "moves by less than 0.1 points" if abs(cost) < 0.05 else moves
+        said = f"FP8's lead {moves} with them ({gpus})"
     return claim.found(
         verdict, figure, best, timed, seeds=found["num_pairs"], margin=found["margin_pct"],
         cost=said,
@@ -187,9 +188,10 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     verdict = by_share(min(float(faster.mean()), float(finer.mean())))
     if verdict is Verdict.REPRODUCED and (between.empty or not between.all()):
         verdict = Verdict.PARTLY
-    third = f"the third is slower than rowwise in {out_of(between)}"
-    if between.empty:
-        third = "the third's speed is not measured"
+    third = "the third's speed is not measured"
+    if len(between):
+        gpus = tables.cells.loc[tables.cells["precision"] == order[2], "gpu_name"].unique()
+        third = f"the third is slower than rowwise in {out_of(between)} ({' and '.join(gpus)})"
     means = ", ".join(f"{100 * mean:.1f}" for mean in error.mean())
     first = pass_table(tables.metrics, tables.runs)
     first = first[(first["passes"] == 1) & first["precision"].isin(order)]

@@ -18,6 +18,7 @@ from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
+from fp8study.analysis.laws.speed_fit import knows_gpu
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
@@ -74,9 +75,7 @@ SAVERS: dict[str, Any] = {
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-_AFTER_KERNEL = (
-    "weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch",
-)  # fmt: skip
+_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch")
 #: Switches of what GPUs do to gradients together.
 _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
 #: Switches of the update, which follow from each other.
@@ -298,11 +297,12 @@ def beyond(
     is_measured: bool,
     timed: Sequence[Cell],
 ) -> list[str]:
-    """Say in what a configuration is beyond the cells that the speed law was fitted to.
+    """Say in what a configuration is beyond the cells of its GPU, or if unknown of `FITTED_GPU`.
 
     `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of.
     """
-    known = [cell for cell in timed if cell.gpu == FITTED_GPU]
+    is_known = knows_gpu(gpu_name, timed)
+    known = [cell for cell in timed if cell.gpu == (gpu_name if is_known else FITTED_GPU)]
     spans: dict[str, tuple[float, list[Any], str]] = {
         "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
         "billion weights": (shape.num_parameters / 1e9,
@@ -317,13 +317,12 @@ def beyond(
                           [c.config.gradient_accumulation_steps for c in known], ",d"),
     }  # fmt: skip
     found = [
-        f"{format(value, spec)} {what}; measured: {format(min(seen), spec)} to "
-        f"{format(max(seen), spec)}"
+        f"{format(value, spec)} {what}; measured: "
+        + " to ".join(dict.fromkeys(format(end, spec) for end in (min(seen), max(seen))))
         for what, (value, seen, spec) in spans.items()
         if not min(seen) <= value <= max(seen)
     ]
-    seen = [cell.config.num_gpus for cell in timed if cell.gpu == gpu_name]
-    if gpu_name != FITTED_GPU and config.num_gpus > max(seen, default=0):
+    if not is_known:
         by = "the copy measured here" if is_measured else "datasheets"
         what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
         found.insert(0, f"{gpu_name}: {what} of an {FITTED_GPU}, scaled by {by}")

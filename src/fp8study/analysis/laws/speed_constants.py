@@ -86,7 +86,8 @@ class SpeedConstants:
 def on_gpu(c: SpeedConstants, gpu: GpuPeak) -> SpeedConstants:
     """Scale an H200's constants to another GPU, by both datasheets.
 
-    Within an architecture, of which GPUs were measured, by powers of their ratio.
+    Within an architecture, of which GPUs were measured, by powers of their ratio; but casts by no
+    less than the matrix units, on whose multiprocessors they run: no record tests that.
     """
     own = find_peak(FITTED_GPU)
     assert own is not None and own.fp8_tflops and own.memory_tb_per_s

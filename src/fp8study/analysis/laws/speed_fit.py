@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.frozen import fit, fit_with_errors, leaving_out, model_of
+from fp8study.analysis.laws.frozen import fit, fit_with_errors, knows, leaving_out, model_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.core.hardware import find_peak
@@ -57,6 +57,12 @@ def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
     }
     _fit_elsewhere(found, [cell for cell in known if _is_kin(cell.gpu)])
     return found
+
+
+def knows_gpu(gpu: str, cells: Sequence[Cell]) -> bool:
+    """Whether the newest freeze is of a GPU: of FP8 on it in two models, if not of `FITTED_GPU`."""
+    own = [cell for cell in cells if cell.gpu == gpu and cell.config.is_fp8 and knows(-1, cell)]
+    return gpu == FITTED_GPU or (_is_kin(gpu) and len(leaving_out(own)) > 1)
 
 
 def _is_kin(gpu: str) -> bool:

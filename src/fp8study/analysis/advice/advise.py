@@ -157,10 +157,7 @@ class Advisor:
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
-        speed_of = partial(predicted_speed, law=law, errors=self.nine_of_ten)
-        options = self._options(
-            config, shape, law, speed_of, gpu_name, decided, by_law, num_beyond, unknown
-        )
+        options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
@@ -176,7 +173,7 @@ class Advisor:
         expected = None
         if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
-            expected = speed_of(todays, way, num_beyond(way), None, None)[1]
+            expected = predicted_speed(todays, way, law, self.nine_of_ten, num_beyond(way))[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -244,7 +241,6 @@ class Advisor:
         config: ResolvedConfig,
         shape: ModelShape,
         law: Law,
-        speed_of: Callable[..., tuple[Quantity, Quantity | None, str]],
         gpu_name: str,
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
@@ -259,7 +255,9 @@ class Advisor:
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = speed_of(config, way, num_beyond(way), base, beside)
+            rate, lead, basis = predicted_speed(
+                config, way, law, self.nine_of_ten, num_beyond(way), base, beside
+            )
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = f"no {unknown} GPU is in the records" if lead else ""

@@ -14,17 +14,16 @@ from fp8study.core.config import ResolvedConfig
 def predicted_speed(
     bf16: ResolvedConfig,
     way: ResolvedConfig,
-    num_beyond: int,
-    base: float | None,
-    beside: Beside | None,
-    *,
     law: Law,
     errors: Mapping[bool, tuple[float, ...]],
+    num_beyond: int,
+    base: float | None = None,
+    beside: Beside | None = None,
 ) -> tuple[Quantity, Quantity | None, str]:
     """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 
-    `num_beyond`: in how many things this is beyond what was measured; `errors`: those of
-    `account.nine_of_ten`. With `Option.interval_from`.
+    `errors`: those of `account.nine_of_ten`; `num_beyond`: in how many things this is beyond what
+    was measured. With `Option.interval_from`.
     """
     kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
     step = law(way)

@@ -114,12 +114,15 @@ def _recipe_time_texts() -> list[str]:
 
 def _optimizer_state_texts() -> list[str]:
     """What is said of narrower optimizer states and of FP16, seed by seed against FP32 states."""
-    found = formats_table(runs_frame(_of("optimizer-states")))
+    runs = _of("optimizer-states")
+    found = formats_table(runs_frame(runs))
     assert set(found["num_pairs"]) == {3}
     assert set(found["verdict"]) == {"equivalent"}
     row = found.set_index(["precision", "optimizer_state"])
     plain, fp8 = row.loc["bf16"], row.loc["fp8_tensorwise"]
+    learnt = report_of(runs).loss_gaps["learnt_pct"].mean()
     return [
+        f"BF16 ends about {learnt:.0f} % below what the tokens' frequencies alone give",
         f"BF16 states end {_gap(plain.loc['bf16'])}, FP8 states {_gap(plain.loc['fp8'])}, FP16 "
         f"{_gap(row.loc['fp16', 'fp32'])}",
         f"with FP8 GEMMs {_gap(fp8.loc['fp32'])} with FP32 states, {_gap(fp8.loc['bf16'])} with "

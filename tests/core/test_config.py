@@ -41,7 +41,7 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
-    "kernel_launch": "by_compiler", "fp8_writes": "once", "collectives": "copy_engines",
+    "kernel_launch": "by_compiler", "collectives": "copy_engines",
     "gradient_norm": "as_summed",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip

@@ -137,7 +137,6 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (NARROW | FP16, "gradient_dtype", "use master"),
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
         ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
-        ({"fp8_writes": "once"}, "fp8_writes", "an FP8 precision"),
         ({"precision": "fp8", "kernel_launch": "by_compiler"}, "kernel_launch", "swiglu=kernels"),
         ({"path": "tuned", "strategy": "none", "precision": "fp8", "compile": False,
           "kernel_launch": "by_compiler"}, "kernel_launch", "compile=true"),

@@ -26,7 +26,8 @@ def today_texts() -> list[str]:
     gains, leads = switch_table(runs), leads_table(runs)
     return [
         *_lead_texts(leads), *_copies_texts(runs, gains, leads), *_norm_texts(gains),
-        *_apart_texts(gains), *_accumulation_texts(gains, leads),
+        *_apart_texts(gains), *_accumulation_texts(gains, leads), *_compiler_texts(runs, gains),
+        *_launch_texts(runs, gains),
     ]  # fmt: skip
 
 
@@ -39,7 +40,8 @@ def _of_8b(leads: pd.DataFrame, form: str, num_gpus: int, arm: str = FP8) -> pd.
 def _lead_texts(leads: pd.DataFrame) -> list[str]:
     alone, two = _of_8b(leads, NORM_BY_KERNEL, 1), _of_8b(leads, NORM_AS_SUMMED, 2)
     before = _of_8b(leads, IN_ONE_PASS, 1)
-    assert (alone["num_pairs"], alone["num_sessions"]) == (2, 1)
+    assert (alone["num_pairs"], alone["num_sessions"]) == (6, 2)
+    assert (two["num_pairs"], two["num_sessions"]) == (4, 3)
     assert (before["num_pairs"], before["num_sessions"]) == (6, 3)
     less = [
         [f"{-lead[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
@@ -48,10 +50,13 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
     return [
         f"leads by {per_cent(alone['lead_pct'])} (95 % CI {ends(alone)}) on the tuned path, with "
         f"{less[0][0]} less memory and {less[0][1]} less energy",
-        f"(two pairs of one session; six of three, with torch's norm, lead by "
+        f"(six pairs of two sessions; six of three, with torch's norm, lead by "
         f"{per_cent(before['lead_pct'])})",
-        f"on 2 GPUs at batch 2 by {per_cent(two['lead_pct'])} (95 % CI {ends(two)}), with "
-        f"{less[1][0]} and {less[1][1]} less",
+        *(
+            f"on 2 GPUs at batch 2 by {per_cent(two['lead_pct'])} (95 % CI {ends(two)}{pairs}), "
+            f"with {less[1][0]} and {less[1][1]} less"
+            for pairs in ("", "; four pairs of three")
+        ),
     ]
 
 
@@ -95,6 +100,58 @@ def _apart_texts(gains: pd.DataFrame) -> list[str]:
         f"one session) for {more:.1f} GiB more",
         f"by {bf16} in BF16 and {fp8} in FP8 with `gradient_copy=reduce_stream`, by {alone} in FP8 "
         f"with `transposes=separate`, by {both} with both",
+    ]
+
+
+def _by_block(of: pd.DataFrame, than: pd.DataFrame) -> float:
+    """By how much runs are faster than others, %: the mean over both blocks of a study."""
+    rates, others = (
+        rows.set_index("repeat")["tokens_per_second_per_gpu"].sort_index() for rows in (of, than)
+    )
+    assert [*rates.index] == [*others.index] == [0, 1]
+    return float(100 * (rates / others - 1).mean())
+
+
+def _compiler_texts(runs: pd.DataFrame, gains: pd.DataFrame) -> list[str]:
+    """What is said of FP8 matrices that are written once, and of who launches our kernels."""
+    eight = gains[(gains["study"] == "compiler-form") & (gains["model"] == "llama-3.1-8b")]
+    assert set(eight["num_blocks"]) == {2} and set(eight["num_sessions"]) == {1}
+    of = eight.set_index(["num_gpus", "setting"])["gain_pct"].map(per_cent)
+    once, launched = "FP8 written once", "own kernels launched by compiler"
+    apart = f"separate transposes, {launched}, {once}"
+    beside = f"gradients copied by reduce stream, {apart}"
+    here = runs[(runs["study"] == "compiler-form") & (runs["model"] == "llama-3.1-8b")]
+    leads = [
+        per_cent(
+            _by_block(
+                there[there["setting"].str.contains(apart)], there[there["precision"] == "bf16"]
+            )
+        )
+        for _, there in here.groupby("num_gpus")
+    ]
+    return [
+        f"change by {of[1, once]} on one H200 and {of[2, once]} on two",
+        f"`kernel_launch=by_compiler` besides by {of[1, f'{launched}, {once}']} and "
+        f"{of[2, f'{launched}, {once}']}",
+        f"too, by {of[1, apart]} and {of[2, beside]}: FP8 then leads by {leads[0]} and {leads[1]}",
+    ]
+
+
+def _launch_texts(runs: pd.DataFrame, gains: pd.DataFrame) -> list[str]:
+    """What is said of one launch for the norm of all gradients."""
+    here, by_one = runs[runs["study"] == "one-launch"], "gradients' norm by one launch"
+    most = max(
+        _by_block(*(rows[rows["setting"].str.endswith(norm)] for norm in (by_one, NORM_BY_KERNEL)))
+        for _, rows in here[here["model"] == "llama-3.1-8b"].groupby("precision")
+    )
+    small = gains[(gains["study"] == "one-launch") & (gains["precision"] == "bf16")]
+    gained = small.set_index("setting")["gain_pct"].map(per_cent)
+    moving = here[(here["model"] == "llama-3.2-1b-untied") & (here["precision"] != "bf16")]
+    assert moving["unsteady"].all()
+    return [
+        f"changes an 8B's tokens/s by {most:.1f} % at most; a 1B at batch 1 in BF16 gains "
+        f"{gained[NORM_BY_KERNEL]} by a launch for each, "
+        f"{gained[by_one]} by one for all",
     ]
 
 

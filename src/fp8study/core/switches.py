@@ -255,20 +255,12 @@ class Switches:
     kernel_launch: Literal["from_python", "by_compiler"] | None = switch(
         "from_python", "from_python", "own kernels launched {}", "Compiled layers launch Triton "
         "kernels of our own through an operator in Python, or as the compiler launches its own, "
-        "which takes less of the host; not yet tried on GPUs.",
+        "which takes less of the host.",
         differs="pair effect", refused=(
             (lambda c: c.kernel_launch == "by_compiler" and not (
                 c.compile and (c.swiglu == "kernels" or c.transposes == "separate")),
              "is for compiled layers with Triton kernels of ours; use compile=true and "
              "swiglu=kernels or transposes=separate, or from_python"),))
-    fp8_writes: Literal["per_reader", "once"] | None = switch(
-        "per_reader", "per_reader", "FP8 written {}", "Compiled layers write a matrix in FP8 anew "
-        "for each kernel that reads it, as torch's compiler does, or once, with the same numbers; "
-        "not yet tried on GPUs.",
-        differs="pair effect", refused=(
-            (lambda c: c.fp8_writes == "once" and not (c.compile and c.is_fp8),
-             "is for compiled layers in FP8; use compile=true and an FP8 precision, or "
-             "per_reader"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
         "each other's weights and gradients by their copy engines, which use no multiprocessor; "
@@ -286,8 +278,8 @@ class Switches:
     gradient_norm: Literal["separate", "by_kernel", "by_one_launch", "as_summed"] | None = switch(
         "separate", _tuned_norm, "gradients' norm {}", "What finds the norm of all gradients: "
         "torch's kernels; one of our own; or, where two GPUs' copy engines exchange gradients, the "
-        "kernel that adds them up. `by_one_launch`: as `by_kernel`, of all gradients at once; not "
-        "yet tried on GPUs.", refused=(
+        "kernel that adds them up. `by_one_launch`: as `by_kernel`, of all gradients at once.",
+        refused=(
             (lambda c: c.gradient_norm in _BY_KERNELS and not (
                 c.strategy == "none" and c.update_kernel == "one_pass"),
              "is for whole gradients; use strategy=none and update_kernel=one_pass, or separate"),
@@ -320,6 +312,9 @@ RETIRED: dict[str, Field] = {
     "spared_sms": Field(
         "tuning", "two GPUs gained nothing by it (docs/log.md, 69)", plain=0,
         words="{} SMs spared", differs=("switch",)),
+    "fp8_writes": Field(
+        "tuning", "an 8B on one GPU lost 0.6 % by it (docs/log.md, 76)", plain="per_reader",
+        words="FP8 written {}", differs=("switch",)),
     "nccl_ctas": Field(
         "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
         differs=("switch",)),

@@ -86,7 +86,7 @@ EARLIER: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": (*_AFTER_KERNEL, "fp8_writes"), "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
+    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),

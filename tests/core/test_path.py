@@ -12,7 +12,7 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
-    "swiglu": "compiled", "kernel_launch": "from_python",
+    "swiglu": "compiled", "kernel_launch": "from_python", "cast_kernels": "one_layout",
     "collectives": "nccl", "gradient_norm": "separate",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {

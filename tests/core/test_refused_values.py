@@ -137,6 +137,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (NARROW | FP16, "gradient_dtype", "use master"),
         (NARROW | {"compile_mode": "reduce-overhead"}, "gradient_dtype", "CUDA graph"),
         ({"precision": "fp8", "transposes": "separate"}, "transposes", "weight_cast=each_update"),
+        ({"precision": "fp8", "cast_kernels": "both_layouts"}, "cast_kernels", "swiglu=kernels"),
         ({"precision": "fp8", "kernel_launch": "by_compiler"}, "kernel_launch", "swiglu=kernels"),
         ({"path": "tuned", "strategy": "none", "precision": "fp8", "compile": False,
           "kernel_launch": "by_compiler"}, "kernel_launch", "compile=true"),

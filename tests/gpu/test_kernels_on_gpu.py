@@ -34,6 +34,7 @@ from tests.model.kernel_checks import (
     check_squares,
     check_sum,
     check_transpose,
+    check_turned_gradients,
     check_update,
 )
 
@@ -110,6 +111,15 @@ def test_swiglu_is_torchs_and_its_casts_torchaos(num: int, dtype: torch.dtype) -
     check_gated(num, dtype, "cuda")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (4096, 14336), (1000, 1001)])
+def test_one_kernel_turns_swiglus_gradients_to_the_bit_as_three_more(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    check_turned_gradients(shape, dtype, "cuda")
+
+
 class Layers(torch.nn.Module):
     """What has decoder layers: one linear layer."""
 
@@ -127,6 +137,7 @@ NARROW = {"update_kernel": "one_pass", "gradient_dtype": "compute"}
 WAYS: list[dict[str, Any]] = [
     {"precision": "fp8", "weight_cast": "each_update"},
     {"precision": "fp8", "weight_cast": "each_update", "transposes": "separate"},
+    {"precision": "fp8", "weight_cast": "each_update", "cast_kernels": "both_layouts"},
     {"precision": "fp8", "weight_cast": "each_update", "transposes": "separate", **NARROW},
     {"precision": "bf16", **NARROW},
 ]

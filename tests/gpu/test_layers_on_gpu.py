@@ -60,10 +60,10 @@ def test_compiled_fp8_layers_have_the_gradients_of_eager_ones(precision: str) ->
         assert (plain - compiled).float().norm() < 0.05 * plain.float().norm()
 
 
-BY_COMPILER = {"kernel_launch": "by_compiler"}
+BY_COMPILER, TURNS = {"kernel_launch": "by_compiler"}, {"cast_kernels": "both_layouts"}
 
 
-@pytest.mark.parametrize("switches", [None, {}, BY_COMPILER], ids=str)
+@pytest.mark.parametrize("switches", [None, {}, BY_COMPILER, TURNS, BY_COMPILER | TURNS], ids=str)
 def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(
     switches: dict[str, str] | None,
 ) -> None:

@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python kernel_checks.py    by Triton's interpreter, without a
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 
@@ -20,14 +21,15 @@ DTYPES = [torch.float32, torch.bfloat16]
 def check_both_layouts(weight_MK: torch.Tensor, scale: torch.Tensor) -> None:
     """Every byte is plain torch's, and none beyond the end is touched."""
     results = []
-    for cast in (kept_weights._cast_both, kernels.cast_both):
+    at_once = partial(kernels.cast_both, at_once=True)
+    for cast in (kept_weights._cast_both, kernels.cast_both, at_once):
         poison = torch.full((2, weight_MK.numel() + 64), 0x55, device=weight_MK.device)
         whole = poison.to(torch.uint8).view(kept_weights.FP8)
         rows_N, columns_N = (one[: weight_MK.numel()] for one in whole)
         cast(weight_MK, scale, rows_N.view(weight_MK.shape), columns_N.view(weight_MK.shape[::-1]))
         results.append(whole.view(torch.uint8))
-    assert torch.equal(*results)
-    assert bool((results[1][:, weight_MK.numel() :] == 0x55).all())
+    assert all(torch.equal(results[0], own) for own in results[1:])
+    assert bool((results[0][:, weight_MK.numel() :] == 0x55).all())
 
 
 def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -116,6 +118,33 @@ def check_gated(num: int, dtype: torch.dtype, device: str = "cpu") -> None:
     assert all(bool((one[num:] == 0x55).all()) for one in room)
 
 
+def check_turned_gradients(shape: tuple[int, int], dtype: torch.dtype, device: str = "cpu") -> None:
+    """One kernel writes the bytes of those that cast and then turn, and none beyond the end."""
+    num = shape[0] * shape[1]
+    gate, up, gradient = torch.randn(3, *shape, device=device).to(dtype).unbind()
+    gate, gradient = 3 * gate, gradient / 1000
+    scale, found = torch.tensor(0.5, device=device), []
+    for count in (3, 5):
+        room = torch.full((count, num + 64), 0x55, dtype=torch.uint8, device=device)
+        kinds = swiglu._FORMATS if count == 3 else (*swiglu._FORMATS[:2], *swiglu._FORMATS)
+        shapes = [shape] * count if count == 3 else [shape] * 2 + [shape[::-1]] * 3
+        fp8 = tuple(
+            each[:num].view(kind).view(size)
+            for each, kind, size in zip(room, kinds, shapes, strict=True)
+        )
+        scales = torch.zeros(2, device=device)
+        kernels.gated_gradients(
+            gate, up, gradient, scale, torch.zeros_like(scales), scales, fp8,
+            torch.finfo(swiglu.GRADIENT).max, 1e-12,
+        )  # fmt: skip
+        assert bool((room[:, num:] == 0x55).all())
+        found.append((scales, [each.view(torch.uint8) for each in fp8]))
+    (scales, cast), (own, turned) = found
+    assert torch.equal(scales, own)
+    for each, wanted in zip(turned, [*cast[:2], *(one.t() for one in cast)], strict=True):
+        assert torch.equal(each, wanted)
+
+
 def check_sum(num: int, device: str = "cpu") -> None:
     """A sum is plain torch's to the bit, and its squares' but for rounding; none beyond the end."""
     one, other = torch.randn(2, num, device=device).bfloat16().unbind()
@@ -156,6 +185,7 @@ if __name__ == "__main__":
         check_both_layouts(exact_MK / 1024, torch.tensor(1024.0))
     for shape in SHAPES:
         check_transpose(shape)
+        check_turned_gradients(shape, torch.float32)
     updates = [*itertools.product((5000, 2048, 7), (None, 3.0), DTYPES)]
     for case in updates:
         check_update(*case)
@@ -169,4 +199,4 @@ if __name__ == "__main__":
     for case in of_many:
         check_all_squares(*case)
     num_sizes = (2 + len(DTYPES)) * len(sizes)
-    print(len(layouts) + len(SHAPES) + len(updates) + num_sizes + len(of_many), "cases")
+    print(len(layouts) + 2 * len(SHAPES) + len(updates) + num_sizes + len(of_many), "cases")

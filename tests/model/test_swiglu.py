@@ -64,14 +64,16 @@ def trained(model: Model, dtype: torch.dtype, compiler: Any = None) -> list[torc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_number_is_torchaos(dtype: torch.dtype) -> None:
-    theirs, ours = models(dtype)
+@pytest.mark.parametrize("casts_to", ["one_layout", "both_layouts"])
+def test_every_number_is_torchaos(dtype: torch.dtype, casts_to: str) -> None:
+    theirs, ours = models(dtype, cast_kernels=casts_to)
     pairs = zip(trained(theirs, dtype), trained(ours, dtype), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_so_it_is_compiled() -> None:
-    theirs, ours = models()
+@pytest.mark.parametrize("casts_to", ["one_layout", "both_layouts"])
+def test_so_it_is_compiled(casts_to: str) -> None:
+    theirs, ours = models(cast_kernels=casts_to)
     compiler = aot_autograd(
         fw_compiler=lambda graph, _: graph, partition_fn=min_cut_rematerialization_partition
     )

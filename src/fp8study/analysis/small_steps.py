@@ -20,7 +20,7 @@ from fp8study.core.fields import DEFAULTS, PLAIN, varying
 from fp8study.core.hardware import GpuPeak, find_peak
 
 #: Switches that are refused with torch's AdamW, or with NCCL.
-_RESTING = ("transposes", "kernel_launch", "gradient_norm")
+_RESTING = ("transposes", "kernel_launch", "cast_kernels", "gradient_norm")
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 

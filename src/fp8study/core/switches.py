@@ -261,6 +261,15 @@ class Switches:
                 c.compile and (c.swiglu == "kernels" or c.transposes == "separate")),
              "is for compiled layers with Triton kernels of ours; use compile=true and "
              "swiglu=kernels or transposes=separate, or from_python"),))
+    cast_kernels: Literal["one_layout", "both_layouts"] | None = switch(
+        "one_layout", "one_layout", "FP8 cast to {}", "Triton kernels of our own that cast kept "
+        "weights and what SwiGLU makes to FP8 write it as it is, and others transpose it, or write "
+        "both; not yet tried on GPUs.",
+        differs="pair effect", refused=(
+            (lambda c: c.cast_kernels == "both_layouts" and c.swiglu != "kernels" and not (
+                c.weight_cast == "each_update" and c.strategy == "none"),
+             "is for Triton kernels of ours that cast; use weight_cast=each_update with "
+             "strategy=none or swiglu=kernels, or one_layout"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
         "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
         "each other's weights and gradients by their copy engines, which use no multiprocessor; "

@@ -133,10 +133,13 @@ def _turn(fp8_AB: torch.Tensor, after: torch.Tensor, by_compiler: bool = False) 
 
 
 def turned(matrix_AB: Any, after: Any, by_compiler: bool) -> Any:
-    """Transpose a matrix of torchao's FP8 tensors, once `after`, another, is there."""
+    """Transpose a matrix of torchao's FP8 tensors, once the scale of `after`, another, is there.
+
+    Not its numbers: a compiler would write them anew for each kernel that waits for them.
+    """
     turn = _turned_by_compiler if by_compiler and matrix_AB._data.is_cuda else _turned
     return type(matrix_AB)(
-        turn(matrix_AB._data, after._data), matrix_AB._scale, matrix_AB._orig_dtype,
+        turn(matrix_AB._data, after._scale), matrix_AB._scale, matrix_AB._orig_dtype,
         matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
     )  # fmt: skip
 

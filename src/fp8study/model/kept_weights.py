@@ -170,6 +170,7 @@ def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) 
         module.register_buffer(name, made, persistent=False)
     module.turns = applies(config, "transposes")  # type: ignore[assignment]
     module.by_compiler = config.kernel_launch == "by_compiler"  # type: ignore[assignment]
+    module.casts_at_once = config.cast_kernels == "both_layouts"  # type: ignore[assignment]
     if narrow:
         _take_gradients(module, config)
     elif config.frees_casts:
@@ -232,7 +233,8 @@ def refresh(model: torch.nn.Module) -> None:
         cast = _cast_both
         if layer.weight.is_cuda:
             from fp8study.model.kernels import cast_both as cast
-        cast(layer.weight.detach(), layer.fp8_scale, layer.fp8_rows_MK, layer.fp8_columns_KM)
+        kept = layer.fp8_scale, layer.fp8_rows_MK, layer.fp8_columns_KM
+        cast(layer.weight.detach(), *kept, layer.casts_at_once)
 
 
 def _resize(layer: Any, num_bytes: int, *_: Any) -> None:
@@ -275,8 +277,9 @@ def noted_largest(weights: list[torch.Tensor]) -> list[torch.Tensor] | None:
 
 
 def _cast_both(
-    weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor
-) -> None:
+    weight_MK: torch.Tensor, scale: torch.Tensor, rows_MK: torch.Tensor, columns_KM: torch.Tensor,
+    at_once: bool = False,
+) -> None:  # fmt: skip
     """Do what the kernel of that name does, where there is no GPU."""
     rows_MK.copy_(to_fp8(weight_MK, scale, FP8))
     columns_KM.copy_(rows_MK.t())

@@ -21,6 +21,8 @@ from fp8study.model.kept_weights import FP8
 
 #: The format of gradients, torchao's for tensorwise scaling.
 GRADIENT = torch.float8_e5m2
+#: Those of the gradients of gate and up, and of what SwiGLU computes.
+_FORMATS = (GRADIENT, GRADIENT, FP8)
 #: Layers of an MLP that computes ``down(silu(gate(x)) * up(x))``.
 _LAYERS = ("gate_proj", "up_proj", "down_proj")
 
@@ -74,63 +76,71 @@ def _gate(
 
 @torch.library.custom_op("fp8study::gated_gradients", mutates_args=())
 def _gated_gradients(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of gate and up in FP8, SwiGLU's output by its scale, and both scales."""
-    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale)
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
+    turns: bool,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Return both scales and, in FP8, the gradients of gate and up, and SwiGLU's output by `scale`.
+
+    If it `turns`, the output is transposed, after both gradients transposed, too.
+    """
+    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, turns)
 
 
 @_gated_gradients.register_fake
 def _(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _empty(gate_NF)
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
+    turns: bool,
+) -> list[torch.Tensor]:  # fmt: skip
+    return _empty(gate_NF, turns)
 
 
 @torch.library.triton_op("fp8study::gated_gradients_by_compiler", mutates_args=())
 def _gated_gradients_by_compiler(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
+    turns: bool,
+) -> list[torch.Tensor]:  # fmt: skip
     """Do as `_gated_gradients`, by kernels that the compiler launches; on GPUs."""
-    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, by_compiler=True)
+    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, turns, by_compiler=True)
 
 
 def _gate_gradients(
     gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
-    by_compiler: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    made = _empty(gate_NF)
+    turns: bool, by_compiler: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    scales, *fp8 = made = _empty(gate_NF, turns)
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
 
         from fp8study.model.kernels import gated_gradients
 
         gated_gradients(
-            gate_NF, up_NF, gradient_NF, scale, torch.zeros_like(made[3]), made[3], made[:3],
+            gate_NF, up_NF, gradient_NF, scale, torch.zeros_like(scales), scales, (*fp8,),
             torch.finfo(GRADIENT).max, EPS, by_compiler,
         )  # fmt: skip
         return made
     silu_NF = torch.nn.functional.silu(gate_NF)
     of_gate_NF = torch.ops.aten.silu_backward(gradient_NF * up_NF, gate_NF)
     of_up_NF = gradient_NF * silu_NF
-    made[3].copy_(torch.stack([_scale(of_gate_NF, GRADIENT), _scale(of_up_NF, GRADIENT)]))
-    made[0].copy_(to_fp8(of_gate_NF, made[3][0], GRADIENT))
-    made[1].copy_(to_fp8(of_up_NF, made[3][1], GRADIENT))
-    made[2].copy_(to_fp8(silu_NF * up_NF, scale, FP8))
+    scales.copy_(torch.stack([_scale(of_gate_NF, GRADIENT), _scale(of_up_NF, GRADIENT)]))
+    exact = (of_gate_NF, of_up_NF, silu_NF * up_NF)
+    cast = [to_fp8(*each) for each in zip(exact, (*scales, scale), _FORMATS, strict=True)]
+    if turns:
+        cast = [*cast[:2], *(each_NF.t() for each_NF in cast)]
+    for room, each in zip(fp8, cast, strict=True):
+        room.copy_(each)
     return made
 
 
-def _empty(
-    like_NF: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    of_gate, of_up, output = (
-        torch.empty_like(like_NF, dtype=dtype) for dtype in (GRADIENT, GRADIENT, FP8)
-    )
-    return of_gate, of_up, output, like_NF.new_empty((2,), dtype=torch.float32)
+def _empty(like_NF: torch.Tensor, turns: bool) -> list[torch.Tensor]:
+    shapes = [(dtype, like_NF.shape) for dtype in _FORMATS]
+    if turns:
+        shapes[2:] = [(dtype, like_NF.shape[::-1]) for dtype in _FORMATS]
+    fp8 = [like_NF.new_empty(shape, dtype=dtype) for dtype, shape in shapes]
+    return [like_NF.new_empty((2,), dtype=torch.float32), *fp8]
 
 
 @cache
-def _function(by_compiler: bool) -> Any:
+def _function(by_compiler: bool, turns: bool) -> Any:
     """Make the class where it is needed: torchao takes seconds to import."""
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
@@ -179,23 +189,27 @@ def _function(by_compiler: bool) -> Any:
             ]
             launches = by_compiler and gate_NF.is_cuda
             gated_gradients = _gated_gradients_by_compiler if launches else _gated_gradients
-            made = gated_gradients(gate_NF, up_NF, torch.mm(gradient, turned_MK[2]), scale)
-            of_gate, of_up = (
-                Float8TrainingTensor(
-                    made[n], made[3][n], gradient_NK.dtype, gemms, GemmInputRole.GRAD_OUTPUT
-                )
-                for n in range(2)
-            )
-            output = Float8TrainingTensor(made[2], scale, gradient_NK.dtype, gemms)
+            of_output = torch.mm(gradient, turned_MK[2])
+            scales, *fp8 = gated_gradients(gate_NF, up_NF, of_output, scale, turns)
+            roles = (GemmInputRole.GRAD_OUTPUT, GemmInputRole.GRAD_OUTPUT, GemmInputRole.INPUT)
+
+            by = (*scales.unbind(), scale)
+
+            def tensor(n: int, data: torch.Tensor) -> Any:
+                return Float8TrainingTensor(data, by[n], gradient_NK.dtype, gemms, roles[n])
+
+            def left(n: int) -> Any:
+                return tensor(n, fp8[2 + n]) if turns else turn(tensor(n, fp8[n]))
+
             input = hp_tensor_to_float8_dynamic(
                 input_NK, ctx.config.cast_config_input.target_dtype, gemms
             )
             turn = partial(turned, after=gradient, by_compiler=by_compiler)
             right = turn(input).t()
             return (
-                torch.mm(of_gate, turned_MK[0]), torch.mm(of_up, turned_MK[1]), None, None,
-                torch.mm(turn(of_gate), right), torch.mm(turn(of_up), right),
-                torch.mm(turn(gradient), turn(output).t()), *[None] * 9,
+                *(torch.mm(tensor(n, fp8[n]), turned_MK[n]) for n in range(2)), None, None,
+                torch.mm(left(0), right), torch.mm(left(1), right),
+                torch.mm(turn(gradient), left(2).t()), *[None] * 9,
             )  # fmt: skip
 
     return Gated
@@ -225,8 +239,8 @@ class WritesFp8:
 
 
 @cache
-def _class_of(mlp: Any, by_compiler: bool) -> Any:
-    function = _function(by_compiler)
+def _class_of(mlp: Any, by_compiler: bool, turns: bool) -> Any:
+    function = _function(by_compiler, turns)
     methods = {"forward": lambda self, x: _forward(self, x, function)}
     return type(f"Gated{mlp.__name__}", (mlp, WritesFp8), methods)
 
@@ -237,10 +251,11 @@ def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
     Only those whose three layers are in FP8 and have no bias; the others stay the compiler's.
     """
     if asks_for_kernels(config):
+        how = config.kernel_launch == "by_compiler", config.cast_kernels == "both_layouts"
         for module in model.modules():
             if _is_swiglu(module):
                 kind: Any = type(module)
-                module.__class__ = _class_of(kind, config.kernel_launch == "by_compiler")
+                module.__class__ = _class_of(kind, *how)
 
 
 def asks_for_kernels(config: ResolvedConfig) -> bool:

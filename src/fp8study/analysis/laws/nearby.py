@@ -75,7 +75,8 @@ SAVERS: dict[str, Any] = {
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch")
+_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch",
+                 "cast_kernels")  # fmt: skip
 #: Switches of what GPUs do to gradients together.
 _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
 #: Switches of the update, which follow from each other.

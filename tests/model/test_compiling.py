@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fp8study.core.config import make_config
-from fp8study.model.compiling import wholly_compiled
+from fp8study.model.compiling import compile_layers, wholly_compiled
 from fp8study.train.trainer import Trainer
 
 TOKENS, HIDDEN, WIDTH = 48, 64, 192
@@ -82,3 +82,18 @@ def test_every_step_of_a_trainer_is_wholly_compiled(changes: dict[str, Any], str
     Trainer.step(trainer, 3)
     assert seen == [strict]
     assert not torch._dynamo.config.fail_on_recompile_limit_hit
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+@pytest.mark.parametrize("combo", ["off", "on"])
+def test_layers_are_compiled_with_what_a_run_asks_for(mode: str, combo: str) -> None:
+    layer = MagicMock()
+    compile_layers([layer], make_config({"compile_mode": mode, "combo_kernels": combo}).resolved())
+    (((), asked),) = layer.compile.call_args_list
+    assert asked["options"].pop("combo_kernels") is (combo == "on")
+    assert asked["options"] == torch._inductor.list_mode_options(mode)
+    block, other = Block(), Block()
+    other.load_state_dict(block.state_dict())
+    compile_layers([other], make_config({"combo_kernels": combo}).resolved())
+    x = torch.randn(TOKENS, HIDDEN)
+    torch.testing.assert_close(other(x), block(x))

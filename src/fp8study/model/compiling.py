@@ -49,5 +49,7 @@ def wholly_compiled(config: ResolvedConfig) -> Iterator[None]:
 
 def compile_layers(layers: Iterable[torch.nn.Module], config: ResolvedConfig) -> None:
     """Have each layer compiled in place when it is first called, as a run asks for."""
+    # torch takes options, or a mode.
+    options = dict(torch._inductor.list_mode_options(config.compile_mode))
     for layer in layers:
-        layer.compile(mode=config.compile_mode)
+        layer.compile(options=options | {"combo_kernels": config.combo_kernels == "on"})

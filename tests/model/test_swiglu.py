@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.utils import run_and_get_code
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
@@ -120,3 +122,17 @@ def test_the_rest_of_a_model_stays_as_it_is() -> None:
     plain = Model()
     write_fp8_between(plain, make_config({"precision": "bf16"}).resolved())
     assert {type(layer) for layer in plain.layers} == {LlamaMLP}
+
+
+def test_the_compiler_writes_no_gradient_in_fp8_for_a_kernel_that_waits_for_it() -> None:
+    torch._dynamo.reset()
+    _, ours = models(torch.bfloat16)
+    layer = torch.compile(ours.layers[0])
+    x = torch.randn(16, 32, dtype=torch.bfloat16, requires_grad=True)
+
+    def trained() -> None:
+        layer(x).backward(torch.randn(16, 32, dtype=torch.bfloat16))
+
+    _, codes = run_and_get_code(trained)
+    written = [re.findall(r"(\w+) = empty_strided_cpu\(\(16, 32\).*float8_e5m2", c) for c in codes]
+    assert sum(map(len, written)) == 1  # what is transposed; emulation multiplies no FP8

@@ -27,7 +27,7 @@ def today_texts() -> list[str]:
     return [
         *_lead_texts(leads), *_copies_texts(runs, gains, leads), *_norm_texts(gains),
         *_apart_texts(gains), *_accumulation_texts(gains, leads), *_compiler_texts(runs, gains),
-        *_launch_texts(runs, gains),
+        *_launch_texts(runs, gains, leads),
     ]  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _compiler_texts(runs: pd.DataFrame, gains: pd.DataFrame) -> list[str]:
     ]
 
 
-def _launch_texts(runs: pd.DataFrame, gains: pd.DataFrame) -> list[str]:
+def _launch_texts(runs: pd.DataFrame, gains: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     """What is said of one launch for the norm of all gradients."""
     here, by_one = runs[runs["study"] == "one-launch"], "gradients' norm by one launch"
     most = max(
@@ -148,10 +148,15 @@ def _launch_texts(runs: pd.DataFrame, gains: pd.DataFrame) -> list[str]:
     gained = small.set_index("setting")["gain_pct"].map(per_cent)
     moving = here[(here["model"] == "llama-3.2-1b-untied") & (here["precision"] != "bf16")]
     assert moving["unsteady"].all()
+    by_each = leads[leads["setting"].str.endswith(NORM_BY_KERNEL)]
+    behind = one(by_each, model="llama-3.2-1b-untied", num_gpus=1, arm=FP8)
+    assert (behind["num_pairs"], behind["num_sessions"]) == (3, 1)
     return [
         f"changes an 8B's tokens/s by {most:.1f} % at most; a 1B at batch 1 in BF16 gains "
         f"{gained[NORM_BY_KERNEL]} by a launch for each, "
         f"{gained[by_one]} by one for all",
+        f"by a launch for each they are at {per_cent(behind['lead_pct'])} (95 % CI "
+        f"{ends(behind)}; three pairs of one session)",
     ]
 
 

@@ -68,6 +68,7 @@ def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_sm
         ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
         ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
         ({"micro_batch_size": 2, "max_grad_norm": 1.0, "gradient_norm": "by_kernel"}, "one_pass"),
+        ({"micro_batch_size": 2, "combo_kernels": "on"}, "torch"),
         ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
         ({"micro_batch_size": 2, "path": "plain"}, "torch"),
     ],
@@ -86,7 +87,7 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
 
 @pytest.mark.parametrize(
     "own",
-    [{"transposes": "separate"}, {"kernel_launch": "by_compiler"},
+    [{"transposes": "separate"}, {"kernel_launch": "by_compiler"}, {"cast_kernels": "both_layouts"},
      {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}],
     ids=str,
 )  # fmt: skip

@@ -201,7 +201,7 @@ def test_proof_counts_runs_and_calls_a_silent_one_by_name(tmp_path: Path) -> Non
     assert "4 of 4 profiled FP8 runs did the expected share of their GEMMs in FP8." in text
     assert "Of 2 other profiled runs, none did any." in text
     found = sentences.audits(frame(tmp_path))
-    assert found == "6 runs were audited: no problem was found."
+    assert found == "Of the runs that were timed or profiled 6 were audited: no problem was found."
     step = {"fp8_gemm_flops_pct": 0.0, "fp8_gemm_time_pct": 0.0}
     store_measured(
         tmp_path, "fp8_rowwise", 2, run_id="silent", audit=audit_of("fp8_rowwise", silent=True),

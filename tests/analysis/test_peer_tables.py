@@ -124,7 +124,9 @@ def test_a_peer_out_of_memory_is_named_and_a_switch_of_fp8_has_its_lead(tmp_path
     assert "The tuned path makes for llama-3.2-1b on 1 GPU 1.25 times in BF16 and 1.62" in told
     assert "1.62 times in FP8 tensorwise (with separate transposes) as many tokens/s as sy" in told
     assert "(1 block on the same GPUs)" in told
-    assert "Out of memory: short 9.9.9 with llama-3.2-1b in BF16 and FP8 tensorwise." in told
+    assert (
+        "Out of memory on 1 GPU: short 9.9.9 with llama-3.2-1b in BF16 and FP8 tensorwise." in told
+    )
     assert "tokenises" not in told
 
 
@@ -148,4 +150,4 @@ def test_a_trainer_that_only_ran_out_of_memory_is_told(tmp_path: Path) -> None:
     none = {"tokens_per_second_per_gpu": [], "memory_peak_gib": [], "status": "out_of_memory"}
     store_peer(tmp_path / "reference/box/beside/peer/short", name="short", **none)
     told = speed_sentences.peers(peer_table(load_runs(tmp_path)))
-    assert told.endswith("shapes. Out of memory: short 9.9.9 with llama-3.2-1b in BF16.")
+    assert told.endswith("shapes. Out of memory on 1 GPU: short 9.9.9 with llama-3.2-1b in BF16.")

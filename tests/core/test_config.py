@@ -36,7 +36,7 @@ OTHER: dict[str, Any] = {
     "validation_points": 2,
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
-    "compile_mode": "reduce-overhead", "combo_kernels": "on",
+    "compile_mode": "reduce-overhead", "combo_kernels": "together",
     "gather_cast": "compiled", "allocator": "expandable",
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",

@@ -8,7 +8,7 @@ from fp8study.core.config import make_config
 
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
-    "reshard_after_forward": True, "compile_mode": "default", "combo_kernels": "off",
+    "reshard_after_forward": True, "compile_mode": "default", "combo_kernels": "apart",
     "gather_cast": "eager",
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",

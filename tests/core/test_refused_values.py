@@ -93,7 +93,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"gather_cast": "compiled", "precision": "fp8_rowwise", "num_gpus": 2}, "gather_cast",
          "precision=fp8_tensorwise"),
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
-        ({"combo_kernels": "on", "compile": False}, "combo_kernels", "compile=true"),
+        ({"combo_kernels": "together", "compile": False}, "combo_kernels", "compile=true"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"clipping": "in_update", "max_grad_norm": 1.0, "optimizer_state": "fp8"}, "clipping",

@@ -85,12 +85,12 @@ def test_every_step_of_a_trainer_is_wholly_compiled(changes: dict[str, Any], str
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-@pytest.mark.parametrize("combo", ["off", "on"])
+@pytest.mark.parametrize("combo", ["apart", "together"])
 def test_layers_are_compiled_with_what_a_run_asks_for(mode: str, combo: str) -> None:
     layer = MagicMock()
     compile_layers([layer], make_config({"compile_mode": mode, "combo_kernels": combo}).resolved())
     (((), asked),) = layer.compile.call_args_list
-    assert asked["options"].pop("combo_kernels") is (combo == "on")
+    assert asked["options"].pop("combo_kernels") is (combo == "together")
     assert asked["options"] == torch._inductor.list_mode_options(mode)
     block, other = Block(), Block()
     other.load_state_dict(block.state_dict())

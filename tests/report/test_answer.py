@@ -97,6 +97,15 @@ def test_size_and_tokens_are_named_where_they_tell_the_settings_apart(tmp_path: 
     assert "FP8 for llama-3.2-1b (1 GPU, batch 8), qwen3-4b (1 GPU, batch 1)" in told(tmp_path)[0]
 
 
+def test_a_length_that_a_large_model_alone_had_is_no_reason(tmp_path: Path) -> None:
+    """Two GPUs had 8,192 tokens with an 8B alone, and were said to gain so with any model."""
+    store_leads(tmp_path, 1, *SLOWER)
+    store_leads(tmp_path, 2, *FASTER, model="qwen3-4b")
+    store_leads(tmp_path, 3, *FASTER, model="qwen3-4b", micro_batch_size=8)
+    give_sizes(tmp_path)
+    assert "yes, from 4B on, once" in told(tmp_path)[0]
+
+
 def test_an_open_setting_is_no_reason_either(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, *OPEN, micro_batch_size=16)
     store_leads(tmp_path, 2, *FASTER, micro_batch_size=8)

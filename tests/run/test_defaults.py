@@ -68,7 +68,7 @@ def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_sm
         ({"micro_batch_size": 2, "gradient_dtype": "compute"}, "one_pass"),
         ({"micro_batch_size": 2, "transposes": "separate"}, "one_pass"),
         ({"micro_batch_size": 2, "max_grad_norm": 1.0, "gradient_norm": "by_kernel"}, "one_pass"),
-        ({"micro_batch_size": 2, "combo_kernels": "on"}, "torch"),
+        ({"micro_batch_size": 2, "combo_kernels": "together"}, "torch"),
         ({"micro_batch_size": 4}, "one_pass"),  # fits in no way
         ({"micro_batch_size": 2, "path": "plain"}, "torch"),
     ],

@@ -50,11 +50,15 @@ def test_a_run_takes_as_long_as_was_estimated_or_less(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "gib", "words"),
     [
-        ("llama-3.1-8b", 79.6, "; would fit: on 4 GPUs (51 GiB); "),
+        ("llama-3.1-8b", 79.6, "; would fit: reshard_after_forward=true on 2 GPUs (69 GiB); "),
         # In FP32 no such card holds the 8B that each must build.
         ("llama-3.1-8b", 23.99, "; would fit: master_dtype=bf16 "),
         ("llama-3.1-70b", 23.99, "; each GPU must first hold the whole model, 131 GiB in BF16"),
-        ("llama-3.2-1b", 12, "; would fit: on 8 GPUs ("),
+        (
+            "llama-3.2-1b",
+            12,
+            "; would fit: reshard_after_forward=true activation_checkpointing=true on 2",
+        ),
     ],
 )
 def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
@@ -63,7 +67,7 @@ def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
     values = {"model": model, "path": "tuned", "sequence_length": 4096, "strategy": "none"}
     assert what_would_fit(make_config(values), gib).startswith(words)
     batch = make_config({"path": "tuned", "strategy": "none", "micro_batch_size": 64})
-    assert "micro_batch_size=1 (" in what_would_fit(batch, 79.6)
+    assert "micro_batch_size=8 (" in what_would_fit(batch, 79.6)
     tuned = {"model": "llama-3.1-8b", "path": "tuned", "strategy": "none", "micro_batch_size": 2}
     fp8 = what_would_fit(make_config(tuned | {"precision": "fp8"}), 133)
     assert fp8.startswith("; would fit: update_kernel=torch (119 GiB); ")

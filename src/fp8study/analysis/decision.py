@@ -23,6 +23,8 @@ WORTH_PCT = 3.0
 FP8, CHECK, BF16, MORE = "FP8", "FP8, check its loss first", "BF16", "measure more"
 WORSE, LITTLE = "BF16: worse loss in FP8", f"BF16: no gain above {WORTH_PCT:g} %"
 TRY = "BF16, or try BF16 all-gather"
+#: What `fp8study advise` says of a run that no GPU it asks about has room for.
+NO_ROOM = "does not fit"
 #: Every action, and what somebody may do who follows it.
 TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16", TRY: "bf16",
                WORSE: "bf16"}  # fmt: skip

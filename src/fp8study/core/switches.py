@@ -139,11 +139,11 @@ class Switches:
         "layers.", refused=(
             (lambda c: c.compile_mode != "default" and not c.compile,
              "says nothing with compile=false; leave it out, or set compile=true"),)))
-    combo_kernels: Literal["off", "on"] | None = switch(
-        "off", "off", "combo kernels {}", "Whether the compiler launches small kernels that do not "
-        "wait for each other as one, as those that find and invert FP8's scales; not yet tried on "
-        "GPUs.", refused=(
-            (lambda c: c.combo_kernels == "on" and not c.compile,
+    combo_kernels: Literal["apart", "together"] | None = switch(
+        "apart", "apart", "small kernels {}", "Kernels that do not wait for each other, as those "
+        "that find and invert FP8's scales: the compiler launches each, or many as one; not yet "
+        "tried on GPUs.", refused=(
+            (lambda c: c.combo_kernels == "together" and not c.compile,
              "says nothing with compile=false; leave it out, or set compile=true"),))
     gather_cast: Literal["eager", "compiled"] | None = switch(
         "eager",

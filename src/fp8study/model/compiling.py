@@ -52,4 +52,4 @@ def compile_layers(layers: Iterable[torch.nn.Module], config: ResolvedConfig) ->
     # torch takes options, or a mode.
     options = dict(torch._inductor.list_mode_options(config.compile_mode))
     for layer in layers:
-        layer.compile(options=options | {"combo_kernels": config.combo_kernels == "on"})
+        layer.compile(options=options | {"combo_kernels": config.combo_kernels == "together"})

@@ -19,7 +19,7 @@ from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
 from fp8study.report.speed_rows import is_of_before
 from fp8study.report.table import Layout
-from fp8study.report.words import count, escape, how_to_get, number, rate, span
+from fp8study.report.words import count, escape, how_to_get, number, rate, recipe, span
 
 #: What makes a setting large, a column, and how it is written.
 _UNITS: dict[str, Callable[[float], str]] = {
@@ -29,6 +29,8 @@ _UNITS: dict[str, Callable[[float], str]] = {
 _YOURS = "your machine"
 #: What an untied twin's name has besides its model's.
 _TWIN = "-untied"
+#: The recipe that a cell does not name.
+_USUAL = "fp8_tensorwise"
 _KINDS = {"fp8": "FP8", "bf16": "BF16", "": "open"}
 
 
@@ -125,8 +127,11 @@ def _verdict(rows: pd.DataFrame) -> str:
         return f"yes{once}."
     most = rest[[*_UNITS]].max()
     longer = fp8["tokens_per_gpu"] > most["tokens_per_gpu"]
-    # One with both is told by its tokens: a large model is a reason only where these would not do.
-    larger = (fp8["num_parameters"] > most["num_parameters"]) & ~longer
+    larger = fp8["num_parameters"] > most["num_parameters"]
+    # A size tells where a model gains at a usual length, and for all above it then: of a length
+    # that only such models have nothing is known for smaller ones.
+    larger &= fp8["num_parameters"] >= fp8.loc[larger & ~longer, "num_parameters"].min()
+    longer &= ~larger
     if (longer | larger).all() and rows["num_parameters"].notna().all():
         above = {"num_parameters": fp8[larger], "tokens_per_gpu": fp8[longer]}
         ends = [_UNITS[name](of[name].min()) for name, of in above.items() if len(of)]
@@ -196,13 +201,15 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
 def _cell(rows: pd.DataFrame) -> str:
     """Write what is decided by batch, batches next to each other that are alike together."""
 
-    def told(row: pd.Series) -> tuple[str, str, str, str]:
+    def told(row: pd.Series) -> tuple[str, ...]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         is_equal = row["action"] == decision.FP8
         clips = " if clipped" * pd.notna(row["max_grad_norm"])
         loss = f"loss equal at {rate(row['loss_rate'])}{clips}" if is_equal else ""
-        return kind, loss, "untied" if str(row["model"]).endswith(_TWIN) else "", path
+        untied = "untied" if str(row["model"]).endswith(_TWIN) else ""
+        kinds = recipe(row["precision"]).removeprefix("FP8 ")
+        return kind, loss, untied, kinds if row["precision"] != _USUAL else "", path
 
     parts = []
     for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):

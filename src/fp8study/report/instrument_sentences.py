@@ -51,7 +51,7 @@ def audits(frame: pd.DataFrame) -> str:
     audited = frame[frame["audit.num_trainable"].notna()]
     bad = audited[audited["audit.problems"].fillna("") != ""]
     asked = bad["stale"].fillna(False).astype(bool)
-    text = f"{count(len(audited), 'run')} were audited: "
+    text = f"Of the runs that were timed or profiled {len(audited):,} were audited: "
     if bad.empty:
         return text + "no problem was found."
     if asked.all():

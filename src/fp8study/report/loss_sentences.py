@@ -9,6 +9,7 @@ from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
 from fp8study.report.page import Report
 from fp8study.report.words import (
@@ -34,10 +35,14 @@ def answer(report: Report) -> str:
         decided["verdict"].eq("different") & (decided["gap_pct"] > 0)
     )
     margins = " or ".join(f"{margin:g} %" for margin in sorted(set(decided["margin_pct"])))
+    rest = gaps.drop(decided.index)
+    of_few = int((rest["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum())
+    open_ = len(rest) - of_few
+    few = f", {of_few} with too few seeds to say" * bool(of_few)
     found = (
         f"on text kept out of training FP8 is worse in {int(lost.sum()) or 'none'} of "
         f"{count(len(decided), 'decided comparison')}, at a margin of {margins} "
-        f"({len(gaps) - len(decided)} more undecided)"
+        f"({open_} more undecided{few})"
         if len(decided) else "on text kept out of training nothing is decided"
     )  # fmt: skip
     return f"**{found[0].upper()}{found[1:]}.** {equal_so_far(report)}".rstrip()

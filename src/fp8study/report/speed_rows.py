@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pandas as pd
 
 from fp8study.analysis.runs.naming import COPY_ENGINES, EARLIER_FORM, IN_ONE_PASS, NORMS
 from fp8study.analysis.small_steps import form_of, todays_form
+from fp8study.core.switches import RETIRED
 from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
 
 
@@ -66,6 +68,8 @@ def _form(row: pd.Series) -> str:
     parts = ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
     parts += ["norm kernel"] * form.norm
     parts += [] if row["path"] == "tuned" else ["plain"]
+    parts += ["clipped"] * bool(pd.notna(row["max_grad_norm"]))
+    parts += ["FSDP2"] * (int(row["num_gpus"]) == 1 and row["setting"].startswith("FSDP2"))
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
     parts += [kind] if kind != "tensorwise" else []
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
@@ -103,7 +107,17 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
             ci=[interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends],
             recipe=found["precision"].map(recipe),
             gpus=[count(int(number), "GPU") for number in found["num_gpus"]],
+            setting=found["setting"].map(_as_it_is),
         ).sort_values(["machine", "model", "num_gpus", "setting_plain"], kind="stable")
+    )
+
+
+def _as_it_is(switches: str) -> str:
+    """Say of switches that were taken out that they were."""
+    gone = [re.escape(each.words).replace(r"\{\}", ".+") for each in RETIRED.values()]
+    return ", ".join(
+        f"{words} (taken out)" if any(re.fullmatch(one, words) for one in gone) else words
+        for words in switches.split(", ")
     )
 
 

@@ -99,10 +99,11 @@ def peers(table: pd.DataFrame) -> str:
         for own in (timed[chosen & by_turns], timed[chosen & ~by_turns]):
             parts += [_beside(rows, subject, peer) for peer, rows in own.groupby("peer")]
     full = clipped[clipped["ratio_interval"].str.contains("out of memory", na=False)]
-    for peer, rows in full.groupby("peer"):
+    for (peer, _), rows in full.groupby(["peer", "num_gpus"]):
         models = escape(", ".join(dict.fromkeys(rows["model"])))
         recipes = " and ".join(recipe(p) for p in dict.fromkeys(rows["precision"]))
-        parts.append(f"Out of memory: {escape(peer)} with {models} in {recipes}.")
+        where = count(int(rows["num_gpus"].iloc[0]), "GPU")
+        parts.append(f"Out of memory on {where}: {escape(peer)} with {models} in {recipes}.")
     if len(parts) == 1:
         return "No other trainer was run beside ours: see `scripts/beside_torchtitan.py`."
     return " ".join(parts)

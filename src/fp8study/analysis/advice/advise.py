@@ -32,7 +32,7 @@ from fp8study.analysis.advice.evidence import (
     way_of,
 )
 from fp8study.analysis.advice.loss_evidence import nearest_losses
-from fp8study.analysis.decision import CHECK, FP8, WORTH_PCT
+from fp8study.analysis.decision import CHECK, FP8, NO_ROOM, WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
@@ -197,7 +197,7 @@ class Advisor:
             gpu=gpu_name,
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
-            verdict=verdicts[0],
+            verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action == FP8 else None,
             todays_lead=expected,
             nearest=() if decided else tuple(

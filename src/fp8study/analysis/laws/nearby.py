@@ -140,10 +140,16 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
     """Return what would make a run fit, with what it would need, GiB.
 
-    A smaller batch, more GPUs, what saves memory, or all that.
+    A smaller batch, the largest power of two that does, more GPUs, what saves memory, or all that.
     """
-    more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
-    one = [{"micro_batch_size": 1}] if config.micro_batch_size > 1 else []
+    more = [
+        saver | {"num_gpus": 2**n}
+        for n in range(1, 11) if 2**n > config.num_gpus
+        for saver in ({}, {"reshard_after_forward": True})
+    ]  # fmt: skip
+    most = (config.micro_batch_size - 1) * config.sequence_length
+    batch = largest_batch_of([config], shape, capacity, most) if most else 0
+    one = [{"micro_batch_size": 2 ** (batch.bit_length() - 1)}] if batch else []
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:
@@ -151,7 +157,9 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     same_task = {name: value for name, value in SAVERS.items() if "master" not in name}
-    others = first(more) or first(same_task | changes for changes in more)
+    plain, saved = first(more), first(same_task | changes for changes in more)
+    fewer = saved and (not plain or saved[0][1].num_gpus < plain[0][1].num_gpus)
+    others = [*saved, *plain] if fewer else plain
     found = [*first(before), *first(one), *others, *_savings(config, shape, capacity, SAVERS)]
     return found or first(SAVERS | changes for changes in more)
 

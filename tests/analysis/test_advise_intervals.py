@@ -133,9 +133,12 @@ def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_i
 
     text = said(ask("llama-3.2-1b", 3, "h200"))
     assert re.search(
-        r"measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says −\d", text
+        r"BF16 all-gather, measured next to it: −18.2 % on 2 GPUs, batch 1, where the law says −\d",
+        text,
     )
     assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
+    beside = said(answer(question_for([], "llama-3.1-8b", 2, 4096, 2, "h200")))
+    assert "measured with micro_batch_size=1 fp8_all_gather=false update_kernel=torch" in beside
     assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
     assert "points, 2 times what nine of ten leads were within where the GPU" in said(longer)

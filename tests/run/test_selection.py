@@ -87,7 +87,7 @@ def test_one_h100_answers_from_1b_to_the_largest_that_fits_at_both_ends_of_the_b
     assert eight_b.startswith(
         "llama-3.1-8b on 1 GPU needs 125 GiB, and 72 are to be had; would fit"
     )
-    assert "on 4 GPUs (51 GiB)" in eight_b
+    assert "reshard_after_forward=true on 2 GPUs (69 GiB)" in eight_b
     assert "master_dtype=bf16 (65 GiB)" in eight_b
     losses = [run.config for run in chosen.runs if not run.config.timed_seconds]
     assert Counter((c.precision, c.seed) for c in losses) == Counter(
@@ -141,7 +141,7 @@ def test_a_card_of_24_gib_takes_shorter_sequences_and_says_so() -> None:
     assert {run.config.sequence_length for run in chosen.runs} == {2048}
     assert chosen.notes[0].startswith("Sequences of 2048 tokens: llama-3.2-1b on 1 GPU needs 23 ")
     eight_b = next(note for note in chosen.notes if note.startswith("llama-3.1-8b"))
-    assert "would fit: master_dtype=bf16 on " in eight_b  # in FP32 no card can build it
+    assert "would fit: master_dtype=bf16 " in eight_b  # in FP32 no card can build it
 
 
 def test_sequences_are_shortened_only_where_that_helps() -> None:

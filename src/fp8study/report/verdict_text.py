@@ -28,7 +28,8 @@ def answer_lines(advice: Advice) -> list[str]:
         return [alone if advice.fp8_fits else _too_large(advice)]
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
-    beside = _beside(chosen_option(advice).beside)
+    option = chosen_option(advice)
+    beside = _beside(option.label, option.beside)
     return [
         said, *_loss(advice, advice.verdict), *_clipped(advice), *also, *near, *_today(advice),
         *beside, *_larger(advice),
@@ -103,12 +104,13 @@ def chosen_option(advice: Advice) -> Option:
     return next(option for option in advice.options if option.label == advice.verdict.label)
 
 
-def _beside(beside: Beside | None) -> list[str]:
+def _beside(label: str, beside: Beside | None) -> list[str]:
     if beside is None:
         return []
     return [
-        f"  measured next to it: {lead_text(beside.lead_pct, ' %')} on {beside.num_gpus} GPUs, "
-        f"batch {beside.micro_batch_size}, where the law says {number(beside.law_pct, '+.1f')} %"
+        f"  {label}, measured next to it: {lead_text(beside.lead_pct, ' %')} on "
+        f"{beside.num_gpus} GPUs, batch {beside.micro_batch_size}, where the law says "
+        f"{number(beside.law_pct, '+.1f')} %"
     ]
 
 

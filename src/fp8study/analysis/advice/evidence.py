@@ -33,6 +33,7 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
+    BF16_GATHERED,
     SWIGLU_KERNELS,
     fp8_part,
     has_usual_path,
@@ -215,7 +216,10 @@ class Decisions:
         def timed(changes: dict[str, Any]) -> list[tuple[dict[str, Any], Quantity]]:
             way = asked = changed(bf16, changes)
             way = way if as_asked else self.measured_as(way, gpu_name)
-            lead = next((lead_of(found.decision) for found in self.of(way, gpu_name)), None)
+            first = next((found.decision for found in self.of(way, gpu_name)), None)
+            lead = None if first is None else lead_of(first)
+            if first is not None and BF16_GATHERED in first["arm"]:
+                changes = changes | {"fp8_all_gather": False}
             forms = (form for form in EARLIER if changed(asked, form) == way)
             form = {} if way == asked else next(forms)
             return [(changes | form, lead)] if lead is not None else []

@@ -71,6 +71,7 @@ def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
 SAVERS: dict[str, Any] = {
     "reshard_after_forward": True, "activation_checkpointing": True, "master_dtype": "bf16",
 }  # fmt: skip
+_SAME_TASK = {name: value for name, value in SAVERS.items() if "master" not in name}
 #: Fields that are changed, the run then, and a figure of it.
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
@@ -132,8 +133,7 @@ def _savings(
 
 def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[str, Any]:
     """Return the fewest changes that make a run fit its GPUs and keep its task; empty: none do."""
-    same_task = {name: value for name, value in SAVERS.items() if "master" not in name}
-    found = _savings(config, shape, capacity, same_task)
+    found = _savings(config, shape, capacity, _SAME_TASK)
     return found[0][0] if found else {}
 
 
@@ -142,13 +142,9 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
 
     A smaller batch, the largest power of two that does, more GPUs, what saves memory, or all that.
     """
-    more = [
-        saver | {"num_gpus": 2**n}
-        for n in range(1, 11) if 2**n > config.num_gpus
-        for saver in ({}, {"reshard_after_forward": True})
-    ]  # fmt: skip
+    more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     most = (config.micro_batch_size - 1) * config.sequence_length
-    batch = largest_batch_of([config], shape, capacity, most) if most else 0
+    batch = largest_batch_of([config], shape, capacity, most)
     one = [{"micro_batch_size": 2 ** (batch.bit_length() - 1)}] if batch else []
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
@@ -156,10 +152,10 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         found = (_cure(config, shape, changes) for changes in tries)
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
-    same_task = {name: value for name, value in SAVERS.items() if "master" not in name}
-    plain, saved = first(more), first(same_task | changes for changes in more)
-    fewer = saved and (not plain or saved[0][1].num_gpus < plain[0][1].num_gpus)
-    others = [*saved, *plain] if fewer else plain
+    plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
+    saved = first(_SAME_TASK | changes for changes in more)
+    both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
+    others = both if both[:1] == saved else plain
     found = [*first(before), *first(one), *others, *_savings(config, shape, capacity, SAVERS)]
     return found or first(SAVERS | changes for changes in more)
 
@@ -299,13 +295,9 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
 
 
 def beyond(
-    config: ResolvedConfig,
-    shape: ModelShape,
-    gpu: GpuPeak,
-    gpu_name: str,
-    is_measured: bool,
+    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, gpu_name: str, is_measured: bool,
     timed: Sequence[Cell],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """Say in what a configuration is beyond the cells of its GPU, or if unknown of `FITTED_GPU`.
 
     `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of.

@@ -192,8 +192,8 @@ def _function(by_compiler: bool, turns: bool) -> Any:
             of_output = torch.mm(gradient, turned_MK[2])
             scales, *fp8 = gated_gradients(gate_NF, up_NF, of_output, scale, turns)
             roles = (GemmInputRole.GRAD_OUTPUT, GemmInputRole.GRAD_OUTPUT, GemmInputRole.INPUT)
-
             by = (*scales.unbind(), scale)
+            turn = partial(turned, after=gradient, by_compiler=by_compiler)
 
             def tensor(n: int, data: torch.Tensor) -> Any:
                 return Float8TrainingTensor(data, by[n], gradient_NK.dtype, gemms, roles[n])
@@ -204,7 +204,6 @@ def _function(by_compiler: bool, turns: bool) -> Any:
             input = hp_tensor_to_float8_dynamic(
                 input_NK, ctx.config.cast_config_input.target_dtype, gemms
             )
-            turn = partial(turned, after=gradient, by_compiler=by_compiler)
             right = turn(input).t()
             return (
                 *(torch.mm(tensor(n, fp8[n]), turned_MK[n]) for n in range(2)), None, None,

@@ -133,17 +133,25 @@ def _gradients_largest(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _cast_gradients(gate, up, gradient, largest, fp8_gate, fp8_up, at, inside, most, least):  # type: ignore[no-untyped-def]
+    of_gate, of_up, output = _gradients(gate, up, gradient, at, inside)
+    by_gate = _scale(largest, most, least)
+    by_up = _scale(largest + 1, most, least)
+    tl.store(fp8_gate + at, (of_gate * by_gate).to(fp8_gate.dtype.element_ty), mask=inside)
+    tl.store(fp8_up + at, (of_up * by_up).to(fp8_up.dtype.element_ty), mask=inside)
+    return output, by_gate, by_up
+
+
+@triton.jit
 def _gradients_cast(  # type: ignore[no-untyped-def]
     gate, up, gradient, scale, largest, scales, fp8_gate, fp8_up, fp8_output, num, most, least,
     SIZE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < num
-    of_gate, of_up, output = _gradients(gate, up, gradient, at, inside)
-    by_gate = _scale(largest, most, least)
-    by_up = _scale(largest + 1, most, least)
-    tl.store(fp8_gate + at, (of_gate * by_gate).to(fp8_gate.dtype.element_ty), mask=inside)
-    tl.store(fp8_up + at, (of_up * by_up).to(fp8_up.dtype.element_ty), mask=inside)
+    output, by_gate, by_up = _cast_gradients(
+        gate, up, gradient, largest, fp8_gate, fp8_up, at, inside, most, least
+    )
     kept = (output * tl.load(scale)).to(fp8_output.dtype.element_ty)
     tl.store(fp8_output + at, kept, mask=inside)
     if tl.program_id(0) == 0:
@@ -157,11 +165,9 @@ def _gradients_cast_and_turn(  # type: ignore[no-untyped-def]
     turned_output, num_rows, num_columns, most, least, TILE: tl.constexpr,
 ):  # fmt: skip
     at, turned, inside = places(num_rows, num_columns, TILE)
-    of_gate, of_up, output = _gradients(gate, up, gradient, at, inside)
-    by_gate = _scale(largest, most, least)
-    by_up = _scale(largest + 1, most, least)
-    tl.store(fp8_gate + at, (of_gate * by_gate).to(fp8_gate.dtype.element_ty), mask=inside)
-    tl.store(fp8_up + at, (of_up * by_up).to(fp8_up.dtype.element_ty), mask=inside)
+    output, by_gate, by_up = _cast_gradients(
+        gate, up, gradient, largest, fp8_gate, fp8_up, at, inside, most, least
+    )
     kept = (output * tl.load(scale)).to(turned_output.dtype.element_ty)
     tl.store(turned_output + turned, kept, mask=inside)
     tl.debug_barrier()  # what is turned is read again; `cast_both` says why

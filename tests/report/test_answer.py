@@ -97,6 +97,12 @@ def test_size_and_tokens_are_named_where_they_tell_the_settings_apart(tmp_path: 
     assert "FP8 for llama-3.2-1b (1 GPU, batch 8), qwen3-4b (1 GPU, batch 1)" in told(tmp_path)[0]
 
 
+def test_a_cell_names_the_recipe_unless_it_is_tensorwise(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, *FASTER, precision="fp8_rowwise")
+    (row,) = cells(tmp_path)
+    assert row["1 GPU"] == "FP8 at batch 1 (+21.0 %, rowwise, plain path)"
+
+
 def test_a_length_that_a_large_model_alone_had_is_no_reason(tmp_path: Path) -> None:
     """Two GPUs had 8,192 tokens with an 8B alone, and were said to gain so with any model."""
     store_leads(tmp_path, 1, *SLOWER)

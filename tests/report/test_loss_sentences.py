@@ -54,6 +54,21 @@ def test_a_training_loss_alone_is_called_so_on_repeated_text(
     assert ("FP8 better in 1" in unseen["different"]) == (unseen_gap < 0)
 
 
+def test_what_has_too_few_seeds_is_counted_apart_from_what_is_undecided(tmp_path: Path) -> None:
+    for seed in range(3):
+        for precision in ("bf16", "fp8_rowwise", "fp8_tensorwise"):
+            if precision == "fp8_tensorwise" and seed > 1:
+                continue
+            record = make_record(
+                precision=precision, seed=seed, validation_sequences=8,
+                results={"loss_last20_mean": 2.0 + seed, "validation_loss": 3.0 + seed},
+            )  # fmt: skip
+            store(tmp_path, "local", record)
+    told = loss_sentences.answer(pages.load_report(tmp_path))
+    assert "of 1 decided comparison" in told
+    assert "(0 more undecided, 1 with too few seeds to say)" in told
+
+
 def test_what_bf16_did_not_learn_either_is_named_as_left_out(tmp_path: Path) -> None:
     said = []
     for name, gap in {"alike": 0.0, "worse": 0.5}.items():

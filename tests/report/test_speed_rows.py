@@ -1,9 +1,9 @@
-"""What the report calls the earlier path."""
+"""What the report calls the earlier path, how a row was timed, and switches that are gone."""
 
 import pandas as pd
 import pytest
 
-from fp8study.report.speed_rows import is_of_before
+from fp8study.report.speed_rows import decisions, gains, is_of_before
 
 SHARDED = "FSDP2, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
 ALONE = "not sharded, 4096 tokens, batch 1, compiled, FP32 masters, tuned"
@@ -39,3 +39,37 @@ def test_of_a_gpu_without_fp8_no_path_is_the_one_before(
 ) -> None:
     row = {"model": "llama-3.1-8b", "setting": SHARDED.format(2), "num_gpus": 2}
     assert is_of_before(pd.Series(row | {"gpu_name": gpu_name})) is expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "norm", "expected"),
+    [
+        (ALONE, None, "–"),
+        (f"{ALONE}, updated in one pass", 1.0, "one pass, clipped"),
+        (SHARDED.format(8), None, "FSDP2"),
+        (SHARDED.format(8), 1.0, "clipped, FSDP2"),
+    ],
+)
+def test_a_row_says_what_is_clipped_and_what_one_gpu_had_under_fsdp2(
+    setting: str, norm: float | None, expected: str
+) -> None:
+    row = {
+        "setting": setting, "max_grad_norm": norm, "num_gpus": 1, "path": "tuned", "num_pairs": 2,
+        "arm": "FP8 tensorwise", "sequence_length": 4096, "master_dtype": "fp32",
+        "ci_of_days": True, "ci_low_pct": 1.0, "ci_high_pct": 2.0, "loss_verdict": None,
+        "action": "FP8",
+    }  # fmt: skip
+    (form,) = decisions(pd.DataFrame([row]))["form"]
+    assert form.replace("\u00a0", " ") == expected
+
+
+def test_a_switch_that_was_taken_out_says_so_and_no_other() -> None:
+    row = {"machine": "box", "model": "a", "num_gpus": 1, "precision": "bf16", "gain_pct": 1.0,
+           "gain_low_95": 0.0, "gain_high_95": 2.0, "num_blocks": 2, "setting_plain": "tuned",
+           "setting": "gradients copied by foreach, gradients by all to all, FP8 written once, "
+           "8 NCCL CTAs"}  # fmt: skip
+    (setting,) = gains(pd.DataFrame([row]))["setting"]
+    assert setting == (
+        "gradients copied by foreach, gradients by all to all (taken out), "
+        "FP8 written once (taken out), 8 NCCL CTAs (taken out)"
+    )

@@ -52,6 +52,15 @@ def test_steady_steps_are_warmed_up_and_timed_for_as_long_as_was_asked(
     assert pace.warnings() == []
 
 
+def test_long_steps_have_as_many_rounds_as_others_before_they_are_timed() -> None:
+    """An 8B's steps of 1.4 s: 20 of them are longer than the warm-up is meant to last."""
+    pace = pace_of(num_warmup_steps=20, timed_seconds=12)
+    steps = run_out(pace, lambda step: 1430)
+    assert len(pace.facts()["step_time_ms"]) == 3
+    assert pace.warnings() == []
+    assert seconds(steps) < 20 * 1.43 + 2 * (3 + 1.43) + 12 + 1.43
+
+
 def test_a_gpu_that_slows_down_is_warmed_up_until_it_has_settled() -> None:
     """2 % within every ten seconds for 20 s, then steady."""
     pace = pace_of()

@@ -23,9 +23,9 @@ from fp8study.measure.clock import FinishedStep, from_all_ranks
 _ROUNDS = 3
 #: They are steady if they lie within this share of each other.
 _STEADY = 0.01
-#: After so many times ``timed_seconds`` the window opens all the same, and the record says so. In
-#: the records, steps that wait for the host never settle: their rounds differ by 3 % for as long as
-#: they last. Those that wait for the GPU differ by 0.3 to 0.5 %.
+#: After so many times ``timed_seconds``, and those rounds, the window opens all the same, and the
+#: record says so. In the records, steps that wait for the host never settle: their rounds differ by
+#: 3 % for as long as they last. Those that wait for the GPU differ by 0.3 to 0.5 %.
 _LONGEST = 2.0
 #: Fewer timed steps would say nothing of how they vary.
 _FEWEST_STEPS = 5
@@ -68,7 +68,8 @@ class Pace:
         needed = max(_FEWEST_STEPS, math.ceil(self._seconds / step_seconds))
         last_chance = self._config.num_steps - needed
         is_warm = self._warm_seconds >= self._seconds and self.change <= _STEADY
-        if is_warm or self._warm_seconds >= _LONGEST * self._seconds or done >= last_chance:
+        is_late = self._warm_seconds >= _LONGEST * self._seconds and len(self._rounds) >= _ROUNDS
+        if is_warm or is_late or done >= last_chance:
             self.first_timed, self.num_steps = done, min(done + needed, self._config.num_steps)
         round_steps = math.ceil(self._seconds / 4 / step_seconds)
         self._next_look = min(done + round_steps, max(last_chance, done + 1))

@@ -132,7 +132,7 @@ def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
         ({"gpu": "h100-80gb", "sequence_length": 8192}, "8,192 tokens a sequence; measured: 2,048"),
         ({"num_gpus": 64}, "64 GPUs; measured: 1 to"),
         ({"sequence_length": 16384}, "16,384 tokens a sequence"),
-        ({"model": "qwen3-14b", "num_gpus": 4}, "14.8 billion weights"),
+        ({"model": "llama-3.1-70b", "num_gpus": 4}, "70.6 billion weights"),
         ({"gradient_accumulation_steps": 1_000_000}, "1,000,000 passes a step; measured: 1"),
     ],
 )

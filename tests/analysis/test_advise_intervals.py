@@ -31,12 +31,13 @@ def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_gpus_than_were_timed_are_not_known_better_than_fewer() -> None:
-    def width(num_gpus: int) -> float:
-        lead = ask("llama-3.1-8b", num_gpus, "h100-80gb").verdict.lead_pct
-        assert lead.kind == MODELLED
-        return round(lead.high - lead.low, 6)
+    def widths(num_gpus: int) -> list[float]:
+        leads = [o.lead_pct for o in ask("llama-3.1-8b", num_gpus, "h100-80gb").options[1:]]
+        assert {lead.kind for lead in leads} == {MODELLED} and len(leads) == 4
+        return [round(lead.high - lead.low, 6) for lead in leads]
 
-    assert width(64) >= width(8) >= width(4)
+    few, more, most = map(widths, (4, 8, 64))
+    assert all(a <= b <= c for a, b, c in zip(few, more, most, strict=True))
     assert "Not measured. By the laws: " in advice_text(ask("llama-3.1-8b", 8, "h100-80gb"))
 
 

@@ -264,6 +264,28 @@ def test_weights_are_gathered_in_the_faster_format_where_gpus_are_counted(tmp_pa
     assert " ".join(axis.get_title(loc="left").split()).endswith("batch 1, BF16 all-gather")
 
 
+def test_scaling_parts_batches_and_takes_clipped_runs_beside_clipped_ones(tmp_path: Path) -> None:
+    ways = [
+        (1, 1, None, 1.5),
+        (1, 1, 1.0, 1.2),
+        (2, 1, 1.0, 1.1),
+        (1, 4, None, 1.3),
+        (2, 4, None, 1.3),
+    ]
+    for number, (num_gpus, batch, norm, lead) in enumerate(ways):
+        config = {"num_gpus": num_gpus, "micro_batch_size": batch, "max_grad_norm": norm}
+        store_leads(tmp_path, number, lead, **config)
+    table = scaling_table(leads_table(frame(tmp_path)))
+    fp8 = table[table["precision"] != "bf16"].set_index(["micro_batch_size", "num_gpus"])
+    assert fp8.loc[(1, 2), "kept_pct"] == pytest.approx(100 * 1.1 / 1.2)
+    assert fp8.loc[(4, 2), "kept_pct"] == pytest.approx(100)
+    assert len(fp8) == 4
+    titles = [
+        " ".join(axis.get_title(loc="left").split()) for axis in scaling_figure(table, "").axes
+    ]
+    assert [", clipped" in title for title in titles] == [True, False]
+
+
 def test_a_shape_that_nobody_trains_has_a_lead_and_no_decision(tmp_path: Path) -> None:
     for model in ("llama-3.2-1b", "llama-1b-width-512"):
         store_leads(tmp_path, 1, 1.2, model=model)

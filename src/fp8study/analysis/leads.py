@@ -43,8 +43,9 @@ LEAD_COLUMNS = [
 #: What a setting says of several nodes.
 _SPREAD = r"((?P<nodes>\d+) nodes(?:, sharded within each)?)"
 SCALING_COLUMNS = [
-    "machine", "model", "sequence_length", "micro_batch_size", "path", "master_dtype", "precision",
-    "num_gpus", "num_nodes", "fp8_all_gather", _RATE, "kept_pct", "of_one_node_pct", "run_ids",
+    "machine", "model", "sequence_length", "micro_batch_size", "path", "master_dtype",
+    "max_grad_norm", "precision", "num_gpus", "num_nodes", "fp8_all_gather", _RATE, "kept_pct",
+    "of_one_node_pct", "run_ids",
 ]  # fmt: skip
 
 
@@ -201,11 +202,11 @@ def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:
 def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
     """Return tokens/s per GPU over the number of GPUs, of the models timed on several.
 
-    The columns of `SCALING_COLUMNS`. Of a model's lengths, batches and paths the one that was timed
-    on the most numbers of GPUs, then the length nearest to 4,096 tokens, then the fastest recipe;
-    weights are gathered as it is faster, as in `best_recipes`. ``kept_pct`` is the rate per GPU in
-    % of that on the fewest GPUs: 100 is linear scaling. ``of_one_node_pct`` is that of runs on
-    several nodes in % of that on the most GPUs of one node.
+    The columns of `SCALING_COLUMNS`. Of a model's lengths and paths, batch by batch, those timed on
+    the most numbers of GPUs, then of the length nearest to 4,096 tokens, then of the tuned path,
+    then the fastest recipe; weights are gathered as it is faster, as in `best_recipes`.
+    ``kept_pct`` is the rate per GPU in % of that on the fewest GPUs: 100 is linear scaling.
+    ``of_one_node_pct`` is that of runs on several nodes in % of that on the most GPUs of one node.
     """
     arm = leads["arm"].str.replace(f", {BF16_GATHERED}", "")
     timed = leads.assign(arm=arm)[leads["lead_pct"].notna()]
@@ -216,21 +217,23 @@ def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
         _spread=spread[0], num_nodes=spread["nodes"].astype(float).fillna(1).astype(int)
     )
     alike = ["machine", "model", "micro_batch_size", "gradient_accumulation_steps",
-             "sequence_length", "master_dtype", "path", "arm"]  # fmt: skip
+             "sequence_length", "master_dtype", "path", "max_grad_norm", "arm"]  # fmt: skip
     timed = timed.drop_duplicates([*alike, "num_gpus", "_spread"])
-    counts = timed.groupby(alike)["num_gpus"].transform("size")
+    counts = timed.groupby(alike, dropna=False)["num_gpus"].transform("size")
     off = (timed["sequence_length"].astype(float) / 4096).map(math.log2).abs()
-    several = timed.assign(_counts=-counts, _off=off, _lead=-timed["lead_pct"])[counts > 1]
-    chosen = several.sort_values(["_counts", "_off", "_lead"], kind="stable").drop_duplicates(
-        alike[:2]
-    )
+    better = {"_counts": -counts, "_off": off, "_plain": timed["path"] != "tuned",
+              "_lead": -timed["lead_pct"]}  # fmt: skip
+    several = timed.assign(**better)[counts > 1]
+    chosen = several.sort_values([*better], kind="stable").drop_duplicates(alike[:3])
+    several = several.sort_values(["machine", "model", "micro_batch_size"], kind="stable")
     rows = []
-    for _, group in several.merge(chosen[alike], on=alike).groupby(alike[:2], sort=False):
+    for _, group in several.merge(chosen[alike], on=alike).groupby(alike[:3], sort=False):
         group = group.sort_values(["num_gpus", "num_nodes"])
         for column, precision in ((f"{_RATE}_bf16", "bf16"), (_RATE, group["precision"].iloc[0])):
             kept = 100 * group[column] / group[column].iloc[0]
             lines = group[["machine", "model", "sequence_length", "micro_batch_size", "path",
-                           "master_dtype", "num_gpus", "num_nodes", "fp8_all_gather"]]  # fmt: skip
+                           "master_dtype", "max_grad_norm", "num_gpus", "num_nodes",
+                           "fp8_all_gather"]]  # fmt: skip
             lines = lines.assign(precision=precision, kept_pct=kept, run_ids=group["run_ids"])
             of_one = group.loc[group["num_nodes"] == 1, column].tail(1)
             share = 100 * group[column] / (of_one.iloc[0] if len(of_one) else math.nan)

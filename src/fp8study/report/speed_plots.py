@@ -232,13 +232,13 @@ def step_figure(kernels: pd.DataFrame, empty: str) -> Figure:
 def scaling_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw tokens/s per GPU over the number of GPUs, % of that on the fewest.
 
-    A panel is a model on a machine, under the setting that it was timed in.
+    A panel is a model and batch on a machine, under the setting that it was timed in.
 
     `table`: from `fp8study.analysis.leads.scaling_table`.
     """
     if table.empty:
         return message_figure(empty)
-    groups = list(table.groupby(["machine", "model"], sort=False))
+    groups = list(table.groupby(["machine", "model", "micro_batch_size"], sort=False))
     figure, axes = canvas(0.8 + 1.85 * len(groups), len(groups), sharex=True)
     for axis, (_, rows) in zip(axes, groups, strict=True):
         for precision, line in rows.groupby("precision", sort=False):
@@ -264,10 +264,11 @@ def _scaled(rows: pd.DataFrame) -> str:
     several = rows[rows["precision"].ne("bf16") & rows["num_gpus"].gt(1)]
     formats = ["FP8" if gathers else "BF16" for gathers in several["fp8_all_gather"]]
     gathered = f", {' or '.join(dict.fromkeys(formats))} all-gather" if formats else ""
+    clipped = ", clipped" * pd.notna(row["max_grad_norm"])
     return (
         f"{row['model']} on {machine_name(row['machine'])}: {row['path']}, "
         f"{row['master_dtype'].upper()} master weights, {row['sequence_length']:,} tokens, "
-        f"batch {row['micro_batch_size']}{gathered}"
+        f"batch {row['micro_batch_size']}{clipped}{gathered}"
     )
 
 

@@ -60,15 +60,16 @@ def scaling(table: pd.DataFrame) -> str:
     """Say what is left of the rate per GPU on the most GPUs."""
     kept = _scaling(table) or "Nothing was measured."
     return (
-        "What each GPU keeps of its tokens/s on the fewest GPUs, of each model in the setting that "
-        "was timed on the most numbers of GPUs: so paths, tokens and what is gathered differ. "
+        "What each GPU keeps of its tokens/s on the fewest GPUs, of each model and batch in the "
+        "setting that was timed on the most numbers of GPUs: so paths, tokens and what is gathered "
+        "differ. "
         f"{kept}"
     )
 
 
 @each_machine()
 def _scaling(rows: pd.DataFrame) -> str:
-    line = ["model", "precision"]
+    line = ["model", "micro_batch_size", "precision"]
     last = rows.sort_values("num_gpus").drop_duplicates(line, keep="last")
     parts = []
     for num_gpus, most in last.groupby("num_gpus", sort=False):

@@ -26,7 +26,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
-from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
+from fp8study.analysis.small_steps import are_small, rests_on_the_path
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
@@ -138,8 +138,8 @@ def question_for(
     if "update_kernel" not in values:
         fp8 = as_fp8(config, "fp8_tensorwise")
         before = not rests_on_the_path(config) and fits_before_alone(fp8, shape, capacity)
-        changes = dict(BEFORE) if before else for_small_steps(config, peak)
-        config = changed(config.resolved(), changes | dict(others or {}))
+        before |= are_small(config, peak)
+        config = changed(config.resolved(), (BEFORE if before else {}) | dict(others or {}))
     name, as_asked = None if gpu else gpus[0][0], bool(_FORM & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
     return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)

@@ -200,9 +200,9 @@ class Advisor:
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action == FP8 else None,
             todays_lead=expected,
-            nearest=() if decided else tuple(
+            nearest=() if decided and config == todays else tuple(
                 Change(" ".join(written(fields)), lead)
-                for fields, lead in self.decisions.nearest(config, gpu_name, as_asked)
+                for fields, lead in self.decisions.nearest(todays, gpu_name, as_asked)
             ),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,

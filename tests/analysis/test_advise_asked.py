@@ -103,6 +103,15 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     assert found.nearest[0].then.value == pytest.approx(row["lead_pct"])
 
 
+def test_beside_the_answer_of_an_earlier_form_stands_what_todays_made_next_to_it() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200"))
+    assert found.verdict.lead_pct.kind == MEASURED and found.todays_lead is not None
+    clipped = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200", {"max_grad_norm": 1.0}))
+    assert clipped.todays_lead is None
+    told = {change.what: change.then for change in found.nearest}
+    assert told["max_grad_norm=1"] == clipped.verdict.lead_pct
+
+
 def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
     """Every run on one GPU has NCCL for its collectives, and none is of that form for it."""
     alone = {"model": "llama-3.2-1b", "strategy": "none", "path": "tuned", "max_grad_norm": 1.0,

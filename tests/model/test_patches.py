@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 
 import pytest
@@ -121,6 +122,20 @@ def test_a_shard_whose_fp8_numbers_are_not_its_own_is_seen() -> None:
     assert is_cast(shard, 2048)
     weight.mul_(1.1)
     assert not is_cast(shard, 2048)
+
+
+def test_fsdp_finds_how_to_call_the_compiled_cast_without_looking_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        WeightWithDynamicFloat8CastTensor, "fsdp_pre_all_gather",
+        WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather,
+    )  # fmt: skip
+    patches._compile_casts()
+    weight = torch.randn(64, 32)
+    shard = WeightWithDynamicFloat8CastTensor(weight, LinearMMConfig(), FP8, torch.tensor(2.0))
+    monkeypatch.setattr(inspect, "_signature_from_function", None)  # calling it would fail
+    assert [*inspect.signature(shard.fsdp_pre_all_gather).parameters] == ["mesh"]
 
 
 def test_a_run_that_asks_for_no_copies_of_ours_gets_torchs_back(

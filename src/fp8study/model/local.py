@@ -9,8 +9,12 @@ from torch.distributed.tensor import DTensor
 
 
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's plain tensor of a sharded one, whatever that is wrapped in."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """Return this rank's plain tensor of a sharded one, whatever that is wrapped in.
+
+    Not by ``to_local``: of a parameter that is a view since torch 2.13, which takes the host 75 µs
+    where the shard is one of torchao's.
+    """
+    local = getattr(tensor, "_local_tensor", tensor)
     return getattr(local, "_tensor", local)  # torchao's wrapper for the FP8 all-gather
 
 

@@ -202,7 +202,9 @@ class Advisor:
             todays_lead=expected,
             nearest=() if decided and config == todays else tuple(
                 Change(" ".join(written(fields)), lead)
-                for fields, lead in self.decisions.nearest(todays, gpu_name, as_asked)
+                for fields, lead in self.decisions.nearest(
+                    todays, gpu_name, as_asked or bool(decided)
+                )
             ),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,

@@ -105,7 +105,11 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
 
 def test_beside_the_answer_of_an_earlier_form_stands_what_todays_made_next_to_it() -> None:
     found = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200"))
-    assert found.verdict.lead_pct.kind == MEASURED and found.todays_lead is not None
+    assert found.verdict.lead_pct.kind == MEASURED
+    assert found.verdict.label == "FP8 tensorwise, BF16 all-gather"
+    assert found.todays_label == "FP8 tensorwise, FP8 all-gather"  # as `run` has it
+    said = " ".join(advice_text(found).split())
+    assert f"as the tuned path is now, with {found.todays_label}: " in said
     clipped = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200", {"max_grad_norm": 1.0}))
     assert clipped.todays_lead is None
     told = {change.what: change.then for change in found.nearest}

@@ -71,7 +71,7 @@ def _machine_texts(leads: pd.DataFrame) -> list[str]:
         f"{per_cent(fp8['lead_pct'])} at batch 2 ({rates[0]} against {rates[1]} tokens/s a GPU; "
         f"rowwise {per_cent(rowwise['lead_pct'])}), at {memory[0]:.1f} GiB instead of "
         f"{memory[1]:.1f}",
-        f"Qwen3-14B on 4 at batch 2 by {per_cent(fp8['lead_pct'])}",
+        f"a Qwen3-14B, unclipped, on 4 at batch 2 by {per_cent(fp8['lead_pct'])}",
     ]
 
 

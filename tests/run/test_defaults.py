@@ -59,6 +59,15 @@ def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_sm
 
 
 @pytest.mark.parametrize(
+    ("model", "collectives"), [("llama-3.1-8b", "copy_engines"), ("llama-3.2-1b", "nccl")]
+)
+def test_copy_engines_go_with_all_but_small_steps(model: str, collectives: str) -> None:
+    for precision in ("bf16", "fp8_tensorwise"):
+        values = ON_TWO | {"path": "tuned", "model": model, "precision": precision}
+        assert config_for(machine(H200, H200), values).collectives == collectives
+
+
+@pytest.mark.parametrize(
     ("fields", "kernel"),
     [
         ({"micro_batch_size": 1}, "one_pass"),

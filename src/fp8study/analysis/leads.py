@@ -202,9 +202,9 @@ def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:
 def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
     """Return tokens/s per GPU over the number of GPUs, of the models timed on several.
 
-    The columns of `SCALING_COLUMNS`. Of a model's lengths and paths, batch by batch, those timed on
-    the most numbers of GPUs, then of the length nearest to 4,096 tokens, then of the tuned path,
-    then the fastest recipe; weights are gathered as it is faster, as in `best_recipes`.
+    The columns of `SCALING_COLUMNS`. Batch by batch, of a model's lengths, paths and clipping those
+    timed on the most numbers of GPUs, then of the length nearest to 4,096 tokens, then of the tuned
+    path, then the fastest recipe; weights are gathered as it is faster, as in `best_recipes`.
     ``kept_pct`` is the rate per GPU in % of that on the fewest GPUs: 100 is linear scaling.
     ``of_one_node_pct`` is that of runs on several nodes in % of that on the most GPUs of one node.
     """

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's plain tensor of a sharded one, whatever that is wrapped in.
 
-    Not by ``to_local``: of a parameter that is a view since torch 2.13, which takes the host 75 µs
+    Not by ``to_local``: since torch 2.13 it makes a view of a parameter, which takes the host 75 µs
     where the shard is one of torchao's.
     """
     local = getattr(tensor, "_local_tensor", tensor)

@@ -86,7 +86,10 @@ def _today(advice: Advice) -> list[str]:
     chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
     form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
     given = " ".join(f"{name}={value}" for name, value in form.items())
-    return [f"  without {given}, as the tuned path is now: {lead_text(lead, ' %')}, {lead.kind}"]
+    other = f", with {advice.todays_label}" * (advice.todays_label != label)
+    return [
+        f"  without {given}, as the tuned path is now{other}: {lead_text(lead, ' %')}, {lead.kind}"
+    ]
 
 
 def _larger(advice: Advice) -> list[str]:

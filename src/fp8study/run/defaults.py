@@ -59,7 +59,7 @@ def config_for(
 
 
 def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
-    """Return whether a run of the tuned path gathers its weights in FP8, and BF16 would be faster.
+    """Return whether a run of the tuned path gathers in FP8, and BF16 would be faster by a tenth.
 
     By the law of speed; False where it knows nothing.
     """
@@ -69,8 +69,8 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
     """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
 
-    Small are those whose FP8 weights are surely gathered faster in BF16, by the law of speed. A 1B
-    in FP8 was faster there with torch's AdamW, which launches fewer kernels; of BF16 and of larger
+    Small are those whose FP8 weights are gathered faster in BF16, see `are_small`. A 1B in FP8 was
+    faster there with torch's AdamW, which launches fewer kernels; of BF16 and of larger
     models it is not known (docs/log.md, 68). Both precisions get the same, but for what a run sets
     itself, or needs. A run that sets a switch which rests on the path's own choice keeps that.
     """

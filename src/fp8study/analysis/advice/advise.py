@@ -34,6 +34,7 @@ from fp8study.analysis.advice.evidence import (
 from fp8study.analysis.advice.loss_evidence import nearest_losses
 from fp8study.analysis.decision import CHECK, FP8, NO_ROOM, WORTH_PCT
 from fp8study.analysis.laws import account, memory, speed
+from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
@@ -51,6 +52,7 @@ from fp8study.analysis.laws.nearby import (
     larger_alone,
     lead_by_law,
     settings,
+    tensorwise,
     to_check,
     ways,
     written,
@@ -58,6 +60,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.small_steps import are_small
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.studies import load_study
@@ -153,7 +156,7 @@ class Advisor:
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
 
-        todays = config
+        todays, gathers = config, not are_small(config, gpu)
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
@@ -170,9 +173,13 @@ class Advisor:
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
-        expected = None
+        expected, expected_of = None, ""
         if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
+            if best.precision == "fp8_tensorwise":
+                every = tensorwise(todays, shape)
+                way = next((w for w in every if bool(w.fp8_all_gather) == gathers), every[0])
+            expected_of = label_of(way)
             expected = predicted_speed(todays, way, law, self.nine_of_ten, num_beyond(way))[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
@@ -200,6 +207,7 @@ class Advisor:
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action == FP8 else None,
             todays_lead=expected,
+            todays_label=expected_of,
             nearest=() if decided and config == todays else tuple(
                 Change(" ".join(written(fields)), lead)
                 for fields, lead in self.decisions.nearest(
@@ -280,14 +288,14 @@ class Advisor:
             )  # fmt: skip
 
         base = None
-        bf16 = option(config, account.label_of(config), decided[0].decision if decided else None)
+        bf16 = option(config, label_of(config), decided[0].decision if decided else None)
         if bf16.tokens_per_second_per_gpu.kind == MEASURED:
             base = bf16.tokens_per_second_per_gpu.value
         timed: dict[str, Option] = {}
         for row in (row for found in decided for row in found.leads):
             way, label = way_of(config, row)
             timed.setdefault(label, option(way, label, row))
-        every = {account.label_of(way): way for way in ways(config, shape)[1:]}
+        every = {label_of(way): way for way in ways(config, shape)[1:]}
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]

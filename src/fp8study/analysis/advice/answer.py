@@ -70,9 +70,11 @@ class Advice:
     clipped: Verdict | None
     """With gradients clipped at 1, where they are not and it is FP8 if they are."""
     todays_lead: Quantity | None
-    """Where it was measured as the tuned path was before: the lead of the same FP8 on today's."""
+    """Where it was measured as the tuned path was before: the same recipe's lead on today's."""
+    todays_label: str
+    """What that FP8 is called; empty without one."""
     nearest: tuple[Change, ...]
-    """Where it was not measured: the lead at batches next to it that were."""
+    """Where today's path was not measured: its lead next to it, where it was."""
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""
     fits: bool

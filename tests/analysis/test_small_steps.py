@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fp8study.analysis.runs.naming import COPY_ENGINES, IN_ONE_PASS, NORM_AS_SUMMED
+from fp8study.analysis.laws.nearby import EARLIER, changed
+from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORM_AS_SUMMED
 from fp8study.analysis.small_steps import Form, are_small, form_of, todays_form
 from fp8study.core.config import make_config
 from fp8study.core.hardware import find_peak
@@ -68,9 +69,23 @@ ASKED = {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}
         ("llama-3.2-1b", 1, {"num_gpus": 1}, False),
     ],
 )
-def test_steps_are_small_where_bf16_is_surely_gathered_faster_in_both_precisions(
+def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precisions(
     model: str, batch: int, own: dict[str, Any], small: bool, precision: str
 ) -> None:
     values = {"path": "tuned", "num_gpus": 2, "precision": precision, "model": model}
     config = make_config(values | {"micro_batch_size": batch} | own)
     assert are_small(config, find_peak("NVIDIA H200")) is small
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_the_path_of_small_steps_has_one_form_alone(max_grad_norm: float | None) -> None:
+    """So what an earlier form of the path answers for has no small steps."""
+    values = {
+        "path": "tuned",
+        "num_gpus": 2,
+        "model": "llama-3.2-1b",
+        "max_grad_norm": max_grad_norm,
+    }
+    small = changed(make_config(values).resolved(), BEFORE)
+    assert are_small(small, find_peak("NVIDIA H200"))
+    assert {changed(small, form) for form in EARLIER} == {small}

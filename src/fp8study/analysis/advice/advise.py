@@ -60,7 +60,6 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted
-from fp8study.analysis.small_steps import are_small
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.studies import load_study
@@ -156,7 +155,7 @@ class Advisor:
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
 
-        todays, gathers = config, not are_small(config, gpu)
+        todays = config
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
         unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
@@ -174,11 +173,10 @@ class Advisor:
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         expected, expected_of = None, ""
-        if todays != config:
+        if todays != config:  # so its steps are not small: those have one form alone
             way = as_fp8(todays, best.precision, best.gathers_fp8)
             if best.precision == "fp8_tensorwise":
-                every = tensorwise(todays, shape)
-                way = next((w for w in every if bool(w.fp8_all_gather) == gathers), every[0])
+                way = tensorwise(todays, shape)[0]  # as `run` gathers
             expected_of = label_of(way)
             expected = predicted_speed(todays, way, law, self.nine_of_ten, num_beyond(way))[1]
         shown = {"bf16": config, best.precision: fp8}

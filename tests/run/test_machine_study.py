@@ -148,8 +148,8 @@ def test_the_plan_of_a_study_of_ones_own_says_where_another_all_gather_is_faster
         "arms: [{model: llama-3.1-8b, micro_batch_size: 4}, {model: llama-3.2-1b}]\n"
     )
     hint = (
-        "FP8 all-gather; by the law of speed BF16 all-gather is a tenth faster here for "
-        "llama-3.2-1b at batch 1 on 2 GPUs: SET='fp8_all_gather=false'"
+        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for llama-3.2-1b at "
+        "batch 1 on 2 GPUs: SET='fp8_all_gather=false'"
     )
 
     def plan(there: Machine = TWO, **overrides: Any) -> str:

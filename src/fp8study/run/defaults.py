@@ -59,9 +59,9 @@ def config_for(
 
 
 def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
-    """Return whether a run of the tuned path gathers in FP8, and BF16 would be faster by a tenth.
+    """Return whether a run of the tuned path gathers in FP8, and BF16 would be faster.
 
-    By the law of speed; False where it knows nothing.
+    By a tenth or more, by the law of speed; False where it knows nothing.
     """
     return bool(config.resolved().fp8_all_gather) and _has_small_steps(config, machine)
 

@@ -235,7 +235,7 @@ def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:
         return None
     cells = {f"{c.model} at batch {c.micro_batch_size} on {c.num_gpus} GPUs": 1 for c in slower}
     return (
-        "FP8 all-gather; by the law of speed BF16 all-gather is a tenth faster here for "
+        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for "
         f"{', '.join(cells)}: SET='fp8_all_gather=false'"
     )
 

@@ -2,10 +2,13 @@
 
 import pandas as pd
 
+from fp8study.analysis.laws.account import lead_table
+from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
+from tests.checkout import ROOT
 from tests.project.quotes import one, per_cent, stored
 
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
@@ -17,12 +20,16 @@ def four_h200_texts() -> list[str]:
     runs = shorten_arms(runs_frame(stored("h200x4")))
     leads = leads_table(runs)
     scaling = leads[leads["studies"] == "scaling"]
+    law = lead_table(cells_of(read_runs(ROOT / "results")))
+    said = law[law["run_ids"].str.contains("h200x4/scaling/") & law["model"].eq(LARGE)]
+    at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
     assert (len(scaling), set(scaling["num_pairs"]), set(scaling["max_grad_norm"])) == (
         11,
         {1},
         {1},
     )
-    return [*_scaling_texts(scaling), *_machine_texts(leads), *_loss_texts(runs)]
+    forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
+    return [*_scaling_texts(scaling), *_machine_texts(leads), *_loss_texts(runs), forecast]
 
 
 def _kept(rows: pd.DataFrame, precision: str, fewest: int) -> list[str]:

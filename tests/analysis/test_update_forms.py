@@ -34,6 +34,8 @@ FP8 = ALONE | {"precision": "fp8_tensorwise"}
 ON_TWO = {"path": "tuned", "num_gpus": 2, "max_grad_norm": 1.0}
 WORDS = "weights cast each update, one pass AdamW, gradients in the compute dtype"
 BY_KERNELS = "SwiGLU by kernels"
+COPIED_BESIDE = "gradients copied by reduce stream"
+TODAYS = "FP8 tensorwise, SwiGLU kernels, both layouts"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,21 @@ BY_KERNELS = "SwiGLU by kernels"
             [IN_ONE_PASS, "flash attention"],
         ),
         (FP8 | {"attention": "flash"}, [IN_ONE_PASS, "flash attention"]),
-        (FP8 | {"transposes": "separate"}, [IN_ONE_PASS, "separate transposes"]),
+        (FP8 | {"transposes": "fused"}, [IN_ONE_PASS]),
+        (FP8 | {"cast_kernels": "one_layout"}, [IN_ONE_PASS, "separate transposes"]),
+        (ON_TWO | {"precision": "fp8"}, [IN_ONE_PASS, COPY_ENGINES, NORM_AS_SUMMED]),
+        (
+            ON_TWO | {"precision": "fp8", "transposes": "fused"},
+            [IN_ONE_PASS, COPY_ENGINES, NORM_AS_SUMMED],
+        ),
+        (
+            ON_TWO | {"precision": "fp8", "transposes": "fused", "gradient_copy": "reduce_stream"},
+            [IN_ONE_PASS, COPIED_BESIDE, COPY_ENGINES, NORM_AS_SUMMED],
+        ),
+        (
+            ON_TWO | {"gradient_copy": "reduce_stream"},
+            [IN_ONE_PASS, COPIED_BESIDE, COPY_ENGINES, NORM_AS_SUMMED],
+        ),
         (FP8 | {"gradient_dtype": "master"}, ["weights cast each update", "one pass AdamW"]),
         (FP8 | BEFORE | {"weight_cast": "each_update"}, ["weights cast each update"]),
         (ALONE | {"master_dtype": "bf16"}, []),
@@ -83,6 +99,11 @@ def test_what_one_pass_means_is_spelled_out_by_precision() -> None:
     kernels = f"batch 1, tuned, {WORDS}, {BY_KERNELS}"
     assert spelled_out(setting, "fp8_tensorwise", f"{arm}, SwiGLU kernels") == kernels
     assert spelled_out(setting, "fp8_rowwise", "FP8 rowwise") == "batch 1, tuned, one pass AdamW"
+    apart = "separate transposes, FP8 cast to both layouts"
+    both = f"{kernels}, {apart}"
+    assert spelled_out(setting, "fp8_tensorwise", TODAYS) == both
+    copied = f"{COPY_ENGINES}, {BY_KERNELS}, separate transposes, FP8 cast to both layouts"
+    assert spelled_out(f"{COPY_ENGINES}", "fp8_tensorwise", TODAYS) == f"{copied}, {COPIED_BESIDE}"
     sharded = f"FSDP2, {setting}"
     of_shards = "FSDP2, batch 1, tuned, weights cast each update, one pass AdamW"
     assert spelled_out(sharded, "fp8_tensorwise", arm) == of_shards
@@ -132,16 +153,17 @@ def runs(tmp_path: Path) -> pd.DataFrame:
 
 def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: Path) -> None:
     for number in (0, 1):
-        _store(tmp_path, number, 12_000.0 + number, swiglu="compiled")
-        _store(tmp_path, 2 + number, 12_200.0 + number)
+        _store(tmp_path, number, 12_000.0 + number, swiglu="compiled", transposes="fused")
+        _store(tmp_path, 2 + number, 12_200.0 + number, transposes="fused")
+        _store(tmp_path, 4 + number, 12_400.0 + number)
     runs = frame(tmp_path)
     leads = leads_table(runs)
     assert leads["setting"].nunique() == 1
     assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {
-        "FP8 tensorwise": 20, "FP8 tensorwise, SwiGLU kernels": 22,
+        "FP8 tensorwise": 20, "FP8 tensorwise, SwiGLU kernels": 22, TODAYS: 24,
     }  # fmt: skip
     (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
-    assert row["arm"] == "FP8 tensorwise, SwiGLU kernels"
+    assert row["arm"] == TODAYS
 
 
 def test_fast_accumulation_is_an_arm_of_its_own_that_decides_nothing(tmp_path: Path) -> None:
@@ -150,8 +172,7 @@ def test_fast_accumulation_is_an_arm_of_its_own_that_decides_nothing(tmp_path: P
         _store(tmp_path, number, 13_000.0 + number, fast_accumulation="all")
     runs = frame(tmp_path)
     leads = leads_table(runs)
-    usual = "FP8 tensorwise, SwiGLU kernels"
-    fast = f"{usual}, fast accumulation"
+    usual, fast = TODAYS, f"{TODAYS}, fast accumulation"
     assert leads["setting"].nunique() == 1
     assert dict(zip(leads["arm"], leads["lead_pct"].round(), strict=True)) == {usual: 20, fast: 30}
     (row,) = decision_table(leads, loss_gap_table(runs), runs).to_dict("records")
@@ -167,9 +188,9 @@ def test_an_arm_does_not_name_kernels_that_its_model_could_not_have() -> None:
     values = make_config(FP8).resolved().to_dict()
     record = make_record()
     record.config.update(values)
-    assert arm_label(record) == "FP8 tensorwise, SwiGLU kernels"
+    assert arm_label(record) == TODAYS
     record.warnings.append("swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers")
-    assert arm_label(record) == "FP8 tensorwise"
+    assert arm_label(record) == "FP8 tensorwise, both layouts"
 
 
 def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:
@@ -184,7 +205,9 @@ def test_switches_are_held_against_the_path_as_it_was(tmp_path: Path) -> None:
     for number, form in enumerate((BEFORE, {})):
         _store(tmp_path, 0, 12_000.0 + 600 * number, **form)
     fp8 = switch_table(frame(tmp_path)).set_index("precision").loc["fp8_tensorwise"]
-    assert fp8["setting"] == f"{WORDS}, {BY_KERNELS}" and fp8["setting_plain"].endswith(", tuned")
+    apart = "separate transposes, FP8 cast to both layouts"
+    assert fp8["setting"] == f"{WORDS}, {BY_KERNELS}, {apart}"
+    assert fp8["setting_plain"].endswith(", tuned")
     assert fp8["gain_pct"] == pytest.approx(5)
 
 

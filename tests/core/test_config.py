@@ -42,7 +42,7 @@ OTHER: dict[str, Any] = {
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
-    "kernel_launch": "by_compiler", "cast_kernels": "both_layouts", "collectives": "copy_engines",
+    "cast_kernels": "both_layouts", "collectives": "copy_engines",
     "gradient_norm": "as_summed",
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
@@ -79,7 +79,6 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "gradient_dtype": KEPT | ONE_PASS,
         "transposes": KEPT,
         "swiglu": KEPT,
-        "kernel_launch": KEPT | {"swiglu": "kernels"},
         "cast_kernels": KEPT,
         "gradient_norm": COPIES,
     }.get(name, {})

@@ -13,7 +13,7 @@ AS_DOCUMENTED = {
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
-    "swiglu": "compiled", "kernel_launch": "from_python", "cast_kernels": "one_layout",
+    "swiglu": "compiled", "cast_kernels": "one_layout",
     "collectives": "nccl", "gradient_norm": "separate",
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
@@ -25,6 +25,8 @@ ON_SEVERAL = ON_ONE_GPU | {"reshard_after_forward": "half", "gradient_copy": "fo
 SHARDS = ON_SEVERAL | {"update_kernel": "one_pass", "collectives": "copy_engines"}
 CAST_ONCE = {"weight_cast": "each_update", "swiglu": "kernels"}
 KEPT = CAST_ONCE | {"gather_cast": "compiled"}
+APART = {"transposes": "separate", "cast_kernels": "both_layouts"}
+COPIED = APART | {"gradient_copy": "reduce_stream"}
 WIDE = {"gradient_dtype": "master"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
@@ -42,7 +44,12 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
         (ALONE, IN_ONE_PASS),
-        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | CAST_ONCE),
+        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | CAST_ONCE | APART),
+        (ALONE | {"precision": "fp8", "transposes": "fused"}, IN_ONE_PASS | CAST_ONCE),
+        (
+            ALONE | {"precision": "fp8", "swiglu": "compiled"},
+            IN_ONE_PASS | {"weight_cast": "each_update", "transposes": "separate"},
+        ),
         (
             ALONE | {"precision": "fp8", "update_kernel": "torch", "weight_cast": "each_update"},
             ON_ONE_GPU | {"weight_cast": "each_update"},
@@ -63,7 +70,19 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
         ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
         (ON_TWO, SHARDS),
-        (ON_TWO | {"precision": "fp8"}, SHARDS | KEPT),
+        (ON_TWO | {"precision": "fp8"}, SHARDS | KEPT | COPIED),
+        (
+            ON_TWO | {"precision": "fp8", "collectives": "nccl"},
+            SHARDS | KEPT | {"collectives": "nccl"},
+        ),
+        (
+            ON_TWO | {"precision": "fp8", "num_gpus": 4},
+            SHARDS | KEPT | {"collectives": "nccl"},
+        ),
+        (
+            ON_TWO | {"precision": "fp8", "compile_mode": "reduce-overhead"},
+            SHARDS | KEPT | APART | {"compile_mode": "reduce-overhead"},
+        ),
         (ON_TWO | {"precision": "fp8", "fp8_all_gather": False}, SHARDS),
         (ON_TWO | {"precision": "fp8", "compile": False}, SHARDS),
         (ON_TWO | {"precision": "fp8_rowwise"}, SHARDS),

@@ -60,10 +60,7 @@ def test_compiled_fp8_layers_have_the_gradients_of_eager_ones(precision: str) ->
         assert (plain - compiled).float().norm() < 0.05 * plain.float().norm()
 
 
-BY_COMPILER, TURNS = {"kernel_launch": "by_compiler"}, {"cast_kernels": "both_layouts"}
-
-
-@pytest.mark.parametrize("switches", [None, {}, BY_COMPILER, TURNS, BY_COMPILER | TURNS], ids=str)
+@pytest.mark.parametrize("switches", [None, {}, {"cast_kernels": "both_layouts"}], ids=str)
 def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(
     switches: dict[str, str] | None,
 ) -> None:
@@ -88,13 +85,10 @@ def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(
         for _ in range(2):  # The first compiles, and calls the operators' descriptions to do so.
             x.grad = None
             net.zero_grad()
-            with torch.profiler.profile() as seen:
-                with torch.autocast("cuda", torch.bfloat16):
-                    output = mlp(x)
-                output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
+            with torch.autocast("cuda", torch.bfloat16):
+                output = mlp(x)
+            output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
         found.append([output, x.grad, *(p.grad for p in mlp.parameters())])
-    operators = {e.name for e in seen.events() if e.name.startswith("fp8study::")}
-    assert bool(operators) == (config.kernel_launch == "from_python")
     for plain, own in zip(*found, strict=True):
         # exp differs in its last bits, and so one FP8 number in a thousand by a step.
         assert (plain - own).float().norm() < 0.01 * plain.float().norm()

@@ -1,4 +1,4 @@
-"""What the README and docs/results.md may say of scaling to four H200s, and of a 14B there."""
+"""What the README and docs/results.md may say of four H200s: scaling, a 14B, kernels, sums."""
 
 import pandas as pd
 
@@ -7,19 +7,23 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import ROOT
 from tests.project.quotes import one, per_cent, stored
 
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
 LARGE, SMALL = "llama-3.1-8b", "llama-3.2-1b"
+UNTIED = "llama-3.2-1b-untied"
+#: The settings of kernel-form: GPUs and model.
+FORMS = ((1, LARGE), (2, LARGE), (1, UNTIED))
 
 
 def four_h200_texts() -> list[str]:
     """What is said of the study scaling, and of the default study on four GPUs."""
     runs = shorten_arms(runs_frame(stored("h200x4")))
     leads = leads_table(runs)
-    scaling = leads[leads["studies"] == "scaling"]
+    scaling = leads_table(runs[runs["study"] == "scaling"])
     law = lead_table(cells_of(read_runs(ROOT / "results")))
     said = law[law["run_ids"].str.contains("h200x4/scaling/") & law["model"].eq(LARGE)]
     at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
@@ -29,7 +33,97 @@ def four_h200_texts() -> list[str]:
         {1},
     )
     forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
-    return [*_scaling_texts(scaling), *_machine_texts(leads), *_loss_texts(runs), forecast]
+    return [
+        *_scaling_texts(scaling), *_machine_texts(leads), *_loss_texts(runs), forecast,
+        *_kernel_texts(runs), *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
+        *_eight_b_loss_texts(runs),
+    ]  # fmt: skip
+
+
+def _kernel_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of kernels that the compiler launches, and of those that write both layouts."""
+    here = runs[runs["study"] == "kernel-form"]
+    launched = "own kernels launched by compiler"
+
+    def rate(num_gpus: int, model: str, kind: str) -> pd.Series:
+        there = here[(here["num_gpus"] == num_gpus) & (here["model"] == model)]
+        words, in_fp8 = there["setting"], there["precision"] != "bf16"
+        by_compiler, both = words.str.contains(launched), there["arm"].str.contains("both layouts")
+        apart, aside = (
+            words.str.contains(text) for text in ("separate transposes", "reduce stream")
+        )
+        chosen = {
+            "bf16": ~in_fp8 & ~aside, "bf16 beside": ~in_fp8 & aside,
+            "plain": in_fp8 & ~by_compiler, "launched": by_compiler & ~apart & ~both,
+            "apart": by_compiler & apart, "both": by_compiler & both,
+        }[kind]  # fmt: skip
+        rates = there[chosen].set_index("repeat")["tokens_per_second_per_gpu"].sort_index()
+        assert [*rates.index] == [0, 1]
+        return rates
+
+    def gained(kind: str, than: str) -> list[str]:
+        return [
+            per_cent(100 * (rate(*form, kind) / rate(*form, than) - 1).mean()) for form in FORMS
+        ]
+
+    alone, apart, both = (
+        gained("launched", "plain"),
+        gained("apart", "launched"),
+        gained("both", "apart"),
+    )
+    now, then = gained("both", "bf16"), gained("plain", "bf16")
+    (aside,) = (
+        per_cent(100 * (rate(2, LARGE, "bf16 beside") / rate(2, LARGE, "bf16") - 1).mean()),
+    )
+    return [
+        f"Alone it changes an 8B's by {alone[0]} on one GPU and {alone[1]} on two, a 1B's at "
+        f"batch 8 by {alone[2]}",
+        f"an 8B's FP8 gains {apart[0]} on one GPU and {apart[1]} on two, a 1B's at batch 8 "
+        f"{apart[2]}",
+        f"by `cast_kernels=both_layouts` {both[0]}, {both[1]} and {both[2]} more",
+        f"FP8 then leads by {now[0]}, {now[1]} and {now[2]} instead of {then[0]}, {then[1]} and "
+        f"{then[2]}",
+        f"BF16 gains {aside} there by `gradient_copy=reduce_stream`",
+        f"led by {now[0]} on one and {now[1]} on two",
+    ]
+
+
+def _sums_texts(leads: pd.DataFrame) -> list[str]:
+    """What is said of an 8B's speed if all GEMMs add up with fewer bits."""
+    told = {}
+    for num_gpus in (1, 2):
+        rows = leads[(leads["num_gpus"] == num_gpus) & (leads["model"] == LARGE)]
+        fast = rows["arm"].str.contains(FAST_ACCUMULATION)
+        (now,), (usual,) = rows[fast].to_dict("records"), rows[~fast].to_dict("records")
+        assert now["num_pairs"] == usual["num_pairs"] == 2
+        ratio = now["tokens_per_second_per_gpu"] / usual["tokens_per_second_per_gpu"]
+        told[num_gpus] = per_cent(100 * (ratio - 1)), per_cent(now["lead_pct"])
+    (one_gain, one_lead), (two_gain, two_lead) = told[1], told[2]
+    return [
+        f"by {one_gain} on one GPU and {two_gain} on two, at batch 2, where FP8 then leads by "
+        f"{one_lead} and {two_lead}",
+    ]
+
+
+def _eight_b_loss_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of an 8B's loss with SwiGLU's kernels, and if all GEMMs add up so."""
+    own = runs[runs["study"] == "accumulation-loss"]
+    told = []
+    for loss in ("loss_last20_mean", "validation_loss"):
+        gaps = loss_gap_table(own, loss=loss)
+        fast = gaps["arm"].str.contains(FAST_ACCUMULATION)
+        assert set(gaps["num_pairs"]) == {6} and set(gaps["verdict"]) == {"equivalent"}
+        for rows in (gaps[~fast], gaps[fast]):
+            (gap,) = rows.to_dict("records")
+            low, high = (per_cent(gap[f"gap_pct_{end}_95"], 2)[:-2] for end in ("low", "high"))
+            told.append((per_cent(gap["gap_pct"], 2), f"{low} to {high}"))
+    (usual, usual_ci), (fast_, fast_ci), (held, held_ci), (fast_held, fast_held_ci) = told
+    return [
+        f"{usual} (95 % CI {usual_ci}), on held-out text {held} ({held_ci}); with "
+        f"`fast_accumulation=all` {fast_} ({fast_ci}), on held-out text {fast_held} "
+        f"({fast_held_ci}); all equivalent",
+        f"is within the margin: {usual} (95 % CI {usual_ci}), six seeds",
+    ]
 
 
 def _kept(rows: pd.DataFrame, precision: str, fewest: int) -> list[str]:

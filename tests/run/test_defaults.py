@@ -97,7 +97,7 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
 
 @pytest.mark.parametrize(
     "own",
-    [{"transposes": "separate"}, {"kernel_launch": "by_compiler"}, {"cast_kernels": "both_layouts"},
+    [{"transposes": "separate"}, {"cast_kernels": "both_layouts"},
      {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}],
     ids=str,
 )  # fmt: skip

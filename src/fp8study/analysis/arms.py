@@ -109,6 +109,10 @@ def geometric_mean(rates: Sequence[float]) -> float | None:
     return statistics.geometric_mean(rates) if rates else None
 
 
+#: What the runs of a pair may differ in, and does something in BF16, too.
+_IN_BF16_TOO = {"precision", "gradient_dtype", "gradient_copy"}
+
+
 def arm_config(
     config: Mapping[str, Any], ignored: Iterable[str] = (), device: str | None = None
 ) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def arm_config(
     full = completed(config, device)
     if full.get("precision") in SIXTEEN_BIT:
         defaults = RunConfig().resolved().to_dict()
-        full |= {name: defaults[name] for name in varying("pair") if name != "precision"}
+        full |= {name: defaults[name] for name in {*varying("pair")} - _IN_BF16_TOO}
     return {k: v for k, v in full.items() if k not in {*varying("folder"), *ignored}}
 
 

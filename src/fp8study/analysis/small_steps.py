@@ -23,7 +23,7 @@ from fp8study.core.hardware import GpuPeak, find_peak
 #: 31 % (docs/log.md, 77); of a 1B and a 3B at 1 39 and 29 %, and its sign is right.
 _MARGIN = 0.1
 #: Switches that are refused with torch's AdamW, or with NCCL.
-_RESTING = ("transposes", "kernel_launch", "cast_kernels", "gradient_norm")
+_RESTING = ("transposes", "cast_kernels", "gradient_norm")
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 

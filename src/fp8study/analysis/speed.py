@@ -16,14 +16,16 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.leads import intervals
-from fp8study.analysis.runs.frames import MIXED, PLACE, held_seconds
+from fp8study.analysis.runs.frames import PLACE, held_seconds
 from fp8study.analysis.runs.naming import (
     BEFORE,
     EARLIER_FORM,
     FAST_ACCUMULATION,
     IN_ONE_PASS,
-    SWIGLU_KERNELS,
+    KERNELS,
+    MIXED,
     set_besides,
+    written_out,
 )
 from fp8study.analysis.runs.pairing import (
     ARM,
@@ -40,7 +42,6 @@ from fp8study.analysis.runs.pairing import (
     together,
 )
 from fp8study.core.config import make_config
-from fp8study.core.fields import FIELDS
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import PARTS
 from fp8study.core.records import RESULTS
@@ -176,12 +177,12 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
 def spelled_out(setting: str, precision: str, arm: str) -> str:
     """Write a setting without `IN_ONE_PASS`: with the switches that this means instead.
 
-    And with what the arm says of its SwiGLU, and of how it adds up.
+    And with what the arm says of its kernels, and of how it adds up.
     """
-    if FAST_ACCUMULATION in arm.split(", "):
-        setting = f"{setting}, {FAST_ACCUMULATION}"
-    if SWIGLU_KERNELS in arm.split(", "):
-        setting = f"{setting}, {FIELDS['swiglu'].words.format('kernels')}"
+    said = arm.split(", ")
+    parts = [FAST_ACCUMULATION] * (FAST_ACCUMULATION in said)
+    parts += [written_out(words, setting) for words in KERNELS if words in said]
+    setting = ", ".join([setting, *parts])
     if IN_ONE_PASS not in setting.split(", "):
         return setting
     alone = {"path": "tuned", "strategy": "none", "precision": precision}

@@ -51,11 +51,15 @@ def _updates_in_one_pass(c: Any) -> bool:
     return is_plain and keeps_fp32 and passes_once and converts_first
 
 
+def _may_update_in_one_pass(c: Any) -> bool:
+    is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
+    return is_asked and _updates_in_one_pass(c)
+
+
 def _tuned_cast(c: Any) -> str:
     is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
     is_alike &= c.strategy == "none" or c.gather_cast == "compiled"
-    is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
-    return "each_update" if is_alike and is_asked and _updates_in_one_pass(c) else "each_pass"
+    return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
 
 
 def _tuned_gradients(c: Any) -> str:
@@ -67,11 +71,23 @@ def _tuned_gradients(c: Any) -> str:
     return "compute" if narrow else "master"
 
 
-def _tuned_collectives(c: Any) -> str:
-    """`copy_engines` where they were faster (docs/log.md, 70): of more GPUs nothing is known."""
+def _may_copy(c: Any) -> bool:
+    """Whether copy engines were faster (docs/log.md, 70): of more GPUs nothing is known."""
     is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c)
-    one_pass = c.update_kernel == "one_pass" and _updates_in_one_pass(c)
-    return "copy_engines" if is_alike and one_pass else "nccl"
+    return is_alike and _may_update_in_one_pass(c)
+
+
+def _writes_apart(c: Any) -> bool:
+    """Whether kernels of our own that turn FP8 were faster (docs/log.md, 78); as `_may_copy`."""
+    keeps = (c.weight_cast or _tuned_cast(c)) == "each_update" and _may_update_in_one_pass(c)
+    by_copies = c.collectives in (None, "copy_engines") and _may_copy(c) and bool(c.fp8_all_gather)
+    is_asked = c.transposes in (None, "separate")
+    return is_asked and keeps and (c.strategy == "none" or by_copies)
+
+
+def _tuned_copy(c: Any) -> str:
+    later = _writes_apart(c) and c.compile_mode != "reduce-overhead"
+    return ("reduce_stream" if later else "foreach") if is_sharded(c) else "chunk_cat"
 
 
 def _tuned_norm(c: Any) -> str:
@@ -180,11 +196,11 @@ class Switches:
             (lambda c: c.gradient_pool == "shared" and c.untrained,
              "does not go with untrained weights, whose gradients are never freed; use own")))
     gradient_copy: Literal["chunk_cat", "foreach", "reduce_stream"] | None = switch(
-        "chunk_cat", lambda c: "foreach" if is_sharded(c) else "chunk_cat",
+        "chunk_cat", _tuned_copy,
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat. "
         "`reduce_stream`: as `foreach`, beside the backward pass.",
-        refused=(
+        differs="pair effect", refused=(
             (lambda c: c.gradient_copy != "chunk_cat" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_copy == "reduce_stream" and c.collectives != "copy_engines",
              "copies into what copy engines read; use collectives=copy_engines, or foreach"),
@@ -240,8 +256,9 @@ class Switches:
             (lambda c: c.gradient_dtype == "compute" and c.compile_mode == "reduce-overhead",
              "moves weights, which a CUDA graph would not find; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
-        "fused", "fused", "{} transposes", "For the gradient of a weight FP8 inputs and gradients "
-        "are needed transposed: written so by the kernel that casts them, or by one of their own.",
+        "fused", lambda c: "separate" if _writes_apart(c) else "fused", "{} transposes",
+        "For the gradient of a weight FP8 inputs and gradients are needed transposed: written so "
+        "by the kernel that casts them, or by one of their own.",
         differs="pair effect", refused=(
             (lambda c: c.transposes == "separate" and not (
                 c.weight_cast == "each_update" and (c.strategy == "none" or c.fp8_all_gather)),
@@ -258,30 +275,23 @@ class Switches:
             (lambda c: c.swiglu == "kernels" and c.weight_cast != "each_update",
              "is for FP8 layers that keep their weights; use weight_cast=each_update, or "
              "compiled"),))
-    kernel_launch: Literal["from_python", "by_compiler"] | None = switch(
-        "from_python", "from_python", "own kernels launched {}", "Compiled layers launch Triton "
-        "kernels of our own through an operator in Python, or as the compiler launches its own, "
-        "which takes less of the host.",
-        differs="pair effect", refused=(
-            (lambda c: c.kernel_launch == "by_compiler" and not (
-                c.compile and (c.swiglu == "kernels" or c.transposes == "separate")),
-             "is for compiled layers with Triton kernels of ours; use compile=true and "
-             "swiglu=kernels or transposes=separate, or from_python"),))
     cast_kernels: Literal["one_layout", "both_layouts"] | None = switch(
-        "one_layout", "one_layout", "FP8 cast to {}", "Triton kernels of our own that cast kept "
+        "one_layout",
+        lambda c: "both_layouts" if c.swiglu == "kernels" and _writes_apart(c) else "one_layout",
+        "FP8 cast to {}", "Triton kernels of our own that cast kept "
         "weights and what SwiGLU makes to FP8 write it as it is, and others transpose it, or write "
-        "both; not yet tried on GPUs.",
+        "both.",
         differs="pair effect", refused=(
             (lambda c: c.cast_kernels == "both_layouts" and c.swiglu != "kernels" and not (
                 c.weight_cast == "each_update" and c.strategy == "none"),
              "is for Triton kernels of ours that cast; use weight_cast=each_update with "
              "strategy=none or swiglu=kernels, or one_layout"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
-        "nccl", _tuned_collectives, "collectives by {}", "`copy_engines`: GPUs of one host read "
-        "each other's weights and gradients by their copy engines, which use no multiprocessor; "
-        "gradients travel in BF16, as they were computed, and are added up in FP32 where they "
-        "arrive; GPUs that cannot read each other's memory use NCCL. `nccl`: by its kernels, "
-        "gradients in FP32.", refused=(
+        "nccl", lambda c: "copy_engines" if _may_copy(c) else "nccl", "collectives by {}",
+        "`copy_engines`: GPUs of one host read each other's weights and gradients by their copy "
+        "engines, which use no multiprocessor; gradients travel in BF16, as they were computed, "
+        "and are added up in FP32 where they arrive; GPUs that cannot read each other's memory use "
+        "NCCL. `nccl`: by its kernels, gradients in FP32.", refused=(
             (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.collectives == "copy_engines" and c.num_nodes > 1,
              "reads GPUs of its own host only, not of num_nodes={num_nodes}; use nccl"),
@@ -330,6 +340,9 @@ RETIRED: dict[str, Field] = {
     "fp8_writes": Field(
         "tuning", "an 8B on one GPU lost 0.6 % by it (docs/log.md, 76)", plain="per_reader",
         words="FP8 written {}", differs=("switch",)),
+    "kernel_launch": Field(
+        "tuning", "steps gained nothing by it (docs/log.md, 78)", plain="from_python",
+        words="own kernels launched {}", differs=("switch",)),
     "nccl_ctas": Field(
         "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
         differs=("switch",)),

@@ -107,7 +107,14 @@ def _turned(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     A compiler cannot do it before `after` is there: else it would keep a forward pass's for the
     backward pass.
     """
-    return _turn(fp8_AB, after)
+    turned_BA = fp8_AB.new_empty(fp8_AB.shape[::-1])
+    if fp8_AB.is_cuda:
+        from fp8study.model.kernels import transpose
+
+        transpose(fp8_AB, turned_BA)
+    else:
+        turned_BA.copy_(fp8_AB.t())
+    return turned_BA
 
 
 @_turned.register_fake
@@ -115,31 +122,13 @@ def _(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return fp8_AB.new_empty(fp8_AB.shape[::-1])
 
 
-@torch.library.triton_op("fp8study::turned_by_compiler", mutates_args=())
-def _turned_by_compiler(fp8_AB: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Do as `_turned`, by a kernel that the compiler launches; on GPUs."""
-    return _turn(fp8_AB, after, by_compiler=True)
-
-
-def _turn(fp8_AB: torch.Tensor, after: torch.Tensor, by_compiler: bool = False) -> torch.Tensor:
-    turned_BA = fp8_AB.new_empty(fp8_AB.shape[::-1])
-    if fp8_AB.is_cuda:
-        from fp8study.model.kernels import transpose
-
-        transpose(fp8_AB, turned_BA, after, by_compiler)
-    else:
-        turned_BA.copy_(fp8_AB.t())
-    return turned_BA
-
-
-def turned(matrix_AB: Any, after: Any, by_compiler: bool) -> Any:
+def turned(matrix_AB: Any, after: Any) -> Any:
     """Transpose a matrix of torchao's FP8 tensors, once the scale of `after`, another, is there.
 
     Not its numbers: a compiler would write them anew for each kernel that waits for them.
     """
-    turn = _turned_by_compiler if by_compiler and matrix_AB._data.is_cuda else _turned
     return type(matrix_AB)(
-        turn(matrix_AB._data, after._scale), matrix_AB._scale, matrix_AB._orig_dtype,
+        _turned(matrix_AB._data, after._scale), matrix_AB._scale, matrix_AB._orig_dtype,
         matrix_AB._linear_mm_config, matrix_AB._gemm_input_role,
     )  # fmt: skip
 
@@ -150,7 +139,7 @@ def fp8_layouts() -> tuple[Any, Any]:
 
     Both take the weight, what a layer keeps of it (both layouts in FP8 and the scale, or three
     times None where the weight itself is in FP8, as FSDP2 gathers it), and one of torchao's FP8
-    tensors that the GEMM is for; the second also whether the compiler launches its kernel.
+    tensors that the GEMM is for.
     """
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
 
@@ -163,10 +152,10 @@ def fp8_layouts() -> tuple[Any, Any]:
         rows_MK, _, scale = kept
         return weight_MK if rows_MK is None else made(rows_MK, scale, beside)
 
-    def columns(weight_MK: Any, kept: Any, beside: Any, by_compiler: bool) -> Any:
+    def columns(weight_MK: Any, kept: Any, beside: Any) -> Any:
         _, columns_KM, scale = kept
         if columns_KM is None:
-            return turned(weight_MK, beside, by_compiler).t()
+            return turned(weight_MK, beside).t()
         return made(columns_KM.t(), scale, beside)
 
     return rows, columns

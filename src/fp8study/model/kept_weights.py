@@ -55,12 +55,12 @@ def _fp8_linears() -> dict[str, type[Float8Linear]]:
         def forward(
             ctx: Any, input_NK: torch.Tensor, weight_MK: Any, rows_MK: torch.Tensor | None,
             columns_KM: torch.Tensor | None, scale: torch.Tensor | None, gemms: Any, config: Any,
-            turns: bool, by_compiler: bool,
+            turns: bool,
         ) -> torch.Tensor:  # fmt: skip
             kept = rows_MK, columns_KM, scale
             own = weight_MK if rows_MK is None else None
             ctx.save_for_backward(input_NK, own, columns_KM, scale)
-            ctx.gemms, ctx.config, ctx.turns, ctx.by_compiler = gemms, config, turns, by_compiler
+            ctx.gemms, ctx.config, ctx.turns = gemms, config, turns
             fp8_NK = hp_tensor_to_float8_dynamic(
                 input_NK, config.cast_config_input.target_dtype, gemms
             )
@@ -76,19 +76,18 @@ def _fp8_linears() -> dict[str, type[Float8Linear]]:
             fp8_NK = hp_tensor_to_float8_dynamic(
                 input_NK, ctx.config.cast_config_input.target_dtype, ctx.gemms
             )
-            weight = columns(weight_MK, (None, columns_KM, scale), fp8_NM, ctx.by_compiler)
+            weight = columns(weight_MK, (None, columns_KM, scale), fp8_NM)
             left_MN, right_NK = fp8_NM.t(), fp8_NK
             if ctx.turns:
-                left_MN = turned(fp8_NM, fp8_NM, ctx.by_compiler)
-                right_NK = turned(fp8_NK, fp8_NM, ctx.by_compiler).t()
-            return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 7
+                left_MN = turned(fp8_NM, fp8_NM)
+                right_NK = turned(fp8_NK, fp8_NM).t()
+            return torch.mm(fp8_NM, weight), torch.mm(left_MN, right_NK), *[None] * 6
 
     class OwnFloat8Linear(Float8Linear):
         """A converted linear layer with the GEMMs of `Multiply`."""
 
         gradient_of: torch.Tensor | None = None
         turns: bool
-        by_compiler: bool
 
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
@@ -98,7 +97,7 @@ def _fp8_linears() -> dict[str, type[Float8Linear]]:
             product_NM = Multiply.apply(
                 input.reshape(-1, input.shape[-1]), weight,
                 *(getattr(self, name, None) for name in names),
-                self.linear_mm_config, self.config, self.turns, self.by_compiler,
+                self.linear_mm_config, self.config, self.turns,
             )  # fmt: skip
             output = product_NM.reshape(*input.shape[:-1], self.out_features)
             return output if self.bias is None else output + self.bias.to(output.dtype)
@@ -154,7 +153,6 @@ def turn_apart(model: torch.nn.Module, config: ResolvedConfig) -> None:
         for module in model.modules():
             if is_converted(module):
                 module.__class__ = _fp8_linears()["turning"]
-                module.by_compiler = config.kernel_launch == "by_compiler"  # type: ignore[assignment]
 
 
 def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) -> None:
@@ -169,7 +167,6 @@ def _keep_in_fp8(module: torch.nn.Module, config: ResolvedConfig, narrow: bool) 
     ):
         module.register_buffer(name, made, persistent=False)
     module.turns = applies(config, "transposes")  # type: ignore[assignment]
-    module.by_compiler = config.kernel_launch == "by_compiler"  # type: ignore[assignment]
     module.casts_at_once = config.cast_kernels == "both_layouts"  # type: ignore[assignment]
     if narrow:
         _take_gradients(module, config)

@@ -36,42 +36,24 @@ def _scale(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @torch.library.custom_op("fp8study::gated", mutates_args=())
 def _gated(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return SwiGLU's output in FP8 and its scale."""
-    return _gate(gate_NF, up_NF)
-
-
-@_gated.register_fake
-def _(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
-
-
-@torch.library.triton_op("fp8study::gated_by_compiler", mutates_args=())
-def _gated_by_compiler(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Do as `_gated`, by kernels that the compiler launches; on GPUs."""
-    return _gate(gate_NF, up_NF, by_compiler=True)
-
-
-def _gate(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, by_compiler: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
     fp8_NF = torch.empty_like(gate_NF, dtype=FP8)
-    # Of shape (), torch's compiler would write a zero into it by a kernel.
-    scale = gate_NF.new_empty((1,), dtype=torch.float32)
+    scale = gate_NF.new_empty((), dtype=torch.float32)
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
 
         from fp8study.model.kernels import gated
 
-        gated(
-            gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, EPS,
-            by_compiler,
-        )  # fmt: skip
+        gated(gate_NF, up_NF, torch.zeros_like(scale), scale, fp8_NF, torch.finfo(FP8).max, EPS)
     else:
         output_NF = torch.nn.functional.silu(gate_NF) * up_NF
         scale.copy_(_scale(output_NF, FP8))
         fp8_NF.copy_(to_fp8(output_NF, scale, FP8))
-    return fp8_NF, scale.view(())
+    return fp8_NF, scale
+
+
+@_gated.register_fake
+def _(gate_NF: torch.Tensor, up_NF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(gate_NF, dtype=FP8), gate_NF.new_empty((), dtype=torch.float32)
 
 
 @torch.library.custom_op("fp8study::gated_gradients", mutates_args=())
@@ -83,30 +65,6 @@ def _gated_gradients(
 
     If it `turns`, the output is transposed, after both gradients transposed, too.
     """
-    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, turns)
-
-
-@_gated_gradients.register_fake
-def _(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
-    turns: bool,
-) -> list[torch.Tensor]:  # fmt: skip
-    return _empty(gate_NF, turns)
-
-
-@torch.library.triton_op("fp8study::gated_gradients_by_compiler", mutates_args=())
-def _gated_gradients_by_compiler(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
-    turns: bool,
-) -> list[torch.Tensor]:  # fmt: skip
-    """Do as `_gated_gradients`, by kernels that the compiler launches; on GPUs."""
-    return _gate_gradients(gate_NF, up_NF, gradient_NF, scale, turns, by_compiler=True)
-
-
-def _gate_gradients(
-    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
-    turns: bool, by_compiler: bool = False,
-) -> list[torch.Tensor]:  # fmt: skip
     scales, *fp8 = made = _empty(gate_NF, turns)
     if gate_NF.is_cuda:
         from torchao.float8.float8_utils import EPS
@@ -115,7 +73,7 @@ def _gate_gradients(
 
         gated_gradients(
             gate_NF, up_NF, gradient_NF, scale, torch.zeros_like(scales), scales, (*fp8,),
-            torch.finfo(GRADIENT).max, EPS, by_compiler,
+            torch.finfo(GRADIENT).max, EPS,
         )  # fmt: skip
         return made
     silu_NF = torch.nn.functional.silu(gate_NF)
@@ -131,6 +89,14 @@ def _gate_gradients(
     return made
 
 
+@_gated_gradients.register_fake
+def _(
+    gate_NF: torch.Tensor, up_NF: torch.Tensor, gradient_NF: torch.Tensor, scale: torch.Tensor,
+    turns: bool,
+) -> list[torch.Tensor]:  # fmt: skip
+    return _empty(gate_NF, turns)
+
+
 def _empty(like_NF: torch.Tensor, turns: bool) -> list[torch.Tensor]:
     shapes = [(dtype, like_NF.shape) for dtype in _FORMATS]
     if turns:
@@ -140,7 +106,7 @@ def _empty(like_NF: torch.Tensor, turns: bool) -> list[torch.Tensor]:
 
 
 @cache
-def _function(by_compiler: bool, turns: bool) -> Any:
+def _function(turns: bool) -> Any:
     """Make the class where it is needed: torchao takes seconds to import."""
     from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
     from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
@@ -169,8 +135,7 @@ def _function(by_compiler: bool, turns: bool) -> Any:
             )
             in_fp8 = [rows(weights[n], kept[3 * n : 3 * n + 3], input) for n in range(3)]
             gate_NF, up_NF = (torch.mm(input, weight.t()) for weight in in_fp8[:2])
-            launches = by_compiler and gate_NF.is_cuda
-            fp8_NF, scale = (_gated_by_compiler if launches else _gated)(gate_NF, up_NF)
+            fp8_NF, scale = _gated(gate_NF, up_NF)
             output = Float8TrainingTensor(fp8_NF, scale, input_NK.dtype, gemms)
             ctx.save_for_backward(input_NK, gate_NF, up_NF, scale, *tensors)
             return torch.mm(output, in_fp8[2].t())
@@ -183,17 +148,12 @@ def _function(by_compiler: bool, turns: bool) -> Any:
                 gradient_NK, ctx.config.cast_config_grad_output.target_dtype, gemms,
                 gemm_input_role=GemmInputRole.GRAD_OUTPUT,
             )  # fmt: skip
-            turned_MK = [
-                columns(weights[n], kept[3 * n : 3 * n + 3], gradient, by_compiler)
-                for n in range(3)
-            ]
-            launches = by_compiler and gate_NF.is_cuda
-            gated_gradients = _gated_gradients_by_compiler if launches else _gated_gradients
+            turned_MK = [columns(weights[n], kept[3 * n : 3 * n + 3], gradient) for n in range(3)]
             of_output = torch.mm(gradient, turned_MK[2])
-            scales, *fp8 = gated_gradients(gate_NF, up_NF, of_output, scale, turns)
+            scales, *fp8 = _gated_gradients(gate_NF, up_NF, of_output, scale, turns)
             roles = (GemmInputRole.GRAD_OUTPUT, GemmInputRole.GRAD_OUTPUT, GemmInputRole.INPUT)
             by = (*scales.unbind(), scale)
-            turn = partial(turned, after=gradient, by_compiler=by_compiler)
+            turn = partial(turned, after=gradient)
 
             def tensor(n: int, data: torch.Tensor) -> Any:
                 return Float8TrainingTensor(data, by[n], gradient_NK.dtype, gemms, roles[n])
@@ -238,8 +198,8 @@ class WritesFp8:
 
 
 @cache
-def _class_of(mlp: Any, by_compiler: bool, turns: bool) -> Any:
-    function = _function(by_compiler, turns)
+def _class_of(mlp: Any, turns: bool) -> Any:
+    function = _function(turns)
     methods = {"forward": lambda self, x: _forward(self, x, function)}
     return type(f"Gated{mlp.__name__}", (mlp, WritesFp8), methods)
 
@@ -250,11 +210,11 @@ def write_fp8_between(model: torch.nn.Module, config: ResolvedConfig) -> None:
     Only those whose three layers are in FP8 and have no bias; the others stay the compiler's.
     """
     if asks_for_kernels(config):
-        how = config.kernel_launch == "by_compiler", config.cast_kernels == "both_layouts"
+        turns = config.cast_kernels == "both_layouts"
         for module in model.modules():
             if _is_swiglu(module):
                 kind: Any = type(module)
-                module.__class__ = _class_of(kind, *how)
+                module.__class__ = _class_of(kind, turns)
 
 
 def asks_for_kernels(config: ResolvedConfig) -> bool:

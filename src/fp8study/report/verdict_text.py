@@ -7,7 +7,7 @@ import re
 from fp8study.analysis.advice.answer import Advice, Option
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
-    COMPILED_SWIGLU,
+    EARLIER_KERNELS,
     MODELLED,
     Beside,
     Quantity,
@@ -75,11 +75,11 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
 
 def _today(advice: Advice) -> list[str]:
     """Say what is to be expected of the path as it is, where it was measured as it was before."""
-    label = advice.verdict.label.removesuffix(f", {COMPILED_SWIGLU}")
-    if label != advice.verdict.label:
+    label, _, kernels = advice.verdict.label.rpartition(", ")
+    if kernels in EARLIER_KERNELS:
         now = next((o.lead_pct for o in advice.options if o.label == label), None)
         if now is not None:
-            return [f"  with SwiGLU's kernels, as the tuned path is now: {lead_text(now, ' %')}, "
+            return [f"  without {kernels}, as the tuned path is now: {lead_text(now, ' %')}, "
                     f"{now.kind}"]  # fmt: skip
     if (lead := advice.todays_lead) is None:
         return []

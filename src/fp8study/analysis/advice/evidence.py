@@ -34,7 +34,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
     BF16_GATHERED,
-    SWIGLU_KERNELS,
+    KERNELS,
     fp8_part,
     has_usual_path,
     setting_label,
@@ -51,8 +51,9 @@ _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence
            "gradient_accumulation_steps")  # fmt: skip
 #: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
-#: What an FP8 is called that was timed before its SwiGLU had kernels.
-COMPILED_SWIGLU = "compiled SwiGLU"
+#: What an FP8 is called that was timed before it had one of `KERNELS`: before its SwiGLU had them,
+#: and before they wrote both layouts.
+EARLIER_KERNELS = COMPILED_SWIGLU, ONE_LAYOUT = "compiled SwiGLU", "one layout"
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 
 
@@ -275,8 +276,10 @@ def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
     is_spread = RECIPES[precision].gathers_in_fp8 and bf16.num_gpus > 1
     way = as_fp8(bf16, precision, bool(gathers) if is_spread and not pd.isna(gathers) else None)
     said = row["arm"].removeprefix(RECIPES[precision].label).split(", ")[1:]
-    parts = [part for part in said if "all-gather" not in part and part != SWIGLU_KERNELS]
-    parts += [COMPILED_SWIGLU] * (way.swiglu == "kernels" and SWIGLU_KERNELS not in said)
+    parts = [part for part in said if "all-gather" not in part and part not in KERNELS]
+    has = way.swiglu == "kernels", way.cast_kernels == "both_layouts"
+    lacking = zip(EARLIER_KERNELS, KERNELS, has, strict=True)
+    parts += [then for then, now, asked in lacking if asked and now not in said][:1]
     return way, ", ".join([label_of(way), *parts])
 
 

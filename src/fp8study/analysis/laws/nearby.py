@@ -76,8 +76,7 @@ _SAME_TASK = {name: value for name, value in SAVERS.items() if "master" not in n
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
-_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "kernel_launch",
-                 "cast_kernels")  # fmt: skip
+_AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "cast_kernels")
 #: Switches of what GPUs do to gradients together.
 _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
 #: Switches of the update, which follow from each other.
@@ -88,13 +87,13 @@ EARLIER: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": _AFTER_KERNEL, "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
+    "precision": (*_AFTER_KERNEL, "gradient_copy"), "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
     "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE),
-    "collectives": ("gradient_copy", "gradient_norm"),
+    "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
     "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
 

@@ -53,8 +53,6 @@ from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRu
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: Formats of arithmetic and of optimizer states, and what a training path makes of them.
 FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
-#: The ``path`` of a run that sets a switch of its own.
-MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
 ALL_STUDIES = "all"
 
@@ -159,7 +157,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "timing_void": record.timing_is_void,
         "arm": naming.arm_label(record),
         "setting": naming.setting_label(had),
-        "path": config.get("path") if naming.has_usual_path(had) else MIXED,
+        "path": config.get("path") if naming.has_usual_path(had) else naming.MIXED,
         "fp8_part": naming.fp8_part(config),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),

@@ -29,12 +29,20 @@ BEFORE = {"update_kernel": "torch"}
 #: What a setting of today's tuned path says where that differs from the path `BEFORE`.
 IN_ONE_PASS = "updated in one pass"
 #: Switches that it set later still, as it was before: a setting names what differs.
-_LATER = {name: PLAIN[name] for name in ("collectives", "gradient_norm")}
+_LATER = {
+    name: PLAIN[name] for name in ("collectives", "gradient_norm", "transposes", "cast_kernels")
+}
+#: The ``path`` of a run that sets a switch of its own.
+MIXED = "mixed"
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
 #: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
-#: SwiGLU writes FP8, as on the tuned path since entry 69 of docs/log.md, or how it adds up.
-SWIGLU_KERNELS, FAST_ACCUMULATION = "SwiGLU kernels", "fast accumulation"
+#: SwiGLU writes FP8, as on the tuned path since entry 69 of docs/log.md, that kernels of ours write
+#: both layouts of FP8, since entry 78, or how it adds up.
+SWIGLU_KERNELS, BOTH_LAYOUTS = KERNELS = "SwiGLU kernels", "both layouts"
+FAST_ACCUMULATION = "fast accumulation"
+#: The switches that `BOTH_LAYOUTS` says; the last one where copy engines read what is copied.
+_BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_copy": "reduce_stream"}
 #: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
@@ -64,6 +72,7 @@ def arm_label(record: RunRecord) -> str:
         asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
         if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
             parts.append(SWIGLU_KERNELS)
+        parts += [BOTH_LAYOUTS] * (config.get("path") == "tuned" and _writes_both(config))
         parts += [FAST_ACCUMULATION] * (config.get("fast_accumulation") == "all")
     note = stale_note(record)
     if note:
@@ -71,6 +80,23 @@ def arm_label(record: RunRecord) -> str:
     elif config.get("optimizer_binding") == "before_conversion":
         parts.append("optimizer made before conversion")
     return ", ".join(parts)
+
+
+def written_out(words: str, setting: str) -> str:
+    """Name the switches that `KERNELS` say of an arm, in a setting of their own."""
+    if words == SWIGLU_KERNELS:
+        return FIELDS["swiglu"].words.format("kernels")
+    both = _both(COPY_ENGINES in setting).items()
+    return ", ".join(FIELDS[name].words.format(value.replace("_", " ")) for name, value in both)
+
+
+def _writes_both(config: Mapping[str, Any]) -> bool:
+    """Return whether a run has all that `BOTH_LAYOUTS` says, which its arm names then."""
+    return _both(config.get("collectives") == "copy_engines").items() <= config.items()
+
+
+def _both(by_copies: bool) -> dict[str, str]:
+    return {name: _BOTH[name] for name in _BOTH if by_copies or name != "gradient_copy"}
 
 
 def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
@@ -146,10 +172,13 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     # Of a configuration that is refused today, nothing is known to be usual.
     undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
     usual = completed(others | undecided | dict(given)) | _LATER
+    if usual["gradient_copy"] == _BOTH["gradient_copy"]:
+        usual["gradient_copy"] = "foreach"
     values = PLAIN | config
     unusual = {n for n in PLAIN if values[n] is not None and values[n] != usual.get(n, values[n])}
     unusual -= {name for name in PLAIN if usual.get(name) is None}
-    unusual -= {"swiglu"} if config.get("path") == "tuned" else set()
+    if config.get("path") == "tuned":
+        unusual -= {"swiglu", *_BOTH} if _writes_both(config) else {"swiglu"}
     texts = [
         switches[name].format(_SAID.get(value, str(value).replace("_", " ")))
         for name, value in config.items()

@@ -36,22 +36,12 @@ def cast_both(
     transpose(rows_MK, columns_KM)
 
 
-def transpose(
-    rows_MK: torch.Tensor, columns_KM: torch.Tensor, after: torch.Tensor | None = None,
-    by_compiler: bool = False,
-) -> None:  # fmt: skip
-    """Write FP8 numbers transposed; both contiguous, of any size.
-
-    `after` is not read: a compiler does not launch the kernel before that is there.
-    """
+def transpose(rows_MK: torch.Tensor, columns_KM: torch.Tensor) -> None:
+    """Write FP8 numbers transposed; both contiguous, of any size."""
     assert rows_MK.is_contiguous() and columns_KM.is_contiguous()
     num_rows, num_columns = rows_MK.shape
     grid = (triton.cdiv(num_rows, _TILE), triton.cdiv(num_columns, _TILE))
-    after = rows_MK if after is None else after
-    launch(
-        _transpose, grid, rows_MK, columns_KM, num_rows, num_columns, after, TILE=_TILE,
-        num_warps=8, by_compiler=by_compiler,
-    )  # fmt: skip
+    launch(_transpose, grid, rows_MK, columns_KM, num_rows, num_columns, TILE=_TILE, num_warps=8)
 
 
 @triton.jit
@@ -82,6 +72,6 @@ def _cast_and_turn(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _transpose(rows, columns, num_rows, num_columns, _after, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _transpose(rows, columns, num_rows, num_columns, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     at, turned, inside = places(num_rows, num_columns, TILE)
     tl.store(columns + turned, tl.load(rows + at, mask=inside), mask=inside)

@@ -12,12 +12,7 @@ NUMBERS = 2048
 TILE = 64
 
 
-def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, by_compiler: bool = False, **constants: Any
-) -> None:
-    """Launch a kernel, or let the compiler that traces this launch it as it does its own."""
-    if by_compiler:
-        torch.library.wrap_triton(kernel)[grid](*arguments, **constants)
-        return
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel on the GPU of its first argument."""
     with torch.cuda.device_of(arguments[0]):
         kernel[grid](*arguments, **constants)

@@ -15,7 +15,7 @@ _TILES = 8
 
 def gated(
     gate: torch.Tensor, up: torch.Tensor, largest: torch.Tensor, scale: torch.Tensor,
-    fp8: torch.Tensor, most: float, least: float, by_compiler: bool = False,
+    fp8: torch.Tensor, most: float, least: float,
 ) -> None:  # fmt: skip
     """Write SwiGLU's output in FP8, and its scale: ``most`` over its largest, or over ``least``.
 
@@ -25,18 +25,18 @@ def gated(
     num = gate.numel()
     launch(
         _gated_largest, (triton.cdiv(num, NUMBERS * _TILES),), gate, up, largest, num,
-        SIZE=NUMBERS, TILES=_TILES, by_compiler=by_compiler,
+        SIZE=NUMBERS, TILES=_TILES,
     )  # fmt: skip
     launch(
         _gated_cast, (triton.cdiv(num, NUMBERS),), gate, up, largest, scale, fp8, num, most, least,
-        SIZE=NUMBERS, by_compiler=by_compiler,
+        SIZE=NUMBERS,
     )  # fmt: skip
 
 
 def gated_gradients(
     gate: torch.Tensor, up: torch.Tensor, gradient: torch.Tensor, scale: torch.Tensor,
     largest: torch.Tensor, scales: torch.Tensor, fp8: tuple[torch.Tensor, ...], most: float,
-    least: float, by_compiler: bool = False,
+    least: float,
 ) -> None:  # fmt: skip
     """Write the gradients of SwiGLU's inputs in FP8 with their scales, and its output by `scale`.
 
@@ -48,18 +48,18 @@ def gated_gradients(
     num = gate.numel()
     launch(
         _gradients_largest, (triton.cdiv(num, NUMBERS * _TILES),), gate, up, gradient, largest,
-        num, SIZE=NUMBERS, TILES=_TILES, by_compiler=by_compiler,
+        num, SIZE=NUMBERS, TILES=_TILES,
     )  # fmt: skip
     if len(fp8) > 3:
         launch(
             _gradients_cast_and_turn, tuple(triton.cdiv(size, TILE) for size in gate.shape), gate,
             up, gradient, scale, largest, scales, *fp8, *gate.shape, most, least, TILE=TILE,
-            num_warps=8, by_compiler=by_compiler,
+            num_warps=8,
         )  # fmt: skip
         return
     launch(
         _gradients_cast, (triton.cdiv(num, NUMBERS),), gate, up, gradient, scale, largest, scales,
-        *fp8, num, most, least, SIZE=NUMBERS, by_compiler=by_compiler,
+        *fp8, num, most, least, SIZE=NUMBERS,
     )  # fmt: skip
 
 
@@ -102,8 +102,7 @@ def _gated_largest(gate, up, largest, num, SIZE: tl.constexpr, TILES: tl.constex
 
 @triton.jit
 def _scale(at, most, least):  # type: ignore[no-untyped-def]
-    # A kernel that torch.compile launches gets Python's floats as FP64.
-    return tl.div_rn(tl.cast(most, tl.float32), tl.maximum(tl.load(at), tl.cast(least, tl.float32)))
+    return tl.div_rn(most, tl.maximum(tl.load(at), least))
 
 
 @triton.jit

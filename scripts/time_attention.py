@@ -71,7 +71,7 @@ def times(shape: tuple[int, int, int, int], attend: Attention) -> tuple[float, f
         for n in (num_heads, num_keys, num_keys)
     ]
     output = attend(*tensors)
-    gradient = torch.randn_like(output)
+    gradient = torch.randn(output.shape, device="cuda", dtype=torch.bfloat16)  # laid out alike
 
     def forward() -> None:
         attend(*tensors)
@@ -99,13 +99,14 @@ def _median_ms(run: Callable[[], None]) -> float:
 
 def rows() -> Iterator[dict[str, object]]:
     """Yield a row for each shape and kernel; ``off_pct`` is held to the first kernel."""
+    attentions = kernels()
     for model, batch in SHAPES:
         settings = text_config(hf_config(model))
         heads, keys = settings.num_attention_heads, settings.num_key_value_heads
         size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
         tflop = 2e-12 * batch * heads * size * LENGTH**2 / 2
         first = None
-        for name, attend in kernels().items():
+        for name, attend in attentions.items():
             try:
                 forward, backward, values = times((batch, heads, keys, size), attend)
             except Exception as error:  # a kernel that refuses a shape is a result

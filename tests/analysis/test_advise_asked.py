@@ -104,6 +104,16 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     )
 
 
+def test_beside_what_one_layout_made_stands_no_prediction_of_a_law_that_knows_no_other() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"max_grad_norm": 1.0}))
+    assert found.verdict.label == "FP8 tensorwise, one layout"
+    assert [o.label for o in found.options if o.precision == "fp8_tensorwise"] == [
+        found.verdict.label
+    ]
+    said = " ".join(advice_text(found).split())
+    assert "timed before the path's kernels wrote FP8 in both layouts, which no law knows" in said
+
+
 def test_beside_the_answer_of_an_earlier_form_stands_what_todays_made_next_to_it() -> None:
     found = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200"))
     assert found.verdict.lead_pct.kind == MEASURED

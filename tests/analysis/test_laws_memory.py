@@ -146,7 +146,7 @@ def test_refuses_a_kind_of_model_without_a_law(tmp_path):
 
 def test_kernels_of_swiglu_are_counted_only_where_a_model_can_have_them():
     values = {"model": "llama-3.1-8b", "num_gpus": 2, "precision": "fp8_tensorwise",
-              "path": "tuned", "micro_batch_size": 2}  # fmt: skip
+              "path": "tuned", "micro_batch_size": 2, "transposes": "fused"}  # fmt: skip
     shape = shape_of("llama-3.1-8b")
     other = dataclasses.replace(shape, is_swiglu=False)
     kernels, compiled = (make_config(values | {"swiglu": by}) for by in ("kernels", "compiled"))

@@ -55,7 +55,11 @@ TODAYS = "FP8 tensorwise, SwiGLU kernels, both layouts"
         ),
         (FP8 | {"attention": "flash"}, [IN_ONE_PASS, "flash attention"]),
         (FP8 | {"transposes": "fused"}, [IN_ONE_PASS]),
-        (FP8 | {"cast_kernels": "one_layout"}, [IN_ONE_PASS, "separate transposes"]),
+        (FP8 | {"cast_kernels": "one_layout"}, [IN_ONE_PASS]),
+        (
+            FP8 | {"transposes": "separate", "cast_kernels": "one_layout"},
+            [IN_ONE_PASS, "separate transposes"],
+        ),
         (ON_TWO | {"precision": "fp8"}, [IN_ONE_PASS, COPY_ENGINES, NORM_AS_SUMMED]),
         (
             ON_TWO | {"precision": "fp8", "transposes": "fused"},
@@ -153,7 +157,7 @@ def runs(tmp_path: Path) -> pd.DataFrame:
 
 def test_an_arm_says_what_made_its_swiglu_and_the_faster_one_decides(tmp_path: Path) -> None:
     for number in (0, 1):
-        _store(tmp_path, number, 12_000.0 + number, swiglu="compiled", transposes="fused")
+        _store(tmp_path, number, 12_000.0 + number, swiglu="compiled")
         _store(tmp_path, 2 + number, 12_200.0 + number, transposes="fused")
         _store(tmp_path, 4 + number, 12_400.0 + number)
     runs = frame(tmp_path)

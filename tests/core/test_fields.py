@@ -76,7 +76,8 @@ def test_comparisons_know_what_may_differ() -> None:
     assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer", "init_from"} | saving
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
-        "gradient_copy", "weight_cast", "transposes", "swiglu", "cast_kernels", "gradient_dtype",
+        "gradient_copy", "weight_cast", "transposes", "swiglu", "kernel_launch", "cast_kernels",
+        "gradient_dtype",
         "cpu_ram_efficient_loading", "repeat", "precision_schedule", "fast_accumulation", *saving,
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {

@@ -48,8 +48,10 @@ ALONE = {"path": "tuned", "strategy": "none"}
         (ALONE | {"precision": "fp8", "transposes": "fused"}, IN_ONE_PASS | CAST_ONCE),
         (
             ALONE | {"precision": "fp8", "swiglu": "compiled"},
-            IN_ONE_PASS | {"weight_cast": "each_update", "transposes": "separate"},
+            IN_ONE_PASS | {"weight_cast": "each_update"},
         ),
+        (ALONE | {"precision": "fp8", "cast_kernels": "one_layout"}, IN_ONE_PASS | CAST_ONCE),
+        (ON_TWO | {"precision": "fp8", "gradient_copy": "foreach"}, SHARDS | KEPT),
         (
             ALONE | {"precision": "fp8", "update_kernel": "torch", "weight_cast": "each_update"},
             ON_ONE_GPU | {"weight_cast": "each_update"},
@@ -81,7 +83,7 @@ ALONE = {"path": "tuned", "strategy": "none"}
         ),
         (
             ON_TWO | {"precision": "fp8", "compile_mode": "reduce-overhead"},
-            SHARDS | KEPT | APART | {"compile_mode": "reduce-overhead"},
+            SHARDS | KEPT | {"compile_mode": "reduce-overhead"},
         ),
         (ON_TWO | {"precision": "fp8", "fp8_all_gather": False}, SHARDS),
         (ON_TWO | {"precision": "fp8", "compile": False}, SHARDS),

@@ -53,8 +53,10 @@ def test_the_foreach_kernels_do_it_where_everything_is_even(
 
 #: For each switch that replaces something a value that asks for it.
 ASKED = {"gather_cast": "compiled", "weight_cast": "each_update", "swiglu": "kernels",
-         "transposes": "separate", "gradient_copy": "foreach", "gradient_pool": "shared",
-         "collectives": "copy_engines"}  # fmt: skip
+         "transposes": "separate", "cast_kernels": "both_layouts", "gradient_copy": "foreach",
+         "gradient_pool": "shared", "collectives": "copy_engines"}  # fmt: skip
+#: Those that are for weights that are kept.
+OF_KEPT = {"swiglu", "transposes", "cast_kernels"}
 
 
 @pytest.mark.parametrize("switch", patches.PATCHES)
@@ -63,7 +65,7 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
 ) -> None:
     patch, value = patches.PATCHES[switch], ASKED[switch]
     values = {"precision": "fp8", "num_gpus": 2, "max_grad_norm": 1.0, switch: value}
-    if switch in ("weight_cast", "swiglu", "transposes"):
+    if switch in OF_KEPT | {"weight_cast"}:
         values |= {"num_gpus": 1, "strategy": "none", "weight_cast": "each_update"}
     config = make_config(values)
     assert patches.unchecked(config) == []  # the versions that tests run with are checked
@@ -79,7 +81,7 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     assert fsdp.foreach_reduce_scatter_copy_in is not copy_together
     assert not asks_for_kernels(config)
     lines = {line.partition(":")[0]: line for line in patches.unchecked(config)}
-    assert {*lines} == {switch} | ({"weight_cast"} if switch in ("swiglu", "transposes") else set())
+    assert {*lines} == {switch} | ({"weight_cast"} if switch in OF_KEPT else set())
     line = lines[switch]
     assert line.startswith(f"{switch}: '{value}' replaces {patch.replaces}")
     assert f"not for 99.0: the run has {switch}={PLAIN[switch]}" in line

@@ -28,7 +28,7 @@ from fp8study.analysis.runs.naming import arm_label
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
-from fp8study.core.fields import varying
+from fp8study.core.fields import BY_HAND, varying
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import RunRecord, StoredRun, read_record
 
@@ -109,10 +109,6 @@ def geometric_mean(rates: Sequence[float]) -> float | None:
     return statistics.geometric_mean(rates) if rates else None
 
 
-#: What the runs of a pair may differ in, and does something in BF16, too.
-_IN_BF16_TOO = {"precision", "gradient_dtype", "gradient_copy"}
-
-
 def arm_config(
     config: Mapping[str, Any], ignored: Iterable[str] = (), device: str | None = None
 ) -> dict[str, Any]:
@@ -126,7 +122,8 @@ def arm_config(
     full = completed(config, device)
     if full.get("precision") in SIXTEEN_BIT:
         defaults = RunConfig().resolved().to_dict()
-        full |= {name: defaults[name] for name in {*varying("pair")} - _IN_BF16_TOO}
+        idle = {*varying("pair")} - {"precision", *BY_HAND}
+        full |= {name: value for name, value in defaults.items() if name in idle}
     return {k: v for k, v in full.items() if k not in {*varying("folder"), *ignored}}
 
 

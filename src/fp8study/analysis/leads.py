@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION, MIXED
+from fp8study.analysis.runs.frames import MIXED
+from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS

@@ -15,7 +15,7 @@ from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import COPY_ENGINES, IN_ONE_PASS, NORMS
 from fp8study.core.config import RunConfig, make_config, set_by_hand
 from fp8study.core.errors import UserError
-from fp8study.core.fields import DEFAULTS, PLAIN, varying
+from fp8study.core.fields import DEFAULTS, varying
 from fp8study.core.hardware import GpuPeak, find_peak
 
 #: How much shorter a step with BF16 all-gather must be by the law, a margin: where the host is busy
@@ -23,7 +23,11 @@ from fp8study.core.hardware import GpuPeak, find_peak
 #: 31 % (docs/log.md, 77); of a 1B and a 3B at 1 39 and 29 %, and its sign is right.
 _MARGIN = 0.1
 #: Switches that are refused with torch's AdamW, or with NCCL.
-_RESTING = ("transposes", "cast_kernels", "gradient_norm")
+_RESTING = {
+    "transposes": {"separate"}, "cast_kernels": {"both_layouts"},
+    "gradient_copy": {"reduce_stream"},
+    "gradient_norm": {"by_kernel", "by_one_launch", "as_summed"},
+}  # fmt: skip
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 
@@ -43,7 +47,7 @@ def rests_on_the_path(config: RunConfig) -> bool:
     Such a run keeps what the path would leave out for small steps, or for room.
     """
     values = config.to_dict()
-    return any(set_by_hand(values, name) not in (None, PLAIN[name]) for name in _RESTING)
+    return any(set_by_hand(values, name) in refused for name, refused in _RESTING.items())
 
 
 def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
@@ -66,7 +70,8 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:
     """Yield the steps of FP8 tensorwise that gathers its weights in FP8, and in BF16."""
-    open_ = {name: DEFAULTS[name] for name in {*varying("pair"), "update_kernel", "collectives"}}
+    changed = {*varying("pair"), "update_kernel", "collectives"}
+    open_ = {name: value for name, value in DEFAULTS.items() if name in changed}
     shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     for gathers in (True, False):
         yield speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu)

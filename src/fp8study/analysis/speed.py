@@ -16,14 +16,13 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.leads import intervals
-from fp8study.analysis.runs.frames import PLACE, held_seconds
+from fp8study.analysis.runs.frames import MIXED, PLACE, held_seconds
 from fp8study.analysis.runs.naming import (
     BEFORE,
     EARLIER_FORM,
     FAST_ACCUMULATION,
     IN_ONE_PASS,
     KERNELS,
-    MIXED,
     set_besides,
     written_out,
 )

@@ -289,6 +289,11 @@ DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields
 PLAIN: dict[str, Any] = {n: f.plain for n, f in (FIELDS | RETIRED).items() if f.words}
 
 
+#: Switches of a pair that do something in BF16, too: runs may differ in what the path makes of
+#: them, not in what was set by hand.
+BY_HAND = ("gradient_dtype", "gradient_copy")
+
+
 def varying(comparison: Comparison) -> tuple[str, ...]:
     """Return the fields, retired ones too, that may differ between the sides of a comparison."""
     return tuple(n for n, field in (FIELDS | RETIRED).items() if comparison in field.differs)

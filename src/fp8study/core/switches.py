@@ -80,14 +80,12 @@ def _may_copy(c: Any) -> bool:
 def _writes_apart(c: Any) -> bool:
     """Whether kernels of our own that turn FP8 were faster (docs/log.md, 78); as `_may_copy`."""
     keeps = (c.weight_cast or _tuned_cast(c)) == "each_update" and _may_update_in_one_pass(c)
+    others = (c.transposes, "separate"), (c.cast_kernels, "both_layouts"), (c.swiglu, "kernels")
+    if not keeps or any(value not in (None, wanted) for value, wanted in others):
+        return False  # all of it, or none
     by_copies = c.collectives in (None, "copy_engines") and _may_copy(c) and bool(c.fp8_all_gather)
-    is_asked = c.transposes in (None, "separate")
-    return is_asked and keeps and (c.strategy == "none" or by_copies)
-
-
-def _tuned_copy(c: Any) -> str:
-    later = _writes_apart(c) and c.compile_mode != "reduce-overhead"
-    return ("reduce_stream" if later else "foreach") if is_sharded(c) else "chunk_cat"
+    later = c.gradient_copy in (None, "reduce_stream") and c.compile_mode != "reduce-overhead"
+    return c.strategy == "none" or (by_copies and later)
 
 
 def _tuned_norm(c: Any) -> str:
@@ -196,7 +194,9 @@ class Switches:
             (lambda c: c.gradient_pool == "shared" and c.untrained,
              "does not go with untrained weights, whose gradients are never freed; use own")))
     gradient_copy: Literal["chunk_cat", "foreach", "reduce_stream"] | None = switch(
-        "chunk_cat", _tuned_copy,
+        "chunk_cat",
+        lambda c: "chunk_cat" if not is_sharded(c)
+        else "reduce_stream" if _writes_apart(c) else "foreach",
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat. "
         "`reduce_stream`: as `foreach`, beside the backward pass.",
@@ -277,7 +277,7 @@ class Switches:
              "compiled"),))
     cast_kernels: Literal["one_layout", "both_layouts"] | None = switch(
         "one_layout",
-        lambda c: "both_layouts" if c.swiglu == "kernels" and _writes_apart(c) else "one_layout",
+        lambda c: "both_layouts" if _writes_apart(c) else "one_layout",
         "FP8 cast to {}", "Triton kernels of our own that cast kept "
         "weights and what SwiGLU makes to FP8 write it as it is, and others transpose it, or write "
         "both.",
@@ -342,7 +342,7 @@ RETIRED: dict[str, Field] = {
         words="FP8 written {}", differs=("switch",)),
     "kernel_launch": Field(
         "tuning", "steps gained nothing by it (docs/log.md, 78)", plain="from_python",
-        words="own kernels launched {}", differs=("switch",)),
+        words="own kernels launched {}", differs=("pair", "effect", "switch")),
     "nccl_ctas": Field(
         "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
         differs=("switch",)),

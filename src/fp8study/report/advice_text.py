@@ -32,8 +32,8 @@ _PARTS = {
 }  # fmt: skip
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
-#: More than that would break the table's columns.
-_WIDEST_GIB = 9999
+#: More than that would break the table's columns: characters of a label, and GiB.
+_LABEL, _WIDEST_GIB = 33, 9999
 
 
 def advice_text(advice: Advice) -> str:
@@ -104,7 +104,7 @@ def _memory(advice: Advice) -> list[str]:
 
 
 def _options(advice: Advice) -> list[str]:
-    head = f"{'':<33}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
+    head = f"{'':<{_LABEL}}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
     return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors),
             *_interval(chosen_option(advice)), _days(advice)]  # fmt: skip
@@ -171,7 +171,11 @@ def _days(advice: Advice) -> str:
 def _option(option: Option, fits: bool) -> str:
     rate, lead, gib = option.tokens_per_second_per_gpu, option.lead_pct, option.memory_gib
     says = "" if lead is None else f"{lead_text(lead)} {_LETTERS[lead.kind]}"
-    row = f"{option.label:<33}{rate.value:>10,.0f} {_LETTERS[rate.kind]}  {says:<25}"
+    first, _, last = option.label.rpartition(", ")
+    is_long = len(option.label) >= _LABEL
+    label = f"  {last}" if is_long else option.label
+    row = f"{first},\n" * is_long + f"{label:<{_LABEL}}"
+    row += f"{rate.value:>10,.0f} {_LETTERS[rate.kind]}  {says:<25}"
     size = f"{gib.value:>4.0f}" if gib.value < _WIDEST_GIB else f">{_WIDEST_GIB}"
     return f"{row}{size} {_LETTERS[gib.kind]}{'!' * (not fits)}"
 

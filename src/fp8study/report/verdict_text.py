@@ -7,8 +7,10 @@ import re
 from fp8study.analysis.advice.answer import Advice, Option
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
+    COMPILED_SWIGLU,
     EARLIER_KERNELS,
     MODELLED,
+    ONE_LAYOUT,
     Beside,
     Quantity,
     Verdict,
@@ -75,14 +77,17 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
 
 def _today(advice: Advice) -> list[str]:
     """Say what is to be expected of the path as it is, where it was measured as it was before."""
-    label, _, kernels = advice.verdict.label.rpartition(", ")
-    if kernels in EARLIER_KERNELS:
+    label = advice.verdict.label
+    for kernels in EARLIER_KERNELS:
+        label = label.removesuffix(f", {kernels}")
+    if advice.verdict.label.endswith(COMPILED_SWIGLU):
         now = next((o.lead_pct for o in advice.options if o.label == label), None)
         if now is not None:
-            return [f"  without {kernels}, as the tuned path is now: {lead_text(now, ' %')}, "
+            return [f"  with SwiGLU's kernels, as the tuned path is now: {lead_text(now, ' %')}, "
                     f"{now.kind}"]  # fmt: skip
     if (lead := advice.todays_lead) is None:
-        return []
+        since = "  timed before the path's kernels wrote FP8 in both layouts, which no law knows"
+        return [since] * advice.verdict.label.endswith(ONE_LAYOUT)
     chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
     form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
     given = " ".join(f"{name}={value}" for name, value in form.items())

@@ -19,6 +19,7 @@ from fp8study.analysis.advice.evidence import (
     CLIPPED,
     MEASURED,
     MODELLED,
+    ONE_LAYOUT,
     PREDICTED,
     Decided,
     Decisions,
@@ -294,7 +295,9 @@ class Advisor:
             way, label = way_of(config, row)
             timed.setdefault(label, option(way, label, row))
         every = {label_of(way): way for way in ways(config, shape)[1:]}
-        others = [option(way, label) for label, way in every.items() if label not in timed]
+        # Of what one layout costs the law knows nothing.
+        told = {*timed, *(label.removesuffix(f", {ONE_LAYOUT}") for label in timed)}
+        others = [option(way, label) for label, way in every.items() if label not in told]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
 

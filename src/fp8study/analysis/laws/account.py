@@ -22,7 +22,7 @@ from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.runs.naming import setting_label
 from fp8study.core.config import ResolvedConfig, set_by_hand
-from fp8study.core.fields import varying
+from fp8study.core.fields import BY_HAND, varying
 from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 
@@ -103,7 +103,7 @@ def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
     chosen = [cell for cell in cells if is_fitted(cell)]
     keys = [
         (cell_key(cell.config, cell.gpu, *varying("pair")),
-         set_by_hand(cell.config.to_dict(), "gradient_dtype"))
+         *(set_by_hand(cell.config.to_dict(), name) for name in BY_HAND))
         for cell in chosen
     ]  # fmt: skip
     every = list(zip(keys, chosen, strict=True))

@@ -41,8 +41,8 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     Compiled: the residual stream, the output of attention's projection, queries, keys, values,
     attention's output and its softmax sums, and the MLP's two halves; where a layer, or its
     weight's gradient alone, computes in BF16 also its input. FP8 layers make theirs again, from the
-    norm or product before it, or keep it in FP8 where a kernel of its own transposes it. Of a model
-    that is not compiled, every norm and activation keeps its own, FP8 or not.
+    norm or product before it, but for `turned_bytes`. Of a model that is not compiled, every norm
+    and activation keeps its own, FP8 or not.
     """
     narrow = config.compile and "grad_weight" in RECIPES[config.precision].fp8_gemms
     h, f, q, kv = shape.hidden_size, shape.intermediate_size, shape.query_size, shape.kv_size
@@ -61,12 +61,18 @@ def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
         kept += 2 * f
     if not config.compile:
         kept += 8 * h + 2 * f + (8 * h if in_autocast else 0)
-    by_kernels = writes_fp8_between(config, shape)
-    if config.transposes == "separate":
-        kept += h + q + (0 if by_kernels else h + f)
-    if by_kernels:
+    if writes_fp8_between(config, shape):
         kept += h  # the MLP's input, in BF16 where the compiler keeps FP8
     return kept
+
+
+def turned_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what a layer keeps in FP8, bytes a token, as kernels of their own transpose it."""
+    if config.transposes != "separate":
+        return 0.0
+    h, f = shape.hidden_size, shape.intermediate_size
+    f = f * shape.num_active_experts + shape.shared_size
+    return h + shape.query_size + (0 if writes_fp8_between(config, shape) else h + f)
 
 
 def writes_fp8_between(config: ResolvedConfig, shape: ModelShape) -> bool:

@@ -27,6 +27,7 @@ from fp8study.analysis.laws.layer import (
     layer_bytes,
     narrow_gradients,
     num_converted_weights,
+    turned_bytes,
     writes_fp8_between,
 )
 from fp8study.analysis.laws.shape import ModelShape
@@ -187,7 +188,7 @@ def _tokens(config: ResolvedConfig) -> int:
 
 
 def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
-    a_layer = layer_bytes(config, shape)
+    a_layer = layer_bytes(config, shape) + turned_bytes(config, shape)
     if config.activation_checkpointing:  # each layer's input, and one layer made again
         width = 4 if computes_in_autocast(config) else 2
         return _tokens(config) * (shape.num_layers * width * shape.hidden_size + a_layer)

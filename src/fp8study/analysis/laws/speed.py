@@ -22,6 +22,7 @@ from fp8study.analysis.laws.layer import (
     layer_bytes,
     narrow_gradients,
     num_converted,
+    turned_bytes,
     writes_fp8_between,
 )
 from fp8study.analysis.laws.memory import Parts, state_bytes
@@ -134,7 +135,7 @@ def predicted_step(
     each = {  # of one forward and backward pass
         "gemm": _gemm_ms(config, shape, tokens, c),
         "attention": _attention_ms(config, shape, tokens, c),
-        "elementwise": c.elementwise_ps * tokens * layers * layer_bytes(config, shape) * 1e-9
+        "elementwise": c.elementwise_ps * tokens * layers * _moved_bytes(config, shape) * 1e-9
         + OTHER_KERNELS * layers * c.kernel_us * 1e-3,
         "casts": converted_share(config, shape) * layers
         * sum(_casts_ms(config, size, tokens, c) for size in shape.convertible.values())
@@ -155,6 +156,16 @@ def predicted_step(
     restarts = c.phases > 1 and config.attention_mask == "checked"
     forward = _FORWARD * launches + _FORWARD_GATHERS * gathers if restarts else None
     return StepParts(**parts, host=launches + gathers, host_forward=forward)
+
+
+def _moved_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
+    """Return what a layer writes for its backward pass, bytes a token.
+
+    Without what it keeps to transpose it, where kernels write both layouts: these gain more than
+    that takes (docs/log.md, 78), by how much the law does not know.
+    """
+    apart = config.cast_kernels != "both_layouts"
+    return layer_bytes(config, shape) + turned_bytes(config, shape) * apart
 
 
 def _casts_ms(

@@ -43,7 +43,7 @@ from fp8study.analysis.runs import naming
 from fp8study.analysis.runs.pairing import together
 from fp8study.core import record_shape
 from fp8study.core.config import completed, set_by_hand
-from fp8study.core.fields import PLAIN, varying
+from fp8study.core.fields import BY_HAND, PLAIN, varying
 from fp8study.core.hardware import bf16_peak_tflops
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.record_shape import COLUMNS, COUNT, FLAG, METRICS, NUMBER, PARTS, TEXT, kinds
@@ -53,6 +53,8 @@ from fp8study.core.records import LOSS_MARGIN_PCT, UNSTEADY, RunRecord, StoredRu
 KERNEL_FIELDS = ("attention", "compile", "compile_mode")
 #: Formats of arithmetic and of optimizer states, and what a training path makes of them.
 FORMAT_FIELDS = ("optimizer_state", *PLAIN, *varying("pair"))
+#: The ``path`` of a run that sets a switch of its own.
+MIXED = "mixed"
 #: The row of a `cost_table` that adds up a machine's others.
 ALL_STUDIES = "all"
 
@@ -143,7 +145,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
     trained = _trained(record)
     asked = _key(run, config, varying("repeat"))
     # What a path makes of these may follow from the precision.
-    paired = config | {"gradients_set": set_by_hand(config, "gradient_dtype")}
+    paired = config | {f"{name} by hand": set_by_hand(config, name) for name in BY_HAND}
     return row | {
         "lr_warmup_steps": config.get("lr_warmup_steps"),  # older records leave it out
         "run_ids": run_path(run),
@@ -157,7 +159,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "timing_void": record.timing_is_void,
         "arm": naming.arm_label(record),
         "setting": naming.setting_label(had),
-        "path": config.get("path") if naming.has_usual_path(had) else naming.MIXED,
+        "path": config.get("path") if naming.has_usual_path(had) else MIXED,
         "fp8_part": naming.fp8_part(config),
         "asked_key": asked,
         "arm_key": asked + trained + _arithmetic(record),

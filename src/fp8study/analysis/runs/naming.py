@@ -13,6 +13,7 @@ from typing import Any
 from fp8study.core.config import completed
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
+from fp8study.core.record_shape import as_run
 from fp8study.core.records import RunRecord
 from fp8study.core.switches import RETIRED
 
@@ -32,8 +33,6 @@ IN_ONE_PASS = "updated in one pass"
 _LATER = {
     name: PLAIN[name] for name in ("collectives", "gradient_norm", "transposes", "cast_kernels")
 }
-#: The ``path`` of a run that sets a switch of its own.
-MIXED = "mixed"
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
 #: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
@@ -72,7 +71,8 @@ def arm_label(record: RunRecord) -> str:
         asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
         if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
             parts.append(SWIGLU_KERNELS)
-        parts += [BOTH_LAYOUTS] * (config.get("path") == "tuned" and _writes_both(config))
+        had = as_run(config, record.warnings)
+        parts += [BOTH_LAYOUTS] * (config.get("path") == "tuned" and _writes_both(had))
         parts += [FAST_ACCUMULATION] * (config.get("fast_accumulation") == "all")
     note = stale_note(record)
     if note:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from fp8study.analysis.runs.naming import MIXED
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import RESULTS
 
@@ -77,14 +76,13 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     Each seed of an arm counts once, see `newest_per_seed`. The FP8 rows that have a partner, stale
     ones too, get its run_id, value, peak memory and whether its timing is void in columns
     ``…_bf16``, and its ``run_ids`` after their own; ``diverged`` says of an arm that a seed of it
-    did so alone. Of several BF16 runs a path's own comes before trials of single switches.
+    did so alone.
     """
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
     baseline = (
         usable[(usable["precision"] == "bf16") & ~usable["stale"]]
-        .assign(is_own=usable["path"] != MIXED)
-        .sort_values(["is_own", "ended_at"], kind="stable")
+        .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
         .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", "timing_void"]]
         .add_suffix("_bf16")

@@ -57,6 +57,10 @@ PATCHES = {
         "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
         ">=0.18,<0.19",
     ),
+    "cast_kernels": Patch(
+        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
+        ">=0.18,<0.19",
+    ),
     "gradient_copy": Patch(
         f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"
     ),

@@ -85,10 +85,12 @@ def test_an_mlp_whose_swiglu_writes_fp8_has_torchaos_gradients(
         for _ in range(2):  # The first compiles, and calls the operators' descriptions to do so.
             x.grad = None
             net.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                output = mlp(x)
-            output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
+            with torch.profiler.profile() as seen:
+                with torch.autocast("cuda", torch.bfloat16):
+                    output = mlp(x)
+                output.backward(torch.linspace(-1, 1, output.numel()).to(output).view_as(output))
         found.append([output, x.grad, *(p.grad for p in mlp.parameters())])
+    assert any(event.name.startswith("fp8study::") for event in seen.events())
     for plain, own in zip(*found, strict=True):
         # exp differs in its last bits, and so one FP8 number in a thousand by a step.
         assert (plain - own).float().norm() < 0.01 * plain.float().norm()

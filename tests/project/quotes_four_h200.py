@@ -72,9 +72,7 @@ def _kernel_texts(runs: pd.DataFrame) -> list[str]:
         gained("both", "apart"),
     )
     now, then = gained("both", "bf16"), gained("plain", "bf16")
-    (aside,) = (
-        per_cent(100 * (rate(2, LARGE, "bf16 beside") / rate(2, LARGE, "bf16") - 1).mean()),
-    )
+    aside = per_cent(100 * (rate(2, LARGE, "bf16 beside") / rate(2, LARGE, "bf16") - 1).mean())
     return [
         f"Alone it changes an 8B's by {alone[0]} on one GPU and {alone[1]} on two, a 1B's at "
         f"batch 8 by {alone[2]}",

@@ -56,11 +56,11 @@ def settled(report: Report) -> pd.DataFrame:
         _other=table["machine"] != "local",
         _alone=table["ci_low_pct"].isna(),
         _behind=[decision.forms_behind(row) for _, row in table.iterrows()],
-        _compiled=-sum(table["arm"].str.contains(words).astype(int) for words in KERNELS),
+        _kernels=-sum(table["arm"].str.contains(words).astype(int) for words in KERNELS),
         _open=table["action"] == decision.MORE,
     )
     place = ["gpu", "name", "num_gpus"]
-    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_compiled", "_open",
+    by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_kernels", "_open",
           "num_sessions", "num_pairs"]  # fmt: skip
     ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
     first = ranked.drop_duplicates([*place, "micro_batch_size"])

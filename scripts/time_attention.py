@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,10 +17,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fp8study.core.presets import hf_config, text_config
+from fp8study.measure.gemm_peaks import median_seconds
 
 #: Models and batches, at 4,096 tokens.
 SHAPES = (("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.2-1b", 8), ("qwen3-14b", 2))
-LENGTH, ROUNDS, CALLS = 4096, 7, 10
+LENGTH = 4096
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -60,7 +60,7 @@ def kernels() -> dict[str, Attention]:
 
 
 def times(shape: tuple[int, int, int, int], attend: Attention) -> tuple[float, float, torch.Tensor]:
-    """Return ms of a forward and of a backward pass, medians of rounds, and all gradients.
+    """Return ms of a forward and a backward pass, and the output with all gradients.
 
     `shape`: batch, heads of queries, heads of keys, a head's size.
     """
@@ -79,22 +79,9 @@ def times(shape: tuple[int, int, int, int], attend: Attention) -> tuple[float, f
     def both() -> None:
         torch.autograd.grad(attend(*tensors), tensors, gradient)
 
-    alone, together = (_median_ms(run) for run in (forward, both))
+    alone, together = (1e3 * median_seconds(run, output.device) for run in (forward, both))
     found = torch.autograd.grad(output, tensors, gradient)
     return alone, together - alone, torch.cat([output.flatten(), *(x.flatten() for x in found)])
-
-
-def _median_ms(run: Callable[[], None]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    rounds = []
-    for _ in range(ROUNDS + 2):  # two to warm up
-        begin.record()
-        for _ in range(CALLS):
-            run()
-        end.record()
-        torch.cuda.synchronize()
-        rounds.append(begin.elapsed_time(end) / CALLS)
-    return statistics.median(rounds[2:])
 
 
 def rows() -> Iterator[dict[str, object]]:

@@ -45,21 +45,9 @@ PATCHES = {
         "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor.fsdp_pre_all_gather",
         "torchao", ">=0.17,<0.19",
     ),
-    "weight_cast": Patch(
-        "torchao.float8.float8_linear.Float8Linear.forward",
-        "torchao", ">=0.18,<0.19",
-    ),
-    "swiglu": Patch(
-        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
-        ">=0.18,<0.19",
-    ),
-    "transposes": Patch(
-        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
-        ">=0.18,<0.19",
-    ),
-    "cast_kernels": Patch(
-        "torchao.float8.float8_linear.Float8Linear.forward", "torchao",
-        ">=0.18,<0.19",
+    **dict.fromkeys(
+        ("weight_cast", "swiglu", "transposes", "cast_kernels"),
+        Patch("torchao.float8.float8_linear.Float8Linear.forward", "torchao", ">=0.18,<0.19"),
     ),
     "gradient_copy": Patch(
         f"{_FSDP}.foreach_reduce_scatter_copy_in", "torch", ">=2.11,<2.14"

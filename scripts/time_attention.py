@@ -100,7 +100,7 @@ def rows() -> Iterator[dict[str, object]]:
                 yield {"model": model, "batch": batch, "kernel": name, "error": str(error)[:200]}
                 continue
             first = values if first is None else first
-            off = (values - first).float().norm() / first.float().norm()
+            off = (values - first).detach().float().norm() / first.float().norm()
             yield {
                 "model": model, "batch": batch, "kernel": name,
                 "forward_ms": round(forward, 4), "backward_ms": round(backward, 4),

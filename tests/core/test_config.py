@@ -14,7 +14,7 @@ from fp8study.core.config import (
 )
 from fp8study.core.errors import UserError
 from fp8study.core.fields import PLAIN
-from fp8study.core.switches import RETIRED
+from fp8study.core.path.switches import RETIRED
 from tests.core.test_refused_values import COPIES, KEPT, ONE_PASS
 
 #: For each field another valid value than that of ``make_config({"precision": "fp8"})``.
@@ -36,7 +36,7 @@ OTHER: dict[str, Any] = {
     "validation_points": 2,
     "runs_per_gpu": 2, "path": "tuned", "loss_head": "chunked",
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
-    "compile_mode": "reduce-overhead", "combo_kernels": "together",
+    "compile_mode": "reduce-overhead", "step_launch": "as_graph", "combo_kernels": "together",
     "gather_cast": "compiled", "allocator": "expandable",
     "clipping": "in_update", "gradient_pool": "shared",
     "gradient_copy": "foreach",
@@ -81,6 +81,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "swiglu": KEPT,
         "cast_kernels": KEPT,
         "gradient_norm": COPIES,
+        "step_launch": ONE_PASS,
     }.get(name, {})
     spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives")
     usual |= {"num_gpus": 2} if name in spread else {}

@@ -17,10 +17,10 @@ from fp8study.core.config import ResolvedConfig, RunConfig, completed, make_conf
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import Comparison, Group, read_yaml
 from fp8study.core.fields import FIELDS, PLAIN, TYPES, varying
+from fp8study.core.path.switches import RETIRED
 from fp8study.core.presets import check_model
 from fp8study.core.recipes import RECIPES, Precision
 from fp8study.core.studies import load_study
-from fp8study.core.switches import RETIRED
 from fp8study.report.field_table import field_table
 from fp8study.report.plotstyle import colour
 from tests.checkout import ROOT, committed_runs

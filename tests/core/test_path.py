@@ -8,8 +8,8 @@ from fp8study.core.config import make_config
 
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
-    "reshard_after_forward": True, "compile_mode": "default", "combo_kernels": "apart",
-    "gather_cast": "eager",
+    "reshard_after_forward": True, "compile_mode": "default",
+    "step_launch": "by_kernel", "combo_kernels": "apart", "gather_cast": "eager",
     "allocator": "default", "clipping": "separate", "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",

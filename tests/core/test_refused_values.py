@@ -6,7 +6,7 @@ import pytest
 
 from fp8study.core.config import REFUSED, make_config
 from fp8study.core.errors import UserError
-from fp8study.core.switches import RETIRED
+from fp8study.core.path.switches import RETIRED
 
 EARLY = {"optimizer_binding": "before_conversion"}
 FP16 = {"precision": "fp16"}
@@ -16,6 +16,7 @@ KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
 COPIES = {"num_gpus": 2, "collectives": "copy_engines"}
 NARROW = ONE_PASS | {"gradient_dtype": "compute"}
+GRAPH = ONE_PASS | {"step_launch": "as_graph"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,15 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"allocator": "expanding"}, "allocator", "did you mean 'expandable'"),
         ({"combo_kernels": "together", "compile": False}, "combo_kernels", "compile=true"),
         ({"compile_mode": "reduce-overhead", "compile": False}, "compile_mode", "compile=true"),
+        ({"step_launch": "as_graph"}, "step_launch", "update_kernel=one_pass"),
+        (GRAPH | {"gradient_dtype": "compute"}, "step_launch", "use master"),
+        (GRAPH | {"gradient_accumulation_steps": 2}, "step_launch", "accumulation_steps=1"),
+        (GRAPH | {"precision": "fp8", "precision_schedule": "bf16:5,fp8"}, "step_launch",
+         "leave precision_schedule out"),
+        (GRAPH | FP16, "step_launch", "overflows; use by_kernel"),
+        (GRAPH | {"activation_checkpointing": True}, "step_launch", "checkpointing=false"),
+        (GRAPH | {"compile_mode": "reduce-overhead"}, "step_launch", "use default"),
+        (GRAPH | {"num_warmup_steps": 4}, "step_launch", "num_warmup_steps=5"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"clipping": "in_update", "max_grad_norm": 1.0, "optimizer_state": "fp8"}, "clipping",
          "optimizer_state=fp32"),

@@ -37,7 +37,7 @@ def check_update(num: int, divisor: float | None, dtype: torch.dtype, device: st
     start = [torch.randn(num + 8), torch.randn(num + 8), torch.randn(num + 8), torch.rand(num + 8)]
     start = [tensor.to(device, dtype) for tensor in start]
     by = None if divisor is None else torch.tensor(divisor, device=device)
-    numbers = (3e-5, 0.9, 0.1, 0.95, 0.05, 1e-3, 0.7, 1e-8)
+    numbers = torch.tensor([3e-5, 0.9, 0.1, 0.95, 0.05, 1e-3, 0.7, 1e-8], device=device)
     results = []
     for update in (optimizer._update_adamw, kernels.adamw):
         whole, largest = [tensor.clone() for tensor in start], torch.zeros((), device=device)

@@ -14,7 +14,10 @@ def preferences() -> list[int]:
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn"])
-def test_the_preferred_kernel_comes_first_and_others_may_take_over(attention: str) -> None:
+def test_the_preferred_kernel_comes_first_and_others_may_take_over(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8study.model.attention._let_torch_decide", lambda: None)  # on a GPU
     config = make_config({"attention": attention}).resolved()
     before = preferences()
     untouched = torch.compiler.config.patch(cache_key_tag="")

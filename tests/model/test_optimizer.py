@@ -99,6 +99,37 @@ def test_a_rank_without_numbers_of_a_weight_knows_of_its_update() -> None:
     assert noted_largest([weight]) == [0]
 
 
+def test_what_replays_a_step_counts_it_before() -> None:
+    """Here the step is done again, where a CUDA graph would only launch what it launches."""
+    (model, _), (other, _) = made(16, "fp32"), made(16, "fp32")
+    other.load_state_dict(model.state_dict())
+    plain, replayed = (OnePassAdamW(m.parameters(), lr=0.01, fused=False) for m in (model, other))
+    for step in range(4):
+        for m, optimizer in ((model, plain), (other, replayed)):
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + step)
+            for parameter in m.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * (step - 1.4))
+            if optimizer is replayed and step == 2:
+                optimizer.be_recorded()
+            if optimizer is replayed and step >= 2:
+                optimizer.count()
+            optimizer.step()
+        assert torch.equal(model.weight, other.weight)
+    assert float(replayed.state[other.weight]["step"]) == 4
+
+
+def test_weights_of_which_one_missed_a_step_are_not_replayed() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = OnePassAdamW([first, second], lr=0.01)
+    for chosen in ([first], [first, second]):
+        for parameter in chosen:
+            parameter.grad = torch.ones(2)
+        optimizer.step()
+    optimizer.be_recorded()
+    with pytest.raises(RuntimeError, match="missed a step"):
+        optimizer.count()
+
+
 def test_a_state_dict_of_torchs_own_goes_on_in_one_pass_and_back() -> None:
     model, theirs = made(16, "fp32")
     ours = OnePassAdamW(model.parameters(), lr=0.01)

@@ -25,7 +25,7 @@ _MARGIN = 0.1
 #: Switches that are refused with torch's AdamW, or with NCCL.
 _RESTING = {
     "transposes": {"separate"}, "cast_kernels": {"both_layouts"},
-    "gradient_copy": {"reduce_stream"},
+    "gradient_copy": {"reduce_stream"}, "step_launch": {"as_graph"},
     "gradient_norm": {"by_kernel", "by_one_launch", "as_summed"},
 }  # fmt: skip
 #: Words of a setting in which the tuned path does not update in one pass.

@@ -21,8 +21,8 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, TYPES, Fields
 from fp8study.core.files import write_whole
+from fp8study.core.path.switches import RETIRED
 from fp8study.core.recipes import ALIASES, RECIPES
-from fp8study.core.switches import RETIRED
 
 FIELD_NAMES = tuple(FIELDS)
 
@@ -86,10 +86,11 @@ class RunConfig(Fields):
 
         A replayed CUDA graph would not find them where they were.
         """
+        is_graph = self.compile_mode == "reduce-overhead" or self.step_launch == "as_graph"
         return (
             self.optimizer_step == "after_backward"
             and self.gradient_accumulation_steps == 1
-            and self.compile_mode != "reduce-overhead"
+            and not is_graph
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The fields of a run's configuration, each declared once; switches in `fp8study.core.switches`.
+"""The fields of a run's configuration, each declared once; its switches are in `core.path`.
 
 A field is its type, default, group and meaning, and where it has any its range, what it excludes,
 what the tuned path makes of it and where it may differ (`fp8study.core.field_types.Field`). Checks,
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8study.core.field_types import Comparison, Field, declare
+from fp8study.core.path.choices import is_sharded
+from fp8study.core.path.switches import BOUND_EARLY, RETIRED, Switches
 from fp8study.core.recipes import (
     ALIGNMENT,
     RECIPES,
@@ -23,7 +25,6 @@ from fp8study.core.recipes import (
     is_schedule,
     phases,
 )
-from fp8study.core.switches import BOUND_EARLY, RETIRED, Switches, is_sharded
 
 MANY = 1_000_000_000
 _LAYERS = {

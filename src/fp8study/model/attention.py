@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,8 +42,19 @@ def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterato
     # A compiled layer keeps the kernel that was preferred when it was compiled, and torch's cache
     # of compiled code does not tell the preferences apart.
     torch.compiler.config.cache_key_tag = f"attention={config.attention}"
+    _let_torch_decide()
     with sdpa_kernel([*_ORDER[config.attention], *_REST], set_priority=True):
         yield
+
+
+@cache
+def _let_torch_decide() -> None:
+    """Do a process's first attention on its GPU.
+
+    In it torch puts cuDNN first where it likes that GPU, whatever order was asked for before.
+    """
+    one_BHTD = torch.zeros(1, 1, 8, 8, dtype=torch.bfloat16, device="cuda")
+    torch.nn.functional.scaled_dot_product_attention(one_BHTD, one_BHTD, one_BHTD)
 
 
 def imply_causal_mask(model: Any, config: ResolvedConfig) -> str | None:

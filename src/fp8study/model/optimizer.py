@@ -47,33 +47,70 @@ def make_optimizer(config: ResolvedConfig, model: torch.nn.Module) -> torch.opti
 class OnePassAdamW(torch.optim.AdamW):
     """AdamW by one kernel a weight, or a rank's shard of one; its states are named as torch's.
 
-    Like torch's fused one it divides gradients by ``grad_scale`` if it has that attribute.
+    Like torch's fused one it divides gradients by ``grad_scale`` if it has that attribute. What it
+    launches reads a step's numbers where the weights are, so that a CUDA graph can replay it.
     """
+
+    _given: tuple[tuple[float, ...], torch.Tensor] | None = None
+    _replayed: torch.Tensor | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Update each parameter that has a gradient."""
         for group in self.param_groups:
-            if chosen := [p for p in group["params"] if p.grad is not None]:
-                self._update(group, chosen)
+            if not (chosen := [p for p in group["params"] if p.grad is not None]):
+                continue
+            if self._replayed is None:
+                self._launch(chosen, self._count(group, chosen))
+            else:
+                self._launch(chosen, [self._replayed] * len(chosen))
 
-    def _update(self, group: dict[str, Any], chosen: list[torch.Tensor]) -> None:
-        """Update these parameters of a group; what they share is made once, to spare the host."""
-        update = _update_adamw
-        if chosen[0].is_cuda:
-            from fp8study.model.kernels import adamw as update
-        states = [self.state[parameter] for parameter in chosen]
-        for parameter, state in zip(chosen, states, strict=True):
-            if not state:
+    def be_recorded(self) -> None:
+        """Let each later `step` only launch: what replays it must `count` before."""
+        self._replayed = torch.zeros(8, device=self.param_groups[0]["params"][0].device)
+
+    @torch.no_grad()
+    def count(self) -> None:
+        """Count a step that is replayed, of all parameters that were ever updated.
+
+        Raises:
+            RuntimeError: They were not updated equally often.
+        """
+        assert self._replayed is not None, "no step was recorded"
+        known = [(g, [p for p in g["params"] if p in self.state]) for g in self.param_groups]
+        numbers = [each for group, some in known if some for each in self._count(group, some)]
+        if any(each is not numbers[0] for each in numbers):
+            raise RuntimeError("one graph cannot update weights of which some missed a step")
+        self._replayed.copy_(numbers[0])
+
+    def _count(self, group: dict[str, Any], chosen: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Count a step of these parameters, and return what each is updated by."""
+        for parameter in chosen:
+            if not (state := self.state[parameter]):
                 state["step"] = torch.tensor(0.0)  # on the host, which needs it
                 state["exp_avg"] = torch.zeros_like(plain(parameter))
                 state["exp_avg_sq"] = torch.zeros_like(plain(parameter))
-        torch._foreach_add_([state["step"] for state in states], torch.tensor(1.0))
-        largest = torch.zeros(len(chosen), device=chosen[0].device)
-        numbers: dict[float, tuple[float, ...]] = {}  # one, but where a gradient was missing once
-        for parameter, state, one in zip(chosen, states, largest.unbind(), strict=True):
-            if (step := float(state["step"])) not in numbers:
-                numbers[step] = numbers_of(group, step)
+        steps = [self.state[parameter]["step"] for parameter in chosen]
+        torch._foreach_add_(steps, torch.tensor(1.0))
+        # Of one step, but where a gradient was missing once.
+        made = {one: self._given_to(chosen[0].device, group, one) for one in set(map(float, steps))}
+        return [made[float(one)] for one in steps]
+
+    def _given_to(self, device: torch.device, group: dict[str, Any], step: float) -> torch.Tensor:
+        numbers = numbers_of(group, step)
+        if self._given is None or self._given[0] != numbers:
+            made = torch.tensor(numbers, dtype=torch.float32, pin_memory=device.type == "cuda")
+            self._given = numbers, made.to(device, non_blocking=True)
+        return self._given[1]
+
+    def _launch(self, chosen: list[torch.Tensor], numbers: list[torch.Tensor]) -> None:
+        """Update these parameters by these numbers; what they share is made once."""
+        update = _update_adamw
+        if chosen[0].is_cuda:
+            from fp8study.model.kernels import adamw as update
+        largest = torch.zeros(len(chosen), device=chosen[0].device).unbind()
+        for parameter, one, numbers_8 in zip(chosen, largest, numbers, strict=True):
+            state = self.state[parameter]
             assert parameter.grad is not None
             weight, gradient = unwrapped(parameter).detach(), unwrapped(parameter.grad).contiguous()
             kept = room_for_kept(parameter, gradient)
@@ -81,13 +118,13 @@ class OnePassAdamW(torch.optim.AdamW):
             if weight.numel():  # else it is so small that it lies on other ranks alone
                 update(
                     weight, gradient, averages, one, kept, getattr(self, "grad_scale", None),
-                    numbers[step],
+                    numbers_8,
                 )  # fmt: skip
             note_update(parameter, one, kept)
 
 
 def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
-    """Return what a step multiplies by, rounded to FP32 no earlier than it must be."""
+    """Return the eight numbers of a step, to be rounded to FP32 no earlier than they must be."""
     rate, (beta1, beta2) = group["lr"], group["betas"]
     return (
         rate * group["weight_decay"], beta1, 1 - beta1, beta2, 1 - beta2,
@@ -98,10 +135,10 @@ def numbers_of(group: dict[str, Any], step: float) -> tuple[float, ...]:
 def _update_adamw(
     weight: torch.Tensor, gradient: torch.Tensor, averages: tuple[torch.Tensor, torch.Tensor],
     largest: torch.Tensor, kept: torch.Tensor | None, divisor: torch.Tensor | None,
-    numbers: tuple[float, ...],
+    numbers_8: torch.Tensor,
 ) -> None:  # fmt: skip
     """Do what `fp8study.model.kernels.adamw` does, where there is no GPU."""
-    decay, beta1, rest1, beta2, rest2, step_size, root, eps = numbers
+    decay, beta1, rest1, beta2, rest2, step_size, root, eps = numbers_8.tolist()
     g = gradient.float() if divisor is None else gradient.float() / divisor
     w, m, v = (tensor.float() for tensor in (weight, *averages))
     m, v, w = beta1 * m + rest1 * g, beta2 * v + rest2 * g * g, w - decay * w

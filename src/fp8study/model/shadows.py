@@ -51,7 +51,7 @@ class Shadows:
         unsharded = dataclasses.replace(
             config, strategy="fsdp2", fp8_all_gather=False, weight_cast="each_pass",
             update_kernel="torch", gradient_dtype="master", transposes="fused", swiglu="compiled",
-            gradient_norm="separate", cast_kernels="one_layout",
+            gradient_norm="separate", cast_kernels="one_layout", step_launch="by_kernel",
         )  # fmt: skip
         for precision in ("fp32", "bf16", *FP8_RECIPES):
             model = rebuilt(config.model, trained, self._weights[_weights_of(precision)])

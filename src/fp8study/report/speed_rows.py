@@ -9,7 +9,7 @@ import pandas as pd
 
 from fp8study.analysis.runs.naming import COPY_ENGINES, EARLIER_FORM, IN_ONE_PASS, NORMS
 from fp8study.analysis.small_steps import form_of, todays_form
-from fp8study.core.switches import RETIRED
+from fp8study.core.path.switches import RETIRED
 from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
 
 

@@ -18,12 +18,12 @@ from fp8study.measure.instruments import Instruments
 from fp8study.measure.overhead import BLOCK_STEPS, measure_overhead
 from fp8study.measure.profiling import profiled_step
 from fp8study.train.progress import log_step
+from fp8study.train.step_graph import Results
 
 if TYPE_CHECKING:
     from fp8study.train.trainer import Trainer
 
-#: A step's loss on this rank and, now and then, its gradient norm.
-Step = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+Step = Callable[[], Results]
 
 
 def look_closer(trainer: Trainer, run_dir: Path) -> None:
@@ -37,6 +37,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     step = partial(trainer.step, config.num_steps - 1, logs_norm=False)  # few steps read it
     if config.measure_overhead:
         trainer.found["overhead"] = measure_overhead(step, partial(_watched, trainer), device)
+    trainer.graph = None  # its replay would show kernels, and not what asked for them
     if config.profile:
         trainer.found["step"] = profiled_step(step, run_dir, is_main, device, config)
         found = audited_products(trainer.found["step"], trainer.work, bool(config.fp8_emulate))

@@ -43,6 +43,7 @@ from fp8study.train.facts import binding_facts, warnings
 from fp8study.train.nodes import rank_layout
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
+from fp8study.train.step_graph import Results, StepGraph
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
 
@@ -91,6 +92,9 @@ class Trainer:
             )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
+        self.graph: StepGraph | None = None
+        if config.step_launch == "as_graph":
+            self.graph = StepGraph(self._to_be_recorded, self.updates.adamw, self.device)
         startup.end("sharding")
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
@@ -176,7 +180,7 @@ class Trainer:
                 self.config, self.bare_model, self.tokens, self.order.held_out(), self.state
             )
 
-    def step(self, step: int, logs_norm: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def step(self, step: int, logs_norm: bool = True) -> Results:
         """Do one optimizer step; return its loss on this rank and, now and then, gradient norm.
 
         Steps count from 0. Where gradients are clipped, their norm is read in every step, else
@@ -188,25 +192,35 @@ class Trainer:
         config = self.config
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config, step)
-        loss = torch.zeros((), device=self.device)
         audit = None
         if precision_at(config, step) != self.precision:
             audit = self._begin_precision(step)
-        last = config.gradient_accumulation_steps - 1
         with wholly_compiled(config), preferred_attention(config, self.device):
-            for micro_step in range(last + 1):
-                if micro_step == last:
-                    wants_norm = logs_norm and step % GRADIENT_NORM_EVERY == 0
-                    self.updates.expect(wants_norm, self._look(audit) if audit else None)
-                ids = self.order.block_ids(step, micro_step, self.state.process_index)
-                blocks_BT = batch(self.tokens, ids, config.sequence_length)
-                loss += self._micro_step(blocks_BT, is_last=micro_step == last)
-            gradient_norm = self.updates.finish()
+            if self.graph is not None and self.graph.is_due:
+                return self.graph.replay(self._ids(step))
+            with nullcontext() if self.graph is None else self.graph.by_kernel():
+                loss, gradient_norm = self._by_kernel(step, audit, logs_norm)
         if audit is not None and self.updates.was_skipped:
             self.precision = None  # the next step is the first to change anything
         elif audit is not None:
             self._judge(audit, step)
         return loss, gradient_norm
+
+    def _by_kernel(self, step: int, audit: FirstStepAudit | None, logs_norm: bool) -> Results:
+        """Launch a step's kernels one by one."""
+        loss = torch.zeros((), device=self.device)
+        last = self.config.gradient_accumulation_steps - 1
+        for micro_step in range(last + 1):
+            if micro_step == last:
+                wants_norm = logs_norm and step % GRADIENT_NORM_EVERY == 0
+                self.updates.expect(wants_norm, self._look(audit) if audit else None)
+            loss += self._micro_step(self._ids(step, micro_step), is_last=micro_step == last)
+        return loss, self.updates.finish()
+
+    def _to_be_recorded(self, ids_BT: torch.Tensor) -> Results:
+        """Do a step on tokens where they are; where gradients are clipped it gives their norm."""
+        self.updates.expect(wants_norm=False)
+        return self._micro_step(ids_BT, is_last=True), self.updates.finish()
 
     def _look(self, audit: FirstStepAudit) -> Look:
         """Return what looks at complete gradients before the first update uses them."""
@@ -244,10 +258,15 @@ class Trainer:
         if found and self.config.optimizer_binding == "after_conversion":
             raise RuntimeError(f"the audit failed: {'; '.join(found)}")
 
-    def _micro_step(self, blocks_BT: Any, is_last: bool) -> torch.Tensor:
-        ids_BT = torch.from_numpy(blocks_BT)  # B: sequences, T: tokens
+    def _ids(self, step: int, micro_step: int = 0) -> torch.Tensor:
+        """Return this rank's tokens of a micro-step on its device; B: sequences, T: tokens."""
+        blocks = self.order.block_ids(step, micro_step, self.state.process_index)
+        ids_BT = torch.from_numpy(batch(self.tokens, blocks, self.config.sequence_length))
         if self.device.type == "cuda":
             ids_BT = ids_BT.pin_memory().to(self.device, non_blocking=True)
+        return ids_BT
+
+    def _micro_step(self, ids_BT: torch.Tensor, is_last: bool) -> torch.Tensor:
         with gradient_sync(self.model, is_last):
             loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
             loss = loss / self.config.gradient_accumulation_steps

@@ -20,11 +20,11 @@ from fp8study.analysis.runs.frames import key_of
 from fp8study.core.config import ResolvedConfig, completed, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.fields import FIELDS
+from fp8study.core.path.switches import RETIRED
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
 from fp8study.core.record_shape import as_run, complete_texts
 from fp8study.core.records import RunRecord, read_placed
-from fp8study.core.switches import RETIRED
 
 #: Fields of the task that change no kernel.
 _INERT = (

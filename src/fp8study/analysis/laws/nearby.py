@@ -87,12 +87,13 @@ EARLIER: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
-    "precision": (*_AFTER_KERNEL, "gradient_copy"), "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
+    "precision": (*_AFTER_KERNEL, "gradient_copy"),
+    "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE, "step_launch"),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
     "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
-    "activation_checkpointing": (*UPDATE, *_EXCHANGE),
+    "activation_checkpointing": (*UPDATE, *_EXCHANGE, "step_launch"),
     "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
     "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip

@@ -12,10 +12,10 @@ from typing import Any
 
 from fp8study.core.config import completed
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
+from fp8study.core.path.switches import RETIRED
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
 from fp8study.core.record_shape import as_run
 from fp8study.core.records import RunRecord
-from fp8study.core.switches import RETIRED
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
 DEFAULT_SKIP = list(DEFAULTS["skip"])

@@ -104,6 +104,10 @@ class PeerMemory:
             part.copy_(self._handle.get_buffer(peer, part.shape, part.dtype, offset))
         self._handle.barrier(timeout_ms=_PATIENCE_MS)
 
+    def forget_events(self) -> None:
+        """Wait for no earlier use: a graph that is recorded may not, and nobody for one in it."""
+        self._idle = torch.cuda.Event()
+
     def release(self) -> None:
         """Let the memory be used again, after what the stream that is current does now."""
         self._idle.record()
@@ -117,6 +121,12 @@ def memory(of: str) -> PeerMemory:
     if of not in _MEMORIES:
         _MEMORIES[of] = PeerMemory()
     return _MEMORIES[of]
+
+
+def forget_events() -> None:
+    """Let no memory wait for what was done before; call where the GPU has done all of it."""
+    for each in _MEMORIES.values():
+        each.forget_events()
 
 
 def held_bytes() -> int:

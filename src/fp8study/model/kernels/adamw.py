@@ -12,28 +12,30 @@ from fp8study.model.kernels.launching import NUMBERS, launch
 def adamw(
     weight: torch.Tensor, gradient: torch.Tensor, averages: tuple[torch.Tensor, torch.Tensor],
     largest: torch.Tensor, kept: torch.Tensor | None, divisor: torch.Tensor | None,
-    numbers: tuple[float, ...],
+    numbers_8: torch.Tensor,
 ) -> None:  # fmt: skip
     """Update a weight and its averages, and raise `largest` to the weight's largest size.
 
     A gradient is divided by `divisor` as it is read. `kept`, which may be the gradient itself,
-    receives the weight in its own dtype. `numbers`: those of `fp8study.model.optimizer.numbers_of`.
+    receives the weight in its own dtype. `numbers_8`: those of `optimizer.numbers_of`.
     """
     assert all(tensor.is_contiguous() for tensor in (weight, gradient, *averages))
     grid = (triton.cdiv(weight.numel(), NUMBERS),)
     launch(
-        _adamw, grid, weight, gradient, *averages, largest, kept, divisor, weight.numel(),
-        *numbers, SIZE=NUMBERS,
+        _adamw, grid, weight, gradient, *averages, largest, kept, divisor, numbers_8,
+        weight.numel(), SIZE=NUMBERS,
     )  # fmt: skip
 
 
 @triton.jit
 def _adamw(  # type: ignore[no-untyped-def]
-    weight, gradient, first, second, largest, kept, divisor, num,
-    decay, beta1, rest1, beta2, rest2, step_size, root, eps, SIZE: tl.constexpr,
+    weight, gradient, first, second, largest, kept, divisor, numbers, num, SIZE: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     inside = at < num
+    decay, step_size = tl.load(numbers), tl.load(numbers + 5)
+    beta1, rest1, beta2 = tl.load(numbers + 1), tl.load(numbers + 2), tl.load(numbers + 3)
+    rest2, root, eps = tl.load(numbers + 4), tl.load(numbers + 6), tl.load(numbers + 7)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32)
     m = tl.load(first + at, mask=inside, other=0.0).to(tl.float32)

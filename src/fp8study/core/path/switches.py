@@ -7,9 +7,11 @@ path makes of a switch may depend on any of those, and on the switches before it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fp8study.core.field_types import Field, declare, switch
+from fp8study.core.path import choices
+from fp8study.core.path.choices import is_sharded
 from fp8study.core.recipes import RECIPES
 
 #: What refuses several fields, written once.
@@ -23,80 +25,6 @@ BOUND_EARLY = (
     "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
     "layers afterwards; use "
 )
-
-
-def is_sharded(c: Any) -> bool:
-    return c.strategy == "fsdp2" and c.num_gpus > 1
-
-
-def _tuned_resharding(c: Any) -> bool | str:
-    if is_sharded(c):
-        return "half"
-    return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
-
-
-def _tuned_pool(c: Any) -> str:
-    keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
-    later = c.optimizer_step == "after_backward"
-    return "shared" if is_sharded(c) and later and keeps_whole else "own"
-
-
-def _updates_in_one_pass(c: Any) -> bool:
-    """Whether a run is of those that were faster so, or like them (docs/log.md, 64 and 68)."""
-    keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
-    passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
-    converts_first = c.optimizer_binding == "after_conversion"
-    is_spread = c.strategy == "none" or (is_sharded(c) and c.sharding == "full")
-    is_plain = is_spread and not RECIPES[c.precision].scales_loss
-    return is_plain and keeps_fp32 and passes_once and converts_first
-
-
-def _may_update_in_one_pass(c: Any) -> bool:
-    is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
-    return is_asked and _updates_in_one_pass(c)
-
-
-def _tuned_cast(c: Any) -> str:
-    is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
-    is_alike &= c.strategy == "none" or c.gather_cast == "compiled"
-    return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
-
-
-def _tuned_gradients(c: Any) -> str:
-    keeps = c.weight_cast == "each_update" or c.precision == "bf16"
-    clips_once = c.max_grad_norm is None or c.clipping == "in_update"
-    may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
-    may_move &= c.strategy == "none"
-    narrow = keeps and clips_once and may_move and _updates_in_one_pass(c)
-    return "compute" if narrow else "master"
-
-
-def _may_copy(c: Any) -> bool:
-    """Whether copy engines were faster (docs/log.md, 70): of more GPUs nothing is known."""
-    is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c)
-    return is_alike and _may_update_in_one_pass(c)
-
-
-def _writes_apart(c: Any) -> bool:
-    """Whether kernels of our own that turn FP8 were faster (docs/log.md, 78); as `_may_copy`."""
-    keeps = (c.weight_cast or _tuned_cast(c)) == "each_update" and _may_update_in_one_pass(c)
-    others = (c.transposes, "separate"), (c.cast_kernels, "both_layouts"), (c.swiglu, "kernels")
-    if not keeps or any(value not in (None, wanted) for value, wanted in others):
-        return False  # all of it, or none
-    by_copies = c.collectives in (None, "copy_engines") and _may_copy(c) and bool(c.fp8_all_gather)
-    later = c.gradient_copy in (None, "reduce_stream") and c.compile_mode != "reduce-overhead"
-    return c.strategy == "none" or (by_copies and later)
-
-
-def _tuned_norm(c: Any) -> str:
-    """The kernel that a GPU, or two with copy engines, gained by (docs/log.md, 72)."""
-    is_wanted = c.max_grad_norm is not None and c.optimizer_step == "after_backward"
-    if not is_wanted or c.update_kernel != "one_pass" or not _updates_in_one_pass(c):
-        return "separate"
-    if c.strategy == "none":
-        return "by_kernel"
-    adds_up = c.collectives == "copy_engines" and c.num_gpus == 2
-    return "as_summed" if adds_up and c.clipping == "in_update" and not c.untrained else "separate"
 
 
 # A field reads like an entry of a table.
@@ -142,7 +70,7 @@ class Switches:
         "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
         "`default`: torch's own choice.")
     reshard_after_forward: bool | Literal["half"] | None = switch(
-        True, _tuned_resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
+        True, choices.resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
         "the forward pass and gathers them again in the backward pass; `half`: in the first half "
         "of the layers.", refused=(
             (lambda c: c.reshard_after_forward is not True and c.strategy != "fsdp2",
@@ -153,6 +81,30 @@ class Switches:
         "layers.", refused=(
             (lambda c: c.compile_mode != "default" and not c.compile,
              "says nothing with compile=false; leave it out, or set compile=true"),)))
+    step_launch: Literal["by_kernel", "as_graph"] | None = switch(
+        "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
+        "or, after three steps, all of it as one CUDA graph, where steps wait for the host; not "
+        "yet tried on GPUs.", refused=(
+            (lambda c: c.step_launch == "as_graph" and c.update_kernel != "one_pass",
+             "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
+             "by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.gradient_dtype == "compute",
+             "would not find the weights that gradient_dtype=compute moves; use master"),
+            (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,
+             "is of one backward pass; use gradient_accumulation_steps=1, or by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.precision_schedule,
+             "is of steps in one precision; leave precision_schedule out, or use by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and RECIPES[c.precision].scales_loss,
+             "would not wait to see whether a gradient of precision={precision} overflows; use "
+             "by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.activation_checkpointing,
+             "cannot restore the state of random numbers; use activation_checkpointing=false, or "
+             "by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.compile_mode == "reduce-overhead",
+             "has the graphs of compile_mode=reduce-overhead in it; use default, or by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.num_warmup_steps < 5,
+             "is recorded in the fourth step, which must not be timed; use num_warmup_steps=5 or "
+             "more, or by_kernel")))
     combo_kernels: Literal["apart", "together"] | None = switch(
         "apart", "apart", "small kernels {}", "Kernels that do not wait for each other, as those "
         "that find and invert FP8's scales: the compiler launches each, or many as one; not yet "
@@ -182,8 +134,8 @@ class Switches:
              "needs torch's own AdamW, not that of optimizer_state={optimizer_state}; use separate "
              "or optimizer_state=fp32")))
     gradient_pool: Literal["own", "shared"] | None = switch(
-        "own", _tuned_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients take the "
-        "memory that the activations leave.", refused=(
+        "own", choices.gradient_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients "
+        "take the memory that the activations leave.", refused=(
             (lambda c: c.gradient_pool == "shared" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
              "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
@@ -196,7 +148,7 @@ class Switches:
     gradient_copy: Literal["chunk_cat", "foreach", "reduce_stream"] | None = switch(
         "chunk_cat",
         lambda c: "chunk_cat" if not is_sharded(c)
-        else "reduce_stream" if _writes_apart(c) else "foreach",
+        else "reduce_stream" if choices.writes_apart(c) else "foreach",
         "gradients copied by {}", "Kernels by which FSDP2 copies gradients together to reduce "
         "them; where a weight's rows do not divide by the number of GPUs it stays chunk_cat. "
         "`reduce_stream`: as `foreach`, beside the backward pass.",
@@ -210,9 +162,9 @@ class Switches:
         "checked", "causal", "masks {}", "`causal`: no search for packed sequences in each forward "
         "pass, which makes the CPU wait for the GPU; a model that attends to less keeps its masks.")
     weight_cast: Literal["each_pass", "each_update"] | None = switch(
-        "each_pass", _tuned_cast, "weights cast {}", "FP8 layers cast their weights in each "
-        "forward and backward pass, or once after each update, for 2 bytes a weight (where weights "
-        "are gathered in FP8, one byte a weight of a shard).",
+        "each_pass", choices.weight_cast, "weights cast {}", "FP8 layers cast their weights in "
+        "each forward and backward pass, or once after each update, for 2 bytes a weight (where "
+        "weights are gathered in FP8, one byte a weight of a shard).",
         differs="pair effect", refused=(
             (lambda c: c.weight_cast == "each_update" and c.gather_cast != "compiled" and not (
                 RECIPES[c.precision].scaling == "tensorwise" and c.strategy == "none"),
@@ -223,7 +175,7 @@ class Switches:
             (lambda c: c.weight_cast == "each_update"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "each_pass")))
     update_kernel: Literal["torch", "one_pass"] | None = switch(
-        "torch", lambda c: "one_pass" if _updates_in_one_pass(c) else "torch", "{} AdamW",
+        "torch", lambda c: "one_pass" if choices.updates_in_one_pass(c) else "torch", "{} AdamW",
         "torch's fused AdamW, or one in FP32 that reads and writes each number once and finds the "
         "largest weight for its FP8 scale.", refused=(
             (lambda c: c.update_kernel == "one_pass"
@@ -232,7 +184,7 @@ class Switches:
             (lambda c: c.update_kernel == "one_pass"
              and c.optimizer_binding == "before_conversion", BOUND_EARLY + "torch")))
     gradient_dtype: Literal["master", "compute"] | None = switch(
-        "master", _tuned_gradients, "gradients in the {} dtype", "`compute`: linear layers' "
+        "master", choices.gradient_dtype, "gradients in the {} dtype", "`compute`: linear layers' "
         "gradients stay in BF16, as their GEMMs make them, where FP32 would hold the same numbers; "
         "layers that are not FP8 then keep their weights in BF16 between updates.",
         differs="pair effect", refused=(
@@ -256,7 +208,7 @@ class Switches:
             (lambda c: c.gradient_dtype == "compute" and c.compile_mode == "reduce-overhead",
              "moves weights, which a CUDA graph would not find; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
-        "fused", lambda c: "separate" if _writes_apart(c) else "fused", "{} transposes",
+        "fused", lambda c: "separate" if choices.writes_apart(c) else "fused", "{} transposes",
         "For the gradient of a weight FP8 inputs and gradients are needed transposed: written so "
         "by the kernel that casts them, or by one of their own.",
         differs="pair effect", refused=(
@@ -266,7 +218,7 @@ class Switches:
              "on several GPUs, fp8_all_gather=true, or fused"),))
     swiglu: Literal["compiled", "kernels"] | None = switch(
         "compiled",
-        lambda c: "kernels" if c.weight_cast == "each_update" and _updates_in_one_pass(c)
+        lambda c: "kernels" if c.weight_cast == "each_update" and choices.updates_in_one_pass(c)
         and c.update_kernel == "one_pass" else "compiled",
         "SwiGLU by {}", "What becomes of SwiGLU between FP8 layers: the "
         "compiler's kernels, which cast and transpose as they compute, or Triton ones that write "
@@ -277,7 +229,7 @@ class Switches:
              "compiled"),))
     cast_kernels: Literal["one_layout", "both_layouts"] | None = switch(
         "one_layout",
-        lambda c: "both_layouts" if _writes_apart(c) else "one_layout",
+        lambda c: "both_layouts" if choices.writes_apart(c) else "one_layout",
         "FP8 cast to {}", "Triton kernels of our own that cast kept "
         "weights and what SwiGLU makes to FP8 write it as it is, and others transpose it, or write "
         "both.",
@@ -287,7 +239,7 @@ class Switches:
              "is for Triton kernels of ours that cast; use weight_cast=each_update with "
              "strategy=none or swiglu=kernels, or one_layout"),))
     collectives: Literal["nccl", "copy_engines"] | None = switch(
-        "nccl", lambda c: "copy_engines" if _may_copy(c) else "nccl", "collectives by {}",
+        "nccl", lambda c: "copy_engines" if choices.may_copy(c) else "nccl", "collectives by {}",
         "`copy_engines`: GPUs of one host read each other's weights and gradients by their copy "
         "engines, which use no multiprocessor; gradients travel in BF16, as they were computed, "
         "and are added up in FP32 where they arrive; GPUs that cannot read each other's memory use "
@@ -301,9 +253,10 @@ class Switches:
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
     gradient_norm: Literal["separate", "by_kernel", "by_one_launch", "as_summed"] | None = switch(
-        "separate", _tuned_norm, "gradients' norm {}", "What finds the norm of all gradients: "
-        "torch's kernels; one of our own; or, where two GPUs' copy engines exchange gradients, the "
-        "kernel that adds them up. `by_one_launch`: as `by_kernel`, of all gradients at once.",
+        "separate", choices.gradient_norm, "gradients' norm {}", "What finds the norm of all "
+        "gradients: torch's kernels; one of our own; or, where two GPUs' copy engines exchange "
+        "gradients, the kernel that adds them up. `by_one_launch`: as `by_kernel`, of all "
+        "gradients at once.",
         refused=(
             (lambda c: c.gradient_norm in _BY_KERNELS and not (
                 c.strategy == "none" and c.update_kernel == "one_pass"),

@@ -1,0 +1,85 @@
+"""What the tuned path makes of a switch, where that depends on the run.
+
+Each function takes a configuration of which the switches declared before the one it decides are
+resolved, and later ones may be None.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8study.core.recipes import RECIPES
+
+
+def is_sharded(c: Any) -> bool:
+    return c.strategy == "fsdp2" and c.num_gpus > 1
+
+
+def resharding(c: Any) -> bool | str:
+    if is_sharded(c):
+        return "half"
+    return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
+
+
+def gradient_pool(c: Any) -> str:
+    keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
+    later = c.optimizer_step == "after_backward"
+    return "shared" if is_sharded(c) and later and keeps_whole else "own"
+
+
+def updates_in_one_pass(c: Any) -> bool:
+    """Whether a run is of those that were faster so, or like them (docs/log.md, 64 and 68)."""
+    keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
+    passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
+    converts_first = c.optimizer_binding == "after_conversion"
+    is_spread = c.strategy == "none" or (is_sharded(c) and c.sharding == "full")
+    is_plain = is_spread and not RECIPES[c.precision].scales_loss
+    return is_plain and keeps_fp32 and passes_once and converts_first
+
+
+def _may_update_in_one_pass(c: Any) -> bool:
+    is_asked = c.update_kernel in (None, "one_pass")  # None: not decided yet
+    return is_asked and updates_in_one_pass(c)
+
+
+def weight_cast(c: Any) -> str:
+    is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
+    is_alike &= c.strategy == "none" or c.gather_cast == "compiled"
+    return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
+
+
+def gradient_dtype(c: Any) -> str:
+    keeps = c.weight_cast == "each_update" or c.precision == "bf16"
+    clips_once = c.max_grad_norm is None or c.clipping == "in_update"
+    may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
+    may_move &= c.strategy == "none" and c.step_launch != "as_graph"
+    narrow = keeps and clips_once and may_move and updates_in_one_pass(c)
+    return "compute" if narrow else "master"
+
+
+def may_copy(c: Any) -> bool:
+    """Whether copy engines were faster (docs/log.md, 70): of more GPUs nothing is known."""
+    is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c)
+    return is_alike and _may_update_in_one_pass(c)
+
+
+def writes_apart(c: Any) -> bool:
+    """Whether kernels of our own that turn FP8 were faster (docs/log.md, 78); as `may_copy`."""
+    keeps = (c.weight_cast or weight_cast(c)) == "each_update" and _may_update_in_one_pass(c)
+    others = (c.transposes, "separate"), (c.cast_kernels, "both_layouts"), (c.swiglu, "kernels")
+    if not keeps or any(value not in (None, wanted) for value, wanted in others):
+        return False  # all of it, or none
+    by_copies = c.collectives in (None, "copy_engines") and may_copy(c) and bool(c.fp8_all_gather)
+    later = c.gradient_copy in (None, "reduce_stream") and c.compile_mode != "reduce-overhead"
+    return c.strategy == "none" or (by_copies and later)
+
+
+def gradient_norm(c: Any) -> str:
+    """The kernel that a GPU, or two with copy engines, gained by (docs/log.md, 72)."""
+    is_wanted = c.max_grad_norm is not None and c.optimizer_step == "after_backward"
+    if not is_wanted or c.update_kernel != "one_pass" or not updates_in_one_pass(c):
+        return "separate"
+    if c.strategy == "none":
+        return "by_kernel"
+    adds_up = c.collectives == "copy_engines" and c.num_gpus == 2
+    return "as_summed" if adds_up and c.clipping == "in_update" and not c.untrained else "separate"

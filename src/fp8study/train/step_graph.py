@@ -1,0 +1,96 @@
+"""A step recorded as one CUDA graph, so that the host launches one thing a step, not thousands.
+
+A replayed graph reads and writes the memory that it was recorded with, and does nothing of what
+Python does beside launching. So what changes from step to step reaches it in memory: its tokens,
+and AdamW's numbers. https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from fp8study.core.errors import UserError, one_line
+from fp8study.model.fsdp import peers
+from fp8study.model.optimizer import OnePassAdamW
+
+#: A step's loss on this rank and, now and then, the norm of its gradients.
+Results = tuple[torch.Tensor, torch.Tensor | None]
+#: Steps launched kernel by kernel first: they compile, load kernels and make AdamW's averages.
+STEPS_BEFORE = 3
+
+
+class StepGraph:
+    """Steps of one kind: the first ones kernel by kernel, later ones as a graph.
+
+    Where there is no GPU a later step is done again as it would be recorded.
+    """
+
+    def __init__(
+        self, step: Callable[[torch.Tensor], Results], optimizer: OnePassAdamW, device: torch.device
+    ) -> None:
+        """Take a `step` from tokens, int64[B, T] on the `device`, to updated weights."""
+        self._step, self._optimizer = step, optimizer
+        # A graph cannot be recorded on the default one.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._num_steps = 0
+        self._again: Callable[[], None] | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough steps were done kernel by kernel."""
+        return self._num_steps >= STEPS_BEFORE
+
+    @contextmanager
+    def by_kernel(self) -> Iterator[None]:
+        """Do a step kernel by kernel, on the stream on which later ones are recorded.
+
+        Autograd and FSDP2 remember the streams that they have seen.
+        """
+        self._num_steps += 1
+        if self._stream is None:
+            yield
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def replay(self, ids_BT: torch.Tensor) -> Results:
+        """Do a step on these tokens; the results hold until the next one.
+
+        Raises:
+            UserError: Something in the step cannot be recorded.
+        """
+        if self._again is None:
+            self._ids_BT = ids_BT.clone()
+            self._optimizer.be_recorded()
+            self._again = self._do if self._stream is None else self._recorded()
+        self._ids_BT.copy_(ids_BT)
+        self._optimizer.count()
+        self._again()
+        return self._results
+
+    def _do(self) -> None:
+        self._results = self._step(self._ids_BT)
+
+    def _recorded(self) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # Of other threads nothing is forbidden meanwhile: NCCL's asks for its events.
+        recording = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
+        peers.forget_events()
+        try:
+            with recording:
+                self._do()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise UserError(
+                f"step_launch: 'as_graph' cannot record this step ({one_line(error)}); use "
+                "by_kernel"
+            ) from error
+        peers.forget_events()
+        return graph.replay

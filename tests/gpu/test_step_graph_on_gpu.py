@@ -1,0 +1,41 @@
+"""What only GPUs can show of ``step_launch=as_graph``: that a step is recorded, and trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fp8study.core.config import make_config
+from fp8study.core.records import read_metrics
+from fp8study.run.launch import launch
+
+pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
+
+STEPS: dict[str, Any] = {
+    "model": "tiny-llama", "path": "tuned", "update_kernel": "one_pass", "gradient_dtype": "master",
+    "sequence_length": 256, "num_steps": 12, "num_warmup_steps": 5, "learning_rate": 1e-3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_replayed_step_trains_as_one_launched_by_kernel(
+    num_gpus: int, precision: str, max_grad_norm: float | None, tmp_path: Path
+) -> None:
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs")
+    values = STEPS | {"num_gpus": num_gpus, "precision": precision, "max_grad_norm": max_grad_norm}
+    values |= {"strategy": "none" if num_gpus == 1 else "fsdp2", "validation_sequences": 4}
+    found = {}
+    for how in ("by_kernel", "as_graph"):
+        config = make_config(values | {"step_launch": how}).resolved()
+        record = launch(config, tmp_path / how, show=str)
+        assert not record.audit["num_frozen"]
+        assert any("float8" in dtypes for dtypes in record.audit["matmul_dtypes"]) == config.is_fp8
+        losses = [row["loss"] for row in read_metrics(tmp_path / how)]
+        found[how] = [*losses, record.results["validation_loss"]]
+    assert found["as_graph"] == pytest.approx(found["by_kernel"], rel=2e-3)

@@ -1,0 +1,42 @@
+"""Steps that are replayed compute what steps launched by kernel do; here they are done again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fp8study.core.records import read_metrics
+from fp8study.train.step_graph import STEPS_BEFORE
+from tests.train.tiny_runs import Run
+
+TUNED: dict[str, Any] = {
+    "path": "tuned", "update_kernel": "one_pass", "gradient_dtype": "master", "num_steps": 8,
+    "num_warmup_steps": 5, "lr_schedule": "cosine", "lr_warmup_steps": 3, "profile": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"strategy": "none", "max_grad_norm": 0.1},
+        {"strategy": "none", "precision": "fp8_tensorwise"},
+        {"num_gpus": 2, "max_grad_norm": 0.1, "precision": "fp8_tensorwise"},
+    ],
+    ids=str,
+)
+def test_a_replayed_step_trains_as_one_launched_by_kernel(run: Run, values: dict[str, Any]) -> None:
+    launched, replayed = (
+        read_metrics(run(**TUNED | values, step_launch=how)[1]) for how in ("by_kernel", "as_graph")
+    )
+    assert [row["loss"] for row in replayed] == [row["loss"] for row in launched]
+    for before, row in zip(launched, replayed, strict=True):
+        is_clipped = "max_grad_norm" in values
+        known = is_clipped or row["step"] <= STEPS_BEFORE  # else a replayed step has no norm
+        assert row.get("gradient_norm") == (before.get("gradient_norm") if known else None)
+
+
+def test_the_profiled_step_shows_its_gemms(run: Run) -> None:
+    record, _ = run(**TUNED | {"strategy": "none"}, step_launch="as_graph")
+    assert record.audit["matmul_dtypes"]
+    assert record.config["step_launch"] == "as_graph"

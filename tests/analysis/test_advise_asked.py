@@ -94,7 +94,7 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     leads = load_report(ROOT / "results").leads
     here = leads["setting"].str.endswith(NORM_AS_SUMMED) & leads["ci_low_pct"].notna()
     here &= (leads["model"] == "llama-3.1-8b") & leads["micro_batch_size"].eq(2)
-    here &= leads["arm"].eq("FP8 tensorwise, SwiGLU kernels") & leads["num_gpus"].eq(2)
+    here &= leads["arm"].str.endswith("SwiGLU kernels, both layouts") & leads["num_gpus"].eq(2)
     assert leads.loc[here, "setting"].str.contains("gradients clipped at 1").all()
     found = answer(question_for([], "llama-3.1-8b", 2, 4096, 2, "h200"))
     assert found.verdict.lead_pct.kind != MEASURED
@@ -105,13 +105,24 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
 
 
 def test_beside_what_one_layout_made_stands_no_prediction_of_a_law_that_knows_no_other() -> None:
-    found = answer(question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"max_grad_norm": 1.0}))
+    found = answer(question_for([], "llama-3.2-1b", 1, 4096, 4, "h200", {"max_grad_norm": 1.0}))
     assert found.verdict.label == "FP8 tensorwise, one layout"
     assert [o.label for o in found.options if o.precision == "fp8_tensorwise"] == [
         found.verdict.label
     ]
     said = " ".join(advice_text(found).split())
     assert "timed before the path's kernels wrote FP8 in both layouts, which no law knows" in said
+
+
+def test_an_answer_is_of_todays_kernels_where_earlier_ones_were_faster_by_chance() -> None:
+    leads = load_report(ROOT / "results").leads
+    here = leads["model"].eq("llama-3.2-3b") & leads["setting"].str.contains("by kernel")
+    ours = leads[here & leads["micro_batch_size"].eq(1)].set_index("arm")["lead_pct"]
+    today, earlier = (f"FP8 tensorwise, SwiGLU kernels{more}" for more in (", both layouts", ""))
+    assert ours[earlier] > ours[today]
+    found = answer(question_for([], "llama-3.2-3b", 1, 4096, 1, "h200", {"max_grad_norm": 1.0}))
+    assert found.verdict.label == "FP8 tensorwise"
+    assert found.verdict.lead_pct.value == ours[today]
 
 
 def test_beside_the_answer_of_an_earlier_form_stands_what_todays_made_next_to_it() -> None:

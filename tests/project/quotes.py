@@ -159,7 +159,7 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     four = one(tuned, model="llama-3.1-8b", num_gpus=4)
     plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
     others = (leads_table(shorten_arms(runs_frame(stored(of)))) for of in ("h200x1", "h200x2"))
-    beside = pd.concat([leads, *others])
+    beside = pd.concat([leads, *others], ignore_index=True)
     small = beside[beside["model"].str.startswith("llama-3.2-1b")]
     small = small[small["micro_batch_size"].eq(1) & small["precision"].eq("fp8_tensorwise")]
     spans = small.groupby("path")["lead_pct"].agg(["min", "max"]).map(per_cent)

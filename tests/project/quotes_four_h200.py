@@ -7,10 +7,10 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.naming import BOTH_LAYOUTS, FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import ROOT
-from tests.project.quotes import one, per_cent, stored
+from tests.project.quotes import ends, one, per_cent, stored
 
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
 LARGE, SMALL = "llama-3.1-8b", "llama-3.2-1b"
@@ -27,15 +27,13 @@ def four_h200_texts() -> list[str]:
     law = lead_table(cells_of(read_runs(ROOT / "results")))
     said = law[law["run_ids"].str.contains("h200x4/scaling/") & law["model"].eq(LARGE)]
     at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
-    assert (len(scaling), set(scaling["num_pairs"]), set(scaling["max_grad_norm"])) == (
-        11,
-        {1},
-        {1},
-    )
+    assert (len(scaling), *map(set, scaling[["num_pairs", "max_grad_norm"]].to_numpy().T)) == (
+        11, {2}, {1},
+    )  # fmt: skip
     forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
     return [
-        *_scaling_texts(scaling), *_machine_texts(leads), *_loss_texts(runs), forecast,
-        *_kernel_texts(runs), *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
+        *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,
+        *_kernel_texts(runs), *_today_texts(runs, leads), *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
         *_eight_b_loss_texts(runs),
     ]  # fmt: skip
 
@@ -82,7 +80,48 @@ def _kernel_texts(runs: pd.DataFrame) -> list[str]:
         f"FP8 then leads by {now[0]}, {now[1]} and {now[2]} instead of {then[0]}, {then[1]} and "
         f"{then[2]}",
         f"BF16 gains {aside} there by `gradient_copy=reduce_stream`",
-        f"led by {now[0]} on one and {now[1]} on two",
+    ]
+
+
+def _today_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
+    """What is said of kernels that write both layouts, as the path launches them."""
+    here = runs[runs["study"] == "both-layouts"]
+    own = leads[leads["arm"].str.contains(BOTH_LAYOUTS) & leads["studies"].eq("both-layouts")]
+    own = own.set_index(["num_gpus", "model", "micro_batch_size"])
+    assert set(own["num_pairs"]) == {2} and set(own["num_sessions"]) == {1}
+
+    def gained(*place: object) -> list[float]:
+        """By block, %."""
+        in_fp8 = here[here["precision"] != "bf16"]
+        rows = in_fp8.set_index(["num_gpus", "model", "micro_batch_size"]).loc[place]
+        both = rows["arm"].str.contains(BOTH_LAYOUTS)
+        now, then = (
+            some.set_index("repeat")["tokens_per_second_per_gpu"].sort_index()
+            for some in (rows[both], rows[~both])
+        )
+        assert [*now.index] == [*then.index] == [0, 1]
+        return [*(100 * (now / then - 1))]
+
+    alone, two, small = (1, LARGE, 1), (2, LARGE, 2), (1, UNTIED, 8)
+    told = {place: per_cent(own.loc[place, "lead_pct"]) for place in (alone, two, small)}
+    spans = {place: ends(own.loc[place]) for place in told}
+    more = [per_cent(sum(gained(*place)) / 2) for place in told]
+    less = {
+        place: [f"{-own.loc[place, f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
+        for place in (alone, two)
+    }
+    by_block = [
+        " and ".join(map(per_cent, gained(1, model, 1))) for model in (UNTIED, "llama-3.2-3b")
+    ]
+    return [
+        f"leads by {told[alone]} (95 % CI {spans[alone]}) on the tuned path, with {less[alone][0]} "
+        f"less memory and {less[alone][1]} less energy",
+        f"on 2 GPUs at batch 2 by {told[two]} (95 % CI {spans[two]}), with {less[two][0]} and "
+        f"{less[two][1]} less",
+        f"an 8B's FP8 gains {more[0]} on one GPU and {more[1]} on two by all three, a 1B's at "
+        f"batch 8 {more[2]}, and leads by {told[alone]} (95 % CI {spans[alone]}), {told[two]} "
+        f"({spans[two]}) and {told[small]} ({spans[small]})",
+        f"a 1B at batch 1 changes by {by_block[0]} in its two blocks, a 3B by {by_block[1]}",
     ]
 
 
@@ -130,7 +169,7 @@ def _kept(rows: pd.DataFrame, precision: str, fewest: int) -> list[str]:
     return [f"{100 * rates[n] / rates[fewest]:.1f} %" for n in (2, 4) if n > fewest]
 
 
-def _scaling_texts(scaling: pd.DataFrame) -> list[str]:
+def _scaling_texts(scaling: pd.DataFrame, all_leads: pd.DataFrame) -> list[str]:
     def of(model: str, batch: int) -> tuple[pd.DataFrame, list[str]]:
         rows = scaling[(scaling["model"] == model) & (scaling["micro_batch_size"] == batch)]
         rows = rows.sort_values("num_gpus")
@@ -140,21 +179,23 @@ def _scaling_texts(scaling: pd.DataFrame) -> list[str]:
     (small, small_leads), (late, late_leads) = of(SMALL, 4), of(SMALL, 1)
     assert [list(rows["num_gpus"]) for rows in (wide, alone)] == [[2, 4], [1, 2, 4]]
     kept = {name: _kept(wide, name, 2)[0] for name in RATES}
-    assert kept["BF16"] == kept["FP8"]
     (bf16, fp8), (bf16_late, fp8_late) = (
         [" and ".join(_kept(rows, name, 1)) for name in RATES] for rows in (alone, late)
     )
+    on_four = one(
+        all_leads, model=LARGE, num_gpus=4, micro_batch_size=1, studies="scaling", max_grad_norm=1
+    )
     to_four = [_kept(small, name, 1)[1] for name in RATES]
     return [
-        f"makes {kept['BF16']} of what one of two makes of an 8B, in both precisions, and "
-        f"{to_four[0]} (BF16) and {to_four[1]} (FP8) of what one alone makes of a 1B",
+        f"makes {kept['BF16']} (BF16) and {kept['FP8']} (FP8) of what one of two makes of an 8B, "
+        f"and {to_four[0]} and {to_four[1]} of what one alone makes of a 1B",
         f"by {' and '.join(wide_leads)} (8B, on 2 and 4 GPUs",
         f"{', '.join(small_leads[:2])} and {small_leads[2]} (1B, on 1, 2 and 4)",
         f"an 8B keeps {bf16} on 2 and 4 GPUs in BF16, {fp8} in FP8",
         f"leads by {', '.join(leads[:2])} and {leads[2]}",
         f"A 1B keeps {bf16_late} in BF16, {fp8_late} in FP8",
         f"which is at {', '.join(late_leads[:2])} and {late_leads[2]}",
-        f"on 4 at batch 1 by {leads[2]}",
+        f"on 4 at batch 1 by {leads[2]} (95 % CI {ends(on_four)})",
     ]
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import IN_ONE_PASS
+from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -66,7 +66,8 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
 
     The tuned path where it was timed, else the plain one; a lead with an interval, then today's
     form of the path; then FP32 master weights, the length nearest to 4,096 tokens, no clipping, and
-    the most pairs. Of its recipes the one with the largest lead.
+    the most pairs. Of its recipes the one with the largest lead, each with today's kernels if it
+    was timed with them.
 
     Args:
         leads: From `fp8study.analysis.leads.leads_table`.
@@ -96,6 +97,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     place = ["machine", "model", "num_gpus", "micro_batch_size"]
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
     chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])
+    chosen = chosen.assign(_kernels=chosen["arm"].map(num_kernels) * chosen["lead_pct"].notna())
+    recipes = chosen.groupby([*place, "precision", "fp8_all_gather"], dropna=False)["_kernels"]
+    chosen = chosen[chosen["_kernels"] == recipes.transform("max")]
     ranked = chosen.sort_values("lead_pct", ascending=False, kind="stable")
     judged = judged_losses(gaps, runs)
     rows = []

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from fp8study.analysis import decision
-from fp8study.analysis.runs.naming import KERNELS
+from fp8study.analysis.runs.naming import num_kernels
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.hardware import find_peak
 from fp8study.report.loss_sentences import equal_so_far
@@ -56,7 +56,7 @@ def settled(report: Report) -> pd.DataFrame:
         _other=table["machine"] != "local",
         _alone=table["ci_low_pct"].isna(),
         _behind=[decision.forms_behind(row) for _, row in table.iterrows()],
-        _kernels=-sum(table["arm"].str.contains(words).astype(int) for words in KERNELS),
+        _kernels=-table["arm"].map(num_kernels).astype(int),
         _open=table["action"] == decision.MORE,
     )
     place = ["gpu", "name", "num_gpus"]

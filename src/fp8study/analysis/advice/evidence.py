@@ -37,6 +37,7 @@ from fp8study.analysis.runs.naming import (
     KERNELS,
     fp8_part,
     has_usual_path,
+    num_kernels,
     setting_label,
 )
 from fp8study.core.config import ResolvedConfig
@@ -265,9 +266,10 @@ class Decisions:
         return row | {"ids": [name for name in ids if name not in bf16], "ids_bf16": bf16}
 
 
-def _rank(found: Decided) -> tuple[bool, bool, int, int]:
-    is_open = found.decision["action"] == MORE
-    return found.machine != "local", is_open, -len(found.leads), -found.decision["num_pairs"]
+def _rank(found: Decided) -> tuple[bool, bool, int, int, int]:
+    is_open, here = found.decision["action"] == MORE, found.machine == "local"
+    kernels = num_kernels(found.decision["arm"])
+    return not here, is_open, -kernels, -len(found.leads), -found.decision["num_pairs"]
 
 
 def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:

@@ -82,6 +82,11 @@ def arm_label(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
+def num_kernels(arm: str) -> int:
+    """Return how many of `KERNELS` an arm has; of two that differ so the path's has more today."""
+    return sum(words in arm for words in KERNELS)
+
+
 def written_out(words: str, setting: str) -> str:
     """Name the switches that `KERNELS` say of an arm, in a setting of their own."""
     if words == SWIGLU_KERNELS:

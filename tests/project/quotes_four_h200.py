@@ -33,8 +33,8 @@ def four_h200_texts() -> list[str]:
     forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
     return [
         *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,
-        *_kernel_texts(runs), *_today_texts(runs, leads), *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
-        *_eight_b_loss_texts(runs),
+        *_kernel_texts(runs), *_today_texts(runs, leads), *_eight_b_loss_texts(runs),
+        *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
     ]  # fmt: skip
 
 

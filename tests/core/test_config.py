@@ -81,7 +81,7 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "swiglu": KEPT,
         "cast_kernels": KEPT,
         "gradient_norm": COPIES,
-        "step_launch": ONE_PASS,
+        "step_launch": ONE_PASS | {"attention_mask": "causal"},
     }.get(name, {})
     spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives")
     usual |= {"num_gpus": 2} if name in spread else {}

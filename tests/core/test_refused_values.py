@@ -16,7 +16,7 @@ KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
 COPIES = {"num_gpus": 2, "collectives": "copy_engines"}
 NARROW = ONE_PASS | {"gradient_dtype": "compute"}
-GRAPH = ONE_PASS | {"step_launch": "as_graph"}
+GRAPH = ONE_PASS | {"step_launch": "as_graph", "attention_mask": "causal"}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,9 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         (GRAPH | {"activation_checkpointing": True}, "step_launch", "checkpointing=false"),
         (GRAPH | {"compile_mode": "reduce-overhead"}, "step_launch", "use default"),
         (GRAPH | {"num_warmup_steps": 4}, "step_launch", "num_warmup_steps=5"),
+        (GRAPH | {"attention_mask": "checked"}, "step_launch", "attention_mask=causal"),
+        (GRAPH | {"gradient_norm": "by_one_launch"}, "step_launch", "by_kernel"),
+        (GRAPH | SHARED | {"strategy": "fsdp2"}, "step_launch", "use own"),
         ({"clipping": "in_update"}, "clipping", "max_grad_norm=1"),
         ({"clipping": "in_update", "max_grad_norm": 1.0, "optimizer_state": "fp8"}, "clipping",
          "optimizer_state=fp32"),

@@ -22,6 +22,7 @@ TUNED: dict[str, Any] = {
         {"strategy": "none", "max_grad_norm": 0.1},
         {"strategy": "none", "precision": "fp8_tensorwise"},
         {"num_gpus": 2, "max_grad_norm": 0.1, "precision": "fp8_tensorwise"},
+        {"num_gpus": 2, "precision": "fp8_tensorwise", "gather_cast": "compiled"},
     ],
     ids=str,
 )

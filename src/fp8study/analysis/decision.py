@@ -65,9 +65,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     """Choose one setting for each machine, model, number of GPUs and batch, and judge it.
 
     The tuned path where it was timed, else the plain one; a lead with an interval, then today's
-    form of the path; then FP32 master weights, the length nearest to 4,096 tokens, no clipping, and
-    the most pairs. Of its recipes the one with the largest lead, each with today's kernels if it
-    was timed with them.
+    form of the path and its kernels; then FP32 master weights, the length nearest to 4,096 tokens,
+    no clipping, and the most pairs. Of its recipes the one with the largest lead, each with today's
+    kernels if it was timed with them.
 
     Args:
         leads: From `fp8study.analysis.leads.leads_table`.
@@ -86,20 +86,24 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     if leads.empty:
         return pd.DataFrame(columns=DECISION_COLUMNS)
     length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    kernels = leads["arm"].map(num_kernels).where(leads["ci_low_pct"].notna(), 0)
     order = leads.assign(
         _timed=leads["lead_pct"].isna(), _path=leads["path"] != "tuned",
         _open=leads["ci_low_pct"].isna(),
-        _behind=leads.apply(forms_behind, axis=1),
+        _behind=leads.apply(forms_behind, axis=1), _kernels=-kernels,
         _masters=leads["master_dtype"] != "fp32", _length=length,
         _clips=leads["setting"].str.contains("clipped"), _pairs=-leads["num_pairs"],
     )  # fmt: skip
-    by = ["_timed", "_path", "_open", "_behind", "_masters", "_length", "_clips", "_pairs"]
+    by = ["_timed", "_path", "_open", "_behind", "_kernels", "_masters", "_length", "_clips",
+          "_pairs"]  # fmt: skip
     place = ["machine", "model", "num_gpus", "micro_batch_size"]
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
-    chosen = leads.merge(best.reset_index()[[*place, "setting"]], on=[*place, "setting"])
-    chosen = chosen.assign(_kernels=chosen["arm"].map(num_kernels) * chosen["lead_pct"].notna())
-    recipes = chosen.groupby([*place, "precision", "fp8_all_gather"], dropna=False)["_kernels"]
-    chosen = chosen[chosen["_kernels"] == recipes.transform("max")]
+    chosen = leads.assign(_kernels=kernels).merge(
+        best.reset_index()[[*place, "setting"]], on=[*place, "setting"]
+    )
+    recipe = [*place, "precision", "fp8_all_gather", "fp8_part"]
+    most = chosen.groupby(recipe, dropna=False)["_kernels"].transform("max")
+    chosen = chosen[chosen["_kernels"] == most]
     ranked = chosen.sort_values("lead_pct", ascending=False, kind="stable")
     judged = judged_losses(gaps, runs)
     rows = []

@@ -34,7 +34,7 @@ class Instruments:
     def open_window(self) -> Iterator[FinishedStep]:
         """Wait for the warm-up's last step, yield what is unread, and begin the timed window."""
         yield from self.clock.finish()
-        self.memory.open_window()
+        self.memory.open_window(replays=self._config.step_launch == "as_graph")
         self.power.open_window()
         self.clock.restart()
 

@@ -50,11 +50,15 @@ class MemoryMeter:
         if self._cuda:
             self.facts["first_step_allocated_gib"], self.facts["first_step_reserved_gib"] = _peaks()
 
-    def open_window(self) -> None:
-        """Begin the steady state: the timed window."""
+    def open_window(self, replays: bool = False) -> None:
+        """Begin the steady state: the timed window.
+
+        A CUDA graph that it `replays` asks for no memory: what it was recorded with counts.
+        """
         if self._cuda:
             self._peak_before, _ = _peaks()
-            torch.cuda.reset_peak_memory_stats()
+            if not replays:
+                torch.cuda.reset_peak_memory_stats()
             self._retries, self._allocations = _events()
 
     def close_window(self) -> None:

@@ -117,7 +117,9 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     def chunked_fp8(self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         for chunk in zip(hidden_ND.split(CHUNK), targets_N.split(CHUNK), strict=True):
-            loss = loss + checkpoint(whole, self, *chunk, "sum", use_reentrant=False)
+            loss = loss + checkpoint(
+                whole, self, *chunk, "sum", use_reentrant=False, preserve_rng_state=False
+            )
         return loss / (targets_N != IGNORED).sum()
 
     def forward(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:

@@ -65,9 +65,10 @@ class OnePassAdamW(torch.optim.AdamW):
             else:
                 self._launch(chosen, [self._replayed] * len(chosen))
 
-    def be_recorded(self) -> None:
-        """Let each later `step` only launch: what replays it must `count` before."""
-        self._replayed = torch.zeros(8, device=self.param_groups[0]["params"][0].device)
+    def be_recorded(self, whether: bool = True) -> None:
+        """Let each later `step` only launch, where what replays it will `count` before; or not."""
+        device = self.param_groups[0]["params"][0].device
+        self._replayed = torch.zeros(8, device=device) if whether else None
 
     @torch.no_grad()
     def count(self) -> None:

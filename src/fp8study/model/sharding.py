@@ -206,7 +206,11 @@ def _scale_as_noted(model: torch.nn.Module) -> bool:
 
     of_all = torch.stack(largest)
     dist.all_reduce(of_all, dist.ReduceOp.MAX)
-    scales = amax_to_scale(of_all, FP8).unbind()
+    scales = [*amax_to_scale(of_all, FP8).unbind()]
+    before = [shard._precomputed_scale for shard in own.values()]
+    if all(scale is not None for scale in before):
+        torch._foreach_copy_(before, scales)  # in place, where a CUDA graph finds them
+        return True
     for shard, scale in zip(own.values(), scales, strict=True):
         shard._precomputed_scale = scale
     return True

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError, one_line
 from fp8study.model.fsdp import peers
+from fp8study.model.local import unwrapped
 from fp8study.model.optimizer import OnePassAdamW
 
 #: A step's loss on this rank and, now and then, the norm of its gradients.
 Results = tuple[torch.Tensor, torch.Tensor | None]
+#: Takes tokens, int64[B, T] where the model is, and updates its weights.
+Step = Callable[[torch.Tensor], Results]
 #: Steps launched kernel by kernel first: they compile, load kernels and make AdamW's averages.
 STEPS_BEFORE = 3
 
@@ -28,11 +33,9 @@ class StepGraph:
     Where there is no GPU a later step is done again as it would be recorded.
     """
 
-    def __init__(
-        self, step: Callable[[torch.Tensor], Results], optimizer: OnePassAdamW, device: torch.device
-    ) -> None:
-        """Take a `step` from tokens, int64[B, T] on the `device`, to updated weights."""
-        self._step, self._optimizer = step, optimizer
+    def __init__(self, step: Step, model: torch.nn.Module, optimizer: OnePassAdamW) -> None:
+        self._step, self._model, self._optimizer = step, model, optimizer
+        device = next(model.parameters()).device
         # A graph cannot be recorded on the default one.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._num_steps = 0
@@ -65,6 +68,7 @@ class StepGraph:
         Raises:
             UserError: Something in the step cannot be recorded.
         """
+        before = places(self._model) if self._again is None else None
         if self._again is None:
             self._ids_BT = ids_BT.clone()
             self._optimizer.be_recorded()
@@ -72,7 +76,17 @@ class StepGraph:
         self._ids_BT.copy_(ids_BT)
         self._optimizer.count()
         self._again()
+        if before not in (None, places(self._model)):
+            raise UserError(
+                "step_launch: 'as_graph' would not find what a step of this run moves; use "
+                "by_kernel"
+            )
         return self._results
+
+    def let_go(self) -> None:
+        """Free the graph; later steps are to be done without it."""
+        self._again = None
+        self._optimizer.be_recorded(False)
 
     def _do(self) -> None:
         self._results = self._step(self._ids_BT)
@@ -82,15 +96,50 @@ class StepGraph:
         # Of other threads nothing is forbidden meanwhile: NCCL's asks for its events.
         recording = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
         peers.forget_events()
+        cause: RuntimeError | None = None
         try:
             with recording:
-                self._do()
-        except torch.OutOfMemoryError:
-            raise
+                try:
+                    self._do()
+                except RuntimeError as error:  # to leave the recording fails, too
+                    cause = error
+                    raise
         except RuntimeError as error:
+            cause = cause or error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
             raise UserError(
-                f"step_launch: 'as_graph' cannot record this step ({one_line(error)}); use "
+                f"step_launch: 'as_graph' cannot record this step ({one_line(cause)}); use "
                 "by_kernel"
-            ) from error
+            ) from cause
         peers.forget_events()
         return graph.replay
+
+
+def make_step_graph(
+    config: ResolvedConfig, step: Step, model: torch.nn.Module, optimizer: Any, masks: str | None
+) -> StepGraph | None:
+    """Return what a run launches its steps by; None if by kernel.
+
+    `masks`: why its model's masks are made in each step, if they are.
+
+    Raises:
+        UserError: They cannot be made in a graph.
+    """
+    if config.step_launch == "by_kernel":
+        return None
+    if masks:
+        raise UserError(
+            f"step_launch: 'as_graph' makes no masks, and this model needs them: {masks}; use "
+            "by_kernel"
+        )
+    return StepGraph(step, model, optimizer)
+
+
+def places(model: torch.nn.Module) -> list[int]:
+    """Return where a model's numbers lie: weights, or shards with what they keep, and buffers."""
+    tensors = [*model.buffers()]
+    for parameter in model.parameters():
+        own = vars(getattr(parameter, "_local_tensor", parameter)).values()
+        tensors += [unwrapped(parameter), *(kept for kept in own if torch.is_tensor(kept))]
+    return [tensor.data_ptr() for tensor in tensors]

@@ -43,7 +43,7 @@ from fp8study.train.facts import binding_facts, warnings
 from fp8study.train.nodes import rank_layout
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
-from fp8study.train.step_graph import Results, StepGraph
+from fp8study.train.step_graph import Results, make_step_graph
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
 
@@ -92,9 +92,9 @@ class Trainer:
             )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
-        self.graph: StepGraph | None = None
-        if config.step_launch == "as_graph":
-            self.graph = StepGraph(self._to_be_recorded, self.updates.adamw, self.device)
+        self.graph = make_step_graph(
+            config, self._to_be_recorded, self.model, self.updates.adamw, self.needs_masks
+        )
         startup.end("sharding")
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)

@@ -129,7 +129,8 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     """Return a record's configuration; None of one refused today, of no preset, or in FP16.
 
     Nor is one known of a run that set a switch which was taken out since. With
-    ``fast_accumulation=all`` there is none either: the laws do not know it.
+    ``fast_accumulation=all`` or ``step_launch=as_graph`` there is none either: the laws do not know
+    them.
     """
     values = completed(as_run(record.config, record.warnings), record.machine.get("device"))
     if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):
@@ -141,7 +142,8 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
         return None
     is_judged = config.model in PRESETS and not RECIPES[config.precision].scales_loss
     adds_up_as_usual = not config.is_fp8 or config.fast_accumulation == "forward"
-    return config if is_judged and adds_up_as_usual else None
+    by_kernel = config.step_launch == "by_kernel"
+    return config if is_judged and adds_up_as_usual and by_kernel else None
 
 
 def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:

@@ -92,10 +92,12 @@ _FOLLOWING = {
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
-    "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
+    "master_dtype": ("gradient_pool", "step_launch", *_EXCHANGE, *UPDATE),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE, "step_launch"),
     "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
-    "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
+    "num_gpus": (
+        "reshard_after_forward", "gradient_pool", "step_launch", *_EXCHANGE, *UPDATE
+    ),
 }  # fmt: skip
 
 

@@ -24,7 +24,8 @@ def resharding(c: Any) -> bool | str:
 def gradient_pool(c: Any) -> str:
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
-    return "shared" if is_sharded(c) and later and keeps_whole else "own"
+    may_share = is_sharded(c) and later and keeps_whole and c.step_launch != "as_graph"
+    return "shared" if may_share else "own"
 
 
 def updates_in_one_pass(c: Any) -> bool:

@@ -90,6 +90,13 @@ class Switches:
              "by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_dtype == "compute",
              "would not find the weights that gradient_dtype=compute moves; use master"),
+            (lambda c: c.step_launch == "as_graph" and c.gradient_pool == "shared",
+             "would not keep the memory of gradient_pool=shared; use own"),
+            (lambda c: c.step_launch == "as_graph" and c.gradient_norm == "by_one_launch",
+             "would not keep the list of gradients of gradient_norm=by_one_launch; use by_kernel "
+             "for it"),
+            (lambda c: c.step_launch == "as_graph" and c.attention_mask == "checked",
+             "cannot look for packed sequences; use attention_mask=causal, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,
              "is of one backward pass; use gradient_accumulation_steps=1, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.precision_schedule,

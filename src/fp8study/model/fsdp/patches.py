@@ -168,14 +168,16 @@ def cast_shards(model: torch.nn.Module) -> None:
     """Cast the shards of all decoder layers for all gatherings until the next update.
 
     A layer's by one call: for a small model the calls before each gathering are what its steps
-    wait for (docs/log.md). One byte a weight of a shard. The scales must be those of the weights.
+    wait for (docs/log.md). One byte a weight of a shard, always in the same place, where a CUDA
+    graph finds it. The scales must be those of the weights.
     """
     for layer in decoder_layers(model):
         if own := [*shards(layer).values()]:
-            flat = [(shard._tensor.view(-1), shard._precomputed_scale) for shard in own]
-            made = compiled(_all_scaled, dynamic=True)(flat, own[0]._dtype)
-            for shard, fp8_N in zip(own, made, strict=True):
-                shard.fp8 = fp8_N.view(shard.shape)
+            for shard in own:
+                if not hasattr(shard, "fp8"):
+                    shard.fp8 = torch.empty_like(shard._tensor, dtype=shard._dtype)
+            flat = [(s._tensor.view(-1), s._precomputed_scale, s.fp8.view(-1)) for s in own]
+            compiled(_scale_all, dynamic=True)(flat)
 
 
 def is_cast(shard: Any, num_samples: int) -> bool:
@@ -186,10 +188,9 @@ def is_cast(shard: Any, num_samples: int) -> bool:
     return torch.equal(made_N.view(torch.uint8), kept_N.view(torch.uint8))
 
 
-def _all_scaled(
-    flat: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype
-) -> list[torch.Tensor]:
-    return [to_fp8(weight_N, scale, dtype) for weight_N, scale in flat]
+def _scale_all(flat: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+    for weight_N, scale, fp8_N in flat:
+        fp8_N.copy_(to_fp8(weight_N, scale, fp8_N.dtype))
 
 
 def _cast(weight_N: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -68,25 +68,30 @@ class StepGraph:
         Raises:
             UserError: Something in the step cannot be recorded.
         """
-        before = places(self._model) if self._again is None else None
         if self._again is None:
+            before = places(self._model)
             self._ids_BT = ids_BT.clone()
             self._optimizer.be_recorded()
             self._again = self._do if self._stream is None else self._recorded()
-        self._ids_BT.copy_(ids_BT)
-        self._optimizer.count()
-        self._again()
-        if before not in (None, places(self._model)):
-            raise UserError(
-                "step_launch: 'as_graph' would not find what a step of this run moves; use "
-                "by_kernel"
-            )
+            self._replay(self._again, ids_BT)
+            if places(self._model) != before:
+                raise UserError(
+                    "step_launch: 'as_graph' would not find what a step of this run moves; use "
+                    "by_kernel"
+                )
+        else:
+            self._replay(self._again, ids_BT)
         return self._results
 
     def let_go(self) -> None:
         """Free the graph; later steps are to be done without it."""
         self._again = None
         self._optimizer.be_recorded(False)
+
+    def _replay(self, again: Callable[[], None], ids_BT: torch.Tensor) -> None:
+        self._ids_BT.copy_(ids_BT)
+        self._optimizer.count()
+        again()
 
     def _do(self) -> None:
         self._results = self._step(self._ids_BT)

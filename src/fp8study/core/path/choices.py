@@ -12,16 +12,19 @@ from fp8study.core.recipes import RECIPES
 
 
 def is_sharded(c: Any) -> bool:
+    """Whether each GPU holds a part of the weights."""
     return c.strategy == "fsdp2" and c.num_gpus > 1
 
 
 def resharding(c: Any) -> bool | str:
+    """Free the layers that the backward pass comes to last, where freeing them frees anything."""
     if is_sharded(c):
         return "half"
     return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
 
 
 def gradient_pool(c: Any) -> str:
+    """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
     may_share = is_sharded(c) and later and keeps_whole and c.step_launch != "as_graph"
@@ -44,12 +47,14 @@ def _may_update_in_one_pass(c: Any) -> bool:
 
 
 def weight_cast(c: Any) -> str:
+    """Cast weights once where one scale a weight allows it, and the update finds that scale."""
     is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
     is_alike &= c.strategy == "none" or c.gather_cast == "compiled"
     return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
 
 
 def gradient_dtype(c: Any) -> str:
+    """Keep gradients in BF16 where nothing but one update reads them, and weights may move."""
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
     may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"

@@ -14,6 +14,7 @@ from fp8study.analysis.laws.memory import (
     fit_memory,
     predicted_memory,
 )
+from fp8study.analysis.laws.nearby import changed
 from fp8study.analysis.laws.room import largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
@@ -153,3 +154,10 @@ def test_kernels_of_swiglu_are_counted_only_where_a_model_can_have_them():
     assert shape.is_swiglu
     assert predicted_memory(kernels, shape).total < predicted_memory(compiled, shape).total
     assert predicted_memory(kernels, other).total == predicted_memory(compiled, other).total
+
+
+def test_a_run_that_would_fit_is_launched_by_kernel_where_it_cannot_be_a_graph() -> None:
+    values = {"path": "tuned", "strategy": "none", "step_launch": "as_graph", "precision": "fp8"}
+    config = make_config(values).resolved()
+    for change in ({"master_dtype": "bf16"}, {"activation_checkpointing": True}, {"num_gpus": 4}):
+        assert changed(config, change).step_launch == "by_kernel"

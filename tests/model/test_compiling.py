@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -14,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from fp8study.core.config import make_config
 from fp8study.model.compiling import compile_layers, wholly_compiled
+from fp8study.train.step_graph import Results
 from fp8study.train.trainer import Trainer
 
 TOKENS, HIDDEN, WIDTH = 48, 64, 192
@@ -71,14 +71,13 @@ def test_a_timed_run_stops_where_torch_would_compile_no_more(
 def test_every_step_of_a_trainer_is_wholly_compiled(changes: dict[str, Any], strict: bool) -> None:
     seen = []
 
-    def micro_step(blocks: Any, is_last: bool) -> torch.Tensor:
+    def by_kernel(*_: Any) -> Results:
         seen.append(torch._dynamo.config.fail_on_recompile_limit_hit)
-        return torch.zeros(())
+        return torch.zeros(()), None
 
-    trainer = MagicMock(config=make_config(changes), device=torch.device("cpu"), steps=[None])
-    trainer.order.block_ids.return_value, trainer.tokens = [0], np.zeros(5000, np.int32)
+    trainer = MagicMock(config=make_config(changes), device=torch.device("cpu"), graph=None)
     trainer.optimizer.param_groups = []
-    trainer._micro_step = micro_step
+    trainer._by_kernel = by_kernel
     Trainer.step(trainer, 3)
     assert seen == [strict]
     assert not torch._dynamo.config.fail_on_recompile_limit_hit

@@ -77,8 +77,8 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 
 _AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "cast_kernels")
-#: Switches of what GPUs do to gradients together.
-_EXCHANGE = ("collectives", "gradient_copy", "gradient_norm")
+#: Switches of what GPUs do to gradients together, and of how a step with them is launched.
+_EXCHANGE = ("collectives", "gradient_copy", "gradient_norm", "step_launch")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: The tuned path's forms before today's, the latest first: what a run sets to have one.
@@ -88,16 +88,14 @@ EARLIER: tuple[dict[str, Any], ...] = (
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": (*_AFTER_KERNEL, "gradient_copy"),
-    "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE, "step_launch"),
+    "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
-    "master_dtype": ("gradient_pool", "step_launch", *_EXCHANGE, *UPDATE),
-    "activation_checkpointing": (*UPDATE, *_EXCHANGE, "step_launch"),
+    "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
+    "activation_checkpointing": (*UPDATE, *_EXCHANGE),
     "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
-    "num_gpus": (
-        "reshard_after_forward", "gradient_pool", "step_launch", *_EXCHANGE, *UPDATE
-    ),
+    "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
 
 

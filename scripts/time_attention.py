@@ -81,7 +81,8 @@ def times(shape: tuple[int, int, int, int], attend: Attention) -> tuple[float, f
 
     alone, together = (1e3 * median_seconds(run, output.device) for run in (forward, both))
     found = torch.autograd.grad(output, tensors, gradient)
-    return alone, together - alone, torch.cat([output.flatten(), *(x.flatten() for x in found)])
+    values = torch.cat([output.detach().flatten(), *(x.flatten() for x in found)])
+    return alone, together - alone, values
 
 
 def rows() -> Iterator[dict[str, object]]:
@@ -100,7 +101,7 @@ def rows() -> Iterator[dict[str, object]]:
                 yield {"model": model, "batch": batch, "kernel": name, "error": str(error)[:200]}
                 continue
             first = values if first is None else first
-            off = (values - first).detach().float().norm() / first.float().norm()
+            off = (values - first).float().norm() / first.float().norm()
             yield {
                 "model": model, "batch": batch, "kernel": name,
                 "forward_ms": round(forward, 4), "backward_ms": round(backward, 4),

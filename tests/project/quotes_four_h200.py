@@ -27,9 +27,8 @@ def four_h200_texts() -> list[str]:
     law = lead_table(cells_of(read_runs(ROOT / "results")))
     said = law[law["run_ids"].str.contains("h200x4/scaling/") & law["model"].eq(LARGE)]
     at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
-    assert (len(scaling), *map(set, scaling[["num_pairs", "max_grad_norm"]].to_numpy().T)) == (
-        11, {2}, {1},
-    )  # fmt: skip
+    assert len(scaling) == 11
+    assert set(scaling["num_pairs"]) == {2} and set(scaling["max_grad_norm"]) == {1}
     forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
     return [
         *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fp8study.core.config import make_config
+from fp8study.core.errors import UserError
 from fp8study.core.records import read_metrics
 from fp8study.train.step_graph import STEPS_BEFORE
 from tests.train.tiny_runs import Run
@@ -35,6 +37,14 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(run: Run, values: dict
         is_clipped = "max_grad_norm" in values
         known = is_clipped or row["step"] <= STEPS_BEFORE  # else a replayed step has no norm
         assert row.get("gradient_norm") == (before.get("gradient_norm") if known else None)
+
+
+def test_a_graph_is_recorded_and_replayed_before_steps_are_timed() -> None:
+    """What the configuration refuses follows from what the trainer does."""
+    few = TUNED | {"strategy": "none", "step_launch": "as_graph"}
+    make_config(few | {"num_warmup_steps": STEPS_BEFORE + 2})
+    with pytest.raises(UserError, match="num_warmup_steps"):
+        make_config(few | {"num_warmup_steps": STEPS_BEFORE + 1})
 
 
 def test_the_profiled_step_shows_its_gemms(run: Run) -> None:

@@ -110,8 +110,8 @@ class Switches:
             (lambda c: c.step_launch == "as_graph" and c.compile_mode == "reduce-overhead",
              "has the graphs of compile_mode=reduce-overhead in it; use default, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.num_warmup_steps < 5,
-             "is recorded in the fourth step, which must not be timed; use num_warmup_steps=5 or "
-             "more, or by_kernel")))
+             "is recorded in the fourth step, and replayed once before steps are timed; use "
+             "num_warmup_steps=5 or more, or by_kernel")))
     combo_kernels: Literal["apart", "together"] | None = switch(
         "apart", "apart", "small kernels {}", "Kernels that do not wait for each other, as those "
         "that find and invert FP8's scales: the compiler launches each, or many as one; not yet "

@@ -86,6 +86,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     if leads.empty:
         return pd.DataFrame(columns=DECISION_COLUMNS)
     length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    # An arm of which no interval is known takes no place of one that has one.
     kernels = leads["arm"].map(num_kernels).where(leads["ci_low_pct"].notna(), 0)
     order = leads.assign(
         _timed=leads["lead_pct"].isna(), _path=leads["path"] != "tuned",

@@ -64,9 +64,15 @@ def losses(run_dir: Path) -> dict[int, float]:
     ],
 )
 def test_killed_by_signal_9_it_does_the_same_steps_again(
-    num_gpus: int, is_on_gpu: bool, tmp_path: Path, request: pytest.FixtureRequest
+    num_gpus: int,
+    is_on_gpu: bool,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not is_on_gpu:
+    if is_on_gpu:  # where the case on a CPU has started the warm process: it has seen no GPU
+        monkeypatch.delenv("WARM_TRAINING", raising=False)
+    else:
         request.getfixturevalue("warm_training")
     run_dir, again = tmp_path / "run", tmp_path / "again"
     killer = threading.Thread(target=kill_after, args=(DONE, run_dir))

@@ -14,6 +14,11 @@ from fp8study.run.launch import launch
 pytestmark = [pytest.mark.requires_gpu(2), pytest.mark.slow]
 
 
+def furthest(ones: list[float], others: list[float]) -> float:
+    """Return the largest ratio of two numbers of one step, less one."""
+    return max(abs(one / other - 1) for one, other in zip(ones, others, strict=True))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
 @pytest.mark.parametrize("ties", [False, True])
 def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties: bool) -> None:
@@ -23,25 +28,28 @@ def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties:
              "tie_word_embeddings": ties}  # fmt: skip
     LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(tmp_path / "model")
     norms, losses, moved = {}, {}, {}
-    for collectives in ("nccl", "copy_engines"):
+    for name in ("nccl", "again", "copy_engines"):
+        collectives = "copy_engines" if name == "copy_engines" else "nccl"
         config = make_config(
             {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned",
              "precision": precision, "max_grad_norm": 1.0, "collectives": collectives,
              "sequence_length": 2048, "micro_batch_size": 2, "num_steps": 16,
              "num_warmup_steps": 2, "learning_rate": 1e-5}
         ).resolved()  # fmt: skip
-        record = launch(config, tmp_path / collectives, show=str)
-        rows = read_metrics(tmp_path / collectives)
-        losses[collectives] = [row["loss"] for row in rows]
-        norms[collectives] = [row["gradient_norm"] for row in rows]
-        moved[collectives] = {
+        record = launch(config, tmp_path / name, show=str)
+        rows = read_metrics(tmp_path / name)
+        losses[name] = [row["loss"] for row in rows]
+        norms[name] = [row["gradient_norm"] for row in rows]
+        moved[name] = {
             (row["collective"], row["dtype"]): row["gib"]
             for row in record.instruments["step"]["communication"]
             if row["collective"] in ("all_gather", "reduce_scatter")
         }
-    # Not to the bit: some of a GPU's sums have no fixed order.
+    # Not to the bit: some of a GPU's sums have no fixed order, and two runs with NCCL differ.
+    floor, off = (furthest(norms[name], norms["nccl"]) for name in ("again", "copy_engines"))
+    print(f"gradient norms: {off:.2%} off, two runs with NCCL {floor:.2%}")
     assert losses["copy_engines"] == pytest.approx(losses["nccl"], rel=1e-3)
-    assert norms["copy_engines"] == pytest.approx(norms["nccl"], rel=1e-2)
+    assert off <= 2 * floor + 1e-2
     theirs, ours = moved["nccl"], moved["copy_engines"]
     gathered = {key for key in theirs if key[0] == "all_gather"}
     assert {key: ours[key] for key in gathered} == pytest.approx({k: theirs[k] for k in gathered})

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import EARLIER, changed
-from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, IN_ONE_PASS, NORM_AS_SUMMED
-from fp8study.analysis.small_steps import Form, are_small, form_of, todays_form
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.runs.naming import (
+    BEFORE,
+    COPY_ENGINES,
+    GRAPH,
+    IN_ONE_PASS,
+    NORM_AS_SUMMED,
+    has_usual_path,
+    unusual_switches,
+)
+from fp8study.analysis.small_steps import (
+    AS_GRAPH,
+    Form,
+    are_small,
+    for_small_steps,
+    form_of,
+    todays_form,
+)
 from fp8study.core.config import make_config
 from fp8study.core.hardware import find_peak
 
@@ -23,8 +41,9 @@ SETTING = "{}, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
         ("llama-3.1-8b", 2, 1, Form(True, True, False)),
         ("llama-3.1-8b", 2, 2, Form(True, True, False)),
         ("llama-3.1-8b", 4, 2, Form(True, False, False)),
-        ("llama-3.2-1b", 2, 1, Form(False, False, False)),
-        ("llama-3.2-3b", 2, 1, Form(False, False, False)),
+        ("llama-3.2-1b", 2, 1, Form(True, True, False, True)),
+        ("llama-3.2-3b", 2, 1, Form(True, True, False, True)),
+        ("llama-3.2-1b", 4, 1, Form(False, False, False)),
     ],
 )
 def test_a_setting_has_one_form_whichever_its_runs_had(
@@ -32,7 +51,7 @@ def test_a_setting_has_one_form_whichever_its_runs_had(
 ) -> None:
     setting = SETTING.format("not sharded" if num_gpus == 1 else "FSDP2", batch)
     later = f", {IN_ONE_PASS}, {COPY_ENGINES}"
-    for words in ("", f", {IN_ONE_PASS}", later, f"{later}, {NORM_AS_SUMMED}"):
+    for words in ("", f", {IN_ONE_PASS}", later, f"{later}, {NORM_AS_SUMMED}", f"{later}, {GRAPH}"):
         row = {"model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200"}
         assert todays_form(pd.Series(row | {"setting": setting + words})) == form
         clipped = f"{setting}, gradients clipped at 1{words}"
@@ -75,6 +94,47 @@ def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precis
     values = {"path": "tuned", "num_gpus": 2, "precision": precision, "model": model}
     config = make_config(values | {"micro_batch_size": batch} | own)
     assert are_small(config, find_peak("NVIDIA H200")) is small
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise", "fp8_rowwise"])
+@pytest.mark.parametrize(
+    ("own", "gpu", "found"),
+    [
+        ({}, "NVIDIA H200", AS_GRAPH),
+        ({"step_launch": "by_kernel"}, "NVIDIA H200", BEFORE),  # as was asked
+        ({"num_gpus": 4}, "NVIDIA H200", BEFORE),  # not measured
+        ({"num_gpus": 1}, "NVIDIA H200", {}),
+        ({"model": "llama-3.1-8b"}, "NVIDIA H200", {}),
+        ({"model": "llama-3.2-3b"}, "NVIDIA H200", AS_GRAPH),
+        ({"gradient_accumulation_steps": 2}, "NVIDIA H200", BEFORE),  # no graph of that
+        ({"master_dtype": "bf16"}, "NVIDIA H200", BEFORE),
+    ],
+    ids=str,
+)
+def test_small_steps_of_two_gpus_are_one_graph_where_they_can_be(
+    own: dict[str, Any], gpu: str, found: dict[str, Any], precision: str
+) -> None:
+    values = {"path": "tuned", "num_gpus": 2, "precision": precision, "model": "llama-3.2-1b"}
+    assert for_small_steps(make_config(values | own), find_peak(gpu)) == found
+
+
+def test_a_graph_has_room_for_gradients_in_memory_of_their_own() -> None:
+    gpu = find_peak("NVIDIA H200")
+    assert gpu is not None
+    config = make_config({"path": "tuned", "num_gpus": 2, "model": "llama-3.2-3b"})
+    needed = predicted_memory(config, shape_of("llama-3.2-3b"))
+    for memory_gb, found in ((needed.total / 0.9 + 4, BEFORE), (141.0, AS_GRAPH)):
+        assert for_small_steps(config, dataclasses.replace(gpu, memory_gb=memory_gb)) == found
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+def test_a_graph_is_a_form_of_the_path_with_all_that_follows(max_grad_norm: float | None) -> None:
+    values = {"path": "tuned", "num_gpus": 2, "max_grad_norm": max_grad_norm}
+    graph = changed(make_config(values).resolved(), AS_GRAPH).to_dict()
+    norm = [NORM_AS_SUMMED] if max_grad_norm else []
+    assert {*unusual_switches(graph)} == {IN_ONE_PASS, GRAPH, COPY_ENGINES, *norm}
+    assert has_usual_path(graph)
+    assert not has_usual_path(graph | {"gradient_copy": "chunk_cat"})
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])

@@ -19,19 +19,21 @@ def test_gradients_take_the_activations_memory_and_stay_what_they_were(tmp_path:
              "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 2048}  # fmt: skip
     LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(tmp_path / "model")
     norms, losses, reserved = {}, {}, {}
-    for pool in ("own", "shared"):
+    for how, pool, launched in (("own", "own", "by_kernel"), ("shared", "shared", "by_kernel"),
+                                ("graph", "shared", "as_graph")):  # fmt: skip
         config = make_config(
             {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned", "compile": False,
-             "max_grad_norm": 1.0, "gradient_pool": pool, "sequence_length": 2048,
-             "micro_batch_size": 2, "num_steps": 12, "num_warmup_steps": 2,
-             "learning_rate": 1e-5, "profile": False}
+             "max_grad_norm": 1.0, "gradient_pool": pool, "step_launch": launched,
+             "sequence_length": 2048, "micro_batch_size": 2, "num_steps": 12,
+             "num_warmup_steps": 5, "learning_rate": 1e-5, "profile": False}
         ).resolved()  # fmt: skip
-        record = launch(config, tmp_path / pool, show=str)
-        rows = read_metrics(tmp_path / pool)
-        losses[pool] = [row["loss"] for row in rows]
-        norms[pool] = [row["gradient_norm"] for row in rows]
-        reserved[pool] = record.instruments["memory"]["steady_reserved_gib"]
+        record = launch(config, tmp_path / how, show=str)
+        rows = read_metrics(tmp_path / how)
+        losses[how] = [row["loss"] for row in rows]
+        norms[how] = [row["gradient_norm"] for row in rows]
+        reserved[how] = record.instruments["memory"]["steady_reserved_gib"]
     # Not to the bit: some of a GPU's sums have no fixed order.
-    assert losses["shared"] == pytest.approx(losses["own"], rel=1e-3)
-    assert norms["shared"] == pytest.approx(norms["own"], rel=1e-2)
-    assert reserved["shared"] < reserved["own"] - 0.5  # of 1.0 GiB of gradients on each GPU
+    for how in ("shared", "graph"):
+        assert losses[how] == pytest.approx(losses["own"], rel=1e-3)
+        assert norms[how] == pytest.approx(norms["own"], rel=1e-2)
+        assert reserved[how] < reserved["own"] - 0.5  # of 1.0 GiB of gradients on each GPU

@@ -15,7 +15,7 @@ from fp8study.run.launch import launch
 pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
 
 STEPS: dict[str, Any] = {
-    "model": "tiny-llama", "path": "tuned", "update_kernel": "one_pass", "gradient_dtype": "master",
+    "model": "tiny-llama", "path": "tuned", "update_kernel": "one_pass",
     "sequence_length": 256, "num_steps": 12, "num_warmup_steps": 5, "learning_rate": 1e-3,
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ def test_under_an_unchecked_version_the_original_stays_and_the_record_says_so(
     monkeypatch.setattr(patches.metadata, "version", lambda package: "99.0")
     for apply in (
         "_compile_casts",
-        "_shared_pool_reduce_scatter",
+        "pooled_reduce_scatter",
         "_pulling_reduce_scatter",
         "_pulling_all_gather",
     ):

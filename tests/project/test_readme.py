@@ -33,6 +33,7 @@ from tests.project.quotes import (
     tuned_texts,
 )
 from tests.project.quotes_four_h200 import four_h200_texts
+from tests.project.quotes_graph import graph_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
@@ -143,6 +144,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *two_h200_texts(),
         *one_h200_texts(),
         *four_h200_texts(),
+        *graph_texts(),
         *one_pass_texts(),
         *today_texts(),
         *loss_texts(),

@@ -10,6 +10,9 @@ from fp8study.run.machine import Machine
 from tests.machines import H200, machine
 
 ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
+ON_FOUR = ON_TWO | {"num_gpus": 4}
+BY_KERNEL = {"step_launch": "by_kernel"}
+FOUR = machine(H200, H200, H200, H200)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
 def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
     fields: dict[str, Any], gathers: bool
 ) -> None:
-    assert config_for(machine(H200, H200), ON_TWO | fields).fp8_all_gather is gathers
+    assert config_for(FOUR, ON_FOUR | fields).fp8_all_gather is gathers
 
 
 @pytest.mark.parametrize(
@@ -46,25 +49,44 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
 def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_small(
     model: str, batch: int, of_fp8: dict[str, Any], kernel: str
 ) -> None:
-    values = ON_TWO | {"path": "tuned", "model": model, "micro_batch_size": batch}
+    values = ON_FOUR | {"path": "tuned", "model": model, "micro_batch_size": batch}
     for precision, own in (("bf16", {}), ("fp8_tensorwise", of_fp8)):
-        found = config_for(machine(H200, H200), values | {"precision": precision} | own)
+        found = config_for(FOUR, values | {"precision": precision} | own)
         assert found.update_kernel == kernel
         asked = {"update_kernel": "one_pass"}
         own = {n: v for n, v in own.items() if n == "skip"}
-        found = config_for(machine(H200, H200), values | {"precision": precision} | own | asked)
+        found = config_for(FOUR, values | {"precision": precision} | own | asked)
         assert found.update_kernel == "one_pass"
     plain = {"path": "plain", "precision": "bf16"}
-    assert config_for(machine(H200, H200), values | plain).update_kernel == "torch"
+    assert config_for(FOUR, values | plain).update_kernel == "torch"
 
 
-@pytest.mark.parametrize(
-    ("model", "collectives"), [("llama-3.1-8b", "copy_engines"), ("llama-3.2-1b", "nccl")]
-)
-def test_copy_engines_go_with_all_but_small_steps(model: str, collectives: str) -> None:
+def test_two_gpus_launch_small_steps_as_a_graph_in_both_precisions() -> None:
+    two = machine(H200, H200)
+    values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b"}
+    for own in (
+        {},
+        {"precision": "bf16"},
+        {"skip": "lm_head,*.mlp.*"},
+        {"precision": "fp8_rowwise"},
+    ):
+        found = config_for(two, values | own)
+        wanted = ("as_graph", "one_pass", "copy_engines")
+        assert (found.step_launch, found.update_kernel, found.collectives) == wanted
+        assert found.fp8_all_gather is (found.precision == "fp8_tensorwise")
+        asked = config_for(two, values | own | {"step_launch": "by_kernel"})
+        assert (asked.step_launch, asked.update_kernel) == ("by_kernel", "torch")
+    assert config_for(two, values | {"model": "llama-3.1-8b"}).step_launch == "by_kernel"
+    assert config_for(FOUR, values | {"num_gpus": 4}).step_launch == "by_kernel"
+
+
+@pytest.mark.parametrize(("asked", "collectives"), [({}, "copy_engines"), (BY_KERNEL, "nccl")])
+def test_copy_engines_go_with_all_but_small_steps_by_kernel(
+    asked: dict[str, Any], collectives: str
+) -> None:
     for precision in ("bf16", "fp8_tensorwise"):
-        values = ON_TWO | {"path": "tuned", "model": model, "precision": precision}
-        assert config_for(machine(H200, H200), values).collectives == collectives
+        values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b", "precision": precision}
+        assert config_for(machine(H200, H200), values | asked).collectives == collectives
 
 
 @pytest.mark.parametrize(
@@ -102,7 +124,7 @@ def test_the_tuned_path_keeps_fp8_weights_where_they_fit(
     ids=str,
 )  # fmt: skip
 def test_small_steps_keep_the_path_that_a_switch_rests_on(own: dict[str, Any]) -> None:
-    values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b"}
+    values = ON_TWO | BY_KERNEL | {"path": "tuned", "model": "llama-3.2-1b"}
     assert config_for(machine(H200, H200), values).update_kernel == "torch"
     found = config_for(machine(H200, H200), values | own)
     assert found.update_kernel == "one_pass"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.record_shape import as_run
 from fp8study.core.records import read_metrics
 from fp8study.train.step_graph import STEPS_BEFORE
-from tests.train.tiny_runs import Run
+from tests.checkout import tiny_folder
+from tests.train.tiny_runs import Run, launch_tiny
 
 TUNED: dict[str, Any] = {
-    "path": "tuned", "update_kernel": "one_pass", "gradient_dtype": "master", "num_steps": 8,
-    "num_warmup_steps": 5, "lr_schedule": "cosine", "lr_warmup_steps": 3, "profile": True,
+    "path": "tuned", "update_kernel": "one_pass", "num_steps": 8, "num_warmup_steps": 5,
+    "lr_schedule": "cosine", "lr_warmup_steps": 3, "profile": True,
 }  # fmt: skip
 
 
@@ -23,6 +26,8 @@ TUNED: dict[str, Any] = {
     [
         {"strategy": "none", "max_grad_norm": 0.1},
         {"strategy": "none", "precision": "fp8_tensorwise"},
+        {"strategy": "none", "max_grad_norm": 0.1, "gradient_dtype": "master"},
+        {"strategy": "none", "precision": "fp8_tensorwise", "gradient_dtype": "master"},
         {"num_gpus": 2, "max_grad_norm": 0.1, "precision": "fp8_tensorwise"},
         {"num_gpus": 2, "precision": "fp8_tensorwise", "gather_cast": "compiled"},
     ],
@@ -51,3 +56,10 @@ def test_the_profiled_step_shows_its_gemms(run: Run) -> None:
     record, _ = run(**TUNED | {"strategy": "none"}, step_launch="as_graph")
     assert record.audit["matmul_dtypes"]
     assert record.config["step_launch"] == "as_graph"
+
+
+def test_a_model_that_needs_its_masks_is_launched_by_kernel_and_says_so(tmp_path: Path) -> None:
+    model = tiny_folder(tmp_path / "model", model_type="mistral", sliding_window=8)
+    values = TUNED | {"model": model, "strategy": "none", "step_launch": "as_graph"}
+    record = launch_tiny(tmp_path / "run", **values)
+    assert as_run(record.config, record.warnings)["step_launch"] == "by_kernel"

@@ -136,7 +136,7 @@ def test_gradients_reduced_in_our_ways_are_the_same(
     assert norms["num_taken"] == 3 and norms["difference"] < 1e-5
     assert norms["norms"][1] == pytest.approx(norms["norms"][0], rel=1e-6)
     found = compared("fsdp2", 2)["reducing"]
-    plain, shared = "DefaultReduceScatter", "SharedPoolReduceScatter"
+    plain, shared = "DefaultReduceScatter", "PooledReduceScatter"
     sent = "all to all, bfloat16"
     assert found["used"] == [
         [plain], [shared], [sent], [shared, sent], [plain, "foreach", "together"],

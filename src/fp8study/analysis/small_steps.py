@@ -1,18 +1,19 @@
-"""Steps that end before the host has launched them, and what the tuned path leaves out for them."""
+"""Steps that end before the host has launched them, and what the tuned path does about them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fp8study.analysis.laws import speed
-from fp8study.analysis.laws.nearby import as_fp8
+from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.nearby import as_fp8, changed
+from fp8study.analysis.laws.room import has_room
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.runs.naming import COPY_ENGINES, IN_ONE_PASS, NORMS
+from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, GRAPH, IN_ONE_PASS, NORMS
 from fp8study.core.config import RunConfig, make_config, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying
@@ -28,6 +29,8 @@ _RESTING = {
     "gradient_copy": {"reduce_stream"}, "step_launch": {"as_graph"},
     "gradient_norm": {"by_kernel", "by_one_launch", "as_summed"},
 }  # fmt: skip
+#: One launch for all kernels of a step.
+AS_GRAPH = {"step_launch": "as_graph"}
 #: Words of a setting in which the tuned path does not update in one pass.
 _NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
 
@@ -39,6 +42,7 @@ class Form(NamedTuple):
     copy_engines: bool
     norm: bool
     """A kernel of its own finds the norm of the gradients."""
+    graph: bool = False
 
 
 def rests_on_the_path(config: RunConfig) -> bool:
@@ -54,10 +58,9 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
     """Whether a run's steps on several GPUs are too small for what the tuned path chooses itself.
 
     They are where FP8 tensorwise weights are gathered faster in BF16, by `_MARGIN` by the speed
-    law: FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md). `BEFORE`
-    suits them, and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Of
-    what the FP8 runs of a setting may differ in, and of its BF16 run, the answer does not depend,
-    unless a run `rests_on_the_path`.
+    law: FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md). Of what
+    the FP8 runs of a setting may differ in, and of its BF16 run, the answer does not depend, unless
+    a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
@@ -68,10 +71,40 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
     return (1 + _MARGIN) * bf16.total < fp8.total
 
 
+def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
+    """Return what the tuned path sets where a run's steps are small, in both precisions.
+
+    On two GPUs `AS_GRAPH`, by which a 1B's FP8 step took a third of its time (docs/log.md, 80);
+    of more GPUs that is not known, and a graph needs what it refuses left out and, with gradients
+    in memory of their own, room for them. Elsewhere `BEFORE`, whose update launches fewer kernels,
+    and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where
+    steps are not small.
+
+    Raises:
+        UserError: No law is known of such a model.
+    """
+    if not are_small(config, gpu):
+        return {}
+    return dict(AS_GRAPH if _may_be_recorded(config, gpu) else BEFORE)
+
+
+def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
+    shape = shape_of(config.model)
+    is_known = config.num_gpus == 2 and config.num_nodes == 1 and shape.num_experts == 1
+    if not is_known or config.step_launch == "by_kernel":
+        return False
+    with suppress(UserError):
+        bf16 = as_fp8(changed(config.resolved(), AS_GRAPH), "bf16")  # which needs more
+        parts = memory.predicted_memory(bf16, shape)
+        needed = parts.total + parts.parameters  # as large as their gradients, which lie twice
+        return gpu is None or gpu.memory_gb is None or has_room(needed, gpu.memory_gb)
+    return False
+
+
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:
     """Yield the steps of FP8 tensorwise that gathers its weights in FP8, and in BF16."""
-    changed = {*varying("pair"), "update_kernel", "collectives"}
-    open_ = {name: value for name, value in DEFAULTS.items() if name in changed}
+    free = {*varying("pair"), "update_kernel", "collectives"}
+    open_ = {name: value for name, value in DEFAULTS.items() if name in free}
     shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     for gathers in (True, False):
         yield speed.predicted_step(as_fp8(alike, "fp8_tensorwise", gathers), shape, gpu)
@@ -80,7 +113,7 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
 def form_of(setting: str) -> Form:
     """Return the form that a setting says."""
     finds_norm = any(words in setting for words in NORMS)
-    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting, finds_norm)
+    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting, finds_norm, GRAPH in setting)
 
 
 def todays_form(row: pd.Series) -> Form:
@@ -97,8 +130,9 @@ def todays_form(row: pd.Series) -> Form:
               "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
     peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
     with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
-        config = make_config(values).resolved()
-        is_today = config.num_gpus > 1 and not are_small(config, peak)
-        copies = config.collectives == "copy_engines" and is_today
-        return Form(is_today, copies, copies and clips)
+        config = make_config(values)
+        small = for_small_steps(config, peak)
+        is_today = config.num_gpus > 1 and small != BEFORE
+        copies = config.resolved().collectives == "copy_engines" and is_today
+        return Form(is_today, copies, copies and clips, small == AS_GRAPH)
     return earliest

@@ -82,16 +82,14 @@ class RunConfig(Fields):
 
     @property
     def frees_casts(self) -> bool:
-        """Whether kept FP8 weights give their memory to the gradients of one backward pass.
+        """Whether kept FP8 weights give their memory to the gradients of one backward pass."""
+        after_one = self.gradient_accumulation_steps == 1
+        return self.moves_weights and after_one and self.optimizer_step == "after_backward"
 
-        A replayed CUDA graph would not find them where they were.
-        """
-        is_graph = self.compile_mode == "reduce-overhead" or self.step_launch == "as_graph"
-        return (
-            self.optimizer_step == "after_backward"
-            and self.gradient_accumulation_steps == 1
-            and not is_graph
-        )
+    @property
+    def moves_weights(self) -> bool:
+        """Whether kept weights may move between updates: a CUDA graph would not find them."""
+        return self.compile_mode != "reduce-overhead" and self.step_launch != "as_graph"
 
     @property
     def gpus_per_node(self) -> int:

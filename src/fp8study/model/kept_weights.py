@@ -8,7 +8,8 @@ gradients. The values are torchao's to the bit.
 With ``gradient_dtype=compute`` the gradient is that of the kept weight, not of the FP32 one: in
 BF16, as its GEMM makes it. Autograd would write the same numbers again in FP32, for the norm and
 the update to read. All other linear layers of the decoder then keep their weights in BF16, which
-the update writes into the memory of the gradient that it has read.
+the update writes into the memory of the gradient that it has read; or, where a CUDA graph replays
+the step, over those of before.
 
 Whatever changes weights must call `refresh` afterwards; the audit asks `is_current` whether it did.
 """
@@ -183,11 +184,13 @@ def _take_gradients(module: Any, config: ResolvedConfig) -> None:
     module.gradient_of = _no_numbers(weight).requires_grad_(weight.requires_grad)
     weight.grad_dtype, weight.gradient_of = torch.bfloat16, module.gradient_of
     if isinstance(module, KeepingLinear):
-        weight.kept = module.gradient_of
+        weight.kept, weight.kept_moves = module.gradient_of, config.moves_weights
+        if not weight.kept_moves:
+            weight.kept.data = torch.empty_like(weight, dtype=torch.bfloat16)
 
     def arrived(kept: torch.Tensor) -> None:
         weight.grad, kept.grad = kept.grad, None
-        if isinstance(module, KeepingLinear):
+        if isinstance(module, KeepingLinear) and weight.kept_moves:
             kept.data = _no_numbers(weight)
         elif config.frees_casts:
             _resize(module, 0)
@@ -213,10 +216,15 @@ def refresh(model: torch.nn.Module) -> None:
     """Cast the weights of a model from `keep_weights` anew; to be called whenever they changed."""
     layers = []
     for layer in keeping_layers(model).values():
+        weight: Any = layer.weight
         if not isinstance(layer, KeepingLinear):
             layers.append(layer)
-        elif getattr(layer.weight, "written", None) != layer.weight._version:
-            layer.gradient_of.data = layer.weight.detach().to(torch.bfloat16)
+        elif getattr(weight, "written", None) != weight._version:
+            made = weight.detach().to(torch.bfloat16)
+            if weight.kept_moves:
+                weight.kept.data = made
+            else:
+                weight.kept.copy_(made)
     if not layers:
         return
     from torchao.float8.float8_utils import amax_to_scale
@@ -241,9 +249,11 @@ def _resize(layer: Any, num_bytes: int, *_: Any) -> None:
             storage.resize_(num_bytes)
 
 
-def room_for_kept(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-    """Return where an update shall write a weight in BF16: over its gradient, if anywhere."""
-    return gradient if hasattr(weight, "kept") else None
+def room_for_kept(weight: Any, gradient: torch.Tensor) -> torch.Tensor | None:
+    """Return where an update shall write a weight in BF16, if anywhere; best over its gradient."""
+    if not hasattr(weight, "kept"):
+        return None
+    return gradient if weight.kept_moves else weight.kept.data
 
 
 def note_update(weight: Any, largest: torch.Tensor, written: torch.Tensor | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE
-from fp8study.analysis.small_steps import are_small, rests_on_the_path
+from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
@@ -63,30 +63,29 @@ def gathers_faster_in_bf16(config: RunConfig, machine: Machine) -> bool:
 
     By a tenth or more, by the law of speed; False where it knows nothing.
     """
-    return bool(config.resolved().fp8_all_gather) and _has_small_steps(config, machine)
+    return bool(config.resolved().fp8_all_gather) and bool(_for_small_steps(config, machine))
 
 
 def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
     """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
 
-    Small are those whose FP8 weights are gathered faster in BF16, see `are_small`. A 1B in FP8 was
-    faster there with torch's AdamW, which launches fewer kernels; of BF16 and of larger
-    models it is not known (docs/log.md, 68). Both precisions get the same, but for what a run sets
-    itself, or needs. A run that sets a switch which rests on the path's own choice keeps that.
+    See `for_small_steps`. Both precisions get the same, but for what a run sets itself, or needs. A
+    run that sets a switch which rests on the path's own choice keeps that.
     """
-    if not _has_small_steps(config, machine):
-        return {}
+    changes = _for_small_steps(config, machine)
+    if changes != BEFORE:
+        return changes
     plain = {"gather_cast": "eager", "weight_cast": "each_pass", "swiglu": "compiled"}
     is_open = all(getattr(config, name) in (None, value) for name, value in plain.items())
     gathers = is_open and config.resolved().fp8_all_gather
-    return BEFORE | ({"fp8_all_gather": False} if gathers else {})
+    return changes | ({"fp8_all_gather": False} if gathers else {})
 
 
-def _has_small_steps(config: RunConfig, machine: Machine) -> bool:
-    is_known = config.path == "tuned" and config.compile and machine.has_fp8
-    with suppress(UserError):  # of such a model no law is known
-        return is_known and are_small(config, find_peak(machine.gpus[0].name))
-    return False
+def _for_small_steps(config: RunConfig, machine: Machine) -> dict[str, Any]:
+    if config.path == "tuned" and config.compile and machine.has_fp8:
+        with suppress(UserError):  # of such a model no law is known
+            return for_small_steps(config, find_peak(machine.gpus[0].name))
+    return {}
 
 
 def keeps_more_than_fits(config: RunConfig, machine: Machine) -> bool:

@@ -77,6 +77,7 @@ def run(run_dir: Path) -> None:
     if is_main:
         outcome.save(run_dir, replace=True)
     trainer.state.wait_for_everyone()
+    trainer.launch_by_kernel()
     trainer.state.destroy_process_group()
 
 

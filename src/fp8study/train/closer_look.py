@@ -37,9 +37,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     step = partial(trainer.step, config.num_steps - 1, logs_norm=False)  # few steps read it
     if config.measure_overhead:
         trainer.found["overhead"] = measure_overhead(step, partial(_watched, trainer), device)
-    if trainer.graph is not None:  # its replay would show kernels, and not what asked for them
-        trainer.graph.let_go()
-        trainer.graph = None
+    trainer.launch_by_kernel()  # a replay would show kernels, and not what asked for them
     if config.profile:
         trainer.found["step"] = profiled_step(step, run_dir, is_main, device, config)
         found = audited_products(trainer.found["step"], trainer.work, bool(config.fp8_emulate))

@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.record_shape import INSTEAD
 from fp8study.measure.clock import FinishedStep
 from fp8study.model.fsdp.patches import unchecked, without_copy_engines
 from fp8study.model.sharding import parameters_outside_optimizer_pct
@@ -63,6 +66,9 @@ def warnings(trainer: Trainer) -> list[str]:
         **dict.fromkeys(audited, True),
         "attention_mask: checked in each forward pass, for which the GPU is waited for: "
         f"{trainer.needs_masks}": trainer.needs_masks,
+        f"step_launch: a graph makes no masks: {INSTEAD.format('step_launch', 'by_kernel')}": (
+            trainer.needs_masks and config.step_launch == "as_graph"
+        ),
         **dict.fromkeys([*unchecked(config), *without_copy_engines(config)], True),
         "swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers without bias": (
             asks_for_kernels(config) and not num_gated(trainer.bare_model)
@@ -103,3 +109,12 @@ def high_loss(config: ResolvedConfig, steps: Sequence[FinishedStep]) -> str:
         "an update that went too far, or a text unlike the others; for a comparison of losses "
         "a longer lr_warmup_steps or a lower learning_rate may need fewer seeds"
     )
+
+
+def torch_versions() -> dict[str, str | None]:
+    """Return those of what torch was built with and runs on; None without a GPU."""
+    has_cuda = torch.cuda.is_available()
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_cuda else None,
+    }

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError, one_line
-from fp8study.model.fsdp import peers
+from fp8study.model.fsdp import peers, pooling
 from fp8study.model.local import unwrapped
 from fp8study.model.optimizer import OnePassAdamW
 
@@ -38,6 +36,7 @@ class StepGraph:
         device = next(model.parameters()).device
         # A graph cannot be recorded on the default one.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        pooling.compute_on(self._stream)
         self._num_steps = 0
         self._again: Callable[[], None] | None = None
 
@@ -86,6 +85,7 @@ class StepGraph:
     def let_go(self) -> None:
         """Free the graph; later steps are to be done without it."""
         self._again = None
+        pooling.compute_on(None)
         self._optimizer.be_recorded(False)
 
     def _replay(self, again: Callable[[], None], ids_BT: torch.Tensor) -> None:
@@ -119,26 +119,6 @@ class StepGraph:
             ) from cause
         peers.forget_events()
         return graph.replay
-
-
-def make_step_graph(
-    config: ResolvedConfig, step: Step, model: torch.nn.Module, optimizer: Any, masks: str | None
-) -> StepGraph | None:
-    """Return what a run launches its steps by; None if by kernel.
-
-    `masks`: why its model's masks are made in each step, if they are.
-
-    Raises:
-        UserError: They cannot be made in a graph.
-    """
-    if config.step_launch == "by_kernel":
-        return None
-    if masks:
-        raise UserError(
-            f"step_launch: 'as_graph' makes no masks, and this model needs them: {masks}; use "
-            "by_kernel"
-        )
-    return StepGraph(step, model, optimizer)
 
 
 def places(model: torch.nn.Module) -> list[int]:

@@ -39,11 +39,11 @@ from fp8study.model.sharding import after_update, gradient_sync, make_accelerato
 from fp8study.model.updates import Look, make_updates, untrained_weights
 from fp8study.run.children import answering
 from fp8study.run.job import Job, Outcome, StartupClock
-from fp8study.train.facts import binding_facts, warnings
+from fp8study.train.facts import binding_facts, torch_versions, warnings
 from fp8study.train.nodes import rank_layout
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
-from fp8study.train.step_graph import Results, make_step_graph
+from fp8study.train.step_graph import Results, StepGraph
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
 
@@ -92,9 +92,9 @@ class Trainer:
             )
         after = after_update(config, self.model)
         self.updates = make_updates(config, self.model, self.optimizer, after)
-        self.graph = make_step_graph(
-            config, self._to_be_recorded, self.model, self.updates.adamw, self.needs_masks
-        )
+        self.graph = None
+        if config.step_launch == "as_graph" and not self.needs_masks:
+            self.graph = StepGraph(self._to_be_recorded, self.model, self.updates.adamw)
         startup.end("sharding")
         # Unwrapped: DDP prefixes every module's name, and the skip patterns would not match.
         self.bare_model = accelerator.unwrap_model(self.model)
@@ -206,6 +206,12 @@ class Trainer:
             self._judge(audit, step)
         return loss, gradient_norm
 
+    def launch_by_kernel(self) -> None:
+        """Do further steps kernel by kernel. NCCL ends only when no graph holds calls of it."""
+        if self.graph is not None:
+            self.graph.let_go()
+            self.graph = None
+
     def _by_kernel(self, step: int, audit: FirstStepAudit | None, logs_norm: bool) -> Results:
         """Launch a step's kernels one by one."""
         loss = torch.zeros((), device=self.device)
@@ -312,7 +318,7 @@ class Trainer:
         return Outcome(
             status,
             detail,
-            versions=_torch_versions(),
+            versions=torch_versions(),
             machine=rank_layout(self.config),
             model=self.model_facts,
             results=results,
@@ -336,11 +342,3 @@ def settle_garbage() -> None:
         gc.freeze()
     if told:
         raise KeyboardInterrupt
-
-
-def _torch_versions() -> dict[str, str | None]:
-    has_cuda = torch.cuda.is_available()
-    return {
-        "cuda": torch.version.cuda,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if has_cuda else None,
-    }

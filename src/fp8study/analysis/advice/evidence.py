@@ -49,7 +49,7 @@ Row = Mapping[str, Any]
 #: What a prediction shares with the pairs that were measured next to it.
 _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
            "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
-           "gradient_accumulation_steps")  # fmt: skip
+           "gradient_accumulation_steps", "step_launch")  # fmt: skip
 #: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
 #: What an FP8 is called that was timed before it had one of `KERNELS`: before its SwiGLU had them,

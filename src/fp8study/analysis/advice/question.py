@@ -16,7 +16,7 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
-    EARLIER,
+    FORM,
     SAVERS,
     as_fp8,
     changed,
@@ -26,7 +26,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
-from fp8study.analysis.small_steps import are_small, rests_on_the_path
+from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
@@ -34,10 +34,8 @@ from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_
 from fp8study.core.presets import check_model, needs_plain_head
 from fp8study.core.recipes import ARITHMETICS
 
-#: Fields that say which form of the tuned path is meant.
-_FORM = {name for form in EARLIER for name in form}
 #: Further fields that the laws know, and by which the report tells settings apart.
-_OTHERS = (*SAVERS, *sorted(_FORM), "gradient_accumulation_steps", "max_grad_norm",
+_OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
            "learning_rate")  # fmt: skip
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
@@ -138,9 +136,9 @@ def question_for(
     if "update_kernel" not in values:
         fp8 = as_fp8(config, "fp8_tensorwise")
         before = not rests_on_the_path(config) and fits_before_alone(fp8, shape, capacity)
-        before |= are_small(config, peak)
-        config = changed(config.resolved(), (BEFORE if before else {}) | dict(others or {}))
-    name, as_asked = None if gpu else gpus[0][0], bool(_FORM & values.keys())
+        changes = BEFORE if before else for_small_steps(config, peak)
+        config = changed(config.resolved(), changes | dict(others or {}))
+    name, as_asked = None if gpu else gpus[0][0], bool({*FORM} & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
     return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)
 

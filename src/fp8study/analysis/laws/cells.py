@@ -129,8 +129,7 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     """Return a record's configuration; None of one refused today, of no preset, or in FP16.
 
     Nor is one known of a run that set a switch which was taken out since. With
-    ``fast_accumulation=all`` or ``step_launch=as_graph`` there is none either: the laws do not know
-    them.
+    ``fast_accumulation=all`` there is none either: the laws do not know it.
     """
     values = completed(as_run(record.config, record.warnings), record.machine.get("device"))
     if any(values.get(name, field.plain) != field.plain for name, field in RETIRED.items()):
@@ -142,8 +141,7 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
         return None
     is_judged = config.model in PRESETS and not RECIPES[config.precision].scales_loss
     adds_up_as_usual = not config.is_fp8 or config.fast_accumulation == "forward"
-    by_kernel = config.step_launch == "by_kernel"
-    return config if is_judged and adds_up_as_usual and by_kernel else None
+    return config if is_judged and adds_up_as_usual else None
 
 
 def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:

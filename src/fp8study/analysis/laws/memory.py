@@ -133,7 +133,7 @@ def predicted_memory(
     at_update = {"gradients": _gradients_at_update(config, shape, weight_bytes) / sharded,
                  "loss_head": _head_gradients(config, shape),
                  "copies": _kept_casts(config, shape) * (not config.frees_casts)}  # fmt: skip
-    if config.optimizer_step == "in_backward":  # later, gradients have taken their place
+    if config.optimizer_step == "in_backward" or not config.moves_weights:  # else gradients' place
         at_update["copies"] += 2.0 * kept_narrow(config, shape)
     moments = {"loss": at_loss, "update": at_update}
     moment = max(moments, key=lambda name: sum(moments[name].values()))

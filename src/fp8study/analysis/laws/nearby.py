@@ -85,6 +85,8 @@ UPDATE = ("update_kernel", *_AFTER_KERNEL)
 EARLIER: tuple[dict[str, Any], ...] = (
     {"gradient_norm": "separate"}, {"collectives": "nccl"}, BEFORE,
 )  # fmt: skip
+#: Switches by which a form of the path is known, today's for small steps among them.
+FORM = ("step_launch", *(name for form in EARLIER for name in form))
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": (*_AFTER_KERNEL, "gradient_copy"),
@@ -94,6 +96,7 @@ _FOLLOWING = {
     ),
     "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE),
+    "step_launch": ("gradient_pool", "gradient_dtype"),
     "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
     "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
@@ -290,7 +293,7 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
-    by_hand = {name: set_by_hand(config.to_dict(), name) for form in EARLIER for name in form}
+    by_hand = {name: set_by_hand(config.to_dict(), name) for name in FORM}
     return found | {name: value for name, value in by_hand.items() if value is not None}
 
 

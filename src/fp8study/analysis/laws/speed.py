@@ -153,6 +153,8 @@ def predicted_step(
     parts = {name: micro_steps * ms for name, ms in each.items()}
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
+    if config.step_launch == "as_graph":
+        launches = gathers = 0.0  # one launch, beside the step before
     restarts = c.phases > 1 and config.attention_mask == "checked"
     forward = _FORWARD * launches + _FORWARD_GATHERS * gathers if restarts else None
     return StepParts(**parts, host=launches + gathers, host_forward=forward)

@@ -31,7 +31,8 @@ BEFORE = {"update_kernel": "torch"}
 IN_ONE_PASS = "updated in one pass"
 #: Switches that it set later still, as it was before: a setting names what differs.
 _LATER = {
-    name: PLAIN[name] for name in ("collectives", "gradient_norm", "transposes", "cast_kernels")
+    name: PLAIN[name]
+    for name in ("collectives", "gradient_norm", "transposes", "cast_kernels", "step_launch")
 }
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
@@ -46,6 +47,8 @@ _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_cop
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
+#: And of steps that the host launches as one CUDA graph, as small ones of two GPUs since entry 80.
+GRAPH = "steps launched as graph"
 
 
 def fp8_part(config: Mapping[str, Any]) -> str:
@@ -166,8 +169,9 @@ def has_usual_path(config: dict[str, Any]) -> bool:
     """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
     by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
     later = by_gpus.get(config.get("num_gpus", 0), [])
-    forms = [[IN_ONE_PASS, *later[:number]] for number in range(len(later) + 1)]
-    return unusual_switches(config) in ([], *forms)
+    forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
+    graphs = [form | {GRAPH} for form in forms if COPY_ENGINES in form]
+    return {*unusual_switches(config)} in (set(), *forms, *graphs)
 
 
 def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -176,6 +180,8 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     others = {name: value for name, value in config.items() if name not in PLAIN}
     # Of a configuration that is refused today, nothing is known to be usual.
     undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
+    if not given:  # torch's update refuses a graph, from which follows what others are
+        undecided["step_launch"] = config.get("step_launch")
     usual = completed(others | undecided | dict(given)) | _LATER
     if usual["gradient_copy"] == _BOTH["gradient_copy"]:
         usual["gradient_copy"] = "foreach"

@@ -27,8 +27,9 @@ def gradient_pool(c: Any) -> str:
     """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
-    may_share = is_sharded(c) and later and keeps_whole and c.step_launch != "as_graph"
-    return "shared" if may_share else "own"
+    may_share = is_sharded(c) and later and keeps_whole
+    # In a graph's own memory it was not yet tried on GPUs.
+    return "shared" if may_share and c.step_launch != "as_graph" else "own"
 
 
 def updates_in_one_pass(c: Any) -> bool:
@@ -58,7 +59,7 @@ def gradient_dtype(c: Any) -> str:
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
     may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
-    may_move &= c.strategy == "none" and c.step_launch != "as_graph"
+    may_move &= c.strategy == "none"
     narrow = keeps and clips_once and may_move and updates_in_one_pass(c)
     return "compute" if narrow else "master"
 

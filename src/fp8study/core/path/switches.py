@@ -83,15 +83,11 @@ class Switches:
              "says nothing with compile=false; leave it out, or set compile=true"),)))
     step_launch: Literal["by_kernel", "as_graph"] | None = switch(
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
-        "or, after three steps, all of it as one CUDA graph, where steps wait for the host; not "
-        "yet tried on GPUs.", refused=(
+        "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of two "
+        "GPUs launched so, which wait for the host.", refused=(
             (lambda c: c.step_launch == "as_graph" and c.update_kernel != "one_pass",
              "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
              "by_kernel"),
-            (lambda c: c.step_launch == "as_graph" and c.gradient_dtype == "compute",
-             "would not find the weights that gradient_dtype=compute moves; use master"),
-            (lambda c: c.step_launch == "as_graph" and c.gradient_pool == "shared",
-             "would not keep the memory of gradient_pool=shared; use own"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_norm == "by_one_launch",
              "would not keep the list of gradients of gradient_norm=by_one_launch; use by_kernel "
              "for it"),

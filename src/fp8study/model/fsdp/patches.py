@@ -26,6 +26,7 @@ from fp8study.model.build import decoder_layers
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import to_fp8
 from fp8study.model.fsdp import copying, peers
+from fp8study.model.fsdp.pooling import pooled_reduce_scatter
 from fp8study.model.local import stride
 
 
@@ -204,7 +205,7 @@ def _reduce_scatter(is_pooled: bool, copies: bool, squares: bool) -> type:
     """Return the class of a reduce-scatter that does one of the first two, or both."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
-    base = _shared_pool_reduce_scatter() if is_pooled else DefaultReduceScatter
+    base = pooled_reduce_scatter() if is_pooled else DefaultReduceScatter
     return _pulling_reduce_scatter(base, squares) if copies else base
 
 
@@ -269,29 +270,3 @@ def _pulling_all_gather() -> type:
             return None  # FSDP2 waits for the stream
 
     return PullingAllGather
-
-
-@cache
-def _shared_pool_reduce_scatter() -> type:
-    """Return torch's reduce-scatter, but into memory of the default stream.
-
-    torch hands out GPU memory by stream: what one stream has freed, no other can have. FSDP2
-    reduces gradients on a stream of its own. Where they are kept until the end of the backward
-    pass, to be clipped, their memory would be reserved beside that of the activations, although the
-    activations are gone by then. Here they take what the activations leave.
-
-    Safe as long as what is reduced is freed after the backward pass: the reducing stream has waited
-    for all that the default stream did with the memory before, and the default stream waits for the
-    reducing one at the end of the backward pass. So a gradient must become a weight's own as it is,
-    neither cast nor added to an older one; the configuration refuses the rest.
-    """
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-
-    class SharedPoolReduceScatter(DefaultReduceScatter):
-        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            if device.type != "cuda":
-                return super().allocate(size, dtype=dtype, device=device)
-            with torch.cuda.stream(torch.cuda.default_stream(device)):
-                return super().allocate(size, dtype=dtype, device=device)
-
-    return SharedPoolReduceScatter

@@ -158,20 +158,23 @@ def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "num_gpus", "batch", "norm"),
+    ("model", "num_gpus", "batch", "norm", "others"),
     [
-        ("llama-3.2-1b", 2, 1, "as_summed"),  # small steps, with torch's AdamW by itself
-        ("llama-3.2-3b", 2, 1, "as_summed"),
-        ("llama-3.1-8b", 1, 2, "by_kernel"),  # fits with no FP8 weights kept
+        # Small steps, with torch's AdamW by itself unless they are a graph.
+        ("llama-3.2-1b", 2, 1, "as_summed", {"step_launch": "by_kernel"}),
+        ("llama-3.2-3b", 2, 1, "as_summed", {"step_launch": "by_kernel"}),
+        ("llama-3.1-8b", 1, 2, "by_kernel", {}),  # fits with no FP8 weights kept
     ],
 )
 def test_a_norm_that_is_asked_for_keeps_the_form_that_it_goes_with(
-    model: str, num_gpus: int, batch: int, norm: str
+    model: str, num_gpus: int, batch: int, norm: str, others: dict[str, Any]
 ) -> None:
-    values = {"max_grad_norm": 1.0, "gradient_norm": norm}
-    asked = question_for([], model, num_gpus, 4096, batch, "h200", values).config
+    values = {"max_grad_norm": 1.0, **others}
+    asked, own = (
+        question_for([], model, num_gpus, 4096, batch, "h200", values | said).config
+        for said in ({"gradient_norm": norm}, {})
+    )
     assert (asked.gradient_norm, asked.update_kernel) == (norm, "one_pass")
-    own = question_for([], model, num_gpus, 4096, batch, "h200", {"max_grad_norm": 1.0}).config
     assert own.gradient_norm == "separate"
 
 

@@ -84,7 +84,8 @@ ASKED = {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}
         ("llama-3.1-8b", 1, {}, False),  # by the law 2 %
         ("llama-3.2-3b", 2, {}, False),  # 6 %
         ("llama-3.2-1b", 2, {"num_gpus": 4}, True),  # 17 %
-        ("llama-3.2-1b", 1, ASKED, False),  # rests on the path's own choice
+        ("llama-3.2-1b", 1, ASKED, True),
+        ("llama-3.2-1b", 1, AS_GRAPH, True),
         ("llama-3.2-1b", 1, {"num_gpus": 1}, False),
     ],
 )
@@ -102,6 +103,8 @@ def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precis
     [
         ({}, "NVIDIA H200", AS_GRAPH),
         ({"step_launch": "by_kernel"}, "NVIDIA H200", BEFORE),  # as was asked
+        (ASKED, "NVIDIA H200", AS_GRAPH),
+        (ASKED | {"step_launch": "by_kernel"}, "NVIDIA H200", {}),  # rests on the path's own choice
         ({"num_gpus": 4}, "NVIDIA H200", BEFORE),  # not measured
         ({"num_gpus": 1}, "NVIDIA H200", {}),
         ({"model": "llama-3.1-8b"}, "NVIDIA H200", {}),

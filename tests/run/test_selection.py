@@ -172,17 +172,21 @@ def test_overrides_reach_every_run_and_what_fits() -> None:
 
 
 def test_weights_are_gathered_and_updated_in_the_way_that_the_law_finds_faster() -> None:
-    runs = [run for run in timed(selected(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
+    runs = [run for run in timed(selected(MACHINES["8 H200"], 600)) if run.config.num_gpus == 8]
     decided = [run.config.resolved() for run in runs]
     gathers, kernels = (
         {(c.model, c.micro_batch_size, c.precision): getattr(c, name) for c in decided}
         for name in ("fp8_all_gather", "update_kernel")
     )
     assert gathers["llama-3.2-1b", 1, "fp8_tensorwise"] is False
-    assert gathers["llama-3.1-8b", 3, "fp8_tensorwise"] is True
+    assert gathers["llama-3.1-8b", 5, "fp8_tensorwise"] is True
     for precision in ("bf16", "fp8_tensorwise"):
         assert kernels["llama-3.2-1b", 1, precision] == "torch"
-        assert kernels["llama-3.1-8b", 3, precision] == "one_pass"
+        assert kernels["llama-3.1-8b", 5, precision] == "one_pass"
+    two = [run for run in timed(selected(MACHINES["2 H200"], 600)) if run.config.num_gpus == 2]
+    launched = {(c.model, c.micro_batch_size): c.step_launch for c in (run.config for run in two)}
+    assert launched["llama-3.2-1b", 1] == "as_graph"
+    assert launched["llama-3.1-8b", 3] is None
     asked = select(MACHINES["2 H200"], 600, overrides={"fp8_all_gather": False}).runs
     assert not any(run.values["fp8_all_gather"] for run in asked)
 

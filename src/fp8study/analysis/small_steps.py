@@ -58,14 +58,14 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
     """Whether a run's steps on several GPUs are too small for what the tuned path chooses itself.
 
     They are where FP8 tensorwise weights are gathered faster in BF16, by `_MARGIN` by the speed
-    law: FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md). Of what
-    the FP8 runs of a setting may differ in, and of its BF16 run, the answer does not depend, unless
-    a run `rests_on_the_path`.
+    law: FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md). On what
+    the FP8 runs of a setting may differ in, and on how a run's steps are launched, the answer does
+    not depend.
 
     Raises:
         UserError: No law is known of such a model.
     """
-    if config.num_gpus == 1 or rests_on_the_path(config):
+    if config.num_gpus == 1:
         return False
     fp8, bf16 = _in_fp8(config, gpu)
     return (1 + _MARGIN) * bf16.total < fp8.total
@@ -78,14 +78,16 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     of more GPUs that is not known, and a graph needs what it refuses left out and, with gradients
     in memory of their own, room for them. Elsewhere `BEFORE`, whose update launches fewer kernels,
     and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where
-    steps are not small.
+    steps are not small, or where a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
     """
     if not are_small(config, gpu):
         return {}
-    return dict(AS_GRAPH if _may_be_recorded(config, gpu) else BEFORE)
+    if _may_be_recorded(config, gpu):
+        return dict(AS_GRAPH)
+    return {} if rests_on_the_path(config) else dict(BEFORE)
 
 
 def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
@@ -103,7 +105,7 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:
     """Yield the steps of FP8 tensorwise that gathers its weights in FP8, and in BF16."""
-    free = {*varying("pair"), "update_kernel", "collectives"}
+    free = {*varying("pair"), "update_kernel", "collectives", "step_launch"}
     open_ = {name: value for name, value in DEFAULTS.items() if name in free}
     shape, alike = shape_of(config.model), RunConfig(**{**config.to_dict(), **open_}).resolved()
     for gathers in (True, False):

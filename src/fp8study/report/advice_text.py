@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Option
+from fp8study.analysis.advice.commands import STUDY
 from fp8study.analysis.advice.evidence import (
     MEASURED,
     MODELLED,
@@ -18,7 +19,6 @@ from fp8study.analysis.laws.account import (
     LawErrors,
 )
 from fp8study.analysis.laws.here import Measured
-from fp8study.analysis.laws.nearby import STUDY
 from fp8study.report.verdict_text import answer_lines, chosen_option, lead_text
 from fp8study.report.words import count, number, rate, recipe, span
 

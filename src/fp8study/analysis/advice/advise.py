@@ -15,6 +15,12 @@ import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
 from fp8study.analysis.advice.by_law import host_shows, predicted_speed
+from fp8study.analysis.advice.commands import (
+    CHECK_LOSS,
+    command_for_loss,
+    settings,
+    to_check,
+)
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
     MEASURED,
@@ -40,7 +46,6 @@ from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
-    CHECK_LOSS,
     SAVERS,
     Changed,
     Law,
@@ -48,13 +53,10 @@ from fp8study.analysis.laws.nearby import (
     beyond,
     changed,
     changes,
-    command_for_loss,
     cures,
     larger_alone,
     lead_by_law,
-    settings,
     tensorwise,
-    to_check,
     ways,
     written,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fp8study.analysis.decision import forms_behind
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import EARLIER, changed
 from fp8study.analysis.laws.shape import shape_of
@@ -152,3 +153,16 @@ def test_the_path_of_small_steps_has_one_form_alone(max_grad_norm: float | None)
     small = changed(make_config(values).resolved(), BEFORE)
     assert are_small(small, find_peak("NVIDIA H200"))
     assert {changed(small, form) for form in EARLIER} == {small}
+
+
+def test_small_steps_by_kernel_are_further_behind_than_the_path_before_them() -> None:
+    """The path never launched them so once it updated in one pass."""
+    setting = SETTING.format("FSDP2", 1)
+    row = {"model": "llama-3.2-3b", "num_gpus": 2, "gpu_name": "NVIDIA H200"}
+    by_kernel = f", {IN_ONE_PASS}, {COPY_ENGINES}"
+    behind = [
+        forms_behind(pd.Series(row | {"setting": setting + words}))
+        for words in (f"{by_kernel}, {GRAPH}", "", by_kernel)
+    ]
+    assert behind == sorted(behind) and behind[0] == 0
+    assert len({*behind}) == 3

@@ -138,7 +138,7 @@ def test_gpus_without_fp8_judge_losses_on_synthetic_text_where_there_is_no_other
     assert {run.config.corpus for run in more.runs} == {"synthetic", "text:my.txt"}
 
 
-def test_the_plan_of_a_study_of_ones_own_says_where_another_all_gather_is_faster(
+def test_the_plan_of_a_study_of_ones_own_says_where_another_way_is_faster(
     checkout: Path,
 ) -> None:
     path = checkout / "pipelines/studies/mine.yaml"
@@ -147,19 +147,21 @@ def test_the_plan_of_a_study_of_ones_own_says_where_another_all_gather_is_faster
         "precision: fp8_tensorwise, sequence_length: 4096}\n"
         "arms: [{model: llama-3.1-8b, micro_batch_size: 4}, {model: llama-3.2-1b}]\n"
     )
-    hint = (
-        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for llama-3.2-1b at "
-        "batch 1 on 2 GPUs: SET='fp8_all_gather=false'"
+    cell = "faster here for llama-3.2-1b at batch 1 on {} GPUs: SET='{}'"
+    hint = "by the law of speed steps launched as one CUDA graph are " + cell.format(
+        2, "step_launch=as_graph"
     )
 
     def plan(there: Machine = TWO, **overrides: Any) -> str:
         return " ".join(plan_text(load_study("mine", overrides), there).split())
 
     assert hint in plan()
-    assert "is faster here" not in plan(fp8_all_gather=False)
-    assert "is faster here" not in plan(path="plain")
-    assert "is faster here" not in plan(there=MACHINES["A100"])
-    assert "is faster here" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
+    for own in ({"fp8_all_gather": False}, {"path": "plain"}, {"step_launch": "as_graph"}):
+        assert "faster here" not in plan(**own)
+    four = plan(MACHINES["8 H200"], num_gpus=4)
+    assert "BF16 all-gather is " + cell.format(4, "fp8_all_gather=false") in four
+    assert "faster here" not in plan(there=MACHINES["A100"])
+    assert "faster here" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
 
 
 def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path) -> None:

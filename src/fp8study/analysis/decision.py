@@ -121,9 +121,14 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
 
 
 def forms_behind(row: pd.Series) -> int:
-    """Return in how much a row's form of the tuned path is not what that has today."""
-    forms = zip(form_of(row["setting"]), todays_form(row), strict=True)
-    return sum(own != today for own, today in forms)
+    """Return in how much a row's form of the tuned path is not what that has today.
+
+    Steps that are one graph today had the earliest form before, and none between.
+    """
+    own, today = form_of(row["setting"]), todays_form(row)
+    if today.graph and not own.graph:
+        return 1 + sum(own)
+    return sum(one != other for one, other in zip(own, today, strict=True))
 
 
 def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str | None:

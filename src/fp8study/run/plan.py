@@ -9,6 +9,7 @@ from typing import Any
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError, nearest
+from fp8study.core.field_types import shown
 from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
@@ -16,7 +17,7 @@ from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_stu
 from fp8study.data.corpus import check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
-from fp8study.run.defaults import gathers_faster_in_bf16
+from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
 from fp8study.run.terminal import fit, using_model
@@ -32,6 +33,10 @@ _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 #: Passes over a text above which it is told that it is seen again.
 _SEEN_AGAIN = 1.2
+#: What `better_than_asked` names.
+_FASTER = {
+    "fp8_all_gather": "BF16 all-gather is", "step_launch": "steps launched as one CUDA graph are",
+}  # fmt: skip
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -160,7 +165,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         *study.notes,
         _without_hub(pending),
         _unpaired(pending, impossible),
-        _slower_gathers(pending, machine),
+        *_faster_ways(pending, machine),
     )
     lines += [f"  {note}" for note in notes if note]
     for reason in dict.fromkeys(impossible.values()):
@@ -222,22 +227,24 @@ def _unpaired(pending: list[PlannedRun], impossible: Mapping[PlannedRun, str]) -
     return f"without the BF16 run beside it, which is impossible here: {names}" if alone else None
 
 
-def _slower_gathers(pending: list[PlannedRun], machine: Machine) -> str | None:
-    """Name the runs that would be faster with another all-gather, if their study asks for one only.
+def _faster_ways(pending: list[PlannedRun], machine: Machine) -> list[str]:
+    """Name runs that one field would make faster, if their study does not ask for that, too.
 
     A study says what its runs are, on any machine: unlike `fp8study run`, it does not choose.
     """
-    configs = [run.config for run in pending]
-    slower = [config for config in configs if gathers_faster_in_bf16(config, machine)]
-    precisions = {config.precision for config in slower}
-    asks_both = any(c.precision in precisions and c.fp8_all_gather is False for c in configs)
-    if not slower or asks_both:
-        return None
-    cells = {f"{c.model} at batch {c.micro_batch_size} on {c.num_gpus} GPUs": 1 for c in slower}
-    return (
-        "FP8 all-gather; by the law of speed BF16 all-gather is faster here for "
-        f"{', '.join(cells)}: SET='fp8_all_gather=false'"
-    )
+    configs = [run.config.resolved() for run in pending]
+    cells: dict[tuple[str, Any], dict[str, int]] = {}
+    for config in configs:
+        place = f"{config.model} at batch {config.micro_batch_size} on {config.num_gpus} GPUs"
+        for name, value in better_than_asked(config, machine).items():
+            alike = (c for c in configs if c.precision == config.precision)
+            if all(getattr(c, name) != value for c in alike):
+                cells.setdefault((name, value), {})[place] = 1
+    return [
+        f"by the law of speed {_FASTER[name]} faster here for {', '.join(places)}: "
+        f"SET='{name}={shown(value)}'"
+        for (name, value), places in cells.items()
+    ]
 
 
 def _costs(run: PlannedRun) -> list[str]:

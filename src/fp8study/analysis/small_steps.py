@@ -14,7 +14,7 @@ from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.laws.room import has_room
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, GRAPH, IN_ONE_PASS, NORMS
-from fp8study.core.config import RunConfig, make_config, set_by_hand
+from fp8study.core.config import ResolvedConfig, RunConfig, make_config, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -90,15 +90,40 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     return {} if rests_on_the_path(config) else dict(BEFORE)
 
 
+def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
+    """Return a run with another batch or length, with what the tuned path does about small steps.
+
+    Raises:
+        UserError: No law is known of such a model.
+    """
+    if config.num_gpus == 1 or config.path != "tuned":
+        return config
+    usual = changed(config, {"update_kernel": None})
+    small = for_small_steps(_open(usual), gpu)
+    is_as_it_was = not small and config.step_launch == "by_kernel"
+    return config if is_as_it_was else changed(usual, small)
+
+
+def is_by_kernel_alone(config: ResolvedConfig) -> bool:
+    """Whether a run must say that its steps are launched by kernel, or would be one graph."""
+    by_kernel = config.path == "tuned" and config.step_launch == "by_kernel" and config.compile
+    return by_kernel and for_small_steps(_open(config), None) == AS_GRAPH
+
+
+def _open(config: ResolvedConfig) -> RunConfig:
+    return RunConfig(**{**config.to_dict(), "step_launch": None})
+
+
 def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
     shape = shape_of(config.model)
-    is_known = config.num_gpus == 2 and config.num_nodes == 1 and shape.num_experts == 1
-    if not is_known or config.step_launch == "by_kernel":
+    makes_masks = shape.window is not None and shape.window < config.sequence_length
+    if config.step_launch == "by_kernel" or shape.asks_gpu or makes_masks:
         return False
     with suppress(UserError):
-        bf16 = as_fp8(changed(config.resolved(), AS_GRAPH), "bf16")  # which needs more
-        parts = memory.predicted_memory(bf16, shape)
-        needed = parts.total + parts.parameters  # as large as their gradients, which lie twice
+        graph = changed(config.resolved(), AS_GRAPH)
+        if graph.collectives != "copy_engines":  # by which two GPUs were timed
+            return False
+        needed = memory.predicted_memory(as_fp8(graph, "bf16"), shape).held  # more than FP8
         return gpu is None or gpu.memory_gb is None or has_room(needed, gpu.memory_gb)
     return False
 

@@ -31,10 +31,13 @@ class Instruments:
         self.memory.start()
         self.clock.start(step)
 
-    def open_window(self) -> Iterator[FinishedStep]:
-        """Wait for the warm-up's last step, yield what is unread, and begin the timed window."""
+    def open_window(self, replays: bool) -> Iterator[FinishedStep]:
+        """Wait for the warm-up's last step, yield what is unread, and begin the timed window.
+
+        `replays`: as `MemoryMeter.open_window`.
+        """
         yield from self.clock.finish()
-        self.memory.open_window(replays=self._config.step_launch == "as_graph")
+        self.memory.open_window(replays)
         self.power.open_window()
         self.clock.restart()
 

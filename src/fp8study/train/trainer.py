@@ -141,7 +141,7 @@ class Trainer:
             while step < self.pace.num_steps:
                 if step == self.pace.first_timed:
                     settle_garbage()
-                    self._log(watch.open_window(), metrics)
+                    self._log(watch.open_window(self.graph is not None), metrics)
                 with nullcontext() if step else blaming_model(config):
                     done = self.step(step)
                 self._log(watch.clock.end_step(*done, checkpoints.is_told), metrics)

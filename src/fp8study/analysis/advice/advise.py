@@ -63,6 +63,7 @@ from fp8study.analysis.laws.nearby import (
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.studies import load_study
@@ -158,6 +159,9 @@ class Advisor:
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
 
+        def decide(way: ResolvedConfig) -> ResolvedConfig:
+            return way if as_asked else decided_anew(way, gpu)
+
         todays = config
         config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
@@ -176,7 +180,7 @@ class Advisor:
         evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         expected, expected_of = None, ""
-        if todays != config:  # so its steps are not small: those have one form alone
+        if todays != config:
             way = as_fp8(todays, best.precision, best.gathers_fp8)
             if best.precision == "fp8_tensorwise":
                 way = tensorwise(todays, shape)[0]  # as `run` gathers
@@ -240,7 +244,9 @@ class Advisor:
             left_out=tuple(left_out_of(shape, config.sequence_length)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
-            changes=tuple(change(each, {}) for each in changes(config, shape, law, capacity)),
+            changes=tuple(
+                change(each, {}) for each in changes(config, shape, law, capacity, decide)
+            ),
             commands=commands, study=study,
             learning_rate=learning_rate,
             loss_command=command_for_loss(fp8, learning_rate) if asks_for_loss else "",

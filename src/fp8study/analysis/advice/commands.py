@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
+from fp8study.analysis.small_steps import is_by_kernel_alone
 from fp8study.core.config import ResolvedConfig, set_by_hand
 
 #: The study of any setting's losses.
@@ -83,4 +84,5 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
     by_hand = {name: set_by_hand(config.to_dict(), name) for name in FORM}
+    by_hand |= {"step_launch": "by_kernel"} if is_by_kernel_alone(config) else {}
     return found | {name: value for name, value in by_hand.items() if value is not None}

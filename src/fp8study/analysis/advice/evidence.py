@@ -40,7 +40,9 @@ from fp8study.analysis.runs.naming import (
     num_kernels,
     setting_label,
 )
+from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 from fp8study.core.records import StoredRun
 
@@ -160,9 +162,11 @@ class Decisions:
         """Return a BF16 run as it was measured, with FP8 runs in its place.
 
         Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
-        forms: the latest that has one, or else the earliest that was timed.
+        forms: the latest that has one, or else the earliest that was timed. Steps that are one
+        graph are no slow host's: of them none by kernel tells.
         """
         forms = [bf16, *(changed(bf16, form) for form in EARLIER)]
+        forms = [form for form in forms if form.step_launch == bf16.step_launch]
         found = {form: self.of(form, gpu_name) for form in forms}
         known = (
             form for form, there in found.items()
@@ -217,6 +221,8 @@ class Decisions:
 
         def timed(changes: dict[str, Any]) -> list[tuple[dict[str, Any], Quantity]]:
             way = asked = changed(bf16, changes)
+            if not as_asked:
+                way = asked = decided_anew(asked, find_peak(gpu_name))
             way = way if as_asked else self.measured_as(way, gpu_name)
             first = next((found.decision for found in self.of(way, gpu_name)), None)
             lead = None if first is None else lead_of(first)

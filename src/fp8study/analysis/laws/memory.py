@@ -75,7 +75,7 @@ class Parts:
 class MemoryParts(Parts):
     """One GPU's memory at the fullest moment of a step, GiB."""
 
-    BESIDE = ("moment", "slack", "building")
+    BESIDE = ("moment", "slack", "building", "graph")
 
     parameters: float
     optimizer: float
@@ -95,6 +95,8 @@ class MemoryParts(Parts):
     """What torch's allocator reserves besides; no part of the total."""
     building: float
     """The whole model, which each GPU holds alone before it is shared out; no part of the total."""
+    graph: float = 0.0
+    """What a CUDA graph's memory holds besides, and never gives back; no part of the total."""
 
     @property
     def total(self) -> float:
@@ -102,9 +104,14 @@ class MemoryParts(Parts):
         return sum(self.parts().values())
 
     @property
+    def held(self) -> float:
+        """What a GPU must have in a step."""
+        return self.total + self.graph
+
+    @property
     def needed(self) -> float:
-        """What a GPU must have: the peak or the whole model, whichever is larger."""
-        return max(self.total, self.building)
+        """What a GPU must have: in a step, or for the whole model before it."""
+        return max(self.held, self.building)
 
 
 def predicted_memory(
@@ -142,11 +149,14 @@ def predicted_memory(
     gib = {name: value / GIB for name, value in gib.items()}
     gib["workspace"] = constants.workspace_gib + _read_by_others(config, shape) / GIB
     slack = getattr(constants, _slack_name(config))
+    # Reduced gradients, as large as the shards: of one stream's memory another cannot have any.
+    is_twice = config.step_launch == "as_graph" and sharded > 1 and config.gradient_pool == "own"
     return MemoryParts(
         **gib,
         moment=moment,
         slack=slack * sum(gib.values()),
         building=weight_bytes * shape.num_parameters / GIB,
+        graph=gib["parameters"] * is_twice,
     )
 
 

@@ -105,7 +105,7 @@ def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfi
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
     """Return the run after these changes, and its GiB."""
     tried = changed(config, changes)
-    return changes, tried, memory.predicted_memory(tried, shape).total
+    return changes, tried, memory.predicted_memory(tried, shape).held
 
 
 def _savings(
@@ -194,7 +194,7 @@ def larger_alone(
 
 
 def _fits(config: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
-    return has_room(memory.predicted_memory(config, shape).total, capacity)
+    return has_room(memory.predicted_memory(config, shape).held, capacity)
 
 
 def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
@@ -203,8 +203,17 @@ def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
     return speed.lead_pct(law(bf16).total, fastest)
 
 
-def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float) -> list[Changed]:
-    """Return changes of the task that move FP8's lead notably, with its lead then, %."""
+def changes(
+    config: ResolvedConfig,
+    shape: ModelShape,
+    law: Law,
+    capacity: float,
+    decided: Callable[[ResolvedConfig], ResolvedConfig],
+) -> list[Changed]:
+    """Return changes of the task that move FP8's lead notably, with its lead then, %.
+
+    `decided`: decides anew what the path makes of such a run.
+    """
     here, found = lead_by_law(config, shape, law), []
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
                          ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip
@@ -212,7 +221,7 @@ def changes(config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
         try:
-            way = dataclasses.replace(config, **{name: value})
+            way = decided(dataclasses.replace(config, **{name: value}))
         except UserError:  # beyond the field's range
             continue
         there = lead_by_law(way, shape, law)

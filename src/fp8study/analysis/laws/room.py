@@ -35,14 +35,15 @@ def largest_batch(
     """Return the largest micro batch whose peak leaves `HEADROOM` of the GPU free; 0: none does.
 
     `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
-    What the allocator reserves besides does not count: it gives that back before it runs out.
+    What the allocator reserves besides does not count: it gives that back before it runs out,
+    unless a CUDA graph holds it.
     `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
 
     def fits(batch: int) -> bool:
         tried = dataclasses.replace(config, micro_batch_size=batch)
         law = memory.predicted_memory(tried, shape)
-        return has_room(law.needed if builds_whole else law.total, capacity_gib)
+        return has_room(law.needed if builds_whole else law.held, capacity_gib)
 
     if not fits(1):
         return 0

@@ -65,6 +65,8 @@ class ModelShape:
     """Intermediate size of an expert that every token goes to; 0: there is none."""
     window: int | None = None
     """Tokens that attention looks back at, in some layers or all; None: at all."""
+    asks_gpu: bool = False
+    """Whether its forward pass waits to see a number, as where RoPE is dynamic, or experts are."""
     left_out: tuple[str, ...] = ()
     """What it has that is no part of this."""
 
@@ -294,6 +296,8 @@ def _shape(model: str, values: Mapping[str, Any], parts: tuple[str, ...]) -> Mod
         and not values.get("mlp_bias"),
         keeps_scores=bool(values.get("attn_logit_softcapping")),
         window=_window(values),
+        asks_gpu=num_experts > 1
+        or "dynamic" in str(values.get("rope_parameters") or values.get("rope_scaling")),
     )
     return dataclasses.replace(
         shape, layer_vectors=_vectors(kind, values, shape), left_out=tuple(_left_out(shape, values))

@@ -55,12 +55,12 @@ def weight_cast(c: Any) -> str:
 
 
 def gradient_dtype(c: Any) -> str:
-    """Keep gradients in BF16 where nothing but one update reads them, and weights may move."""
+    """Keep gradients in BF16 where nothing but one update reads them."""
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
-    may_move = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
-    may_move &= c.strategy == "none"
-    narrow = keeps and clips_once and may_move and updates_in_one_pass(c)
+    is_tried = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
+    is_tried &= c.strategy == "none"
+    narrow = keeps and clips_once and is_tried and updates_in_one_pass(c)
     return "compute" if narrow else "master"
 
 

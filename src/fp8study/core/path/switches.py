@@ -85,9 +85,6 @@ class Switches:
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
         "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of two "
         "GPUs launched so, which wait for the host.", refused=(
-            (lambda c: c.step_launch == "as_graph" and c.update_kernel != "one_pass",
-             "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
-             "by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_norm == "by_one_launch",
              "would not keep the list of gradients of gradient_norm=by_one_launch; use by_kernel "
              "for it"),
@@ -107,7 +104,10 @@ class Switches:
              "has the graphs of compile_mode=reduce-overhead in it; use default, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.num_warmup_steps < 5,
              "is recorded in the fourth step, and replayed once before steps are timed; use "
-             "num_warmup_steps=5 or more, or by_kernel")))
+             "num_warmup_steps=5 or more, or by_kernel"),
+            (lambda c: c.step_launch == "as_graph" and c.update_kernel != "one_pass",
+             "needs an update whose numbers a graph finds anew; use update_kernel=one_pass, or "
+             "by_kernel")))
     combo_kernels: Literal["apart", "together"] | None = switch(
         "apart", "apart", "small kernels {}", "Kernels that do not wait for each other, as those "
         "that find and invert FP8's scales: the compiler launches each, or many as one; not yet "
@@ -209,7 +209,7 @@ class Switches:
              and (c.precision != "bf16" or c.precision_schedule),
              "is for precision=bf16 and fp8_tensorwise; use master"),
             (lambda c: c.gradient_dtype == "compute" and c.compile_mode == "reduce-overhead",
-             "moves weights, which a CUDA graph would not find; use master")))
+             "was never tried with the graphs of compile_mode=reduce-overhead; use master")))
     transposes: Literal["fused", "separate"] | None = switch(
         "fused", lambda c: "separate" if choices.writes_apart(c) else "fused", "{} transposes",
         "For the gradient of a weight FP8 inputs and gradients are needed transposed: written so "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from fp8study.analysis.advice.commands import command
 from fp8study.analysis.decision import forms_behind
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import EARLIER, changed
@@ -25,12 +27,15 @@ from fp8study.analysis.small_steps import (
     AS_GRAPH,
     Form,
     are_small,
+    decided_anew,
     for_small_steps,
     form_of,
+    is_by_kernel_alone,
     todays_form,
 )
 from fp8study.core.config import make_config
 from fp8study.core.hardware import find_peak
+from tests.checkout import tiny_folder
 
 SETTING = "{}, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
 
@@ -142,17 +147,51 @@ def test_a_graph_is_a_form_of_the_path_with_all_that_follows(max_grad_norm: floa
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
-def test_the_path_of_small_steps_has_one_form_alone(max_grad_norm: float | None) -> None:
-    """So what an earlier form of the path answers for has no small steps."""
-    values = {
-        "path": "tuned",
-        "num_gpus": 2,
-        "model": "llama-3.2-1b",
-        "max_grad_norm": max_grad_norm,
-    }
-    small = changed(make_config(values).resolved(), BEFORE)
-    assert are_small(small, find_peak("NVIDIA H200"))
-    assert {changed(small, form) for form in EARLIER} == {small}
+def test_another_batch_is_launched_as_the_path_launches_it(max_grad_norm: float | None) -> None:
+    values = {"path": "tuned", "num_gpus": 2, "max_grad_norm": max_grad_norm}
+    gpu = find_peak("NVIDIA H200")
+    usual = make_config(values | {"model": "llama-3.2-1b", "micro_batch_size": 4}).resolved()
+    assert decided_anew(usual, gpu) == usual
+    small = decided_anew(dataclasses.replace(usual, micro_batch_size=1), gpu)
+    assert (small.step_launch, small.gradient_pool) == ("as_graph", "own")
+    assert decided_anew(dataclasses.replace(small, micro_batch_size=4), gpu) == usual
+    before = changed(dataclasses.replace(usual, micro_batch_size=1), BEFORE)
+    assert decided_anew(dataclasses.replace(before, micro_batch_size=4), gpu) == changed(
+        usual, BEFORE
+    )  # an earlier form stays one
+    assert {form.step_launch for form in (changed(small, each) for each in EARLIER)} == {
+        "as_graph", "by_kernel"
+    }  # fmt: skip
+
+
+def test_steps_by_kernel_must_be_asked_for_where_the_path_has_a_graph() -> None:
+    values = {"path": "tuned", "num_gpus": 2, "model": "llama-3.2-1b"}
+    usual = make_config(values).resolved()
+    assert is_by_kernel_alone(usual)
+    assert "--set step_launch=by_kernel" in command(usual)
+    for other in (changed(usual, BEFORE), changed(usual, AS_GRAPH)):
+        assert not is_by_kernel_alone(other)
+        assert "by_kernel" not in command(other)
+    assert not is_by_kernel_alone(make_config(values | {"model": "llama-3.1-8b"}).resolved())
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [({}, AS_GRAPH), ({"sliding_window": 2048}, BEFORE), ({"sliding_window": 4096}, AS_GRAPH),
+     ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, BEFORE)],
+    ids=str,
+)  # fmt: skip
+def test_a_model_of_which_no_graph_can_be_made_keeps_the_path_before(
+    values: dict[str, Any], found: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = "mistral" if "sliding_window" in values or not values else "llama"
+    model = tiny_folder(
+        tmp_path / "model", model_type=kind, hidden_size=2048, intermediate_size=8192,
+        num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
+        vocab_size=128_256, **({"sliding_window": None} if not values else {}), **values,
+    )  # fmt: skip
+    config = make_config({"path": "tuned", "num_gpus": 2, "model": model})
+    assert for_small_steps(config, find_peak("NVIDIA H200")) == found
 
 
 def test_small_steps_by_kernel_are_further_behind_than_the_path_before_them() -> None:

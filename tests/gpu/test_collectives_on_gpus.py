@@ -49,7 +49,7 @@ def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties:
     floor, off = (furthest(norms[name], norms["nccl"]) for name in ("again", "copy_engines"))
     print(f"gradient norms: {off:.2%} off, two runs with NCCL {floor:.2%}")
     assert losses["copy_engines"] == pytest.approx(losses["nccl"], rel=1e-3)
-    assert off <= 2 * floor + 1e-2
+    assert off <= min(2 * floor, 0.02) + 0.01
     theirs, ours = moved["nccl"], moved["copy_engines"]
     gathered = {key for key in theirs if key[0] == "all_gather"}
     assert {key: ours[key] for key in gathered} == pytest.approx({k: theirs[k] for k in gathered})

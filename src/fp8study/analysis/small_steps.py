@@ -74,9 +74,9 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what the tuned path sets where a run's steps are small, in both precisions.
 
-    On two GPUs `AS_GRAPH`, by which a 1B's FP8 step took a third of its time (docs/log.md, 80);
-    of more GPUs that is not known, and a graph needs what it refuses left out and, with gradients
-    in memory of their own, room for them. Elsewhere `BEFORE`, whose update launches fewer kernels,
+    On two GPUs `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
+    (docs/log.md, 80), where a graph can be made, which a `precision_schedule` rules out, and has
+    room. Of more GPUs, and of NCCL, that is not known. Elsewhere `BEFORE`, whose update launches fewer kernels,
     and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where
     steps are not small, or where a run `rests_on_the_path`.
 
@@ -98,7 +98,7 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
     """
     if config.num_gpus == 1 or config.path != "tuned":
         return config
-    usual = changed(config, {"update_kernel": None})
+    usual = changed(config, {"update_kernel": None, "step_launch": None})
     small = for_small_steps(_open(usual), gpu)
     is_as_it_was = not small and config.step_launch == "by_kernel"
     return config if is_as_it_was else changed(usual, small)

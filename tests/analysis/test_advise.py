@@ -85,13 +85,13 @@ def test_what_was_measured_at_batches_next_to_it_is_told():
 
 
 def test_without_an_interval_more_is_to_be_measured():
-    verdict = advice("llama-3.2-3b", 2).verdict
+    verdict = advice("llama-3.2-3b", 2, step_launch="by_kernel").verdict
     assert verdict.lead_pct.kind == MEASURED and verdict.lead_pct.low is None
     assert verdict.action == decision.MORE
 
 
 def test_what_was_timed_comes_before_what_is_predicted():
-    options = advice("llama-3.2-1b", 2).options
+    options = advice("llama-3.2-1b", 2, step_launch="by_kernel").options
     kinds = [o.lead_pct.kind == MEASURED for o in options[1:]]
     assert kinds == sorted(kinds, reverse=True) and True in kinds and False in kinds
     predicted = max(o.lead_pct.value for o in options[1:] if o.lead_pct.kind != MEASURED)
@@ -165,10 +165,24 @@ def test_intervals_widen_beyond_what_was_measured():
 
 
 def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
-    found = advice("llama-3.2-3b", 2)
+    found = advice("llama-3.2-3b", 2, step_launch="by_kernel")
     best = found.options[1]
     assert (best.precision, best.gathers_fp8) == ("fp8_tensorwise", False)
     assert option(found, "fp8_tensorwise", gathers=True).lead_pct.value < 0
+
+
+@pytest.mark.parametrize("clips", [None, 1.0])
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.2-1b-untied", "llama-3.2-3b"])
+def test_of_steps_as_one_graph_no_record_by_kernel_tells(model: str, clips: float | None) -> None:
+    """On two GPUs FP8 gathers in FP8 then, and leads."""
+    found = advice(model, 2, max_grad_norm=clips)
+    assert found.settings == ("step_launch=as_graph",)
+    assert found.verdict.action == decision.CHECK
+    is_timed = (model, clips) == ("llama-3.2-1b-untied", 1.0)
+    assert found.verdict.lead_pct.kind == (MEASURED if is_timed else PREDICTED)
+    assert found.verdict.label == "FP8 tensorwise, FP8 all-gather"
+    assert found.todays_lead is None
+    assert all("--set step_launch=as_graph" in command for command in found.commands)
 
 
 def test_links_as_fast_as_those_measured_are_not_beyond_them() -> None:
@@ -184,7 +198,7 @@ def test_cards_that_pcie_joins_are_not_told_the_speed_of_nvlink() -> None:
 
 
 def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
-    found = advice("llama-3.2-1b", 2)
+    found = advice("llama-3.2-1b", 2, step_launch="by_kernel")
     ways = [option(found, "fp8_tensorwise", gathers=gathers) for gathers in (True, False)]
     assert {way.lead_pct.kind for way in ways} == {MEASURED}
     assert all(way.lead_pct.value < -15 for way in ways)

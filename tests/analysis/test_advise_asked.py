@@ -247,7 +247,7 @@ def test_models_that_cannot_be_are_refused_in_a_line(
 
 def test_the_measured_step_stands_beside_the_laws() -> None:
     for num_gpus, is_measured in ((2, True), (3, False)):
-        found = ask("llama-3.2-1b", num_gpus, "h200")
+        found = ask("llama-3.2-1b", num_gpus, "h200", {"step_launch": "by_kernel"})
         text = advice_text(found)
         for option in found.options[:2]:
             step = 1e3 * 4096 / option.tokens_per_second_per_gpu.value

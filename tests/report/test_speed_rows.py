@@ -19,7 +19,7 @@ ALONE = "not sharded, 4096 tokens, batch 1, compiled, FP32 masters, tuned"
         ("llama-3.2-1b", f"{ALONE}, 4 accumulation steps", False),
         ("llama-3.1-8b", SHARDED.format(2), True),
         ("llama-3.1-8b", f"{SHARDED.format(2)}, updated in one pass", False),
-        ("llama-3.2-1b", SHARDED.format(1), False),  # waits for its host
+        ("llama-3.2-1b", SHARDED.format(1), True),
         ("a-model-of-yours", SHARDED.format(1), False),
         ("llama-3.1-8b", SHARDED.format(2).replace("FSDP2", "FSDP2, 2 nodes"), True),
         ("llama-3.1-8b", SHARDED.replace("FSDP2", "FSDP2, 2 nodes, sharded within each"), False),

@@ -76,9 +76,9 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
 
     On two GPUs `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
     (docs/log.md, 80), where a graph can be made, which a `precision_schedule` rules out, and has
-    room. Of more GPUs, and of NCCL, that is not known. Elsewhere `BEFORE`, whose update launches fewer kernels,
-    and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where
-    steps are not small, or where a run `rests_on_the_path`.
+    room. Of more GPUs, and of NCCL, that is not known. Elsewhere `BEFORE`, whose update launches
+    fewer kernels, and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70).
+    Nothing where steps are not small, or where a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.

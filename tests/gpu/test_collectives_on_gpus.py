@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from fp8study.core.config import make_config
@@ -20,8 +21,12 @@ def furthest(ones: list[float], others: list[float]) -> float:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
-@pytest.mark.parametrize("ties", [False, True])
-def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties: bool) -> None:
+@pytest.mark.parametrize(("num_gpus", "ties"), [(2, False), (2, True), (4, False)])
+def test_copy_engines_move_what_nccl_moves(
+    tmp_path: Path, precision: str, num_gpus: int, ties: bool
+) -> None:
+    if torch.cuda.device_count() < num_gpus:
+        pytest.skip(f"needs {num_gpus} GPUs")
     # Layers of a few milliseconds, so that copies run beside GEMMs; the embedding is the largest.
     shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 6,
              "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 64_000,
@@ -31,7 +36,7 @@ def test_copy_engines_move_what_nccl_moves(tmp_path: Path, precision: str, ties:
     for name in ("nccl", "again", "copy_engines"):
         collectives = "copy_engines" if name == "copy_engines" else "nccl"
         config = make_config(
-            {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned",
+            {"model": str(tmp_path / "model"), "num_gpus": num_gpus, "path": "tuned",
              "precision": precision, "max_grad_norm": 1.0, "collectives": collectives,
              "sequence_length": 2048, "micro_batch_size": 2, "num_steps": 16,
              "num_warmup_steps": 2, "learning_rate": 1e-5}

@@ -20,9 +20,12 @@ STEPS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("num_gpus", [1, 2])
-@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
-@pytest.mark.parametrize("max_grad_norm", [None, 1.0])
+@pytest.mark.parametrize(
+    ("num_gpus", "precision", "max_grad_norm"),
+    [(1, "bf16", None), (1, "bf16", 1.0), (1, "fp8_tensorwise", None), (1, "fp8_tensorwise", 1.0),
+     (2, "bf16", None), (2, "bf16", 1.0), (2, "fp8_tensorwise", None), (2, "fp8_tensorwise", 1.0),
+     (2, "fp8_rowwise", 1.0)],
+)  # fmt: skip
 def test_a_replayed_step_trains_as_one_launched_by_kernel(
     num_gpus: int, precision: str, max_grad_norm: float | None, tmp_path: Path
 ) -> None:

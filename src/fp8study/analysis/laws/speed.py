@@ -149,7 +149,8 @@ def predicted_step(
     if config.num_gpus > 1:
         computing = each["gemm"] + each["attention"]
         exposed = exposed_ms(config, shape, sum(each.values()), c.link_gb_per_s, network)
-        each["communication"] = c.contention * computing + exposed
+        left = c.by_copies if config.collectives == "copy_engines" else 1.0
+        each["communication"] = left * c.contention * computing + exposed
     parts = {name: micro_steps * ms for name, ms in each.items()}
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
@@ -163,8 +164,8 @@ def predicted_step(
 def _moved_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return what a layer writes for its backward pass, bytes a token.
 
-    Without what it keeps to transpose it, where kernels write both layouts: these gain more than
-    that takes (docs/log.md, 78), by how much the law does not know.
+    Without what it keeps to transpose it, where kernels write both layouts: what these gain, all
+    in all, `SpeedConstants.both_layouts` says.
     """
     apart = config.cast_kernels != "both_layouts"
     return layer_bytes(config, shape) + turned_bytes(config, shape) * apart
@@ -184,7 +185,8 @@ def _casts_ms(
     if config.weight_cast == "each_update":
         kept = _KEPT_CAST[str(config.update_kernel)] if config.strategy == "none" else 1.0
         times *= kept / config.gradient_accumulation_steps
-    elements = c.weight_cast_ps * times * wide * high + c.cast_ps * tokens * (wide + high)
+    both = c.both_layouts if config.cast_kernels == "both_layouts" else 1.0
+    elements = c.weight_cast_ps * times * wide * high + both * c.cast_ps * tokens * (wide + high)
     return cast_width(config, c) * (elements * 1e-9 + CAST_KERNELS * c.kernel_us * 1e-3)
 
 

@@ -43,6 +43,9 @@ class SpeedConstants:
     """The same of its weight."""
     rowwise: float = 2.4
     """What FP8 rowwise casts take, over tensorwise."""
+    both_layouts: float = 0.85
+    """What casts of inputs and outputs take where kernels of ours write both layouts; 1 in freezes
+    without it."""
     one_way: float = 0.5
     """What casts take where the weight's gradient is computed in BF16, so that inputs and gradients
     are cast along one dimension, over those along both: half by bytes; 1 in freezes without it."""
@@ -64,6 +67,8 @@ class SpeedConstants:
     """FSDP2: a weight's copies and casts around one gathering or reducing."""
     contention: float = 0.08
     """What GEMMs and attention take longer beside communication, over what they take alone."""
+    by_copies: float = 0.6
+    """What is left of that where copy engines communicate; 1 in freezes without it."""
     launch_us: float = 20.0
     """The host, a kernel."""
     gather_us: float = 500.0

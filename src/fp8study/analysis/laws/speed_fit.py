@@ -18,7 +18,8 @@ from fp8study.core.hardware import find_peak
 
 #: The constant that is not fitted.
 _FORM = "phases"
-#: Those that are fitted to other GPUs than the rest.
+#: Those that are fitted after the rest: to runs with copy engines, and to other GPUs.
+_BY_COPIES = ("by_copies",)
 _ELSEWHERE = ("memory_power", "cast_power", "one_way")
 #: Of profiled steps, how many moved their tensors more slowly than the link is taken to: the time
 #: of a collective contains waiting for the slowest GPU.
@@ -41,13 +42,16 @@ def is_fitted(cell: Cell) -> bool:
 def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
     """Fit `SpeedConstants` to the cells of `FITTED_GPU`, as `fit_with_errors`.
 
-    To those that leave collectives to NCCL: the law knows of no other way. Then `_ELSEWHERE` to
-    those of other GPUs of its architecture, which alone tell.
+    To those that leave collectives to NCCL. Then `_BY_COPIES` to those of copy engines that are
+    one graph, or of so many tokens that no host is late, and `_ELSEWHERE` to those of other GPUs of
+    its architecture, which alone tell.
     """
-    known = [cell for cell in cells if is_fitted(cell) and cell.config.collectives == "nccl"]
+    fitted = [cell for cell in cells if is_fitted(cell)]
+    known = [cell for cell in fitted if cell.config.collectives == "nccl"]
     chosen = [cell for cell in known if cell.gpu == FITTED_GPU]
+    copied = [cell for cell in fitted if cell.gpu == FITTED_GPU and _copies(cell)]
     start = dataclasses.asdict(SpeedConstants())
-    given = {name: start.pop(name) for name in (_FORM, *_ELSEWHERE)} | _read(chosen)
+    given = {name: start.pop(name) for name in (_FORM, *_BY_COPIES, *_ELSEWHERE)} | _read(chosen)
     start = {name: value for name, value in start.items() if name not in given}
     found = fit_with_errors(partial(_misses, given), start, chosen, usual=0.03)
     others = [_read(rest) for rest in leaving_out(chosen).values()]
@@ -55,8 +59,15 @@ def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:
         name: {"value": value, "error": max(abs(o.get(name, value) - value) for o in others)}
         for name, value in given.items()
     }
-    _fit_elsewhere(found, [cell for cell in known if _is_kin(cell.gpu)])
+    _fit_after(found, _BY_COPIES, copied)
+    _fit_after(found, _ELSEWHERE, [cell for cell in known if _is_kin(cell.gpu)])
     return found
+
+
+def _copies(cell: Cell) -> bool:
+    config = cell.config
+    is_late = config.step_launch == "by_kernel" and config.micro_batch_size == 1
+    return config.collectives == "copy_engines" and not is_late
 
 
 def knows_gpu(gpu: str, cells: Sequence[Cell]) -> bool:
@@ -73,13 +84,13 @@ def _is_kin(gpu: str) -> bool:
     return own.architecture == other.architecture
 
 
-def _fit_elsewhere(found: dict[str, Any], cells: Sequence[Cell]) -> None:
-    """Fit `_ELSEWHERE` with what was `found` of the other constants, and enter them there."""
+def _fit_after(found: dict[str, Any], names: Sequence[str], cells: Sequence[Cell]) -> None:
+    """Fit constants of these names with what was `found` of the others, and enter them there."""
 
     def fitted(without: str | None) -> dict[str, float]:
         given = {name: entry["value"] for name, entry in found["constants"].items()}
         given |= found["without"].get(without, {})
-        start = {name: given.pop(name) for name in _ELSEWHERE}
+        start = {name: given.pop(name) for name in names}
         rest = [cell for cell in cells if model_of(cell) != without]
         return fit(partial(_misses, given), start, rest, usual=0.03) if rest else start
 

@@ -149,8 +149,7 @@ def predicted_step(
     if config.num_gpus > 1:
         computing = each["gemm"] + each["attention"]
         exposed = exposed_ms(config, shape, sum(each.values()), c.link_gb_per_s, network)
-        left = c.by_copies if config.collectives == "copy_engines" else 1.0
-        each["communication"] = left * c.contention * computing + exposed
+        each["communication"] = c.contention * computing + exposed
     parts = {name: micro_steps * ms for name, ms in each.items()}
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
@@ -237,7 +236,8 @@ def _attention_ms(
 def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:
     every = shape.num_layers * shape.layer_parameters
     if config.strategy == "fsdp2":
-        return c.shard_ps * shape.num_parameters * (2 + gathers_again(config)) * 1e-9
+        left = c.by_copies if config.collectives == "copy_engines" else 1.0
+        return left * c.shard_ps * shape.num_parameters * (2 + gathers_again(config)) * 1e-9
     casts = every if config.master_dtype == "fp32" else 0
     spared = shape.num_layers * narrow_gradients(config, shape) + kept_narrow(config, shape)
     return c.autocast_ps * (casts - _NARROW_COPY * spared) * 1e-9

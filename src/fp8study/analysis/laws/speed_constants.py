@@ -65,10 +65,11 @@ class SpeedConstants:
     """Clipping: a byte of gradients; half of it where they are read for their norm alone."""
     shard_ps: float = 3.0
     """FSDP2: a weight's copies and casts around one gathering or reducing."""
+    by_copies: float = 0.8
+    """What is left of that where copy engines communicate, which send gradients in BF16; 1 in
+    freezes without it."""
     contention: float = 0.08
     """What GEMMs and attention take longer beside communication, over what they take alone."""
-    by_copies: float = 0.6
-    """What is left of that where copy engines communicate; 1 in freezes without it."""
     launch_us: float = 20.0
     """The host, a kernel."""
     gather_us: float = 500.0

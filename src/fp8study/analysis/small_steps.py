@@ -99,7 +99,7 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
     if config.num_gpus == 1 or config.path != "tuned":
         return config
     usual = changed(config, {"update_kernel": None, "step_launch": None})
-    small = for_small_steps(_open(usual), gpu)
+    small = for_small_steps(launch_open(usual), gpu)
     is_as_it_was = not small and config.step_launch == "by_kernel"
     return config if is_as_it_was else changed(usual, small)
 
@@ -107,10 +107,11 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
 def is_by_kernel_alone(config: ResolvedConfig) -> bool:
     """Whether a run must say that its steps are launched by kernel, or would be one graph."""
     by_kernel = config.path == "tuned" and config.step_launch == "by_kernel" and config.compile
-    return by_kernel and for_small_steps(_open(config), None) == AS_GRAPH
+    return by_kernel and for_small_steps(launch_open(config), None) == AS_GRAPH
 
 
-def _open(config: ResolvedConfig) -> RunConfig:
+def launch_open(config: RunConfig) -> RunConfig:
+    """Return a run on whose launches nothing was said."""
     return RunConfig(**{**config.to_dict(), "step_launch": None})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fp8study.analysis.laws.nearby import UPDATE, as_fp8, fits_before_alone
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE
-from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
+from fp8study.analysis.small_steps import for_small_steps, launch_open, rests_on_the_path
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
@@ -66,8 +66,7 @@ def better_than_asked(config: RunConfig, machine: Machine) -> dict[str, Any]:
     decided = config.resolved()
     if not decided.fp8_all_gather or decided.step_launch == "as_graph":
         return {}
-    open_ = RunConfig(**{**config.to_dict(), "step_launch": None})
-    changes = _for_small_steps(open_, machine)
+    changes = _for_small_steps(launch_open(config), machine)
     return {"fp8_all_gather": False} if changes == BEFORE else changes
 
 

@@ -133,12 +133,11 @@ def question_for(
             config = make_config(values, "advise")
         fitting = max(1, _batch(config, shape, capacity))
         config = make_config(values | {"micro_batch_size": fitting}, "advise")
-    changes, is_open = for_small_steps(config, peak), "update_kernel" not in values
-    if is_open and not rests_on_the_path(config):
+    changes = for_small_steps(config, peak)
+    if "update_kernel" not in values and not rests_on_the_path(config):
         before = fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
         changes = BEFORE if before else changes
-    if is_open or changes != BEFORE:
-        config = changed(config.resolved(), changes | dict(others or {}))
+    config = changed(config.resolved(), changes | dict(others or {}))  # what was asked for wins
     name, as_asked = None if gpu else gpus[0][0], bool({*FORM} & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
     return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)

@@ -160,11 +160,16 @@ def _commit_of(checkout: Path) -> str | None:
     return note.read_text(encoding="utf-8").strip() if note.is_file() else None
 
 
+def _python_path(checkout: Path) -> dict[str, str]:
+    paths = [str(checkout.resolve()), str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def check_checkout(checkout: Path) -> None:
-    """Refuse a folder that is not the torchtitan whose flags and log are known here.
+    """Refuse a folder that is not the torchtitan whose flags and log are known, or cannot start.
 
     Raises:
-        UserError: It is not.
+        UserError: It is not, or does not: a package of its own is missing.
     """
     note = checkout / "assets" / "version.txt"
     if not (checkout / "torchtitan" / "train.py").is_file() or not note.is_file():
@@ -172,6 +177,16 @@ def check_checkout(checkout: Path) -> None:
     version = note.read_text(encoding="utf-8").strip()
     if version != VERSION:
         raise UserError(f"checkout: '{checkout}' is torchtitan {version}; check out v{VERSION}")
+    started = subprocess.run(
+        [sys.executable, "-c", "import torchtitan.train"],
+        env=os.environ | _python_path(checkout), capture_output=True, text=True,
+    )  # fmt: skip
+    if started.returncode:
+        reason = (started.stderr.strip() or "no output").splitlines()[-1]
+        raise UserError(
+            f"checkout: '{checkout}' does not start ({reason}); install tyro and torchdata with"
+            " the packages they need"
+        )
 
 
 def torchtitan(checkout: Path, cell: Cell, output: Path) -> PeerTrainer:
@@ -192,11 +207,10 @@ def torchtitan(checkout: Path, cell: Cell, output: Path) -> PeerTrainer:
         raise UserError(
             f"results: '{output}' cannot be written ({error.strerror}); make it writable"
         ) from error
-    paths = [str(checkout.resolve()), str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
     environment = {
+        **_python_path(checkout),
         # As torchtitan's own run_train.sh sets it.
         "PYTORCH_ALLOC_CONF": os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(data / "cache"),

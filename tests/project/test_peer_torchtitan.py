@@ -193,6 +193,9 @@ def test_another_version_no_checkout_or_another_model_is_refused(
     with pytest.raises(UserError, match="cannot be written"):
         peer.torchtitan(checkout, CELL, tmp_path / "file")
     peer.check_checkout(checkout)
+    (checkout / "torchtitan" / "train.py").write_text("import a_package_not_here")
+    with pytest.raises(UserError, match=r"does not start \(.*'a_package_not_here'\); install tyro"):
+        peer.check_checkout(checkout)
     (checkout / "assets" / "version.txt").write_text("0.3.0")
     with pytest.raises(UserError, match=r"is torchtitan 0.3.0; check out v0.2.2"):
         peer.check_checkout(checkout)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -74,10 +75,11 @@ def test_what_was_measured_at_batches_next_to_it_is_told():
     """The README's lead of a 1B on one H100 is at batch 10; advise chooses 8 there."""
     found = advice("llama-3.2-1b", batch=8, gpu="h100-80gb")
     before = " update_kernel=torch"
-    assert [c.what for c in found.nearest] == [f"micro_batch_size={n}{before}" for n in (1, 10)]
+    # Its steps at batch 1 would be one graph today, of which none by kernel tells.
+    assert [c.what for c in found.nearest] == [f"micro_batch_size=10{before}"]
     measured = advice("llama-3.2-1b", batch=10, gpu="h100-80gb")
     assert not measured.nearest
-    assert found.nearest[1].then == measured.verdict.lead_pct
+    assert found.nearest[0].then == measured.verdict.lead_pct
     assert f"measured with micro_batch_size=10{before}: +15." in advice_text(found)
     asked = advice("llama-3.2-1b", batch=8, gpu="h100-80gb", update_kernel="one_pass")
     assert not asked.nearest  # no record of that path is an H100's
@@ -149,7 +151,9 @@ def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):
 def test_where_the_host_matters_an_interval_is_as_wide_as_errors_were_there(gpu, batch, busy):
     table = account.lead_table(cells_of(read_runs(ROOT / "results")))
     there = table[(table["host_pct"] > account.HOST_PCT) == busy]["error_points"].abs()
-    found = advice("llama-3.2-1b", batch=batch, sequence_length=2048, gpu=gpu)
+    found = advice(
+        "llama-3.2-1b", batch=batch, sequence_length=2048, gpu=gpu, step_launch="by_kernel"
+    )
     (lead,) = {o.lead_pct for o in found.options if o.precision == "fp8_rowwise"}
     assert lead.kind == PREDICTED
     assert lead.high - lead.value == pytest.approx(there.quantile(0.9))
@@ -172,15 +176,23 @@ def test_a_small_model_on_few_gpus_is_told_to_leave_the_gather_in_bf16():
 
 
 @pytest.mark.parametrize("clips", [None, 1.0])
+@pytest.mark.parametrize("num_gpus", [1, 2])
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.2-1b-untied", "llama-3.2-3b"])
-def test_of_steps_as_one_graph_no_record_by_kernel_tells(model: str, clips: float | None) -> None:
-    """On two GPUs FP8 gathers in FP8 then, and leads."""
-    found = advice(model, 2, max_grad_norm=clips)
+def test_of_steps_as_one_graph_no_record_by_kernel_tells(
+    model: str, num_gpus: int, clips: float | None
+) -> None:
+    """On two GPUs FP8 gathers in FP8 then, and leads, as it does on one."""
+    found = advice(model, num_gpus, max_grad_norm=clips)
     assert found.settings == ("step_launch=as_graph",)
-    assert found.verdict.action == decision.CHECK
-    is_timed = (model, clips) == ("llama-3.2-1b-untied", 1.0)
+    assert found.verdict.lead_pct.value > 10
+    timed = {("llama-3.2-1b-untied", 1), ("llama-3.2-1b-untied", 2), ("llama-3.2-3b", 1)}
+    is_timed = (model, num_gpus) in timed and clips == 1.0
     assert found.verdict.lead_pct.kind == (MEASURED if is_timed else PREDICTED)
-    assert found.verdict.label == "FP8 tensorwise, FP8 all-gather"
+    one_block = is_timed and math.isnan(found.verdict.lead_pct.low or math.nan)
+    leads = (decision.FP8, decision.CHECK)  # by what is known of the model's losses
+    assert found.verdict.action in ([decision.MORE] if one_block else leads)
+    gathers = ", FP8 all-gather" if num_gpus == 2 else ""
+    assert found.verdict.label == f"FP8 tensorwise{gathers}"
     assert found.todays_lead is None
     assert all("--set step_launch=as_graph" in command for command in found.commands)
 
@@ -279,7 +291,7 @@ def test_the_gpu_at_hand_is_taken_with_its_own_memory():
 
 def test_the_command_prints_json(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    asked = ["advise", "--model", "llama-3.2-1b", "--gpu", "h200", "--micro-batch-size", "1"]
+    asked = ["advise", "--model", "llama-3.1-8b", "--gpu", "h200", "--micro-batch-size", "1"]
     done = CliRunner().invoke(app, [*asked, "--json"])
     assert done.exit_code == 0
     found = json.loads(done.stdout)

@@ -41,7 +41,7 @@ def test_an_update_that_was_asked_for_is_answered_for() -> None:
     """Records of the path before, which a 4B has, answer where nothing was asked."""
     given = {"update_kernel": "one_pass"}
     open_, asked = (
-        answer(question_for([], "qwen3-4b", 1, 4096, 1, "h200", of)) for of in (None, given)
+        answer(question_for([], "qwen3-4b", 1, 4096, 4, "h200", of)) for of in (None, given)
     )
     assert open_.config["update_kernel"] == "torch" and open_.verdict.machine
     assert open_.todays_lead.value == pytest.approx(asked.verdict.lead_pct.value)

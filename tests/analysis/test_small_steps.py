@@ -76,6 +76,8 @@ def test_what_the_path_never_does_is_of_no_later_form() -> None:
         assert todays_form(row) == form_of(setting) == Form(False, False, False)
 
 
+#: One process without FSDP2.
+ALONE = {"num_gpus": 1, "strategy": "none"}
 #: A norm that only the path's own update and collectives have.
 ASKED = {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}
 
@@ -92,10 +94,13 @@ ASKED = {"max_grad_norm": 1.0, "gradient_norm": "as_summed"}
         ("llama-3.2-1b", 2, {"num_gpus": 4}, True),  # 17 %
         ("llama-3.2-1b", 1, ASKED, True),
         ("llama-3.2-1b", 1, AS_GRAPH, True),
-        ("llama-3.2-1b", 1, {"num_gpus": 1}, False),
+        ("llama-3.2-1b", 2, ALONE, True),  # by the law the host is busy for 36 %
+        ("llama-3.2-1b", 4, ALONE, False),
+        ("llama-3.2-3b", 1, ALONE, True),
+        ("llama-3.1-8b", 1, ALONE, False),  # 28 %
     ],
 )
-def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precisions(
+def test_steps_are_small_in_both_precisions_where_the_law_says_so_of_fp8(
     model: str, batch: int, own: dict[str, Any], small: bool, precision: str
 ) -> None:
     values = {"path": "tuned", "num_gpus": 2, "precision": precision, "model": model}
@@ -112,7 +117,10 @@ def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precis
         (ASKED, "NVIDIA H200", AS_GRAPH),
         (ASKED | {"step_launch": "by_kernel"}, "NVIDIA H200", {}),  # rests on the path's own choice
         ({"num_gpus": 4}, "NVIDIA H200", BEFORE),  # not measured
-        ({"num_gpus": 1}, "NVIDIA H200", {}),
+        ({"num_gpus": 1}, "NVIDIA H200", {}),  # under FSDP2 there is no graph
+        (ALONE, "NVIDIA H200", AS_GRAPH),
+        (ALONE | {"step_launch": "by_kernel"}, "NVIDIA H200", {}),
+        (ALONE | {"update_kernel": "torch"}, "NVIDIA H200", {}),
         ({"model": "llama-3.1-8b"}, "NVIDIA H200", {}),
         ({"model": "llama-3.2-3b"}, "NVIDIA H200", AS_GRAPH),
         ({"gradient_accumulation_steps": 2}, "NVIDIA H200", BEFORE),  # no graph of that
@@ -120,7 +128,7 @@ def test_steps_are_small_where_bf16_is_gathered_faster_by_a_tenth_in_both_precis
     ],
     ids=str,
 )
-def test_small_steps_of_two_gpus_are_one_graph_where_they_can_be(
+def test_small_steps_are_one_graph_where_they_can_be(
     own: dict[str, Any], gpu: str, found: dict[str, Any], precision: str
 ) -> None:
     values = {"path": "tuned", "num_gpus": 2, "precision": precision, "model": "llama-3.2-1b"}

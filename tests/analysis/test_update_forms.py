@@ -17,6 +17,7 @@ from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import (
     BEFORE,
     COPY_ENGINES,
+    GRAPH,
     IN_ONE_PASS,
     NORM_AS_SUMMED,
     NORM_BY_KERNEL,
@@ -89,6 +90,14 @@ def test_a_setting_names_the_form_with_the_fewest_words(
     assert has_usual_path(config) == (set(words) <= forms)
 
 
+def test_a_graph_on_one_gpu_is_a_form_of_the_path() -> None:
+    for clips in (None, 1.0):
+        values = ALONE | {"max_grad_norm": clips, "step_launch": "as_graph"}
+        config = make_config(values).resolved().to_dict()
+        assert {*unusual_switches(config)} >= {IN_ONE_PASS, GRAPH} and has_usual_path(config)
+    assert not has_usual_path(config | {"gradient_dtype": "master"})
+
+
 def test_a_norm_by_other_means_than_a_path_has_is_of_no_path() -> None:
     values = ON_TWO | {"collectives": "nccl"}
     config = make_config(values).resolved().to_dict() | {"gradient_norm": "as_summed"}
@@ -121,7 +130,7 @@ def _store(folder: Path, number: int, rate: float, **values: Any) -> None:
             run_id=f"{precision}-{number}-{len(values)}", repeat=number, precision=precision,
             results={"tokens_per_second_per_gpu": own},
         )  # fmt: skip
-        asked = record.config | ALONE | {"master_dtype": "fp32"} | values
+        asked = record.config | ALONE | {"master_dtype": "fp32", "micro_batch_size": 8} | values
         record.config.update(make_config(asked).resolved().to_dict())
         store(folder, "reference/box", record)
 

@@ -23,6 +23,9 @@ from fp8study.core.hardware import GpuPeak, find_peak
 #: the law is off by as much and more. Of an 8B at batch 1 it says 2 %, and FP8 all-gather leads by
 #: 31 % (docs/log.md, 77); of a 1B and a 3B at 1 39 and 29 %, and its sign is right.
 _MARGIN = 0.1
+#: On one GPU steps are small from this share of the GPU's time that launching FP8's takes by the
+#: law. Hosts have taken 2.8 times as long, and graphs gained from 0.36 on (docs/log.md, 81).
+_BUSY = 1 / 3
 #: Switches that are refused with torch's AdamW, or with NCCL.
 _RESTING = {
     "transposes": {"separate"}, "cast_kernels": {"both_layouts"},
@@ -55,30 +58,30 @@ def rests_on_the_path(config: RunConfig) -> bool:
 
 
 def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
-    """Whether a run's steps on several GPUs are too small for what the tuned path chooses itself.
+    """Whether a run's steps are too small for what the tuned path chooses itself.
 
-    They are where FP8 tensorwise weights are gathered faster in BF16, by `_MARGIN` by the speed
-    law: FP8 halves what is sent, but costs the host a millisecond a layer (docs/log.md). On what
-    the FP8 runs of a setting may differ in, and on how a run's steps are launched, the answer does
-    not depend.
+    On several GPUs they are where FP8 tensorwise weights are gathered faster in BF16, by `_MARGIN`
+    by the speed law: FP8 halves what is sent, but costs the host a millisecond a layer
+    (docs/log.md). On one they are where the host is `_BUSY`. On what the FP8 runs of a setting may
+    differ in, and on how a run's steps are launched, the answer does not depend.
 
     Raises:
         UserError: No law is known of such a model.
     """
-    if config.num_gpus == 1:
-        return False
     fp8, bf16 = _in_fp8(config, gpu)
+    if config.num_gpus == 1:
+        return fp8.host > _BUSY * fp8.device
     return (1 + _MARGIN) * bf16.total < fp8.total
 
 
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what the tuned path sets where a run's steps are small, in both precisions.
 
-    On two GPUs `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
-    (docs/log.md, 80), where a graph can be made, which a `precision_schedule` rules out, and has
-    room. Of more GPUs, and of NCCL, that is not known. Elsewhere `BEFORE`, whose update launches
-    fewer kernels, and with it NCCL: there copy engines gain and lose by turns (docs/log.md, 70).
-    Nothing where steps are not small, or where a run `rests_on_the_path`.
+    On one GPU and two `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
+    (docs/log.md, 80 and 81), where a graph can be made, which a `precision_schedule` rules out, and
+    has room. Of more GPUs, and of NCCL, that is not known. Elsewhere on several `BEFORE`, whose
+    update launches fewer kernels, and with it NCCL: there copy engines gain and lose by turns
+    (docs/log.md, 70). Nothing where steps are not small, or where a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
@@ -87,7 +90,7 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
         return {}
     if _may_be_recorded(config, gpu):
         return dict(AS_GRAPH)
-    return {} if rests_on_the_path(config) else dict(BEFORE)
+    return {} if config.num_gpus == 1 or rests_on_the_path(config) else dict(BEFORE)
 
 
 def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
@@ -96,7 +99,7 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
     Raises:
         UserError: No law is known of such a model.
     """
-    if config.num_gpus == 1 or config.path != "tuned":
+    if config.path != "tuned":
         return config
     usual = changed(config, {"update_kernel": None, "step_launch": None})
     small = for_small_steps(launch_open(usual), gpu)
@@ -122,7 +125,7 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
         return False
     with suppress(UserError):
         graph = changed(config.resolved(), AS_GRAPH)
-        if graph.collectives != "copy_engines":  # by which two GPUs were timed
+        if config.num_gpus > 1 and graph.collectives != "copy_engines":  # as two were timed
             return False
         needed = memory.predicted_memory(as_fp8(graph, "bf16"), shape).held  # more than FP8
         return gpu is None or gpu.memory_gb is None or has_room(needed, gpu.memory_gb)
@@ -150,17 +153,16 @@ def todays_form(row: pd.Series) -> Form:
     is_alike = {"FP32 masters", "tuned"} <= {*setting.split(", ")}
     if not is_alike or any(word in setting for word in _NEVER):
         return earliest
-    clips = "gradients clipped" in setting
-    if "not sharded" in setting:
-        return Form(True, False, clips)
+    clips, alone = "gradients clipped" in setting, "not sharded" in setting
     tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
     values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
+              "strategy": "none" if alone else "fsdp2",
               "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
     peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
     with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
         config = make_config(values)
         small = for_small_steps(config, peak)
-        is_today = config.num_gpus > 1 and small != BEFORE
+        is_today = alone or (config.num_gpus > 1 and small != BEFORE)
         copies = config.resolved().collectives == "copy_engines" and is_today
-        return Form(is_today, copies, copies and clips, small == AS_GRAPH)
-    return earliest
+        return Form(is_today, copies, clips and (alone or copies), small == AS_GRAPH)
+    return Form(alone, False, alone and clips)

@@ -59,19 +59,21 @@ def config_for(
 
 
 def better_than_asked(config: RunConfig, machine: Machine) -> dict[str, Any]:
-    """Return the field that makes a run of the tuned path faster that gathers in FP8 by kernel.
+    """Return the field that makes an FP8 run of the tuned path faster whose steps are small.
 
-    By a tenth or more, by the law of speed; nothing where that says so of none, or knows nothing.
+    Of one that gathers in FP8, or is alone on its GPU; nothing where the law of speed finds none,
+    or knows nothing.
     """
     decided = config.resolved()
-    if not decided.fp8_all_gather or decided.step_launch == "as_graph":
+    asks = decided.fp8_all_gather or (decided.is_fp8 and decided.num_gpus == 1)
+    if not asks or decided.step_launch == "as_graph":
         return {}
     changes = _for_small_steps(launch_open(config), machine)
     return {"fp8_all_gather": False} if changes == BEFORE else changes
 
 
 def suited_to(machine: Machine, config: RunConfig) -> dict[str, Any]:
-    """Return what is faster than the tuned path's own choice where several GPUs' steps are small.
+    """Return what is faster than the tuned path's own choice where steps are small.
 
     See `for_small_steps`. Both precisions get the same, but for what a run sets itself, or needs. A
     run that sets a switch which rests on the path's own choice keeps that.

@@ -47,7 +47,7 @@ _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_cop
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
-#: And of steps that the host launches as one CUDA graph, as small ones of two GPUs since entry 80.
+#: And of steps that the host launches as one CUDA graph, as small ones of up to two GPUs since 81.
 GRAPH = "steps launched as graph"
 
 
@@ -170,7 +170,7 @@ def has_usual_path(config: dict[str, Any]) -> bool:
     by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
     later = by_gpus.get(config.get("num_gpus", 0), [])
     forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
-    graphs = [form | {GRAPH} for form in forms if COPY_ENGINES in form]
+    graphs = [form | {GRAPH} for form in forms if COPY_ENGINES in form or NORM_BY_KERNEL in later]
     return {*unusual_switches(config)} in (set(), *forms, *graphs)
 
 

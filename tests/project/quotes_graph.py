@@ -1,46 +1,84 @@
 """What the README and docs/results.md may say of steps launched as one CUDA graph."""
 
+import pandas as pd
+
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import GRAPH
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.project.quotes import ends, one, per_cent, stored
 
-SMALL, LARGE = "llama-3.2-1b-untied", "llama-3.1-8b"
+SMALL, MIDDLE, LARGE = "llama-3.2-1b-untied", "llama-3.2-3b", "llama-3.1-8b"
 
 
 def graph_texts() -> list[str]:
     """What graph-form and graph-reach measured, by block."""
-    runs = shorten_arms(runs_frame(stored("h200x4")))
-    leads = leads_table(runs)
-    runs = runs[runs["study"].str.startswith("graph-")]
-    is_graph, in_fp8 = runs["setting"].str.contains(GRAPH), runs["precision"] != "bf16"
-    runs = runs.assign(is_graph=is_graph, in_fp8=in_fp8)
-    own = leads[leads["setting"].str.contains(GRAPH)]
-    two, large = one(own, model=SMALL, num_gpus=2), one(own, model=LARGE, num_gpus=2)
+    runs, leads = _graphs("h200x4")
+    two, large = (one(leads, model=model, num_gpus=2) for model in (SMALL, LARGE))
     assert (two["num_pairs"], two["num_sessions"], large["num_pairs"]) == (3, 2, 1)
     less = [f"{-two[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
-
-    def gained(model: str, num_gpus: int, batch: int, in_fp8: bool) -> str:
-        place = ["model", "num_gpus", "micro_batch_size", "in_fp8"]
-        there = runs[(runs[place] == [model, num_gpus, batch, in_fp8]).all(axis=1)]
-        rates = there.set_index(["study", "repeat", "is_graph"])["tokens_per_second_per_gpu"]
-        by_block = rates.unstack().dropna()
-        *first, last = (per_cent(100 * (now / then - 1)) for then, now in by_block.to_numpy())
-        return " and ".join(filter(None, [", ".join(first), last]))
-
-    fp8, bf16 = (gained(SMALL, 2, 1, in_fp8) for in_fp8 in (True, False))
-    fp8_alone, bf16_alone = (gained(SMALL, 1, 1, in_fp8) for in_fp8 in (True, False))
-    fp8_more, bf16_more = (gained(SMALL, 1, 2, in_fp8) for in_fp8 in (True, False))
+    fp8, bf16 = _gains(runs, SMALL, 2, 1)
+    (fp8_alone, bf16_alone), (fp8_more, bf16_more) = (_gains(runs, SMALL, 1, n) for n in (1, 2))
     span = f"{per_cent(two['lead_pct'])} (95 % CI {ends(two)})"
     return [
         f"a 1B's tokens/s at batch 1 on two H200, clipped, change by {fp8} in FP8, by {bf16} in "
         "BF16, block by block",
         f"FP8 then leads by {span[:-1]}; three pairs of two sessions), with {less[0]} less memory "
         f"and {less[1]} less energy",
-        f"An 8B's FP8 there changes by {gained(LARGE, 2, 1, True)} in one block and leads by "
+        f"An 8B's FP8 there changes by {_gains(runs, LARGE, 2, 1)[0]} in one block and leads by "
         f"{per_cent(large['lead_pct'])} (one pair)",
         f"On one H200 the 1B changes by {fp8_alone} in FP8, by {bf16_alone} in BF16 at batch 1, by "
-        f"{fp8_more} and {bf16_more} at batch 2",
-        f"as the tuned path does there now, FP8 leads by {span}",
+        f"{fp8_more} and {bf16_more} at batch 2, with FP32 gradients",
+        f"and by {span} on two",
     ]
+
+
+def narrow_texts() -> list[str]:
+    """What graph-narrow measured on one GPU, by block, and a block on two beside it."""
+    runs, leads = _graphs("h200x2")
+    one_gpu = leads[leads["num_gpus"].eq(1)].set_index(["model", "micro_batch_size"])
+    small, middle = one_gpu.loc[SMALL, 1], one_gpu.loc[MIDDLE, 1]
+    assert set(one_gpu["num_pairs"].drop([(SMALL, 1)])) == {1} and small["num_pairs"] == 2
+    places = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
+    (fp8, bf16), *others = (_gains(runs, model, 1, batch) for model, batch in places)
+    told = [f"{gain} and {plain}" for gain, plain in others]
+    rest = [per_cent(one_gpu.loc[place, "lead_pct"]) for place in places[1:]]
+    slow = _lead_by_kernel("h200x2", MIDDLE)
+    return [
+        f"by {fp8} in FP8 and {bf16} in BF16 at batch 1, at 2 by {told[0]}, a 3B at 1 by "
+        f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}",
+        f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
+        f"{rest[0]}, {rest[1]}, {rest[2]} and {rest[3]}",
+        f"the 3B leads by {per_cent(middle['lead_pct'])} at batch 1, where by kernel it was at "
+        f"{per_cent(slow)}",
+        f"FP8 leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}) on one H200",
+    ]
+
+
+def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The runs of the studies of graphs, and the leads of all that are one."""
+    runs = shorten_arms(runs_frame(stored(machine)))
+    leads = leads_table(runs)
+    runs = runs[runs["study"].str.startswith("graph-")]
+    is_graph, in_fp8 = runs["setting"].str.contains(GRAPH), runs["precision"] != "bf16"
+    own = leads["studies"].str.startswith("graph-") & leads["setting"].str.contains(GRAPH)
+    return runs.assign(is_graph=is_graph, in_fp8=in_fp8), leads[own]
+
+
+def _lead_by_kernel(machine: str, model: str) -> float:
+    leads = leads_table(shorten_arms(runs_frame(stored(machine))))
+    by_kernel = leads[~leads["setting"].str.contains(GRAPH)]
+    return float(one(by_kernel, model=model, studies="graph-narrow")["lead_pct"])
+
+
+def _gains(runs: pd.DataFrame, model: str, num_gpus: int, batch: int) -> list[str]:
+    """By how much each block's tokens/s change as a graph, in FP8 and in BF16."""
+    texts = []
+    for in_fp8 in (True, False):
+        place = ["model", "num_gpus", "micro_batch_size", "in_fp8"]
+        there = runs[(runs[place] == [model, num_gpus, batch, in_fp8]).all(axis=1)]
+        rates = there.set_index(["study", "repeat", "is_graph"])["tokens_per_second_per_gpu"]
+        by_block = rates.unstack().reindex(columns=[False, True]).dropna().to_numpy()
+        *first, last = [per_cent(100 * (now / then - 1)) for then, now in by_block] or ["?"]
+        texts.append(" and ".join(filter(None, [", ".join(first), last])))
+    return texts

@@ -7,6 +7,7 @@ import pandas as pd
 from fp8study.analysis.laws.account import lead_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
+from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table, throughput_table
@@ -149,7 +150,7 @@ def larger_texts() -> list[str]:
         f"rowwise {per_cent(rowwise_8b['lead_pct'])}. One",
         f"frozen before, had said {'; '.join(said)}.",
         f"{small[0]} and {big[0]} at batch 1, {small[2]} and {big[2]} at 4 "
-        "(H200, tuned path, one run each)",
+        "(H200, tuned, one run each)",
     ]
 
 
@@ -189,3 +190,18 @@ def kept_texts() -> list[str]:
         f"{points[small, 'bf16', one_pass, True]} in BF16",
         f"{peak[0]:.1f} GiB instead of {peak[1]:.1f}, clipped {peak[2]:.1f} either way",
     ]
+
+
+def accelerate_texts() -> list[str]:
+    """What is said of Accelerate beside the path as it is now, in one block of each model."""
+    table = peer_table(stored("h200x2"))
+    table = table[table["study"].str.contains("fsdp-") & table["peer"].str.startswith("accelerate")]
+    assert set(table["num_blocks"]) == {1}
+    texts = []
+    for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):
+        bf16, fp8 = (one(table, model=model, precision=name) for name in ("bf16", "fp8_tensorwise"))
+        texts.append(
+            f"{words} {bf16['ratio']:.2f} times as fast in BF16, {fp8['ratio']:.2f} times in FP8; "
+            f"FP8 leads by {per_cent(fp8['lead_pct'])}, Accelerate's by {per_cent(fp8['peer_lead_pct'])}"
+        )
+    return texts

@@ -123,10 +123,10 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
 def forms_behind(row: pd.Series) -> int:
     """Return in how much a row's form of the tuned path is not what that has today.
 
-    Steps that are one graph today had the earliest form before, and none between.
+    Steps on several GPUs that are one graph today had the earliest form before, and none between.
     """
     own, today = form_of(row["setting"]), todays_form(row)
-    if today.graph and not own.graph:
+    if today.graph and not own.graph and row["num_gpus"] > 1:
         return 1 + sum(own)
     return sum(one != other for one, other in zip(own, today, strict=True))
 

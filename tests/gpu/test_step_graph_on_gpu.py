@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from fp8study.core.config import make_config
+from fp8study.core.record_shape import as_run
 from fp8study.core.records import read_metrics
-from fp8study.run.launch import launch
+from fp8study.run import launch as launcher
+from tests.train.tiny_runs import started_as
 
 pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
 
+WAITING = Path(__file__).with_name("waiting_worker.py")
 STEPS: dict[str, Any] = {
     "model": "tiny-llama", "path": "tuned", "update_kernel": "one_pass",
     "sequence_length": 256, "num_steps": 12, "num_warmup_steps": 5, "learning_rate": 1e-3,
@@ -38,7 +41,7 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
     found = {}
     for how in ("by_kernel", "as_graph"):
         config = make_config(values | {"step_launch": how}).resolved()
-        record = launch(config, tmp_path / how, show=str)
+        record = launcher.launch(config, tmp_path / how, show=str)
         assert not record.audit["num_frozen"]
         assert bool(record.audit["num_linear_fp8"]) == config.is_fp8
         if max_grad_norm:
@@ -48,3 +51,20 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
         found[how] = [row["loss"] for row in read_metrics(tmp_path / how)] + validation
         assert len(validation) == (0 if max_grad_norm else 3)
     assert found["as_graph"] == pytest.approx(found["by_kernel"], rel=2e-3)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_a_step_that_waits_for_a_number_goes_on_by_kernel(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker's step reads its loss, which a recording forbids."""
+    values = STEPS | {"num_gpus": 1, "strategy": "none", "precision": precision}
+    losses = {}
+    for how, worker in (("by_kernel", None), ("as_graph", WAITING)):
+        if worker is not None:
+            monkeypatch.setattr(launcher, "training_command", started_as(worker))
+        config = make_config(values | {"max_grad_norm": 1.0, "step_launch": how}).resolved()
+        record = launcher.launch(config, tmp_path / how, show=str)
+        losses[how] = [row["loss"] for row in read_metrics(tmp_path / how)]
+    assert as_run(record.config, record.warnings)["step_launch"] == "by_kernel"
+    assert losses["as_graph"] == pytest.approx(losses["by_kernel"], rel=2e-3)

@@ -202,6 +202,7 @@ def accelerate_texts() -> list[str]:
         bf16, fp8 = (one(table, model=model, precision=name) for name in ("bf16", "fp8_tensorwise"))
         texts.append(
             f"{words} {bf16['ratio']:.2f} times as fast in BF16, {fp8['ratio']:.2f} times in FP8; "
-            f"FP8 leads by {per_cent(fp8['lead_pct'])}, Accelerate's by {per_cent(fp8['peer_lead_pct'])}"
+            f"FP8 leads by {per_cent(fp8['lead_pct'])}, Accelerate's by "
+            f"{per_cent(fp8['peer_lead_pct'])}"
         )
     return texts

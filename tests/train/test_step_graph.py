@@ -13,7 +13,7 @@ from fp8study.core.record_shape import as_run
 from fp8study.core.records import read_metrics
 from fp8study.train.step_graph import STEPS_BEFORE
 from tests.checkout import tiny_folder
-from tests.train.tiny_runs import Run, launch_tiny
+from tests.train.tiny_runs import Run, Train, launch_tiny
 
 TUNED: dict[str, Any] = {
     "path": "tuned", "update_kernel": "one_pass", "num_steps": 8, "num_warmup_steps": 5,
@@ -63,3 +63,24 @@ def test_a_model_that_needs_its_masks_is_launched_by_kernel_and_says_so(tmp_path
     values = TUNED | {"model": model, "strategy": "none", "step_launch": "as_graph"}
     record = launch_tiny(tmp_path / "run", **values)
     assert as_run(record.config, record.warnings)["step_launch"] == "by_kernel"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_a_step_that_no_graph_can_hold_is_launched_by_kernel_on_one_gpu(
+    precision: str, train: Train, tmp_path: Path
+) -> None:
+    values = TUNED | {"strategy": "none", "precision": precision, "max_grad_norm": 0.1}
+    record = train(tmp_path / "graph", "graph:0", **values, step_launch="as_graph")
+    train(tmp_path / "kernel", **values, step_launch="by_kernel")
+    assert as_run(record.config, record.warnings)["step_launch"] == "by_kernel"
+    assert any("cannot hold this step (operation not permitted)" in w for w in record.warnings)
+    losses = [[row["loss"] for row in read_metrics(tmp_path / how)] for how in ("graph", "kernel")]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+def test_several_gpus_end_with_a_line_where_a_step_cannot_be_recorded(
+    train: Train, tmp_path: Path
+) -> None:
+    values = TUNED | {"num_gpus": 2, "precision": "fp8_tensorwise", "step_launch": "as_graph"}
+    record = train(tmp_path / "run", "graph:0", **values)
+    assert record.status == "failed" and "use by_kernel" in str(record.status_detail)

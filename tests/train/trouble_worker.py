@@ -4,6 +4,7 @@ TROUBLE=told:4      the last rank is told to end (SIGUSR1) once step 4 is done
 TROUBLE=full:4      from then on no file may grow beyond 64 KiB, as if the disk were full
 TROUBLE=stale:4     from then on no FP8 weight that is kept follows its weight
 TROUBLE=overflow:4  from then on FP16's gradients overflow
+TROUBLE=graph:0     no step can be recorded as a graph, as its end shows
 TROUBLE=scale:24    FP16 begins with a loss scale of 2 to that power
 
 Several, as "told:4 scale:24", may come together.
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.staging import DefaultStager
 
 from fp8study.model import sharding
 from fp8study.train import __main__ as train
-from fp8study.train import checkpoint
+from fp8study.train import checkpoint, step_graph
 
 TROUBLES = {name: int(number) for name, number in re.findall(r"(\w+):(\d+)", os.environ["TROUBLE"])}
 
@@ -53,7 +54,15 @@ class StagerOfTorch211(DefaultStager):
         return staged
 
 
+def cannot_be_recorded(graph: step_graph.StepGraph, ids_BT: torch.Tensor) -> None:
+    graph._optimizer.be_recorded()
+    graph._model(input_ids=ids_BT, labels=ids_BT).loss.backward()
+    raise step_graph.NotRecorded("operation not permitted")
+
+
 if __name__ == "__main__":
+    if "graph" in TROUBLES:
+        step_graph.StepGraph.replay = cannot_be_recorded  # type: ignore[assignment]
     if "scale" in TROUBLES:
         scaler = partial(torch.amp.GradScaler, init_scale=2.0 ** TROUBLES["scale"])
         torch.amp.GradScaler = scaler  # type: ignore[misc]

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from fp8study.core.errors import UserError, one_line
+from fp8study.core.record_shape import INSTEAD
 from fp8study.model.fsdp import peers, pooling
 from fp8study.model.local import unwrapped
 from fp8study.model.optimizer import OnePassAdamW
@@ -23,6 +25,14 @@ Results = tuple[torch.Tensor, torch.Tensor | None]
 Step = Callable[[torch.Tensor], Results]
 #: Steps launched kernel by kernel first: they compile, load kernels and make AdamW's averages.
 STEPS_BEFORE = 3
+
+
+class NotRecorded(UserError):
+    """A step does what no graph can hold. To record launches nothing, so no number has changed."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"step_launch: 'as_graph' cannot record this step ({why}); use by_kernel")
+        self.why = why
 
 
 class StepGraph:
@@ -65,7 +75,8 @@ class StepGraph:
         """Do a step on these tokens; the results hold until the next one.
 
         Raises:
-            UserError: Something in the step cannot be recorded.
+            NotRecorded: Something in the step cannot be.
+            UserError: It moves what the next one would look for.
         """
         if self._again is None:
             before = places(self._model)
@@ -87,6 +98,19 @@ class StepGraph:
         self._again = None
         pooling.compute_on(None)
         self._optimizer.be_recorded(False)
+
+    def taken_back(self, error: NotRecorded) -> str:
+        """Let go, as if no step had been recorded; return what a run's record says of it.
+
+        Raises:
+            NotRecorded: GPUs are several, and may wait for each other in the middle of the step.
+        """
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            raise error
+        self.let_go()
+        self._optimizer.zero_grad()
+        instead = INSTEAD.format("step_launch", "by_kernel")
+        return f"step_launch: a graph cannot hold this step ({error.why}): {instead}"
 
     def _replay(self, again: Callable[[], None], ids_BT: torch.Tensor) -> None:
         self._ids_BT.copy_(ids_BT)
@@ -113,10 +137,7 @@ class StepGraph:
             cause = cause or error
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
-            raise UserError(
-                f"step_launch: 'as_graph' cannot record this step ({one_line(cause)}); use "
-                "by_kernel"
-            ) from cause
+            raise NotRecorded(one_line(cause)) from cause
         peers.forget_events()
         return graph.replay
 

@@ -43,7 +43,7 @@ from fp8study.train.facts import binding_facts, torch_versions, warnings
 from fp8study.train.nodes import rank_layout
 from fp8study.train.pace import Pace
 from fp8study.train.progress import learning_rate, log_step
-from fp8study.train.step_graph import Results, StepGraph
+from fp8study.train.step_graph import NotRecorded, Results, StepGraph
 from fp8study.train.summary import headline, notes_on_timing, summarise
 from fp8study.train.validation import validation_loss
 
@@ -197,7 +197,11 @@ class Trainer:
             audit = self._begin_precision(step)
         with wholly_compiled(config), preferred_attention(config, self.device):
             if self.graph is not None and self.graph.is_due:
-                return self.graph.replay(self._ids(step))
+                try:
+                    return self.graph.replay(self._ids(step))
+                except NotRecorded as error:
+                    self.notes.append(self.graph.taken_back(error))
+                    self.graph = None
             with nullcontext() if self.graph is None else self.graph.by_kernel():
                 loss, gradient_norm = self._by_kernel(step, audit, logs_norm)
         if audit is not None and self.updates.was_skipped:

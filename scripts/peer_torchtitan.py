@@ -32,6 +32,11 @@ _STEP = re.compile(
     r" +tflops: [\d.,]+ +mfu: (?P<mfu>[\d.]+)%\s*$",
     re.MULTILINE,
 )
+#: All that its launcher imports, and its flags parsed, for which tyro imports more.
+_START = (
+    "import torchtitan.train; from torchtitan.config import ConfigManager; "
+    "ConfigManager().parse_args([])"
+)
 _PARAMETERS = re.compile(r"size: ([\d,]+) total parameters")
 _SWAPPED = re.compile(r"Swapped to Float8Linear layers with enable_fsdp_float8_all_gather=(\w+)")
 
@@ -178,8 +183,8 @@ def check_checkout(checkout: Path) -> None:
     if version != VERSION:
         raise UserError(f"checkout: '{checkout}' is torchtitan {version}; check out v{VERSION}")
     started = subprocess.run(
-        [sys.executable, "-c", "import torchtitan.train"],
-        env=os.environ | _python_path(checkout), capture_output=True, text=True,
+        [sys.executable, "-c", _START], env=os.environ | _python_path(checkout),
+        capture_output=True, text=True,
     )  # fmt: skip
     if started.returncode:
         reason = (started.stderr.strip() or "no output").splitlines()[-1]

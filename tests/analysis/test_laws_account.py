@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from fp8study.analysis.laws import account, frozen, speed_fit
+from fp8study.analysis.laws import account, frozen, speed, speed_fit
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.report import predictions as words
 from tests.checkout import ROOT
@@ -124,7 +124,7 @@ def test_where_it_misses_is_said_of_models_and_tokens():
 
 def test_one_setting_moves_from_study_to_study_more_where_the_host_is_busy():
     sessions = account.session_table(cells_of(read_runs(ROOT / "results")))
-    busy = sessions["host_pct"] > account.HOST_PCT
+    busy = sessions["host_pct"] > speed.HOST_PCT
     assert sessions["spread_points"][busy].mean() > 2 * sessions["spread_points"][~busy].mean()
     assert (sessions["num_sessions"] > 1).all()
     elsewhere = sessions["spread_points"][~busy]

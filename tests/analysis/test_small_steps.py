@@ -174,13 +174,15 @@ def test_another_batch_is_launched_as_the_path_launches_it(max_grad_norm: float 
 
 def test_steps_by_kernel_must_be_asked_for_where_the_path_has_a_graph() -> None:
     values = {"path": "tuned", "num_gpus": 2, "model": "llama-3.2-1b"}
-    usual = make_config(values).resolved()
-    assert is_by_kernel_alone(usual)
-    assert "--set step_launch=by_kernel" in command(usual)
+    usual, gpu = make_config(values).resolved(), find_peak("NVIDIA H200")
+    assert is_by_kernel_alone(usual, gpu)
+    assert "--set step_launch=by_kernel" in command(usual, gpu)
     for other in (changed(usual, BEFORE), changed(usual, AS_GRAPH)):
-        assert not is_by_kernel_alone(other)
-        assert "by_kernel" not in command(other)
-    assert not is_by_kernel_alone(make_config(values | {"model": "llama-3.1-8b"}).resolved())
+        assert not is_by_kernel_alone(other, gpu)
+        assert "by_kernel" not in command(other, gpu)
+    large = make_config(values | ALONE | {"model": "llama-3.1-8b"}).resolved()
+    assert not is_by_kernel_alone(large, gpu)
+    assert "by_kernel" in command(large, find_peak("NVIDIA B200"))  # whose GPU is done sooner
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,17 @@ def test_a_log_of_another_precision_is_refused(num_gpus: int) -> None:
             peer.read(text, cell, precision)
 
 
+PARSER = "class ConfigManager:\n    def parse_args(self, words): {}\n"
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
-    for name, text in [("torchtitan/train.py", ""), ("assets/version.txt", "0.2.2\n")]:
-        (folder / name).parent.mkdir(parents=True)
+    for name, text in [
+        ("torchtitan/train.py", ""), ("assets/version.txt", "0.2.2\n"),
+        ("torchtitan/config.py", PARSER.format("pass")),
+    ]:  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "COMMIT").write_text("c0ffee\n")
     return folder
@@ -193,9 +199,13 @@ def test_another_version_no_checkout_or_another_model_is_refused(
     with pytest.raises(UserError, match="cannot be written"):
         peer.torchtitan(checkout, CELL, tmp_path / "file")
     peer.check_checkout(checkout)
-    (checkout / "torchtitan" / "train.py").write_text("import a_package_not_here")
-    with pytest.raises(UserError, match=r"does not start \(.*'a_package_not_here'\); install tyro"):
-        peer.check_checkout(checkout)
+    for name, text in [
+        ("config.py", PARSER.format("import not_for_flags")), ("train.py", "import not_for_train"),
+    ]:  # fmt: skip
+        (checkout / "torchtitan" / name).write_text(text)
+        missing = text.split()[-1]
+        with pytest.raises(UserError, match=rf"does not start \(.*'{missing}'\); install tyro"):
+            peer.check_checkout(checkout)
     (checkout / "assets" / "version.txt").write_text("0.3.0")
     with pytest.raises(UserError, match=r"is torchtitan 0.3.0; check out v0.2.2"):
         peer.check_checkout(checkout)

@@ -23,9 +23,6 @@ from fp8study.core.hardware import GpuPeak, find_peak
 #: the law is off by as much and more. Of an 8B at batch 1 it says 2 %, and FP8 all-gather leads by
 #: 31 % (docs/log.md, 77); of a 1B and a 3B at 1 39 and 29 %, and its sign is right.
 _MARGIN = 0.1
-#: On one GPU steps are small from this share of the GPU's time that launching FP8's takes by the
-#: law. Hosts have taken 2.8 times as long, and graphs gained from 0.36 on (docs/log.md, 81).
-_BUSY = 1 / 3
 #: Switches that are refused with torch's AdamW, or with NCCL.
 _RESTING = {
     "transposes": {"separate"}, "cast_kernels": {"both_layouts"},
@@ -62,15 +59,15 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
 
     On several GPUs they are where FP8 tensorwise weights are gathered faster in BF16, by `_MARGIN`
     by the speed law: FP8 halves what is sent, but costs the host a millisecond a layer
-    (docs/log.md). On one they are where the host is `_BUSY`. On what the FP8 runs of a setting may
-    differ in, and on how a run's steps are launched, the answer does not depend.
+    (docs/log.md). On one they are where the host may show in FP8's. On what the FP8 runs of a
+    setting may differ in, and on how a run's steps are launched, the answer does not depend.
 
     Raises:
         UserError: No law is known of such a model.
     """
     fp8, bf16 = _in_fp8(config, gpu)
     if config.num_gpus == 1:
-        return fp8.host > _BUSY * fp8.device
+        return fp8.host_shows
     return (1 + _MARGIN) * bf16.total < fp8.total
 
 
@@ -107,10 +104,10 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
     return config if is_as_it_was else changed(usual, small)
 
 
-def is_by_kernel_alone(config: ResolvedConfig) -> bool:
+def is_by_kernel_alone(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
     """Whether a run must say that its steps are launched by kernel, or would be one graph."""
     by_kernel = config.path == "tuned" and config.step_launch == "by_kernel" and config.compile
-    return by_kernel and for_small_steps(launch_open(config), None) == AS_GRAPH
+    return by_kernel and for_small_steps(launch_open(config), gpu) == AS_GRAPH
 
 
 def launch_open(config: RunConfig) -> RunConfig:

@@ -11,7 +11,6 @@ from fp8study.analysis.advice.evidence import (
 )
 from fp8study.analysis.laws.account import (
     FEWEST_LEADS,
-    HOST_PCT,
     MEAN_POINTS,
     MEMORY_PCT,
     MOST_POINTS,
@@ -19,6 +18,7 @@ from fp8study.analysis.laws.account import (
     LawErrors,
 )
 from fp8study.analysis.laws.here import Measured
+from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.report.verdict_text import answer_lines, chosen_option, lead_text
 from fp8study.report.words import count, number, rate, recipe, span
 

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 
 from fp8study.analysis.laws.account import (
     CLEAR_PCT,
-    HOST_PCT,
     KEPT_OUT,
     LEFT_OUT,
     MEAN_POINTS,
@@ -23,6 +22,7 @@ from fp8study.analysis.laws.account import (
 from fp8study.analysis.laws.cells import Cell, cells_of
 from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
 from fp8study.analysis.laws.scale import check_means
+from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.records import StoredRun

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fp8study.analysis.laws.nearby import changed
 from fp8study.core.checkpoints import last_checkpoint, weights_to_start_from
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.errors import UserError, nearest
@@ -17,6 +18,7 @@ from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_stu
 from fp8study.data.corpus import check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
+from fp8study.run.chosen.notes import gpus_in_words
 from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
@@ -235,16 +237,25 @@ def _faster_ways(pending: list[PlannedRun], machine: Machine) -> list[str]:
     configs = [run.config.resolved() for run in pending]
     cells: dict[tuple[str, Any], dict[str, int]] = {}
     for config in configs:
-        place = f"{config.model} at batch {config.micro_batch_size} on {config.num_gpus} GPUs"
+        place = f"{config.model} at batch {config.micro_batch_size} on "
+        place += gpus_in_words(config.num_gpus)
         for name, value in better_than_asked(config, machine).items():
             alike = (c for c in configs if c.precision == config.precision)
-            if all(getattr(c, name) != value for c in alike):
+            if all(getattr(c, name) != value for c in alike) and _all_take(configs, name, value):
                 cells.setdefault((name, value), {})[place] = 1
     return [
         f"by the law of speed {_FASTER[name]} faster here for {', '.join(places)}: "
         f"SET='{name}={shown(value)}'"
         for (name, value), places in cells.items()
     ]
+
+
+def _all_take(configs: list[ResolvedConfig], name: str, value: Any) -> bool:
+    """Whether no run of a study refuses a field, which is set in all of them."""
+    try:
+        return bool([changed(config, {name: value}) for config in configs])
+    except UserError:
+        return False
 
 
 def _costs(run: PlannedRun) -> list[str]:

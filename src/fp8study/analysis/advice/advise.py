@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
-from fp8study.analysis.advice.by_law import host_shows, predicted_speed
+from fp8study.analysis.advice.by_law import predicted_speed
 from fp8study.analysis.advice.commands import (
     CHECK_LOSS,
     command_for_loss,
@@ -154,7 +154,7 @@ class Advisor:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
                 return faster
-            error = self.nine_of_ten[host_shows(law(way))][1] * account.wider(num_beyond(way))
+            error = self.nine_of_ten[law(way).host_shows][1] * account.wider(num_beyond(way))
             value = faster.then.value
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
@@ -193,7 +193,7 @@ class Advisor:
             way for way, option in zip(shown.values(), (options[0], best), strict=True)
             if option.fits(capacity) and filled.building <= capacity
         ]  # fmt: skip
-        commands, study = to_check(checked)
+        commands, study = to_check(checked, gpu)
         cured = [] if fits else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK
@@ -205,7 +205,7 @@ class Advisor:
             ).verdict  # fmt: skip
         return Advice(
             config=config.to_dict(),
-            settings=tuple(written(settings(config))),
+            settings=tuple(written(settings(config, gpu))),
             gpu=gpu_name,
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
@@ -249,7 +249,7 @@ class Advisor:
             ),
             commands=commands, study=study,
             learning_rate=learning_rate,
-            loss_command=command_for_loss(fp8, learning_rate) if asks_for_loss else "",
+            loss_command=command_for_loss(fp8, gpu, learning_rate) if asks_for_loss else "",
             loss_command_rate=learning_rate or load_study(CHECK_LOSS).runs[0].config.learning_rate,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ def predicted_speed(
     """
     kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
     step = law(way)
-    busy = host_shows(step)
+    busy = step.host_shows
     lead_error, step_error = errors[busy]
     basis = "where the host is busy" if busy else "where the GPU decides"
     if beside and beside.off_points > lead_error:
@@ -41,8 +41,3 @@ def predicted_speed(
     rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
     leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
     return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
-
-
-def host_shows(step: speed.StepParts) -> bool:
-    """Whether the host's launches may show in a step, so that errors are those of such steps."""
-    return step.host > account.HOST_PCT / 100 * step.device

@@ -11,6 +11,7 @@ import yaml
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
 from fp8study.analysis.small_steps import is_by_kernel_alone
 from fp8study.core.config import ResolvedConfig, set_by_hand
+from fp8study.core.hardware import GpuPeak
 
 #: The study of any setting's losses.
 CHECK_LOSS = "check-loss"
@@ -21,14 +22,15 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
          "master_dtype", "loss_head", "gradient_accumulation_steps", "max_grad_norm")  # fmt: skip
 
 
-def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
+def to_check(runs: Sequence[ResolvedConfig], gpu: GpuPeak | None) -> tuple[tuple[str, ...], str]:
     """Return the commands that measure these runs, and the study's file that they need.
 
-    On one node each run is a command; on several `STUDY` is one, of jobs on a cluster.
+    On one node each run is a command; on several `STUDY` is one, of jobs on a cluster. On `gpu`
+    depends what a run chooses itself.
     """
     if not runs or runs[0].num_nodes == 1:
-        return tuple(command(run) for run in runs), ""
-    asked = [_said(run) for run in runs]
+        return tuple(command(run, gpu) for run in runs), ""
+    asked = [_said(run, gpu) for run in runs]
     base = {name: value for name, value in asked[0].items() if name in ALIKE}
     content = {
         "question": f"Does FP8 pay for {runs[0].model} on {runs[0].num_gpus} GPUs?",
@@ -39,16 +41,18 @@ def to_check(runs: Sequence[ResolvedConfig]) -> tuple[tuple[str, ...], str]:
     return (f"make reproduce STUDY={STUDY} PROFILE=slurm",), text
 
 
-def command(config: ResolvedConfig) -> str:
+def command(config: ResolvedConfig, gpu: GpuPeak | None) -> str:
     """Write a command that measures a configuration."""
-    return _command("fp8study run", _said(config))
+    return _command("fp8study run", _said(config, gpu))
 
 
 def _command(words: str, fields: Mapping[str, Any]) -> str:
     return " --set ".join([words, *map(shlex.quote, written(fields))])
 
 
-def command_for_loss(fp8: ResolvedConfig, learning_rate: float | None = None) -> str:
+def command_for_loss(
+    fp8: ResolvedConfig, gpu: GpuPeak | None, learning_rate: float | None = None
+) -> str:
     """Write the command that compares an FP8 run's losses with BF16's; none for other recipes.
 
     At a learning rate, or at that of `CHECK_LOSS`.
@@ -56,7 +60,7 @@ def command_for_loss(fp8: ResolvedConfig, learning_rate: float | None = None) ->
     if fp8.precision != "fp8_tensorwise":
         return ""
     told = ("precision", "path", *["fp8_all_gather"] * bool(fp8.fp8_all_gather))
-    said = {name: value for name, value in _said(fp8).items() if name not in told}
+    said = {name: value for name, value in _said(fp8, gpu).items() if name not in told}
     cluster = " --profile slurm" * (fp8.num_nodes > 1)
     said |= {"max_grad_norm": fp8.max_grad_norm}  # the study clips
     said |= {"learning_rate": learning_rate} if learning_rate else {}
@@ -64,7 +68,7 @@ def command_for_loss(fp8: ResolvedConfig, learning_rate: float | None = None) ->
     return _command(f"fp8study reproduce {CHECK_LOSS}{cluster}", fields)
 
 
-def _said(config: ResolvedConfig) -> dict[str, Any]:
+def _said(config: ResolvedConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return the fields that tell a run of an advice from others."""
     names = ["model", "precision", "path", "strategy", "num_gpus", "sequence_length",
              "micro_batch_size"]  # fmt: skip
@@ -72,11 +76,11 @@ def _said(config: ResolvedConfig) -> dict[str, Any]:
     names += ["fp8_all_gather"] * (config.is_fp8 and config.num_gpus > 1)
     names += ["gradient_accumulation_steps"] * (config.gradient_accumulation_steps > 1)
     names += ["max_grad_norm"] * (config.max_grad_norm is not None)
-    names += settings(config)
+    names += settings(config, gpu)
     return {name: getattr(config, name) for name in names}
 
 
-def settings(config: ResolvedConfig) -> dict[str, Any]:
+def settings(config: ResolvedConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what was set so that a run fits, or so that the tuned path takes its model."""
     found = {name: value for name, value in SAVERS.items() if getattr(config, name) == value}
     if config.strategy != "fsdp2":
@@ -84,5 +88,5 @@ def settings(config: ResolvedConfig) -> dict[str, Any]:
     if config.path == "tuned" and config.loss_head == "plain":
         found["loss_head"] = "plain"
     by_hand = {name: set_by_hand(config.to_dict(), name) for name in FORM}
-    by_hand |= {"step_launch": "by_kernel"} if is_by_kernel_alone(config) else {}
+    by_hand |= {"step_launch": "by_kernel"} if is_by_kernel_alone(config, gpu) else {}
     return found | {name: value for name, value in by_hand.items() if value is not None}

@@ -18,6 +18,7 @@ import pandas as pd
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
+from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.analysis.laws.speed_fit import is_fitted
 from fp8study.analysis.runs.naming import setting_label
@@ -31,9 +32,6 @@ LEFT_OUT, KEPT_OUT, OTHER_GPU = "model left out", "kept from the fit", "another 
 #: The goals: FP8's lead is off by so much on average, and in nine of ten cells, points; beyond so
 #: much, %, its sign is right; memory is off by so much, %.
 MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
-#: From here on, % of the GPU's time, the host's launches show in a step: the law makes it 2 %
-#: longer there. They are the least certain part: some hosts take three times as long.
-HOST_PCT = 55.0
 #: Fewer leads tell nothing of nine of ten.
 FEWEST_LEADS = 10
 #: How much wider an interval is beyond what was measured in one thing: the laws' errors there are

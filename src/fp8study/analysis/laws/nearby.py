@@ -80,6 +80,7 @@ FORM = ("step_launch", *(name for form in EARLIER for name in form))
 #: Field → switches that are decided anew where it is changed.
 _FOLLOWING = {
     "precision": (*_AFTER_KERNEL, "gradient_copy"),
+    "fp8_all_gather": (*_AFTER_KERNEL, "gradient_copy", "gather_cast"),
     "update_kernel": (*_AFTER_KERNEL, *_EXCHANGE),
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL

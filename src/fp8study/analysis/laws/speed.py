@@ -35,6 +35,9 @@ from fp8study.core.recipes import RECIPES
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
 #: of the step wait for the one and parts for the other.
 _OVERLAP = 4
+#: From here on, % of the GPU's time, the host's launches may show in a step. They are the least
+#: certain part: hosts have taken 2.8 times the law's time (docs/log.md, 81).
+HOST_PCT = 33.0
 #: Of the GPU's work on layers and of the host's launches, what the forward pass takes; and of what
 #: gathering in FP8 takes of the host: every weight then, every second one in the backward pass.
 _FORWARD, _FORWARD_GATHERS = 1 / 3, 2 / 3
@@ -93,6 +96,11 @@ class StepParts(Parts):
         forward = _FORWARD * (self.device - self.update - self.loss)
         rest = (self.device - forward, self.host - self.host_forward)
         return _longer(forward, self.host_forward) + _longer(*rest)
+
+    @property
+    def host_shows(self) -> bool:
+        """Whether the host may make the step longer, on a slow machine if not by the law."""
+        return self.host > HOST_PCT / 100 * self.device
 
     @property
     def limit(self) -> str:

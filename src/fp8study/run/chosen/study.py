@@ -36,8 +36,8 @@ _QUESTION = (
     "GPUs, and what does it do to the loss?"
 )
 _EXPECTATION = (
-    "FP8 tensorwise leads where model and batch are large, and ties or loses for a 1B at batch 1; "
-    "rowwise lies between. Losses end within the margin."
+    "FP8 tensorwise leads by the more, the larger model and batch are, and loses for a 1B at batch "
+    "1 on more than two GPUs; rowwise lies between. Losses end within the margin."
 )
 BUDGET_MINUTES = 20.0
 #: The selection decides these itself.

@@ -84,7 +84,7 @@ class Switches:
     step_launch: Literal["by_kernel", "as_graph"] | None = switch(
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
         "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of one "
-        "GPU (strategy=none) and two launched so, which wait for the host.", refused=(
+        "GPU without FSDP2 and of two launched so, which wait for the host.", refused=(
             (lambda c: c.step_launch == "as_graph" and c.gradient_norm == "by_one_launch",
              "would not keep the list of gradients of gradient_norm=by_one_launch; use by_kernel "
              "for it"),

@@ -147,21 +147,26 @@ def test_the_plan_of_a_study_of_ones_own_says_where_another_way_is_faster(
         "precision: fp8_tensorwise, sequence_length: 4096}\n"
         "arms: [{model: llama-3.1-8b, micro_batch_size: 4}, {model: llama-3.2-1b}]\n"
     )
-    cell = "faster here for llama-3.2-1b at batch 1 on {} GPUs: SET='{}'"
-    hint = "by the law of speed steps launched as one CUDA graph are " + cell.format(
-        2, "step_launch=as_graph"
-    )
+    cell = "for llama-3.2-1b at batch 1 on {}: SET='{}'"
+    graph = "by the law of speed steps are small here, and faster as one CUDA graph, "
+    hint = graph + cell.format("2 GPUs", "step_launch=as_graph")
 
     def plan(there: Machine = TWO, **overrides: Any) -> str:
         return " ".join(plan_text(load_study("mine", overrides), there).split())
 
     assert hint in plan()
     for own in ({"fp8_all_gather": False}, {"path": "plain"}, {"step_launch": "as_graph"}):
-        assert "faster here" not in plan(**own)
+        assert "by the law" not in plan(**own)
     four = plan(MACHINES["8 H200"], num_gpus=4)
-    assert "BF16 all-gather is " + cell.format(4, "fp8_all_gather=false") in four
-    assert "faster here" not in plan(there=MACHINES["A100"])
-    assert "faster here" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
+    gather = cell.format("4 GPUs", "fp8_all_gather=false")
+    assert "by the law of speed BF16 all-gather is faster here " + gather in four
+    alone = {"num_gpus": 1, "strategy": "none"}
+    assert graph + cell.format("1 GPU", "step_launch=as_graph") in plan(**alone)
+    assert "by the law" not in plan(there=MACHINES["A100"])
+    assert "by the law" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
+    # Its 8B would refuse what its 1B gains by, and SET is for both.
+    path.write_text(path.read_text().replace("4}", "4, gradient_norm: by_one_launch}"))
+    assert "by the law" not in plan(**alone, max_grad_norm=1.0)
 
 
 def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path) -> None:

@@ -37,8 +37,9 @@ _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
 _SEEN_AGAIN = 1.2
 #: What `better_than_asked` names.
 _FASTER = {
-    "fp8_all_gather": "BF16 all-gather is", "step_launch": "steps launched as one CUDA graph are",
-}  # fmt: skip
+    "fp8_all_gather": "BF16 all-gather is faster here",
+    "step_launch": "steps are small here, and faster as one CUDA graph,",
+}
 #: A value that says by itself what it is.
 _PLAIN_VALUES = ("model", "precision", "strategy")
 
@@ -167,7 +168,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
         *study.notes,
         _without_hub(pending),
         _unpaired(pending, impossible),
-        *_faster_ways(pending, machine),
+        *_faster_ways(study, pending, machine),
     )
     lines += [f"  {note}" for note in notes if note]
     for reason in dict.fromkeys(impossible.values()):
@@ -229,7 +230,7 @@ def _unpaired(pending: list[PlannedRun], impossible: Mapping[PlannedRun, str]) -
     return f"without the BF16 run beside it, which is impossible here: {names}" if alone else None
 
 
-def _faster_ways(pending: list[PlannedRun], machine: Machine) -> list[str]:
+def _faster_ways(study: Study, pending: list[PlannedRun], machine: Machine) -> list[str]:
     """Name runs that one field would make faster, if their study does not ask for that, too.
 
     A study says what its runs are, on any machine: unlike `fp8study run`, it does not choose.
@@ -241,21 +242,22 @@ def _faster_ways(pending: list[PlannedRun], machine: Machine) -> list[str]:
         place += gpus_in_words(config.num_gpus)
         for name, value in better_than_asked(config, machine).items():
             alike = (c for c in configs if c.precision == config.precision)
-            if all(getattr(c, name) != value for c in alike) and _all_take(configs, name, value):
+            if all(getattr(c, name) != value for c in alike) and _all_take(study, name, value):
                 cells.setdefault((name, value), {})[place] = 1
     return [
-        f"by the law of speed {_FASTER[name]} faster here for {', '.join(places)}: "
-        f"SET='{name}={shown(value)}'"
+        f"by the law of speed {_FASTER[name]} for {', '.join(places)}: SET='{name}={shown(value)}'"
         for (name, value), places in cells.items()
     ]
 
 
-def _all_take(configs: list[ResolvedConfig], name: str, value: Any) -> bool:
+def _all_take(study: Study, name: str, value: Any) -> bool:
     """Whether no run of a study refuses a field, which is set in all of them."""
     try:
-        return bool([changed(config, {name: value}) for config in configs])
+        for run in study.runs:
+            changed(run.config.resolved(), {name: value})
     except UserError:
         return False
+    return True
 
 
 def _costs(run: PlannedRun) -> list[str]:

@@ -168,9 +168,9 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 def has_usual_path(config: dict[str, Any]) -> bool:
     """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
     by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
-    later = by_gpus.get(config.get("num_gpus", 0), [])
+    later, alone = by_gpus.get(config.get("num_gpus", 0), []), config.get("num_gpus") == 1
     forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
-    graphs = [form | {GRAPH} for form in forms if COPY_ENGINES in form or NORM_BY_KERNEL in later]
+    graphs = [form | {GRAPH} for form in forms if alone or COPY_ENGINES in form]
     return {*unusual_switches(config)} in (set(), *forms, *graphs)
 
 

@@ -1,5 +1,7 @@
 """What the README and docs/results.md may say of steps launched as one CUDA graph."""
 
+from typing import Any
+
 import pandas as pd
 
 from fp8study.analysis.leads import leads_table
@@ -14,7 +16,8 @@ SMALL, MIDDLE, LARGE = "llama-3.2-1b-untied", "llama-3.2-3b", "llama-3.1-8b"
 def graph_texts() -> list[str]:
     """What graph-form and graph-reach measured, by block."""
     runs, leads = _graphs("h200x4")
-    two, large = (one(leads, model=model, num_gpus=2) for model in (SMALL, LARGE))
+    graphs = leads[leads["is_graph"] & leads["num_gpus"].eq(2)]
+    two, large = (one(graphs, model=model) for model in (SMALL, LARGE))
     assert (two["num_pairs"], two["num_sessions"], large["num_pairs"]) == (3, 2, 1)
     less = [f"{-two[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
     fp8, bf16 = _gains(runs, SMALL, 2, 1)
@@ -36,39 +39,52 @@ def graph_texts() -> list[str]:
 def narrow_texts() -> list[str]:
     """What graph-narrow measured on one GPU, by block, and a block on two beside it."""
     runs, leads = _graphs("h200x2")
-    one_gpu = leads[leads["num_gpus"].eq(1)].set_index(["model", "micro_batch_size"])
+    by_kernel = one(leads, model=MIDDLE, is_graph=False)
+    one_gpu = leads[leads["is_graph"]].set_index(["model", "micro_batch_size"])
     small, middle = one_gpu.loc[SMALL, 1], one_gpu.loc[MIDDLE, 1]
     assert set(one_gpu["num_pairs"].drop([(SMALL, 1)])) == {1} and small["num_pairs"] == 2
     places = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
     (fp8, bf16), *others = (_gains(runs, model, 1, batch) for model, batch in places)
     told = [f"{gain} and {plain}" for gain, plain in others]
     rest = [per_cent(one_gpu.loc[place, "lead_pct"]) for place in places[1:]]
-    slow = _lead_by_kernel("h200x2", MIDDLE)
+    more = _more_reserved(runs)
     return [
         f"by {fp8} in FP8 and {bf16} in BF16 at batch 1, at 2 by {told[0]}, a 3B at 1 by "
         f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}",
         f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
         f"{rest[0]}, {rest[1]}, {rest[2]} and {rest[3]}",
         f"the 3B leads by {per_cent(middle['lead_pct'])} at batch 1, where by kernel it was at "
-        f"{per_cent(slow)}",
+        f"{per_cent(by_kernel['lead_pct'])}",
+        f"The 8B's FP8 reserves {more.pop((LARGE, 'fp8_tensorwise', 1)):.1f} GiB more, the others "
+        f"up to {max(more.values()):.1f}",
         f"FP8 leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}) on one H200",
     ]
 
 
 def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The runs of the studies of graphs, and the leads of all that are one."""
+    """The runs and the leads of the studies of graphs."""
     runs = shorten_arms(runs_frame(stored(machine)))
     leads = leads_table(runs)
-    runs = runs[runs["study"].str.startswith("graph-")]
-    is_graph, in_fp8 = runs["setting"].str.contains(GRAPH), runs["precision"] != "bf16"
-    own = leads["studies"].str.startswith("graph-") & leads["setting"].str.contains(GRAPH)
-    return runs.assign(is_graph=is_graph, in_fp8=in_fp8), leads[own]
+    runs, leads = (
+        table[table[name].str.startswith("graph-")]
+        for table, name in ((runs, "study"), (leads, "studies"))
+    )
+    runs = runs.assign(in_fp8=runs["precision"] != "bf16")
+    runs, leads = (
+        table.assign(is_graph=table["setting"].str.contains(GRAPH)) for table in (runs, leads)
+    )
+    return runs, leads
 
 
-def _lead_by_kernel(machine: str, model: str) -> float:
-    leads = leads_table(shorten_arms(runs_frame(stored(machine))))
-    by_kernel = leads[~leads["setting"].str.contains(GRAPH)]
-    return float(one(by_kernel, model=model, studies="graph-narrow")["lead_pct"])
+def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
+    """How much more memory a graph reserves, GiB, by model, precision and batch."""
+    records = {run.record.run_id: run.record for run in stored("h200x2")}
+    gib = runs["run_id"].map(
+        lambda name: records[name].instruments["memory"]["steady_reserved_gib"]
+    )
+    place = ["model", "precision", "micro_batch_size", "is_graph"]
+    mean = runs.assign(gib=gib).groupby([*place[:3], "repeat", place[3]])["gib"].mean().unstack()
+    return (mean[True] - mean[False]).dropna().groupby(level=place[:3]).mean().to_dict()
 
 
 def _gains(runs: pd.DataFrame, model: str, num_gpus: int, batch: int) -> list[str]:

@@ -38,7 +38,7 @@ def graph_texts() -> list[str]:
 
 def narrow_texts() -> list[str]:
     """What graph-narrow measured on one GPU, by block, and a block on two beside it."""
-    runs, leads = _graphs("h200x2")
+    runs, leads = (table[table["num_gpus"].eq(1)] for table in _graphs("h200x2"))
     by_kernel = one(leads, model=MIDDLE, is_graph=False)
     one_gpu = leads[leads["is_graph"]].set_index(["model", "micro_batch_size"])
     small, middle = one_gpu.loc[SMALL, 1], one_gpu.loc[MIDDLE, 1]

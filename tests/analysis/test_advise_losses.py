@@ -33,13 +33,26 @@ def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
     assert "rate 0.0001" in second and "undecided" in second
 
 
+@pytest.mark.parametrize(("num_gpus", "where"), [(1, "1 GPU"), (4, "4 GPUs"), (8, "4 GPUs")])
+def test_the_loss_on_the_nearest_number_of_gpus_comes_first(num_gpus: int, where: str) -> None:
+    first = advice("llama-3.1-8b", num_gpus=num_gpus).loss_evidence[0]
+    assert first.startswith(f"llama-3.1-8b on {where}, "), first
+
+
+def test_how_far_an_undecided_loss_is_off_is_told_with_it() -> None:
+    found = advice("llama-3.1-8b", num_gpus=4, max_grad_norm=1.0)
+    assert found.verdict.action == CHECK and found.verdict.loss
+    gap = f"{found.verdict.loss['loss_gap_pct']:+.2f}"
+    assert f"its loss: undecided ({gap} %) at a learning rate of" in advice_text(found)
+
+
 def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> None:
     table = read_loss_gaps(ROOT / "results")
     changes = table["arm"].str.contains("schedule")
     assert changes.any()
     table = table.assign(num_pairs=table["num_pairs"].mask(changes, 100))
     told, without = (
-        nearest_losses(rows, [], shape_of("llama-3.2-1b"), "fp8_tensorwise")
+        nearest_losses(rows, [], shape_of("llama-3.2-1b"), "fp8_tensorwise", 1)
         for rows in (table, table[~changes])
     )
     assert told == without
@@ -50,7 +63,7 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
     table = read_loss_gaps(ROOT / "results")
     other = table.assign(arm=table["arm"] + f", {kind}", num_pairs=100, gap_pct=10.0)
     told, without = (
-        nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise")
+        nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)
         for rows in (pd.concat([other, table]), table)
     )
     assert told == without and not any("+10.00" in line for line in told[0])
@@ -96,7 +109,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
 def test_a_smaller_model_than_any_is_told_so() -> None:
     table, runs = read_loss_gaps(ROOT / "results"), []
     shape = dataclasses.replace(shape_of("llama-3.2-1b"), num_layers=1)
-    told = nearest_losses(table, runs, shape, "fp8_tensorwise")[1]
+    told = nearest_losses(table, runs, shape, "fp8_tensorwise", 1)[1]
     assert told[-1] == "models of fewer than 1.2 billion weights"
-    told = nearest_losses(table, runs, shape_of("qwen3-14b"), "fp8_tensorwise")[1]
+    told = nearest_losses(table, runs, shape_of("qwen3-14b"), "fp8_tensorwise", 1)[1]
     assert told[-1] == "models of more than 8.0 billion weights"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def rates(rate: Callable[[str, int, int], float]) -> Records:
 
 def one_batch(batch: int, gap: float, **changes: Any) -> list[RunRecord]:
     return losses(gap, micro_batch_size=batch, study="effective-batch", **changes)
+
+
+def and_an_8b(gap: float) -> Records:
+    """Small models whose losses are equal on four GPUs, and large ones whose pairs scatter."""
+    large = partial(losses, gap, wobble=0.02, model=LARGE, num_gpus=4)
+    return lambda: losses(0, num_gpus=4) + large()
 
 
 def four_arms(tensorwise: float, rowwise: float, compiled: float, eager: float) -> Records:
@@ -146,6 +153,8 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("A09", NO, lambda: pair(results={"mfu_bf16_peak_pct": 45.0}), {}),
     ("A10", YES, lambda: losses(0, num_gpus=4), {}),
     ("A10", NO, lambda: losses(3, num_gpus=4), {}),
+    ("A10", YES, and_an_8b(0.1), {}),
+    ("A10", PARTLY, and_an_8b(0.4), {}),
     ("A11", YES, lambda: losses(0, num_gpus=2), {}),
     ("A11", NO, lambda: losses(3, num_gpus=2), {}),
     ("A12", YES, lambda: losses(50, master_dtype="bf16"), {}),

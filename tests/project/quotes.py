@@ -184,7 +184,6 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     return [
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
-        f"{per_cent(four['lead_pct'])} on 4 GPUs at batch 2 (95 % CI {ends(four)})",
         f"At batch 1 the host is late: by kernel {spans['min']['tuned'].removesuffix(' %')} to "
         f"{spans['max']['tuned']} on one to four GPUs (plain, on four, {spans['min']['plain']} at "
         "worst)",

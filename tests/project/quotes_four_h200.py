@@ -33,6 +33,7 @@ def four_h200_texts() -> list[str]:
     return [
         *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,
         *_kernel_texts(runs), *_today_texts(runs, leads), *_eight_b_loss_texts(runs),
+        *_sharded_loss_texts(runs),
         *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
     ]  # fmt: skip
 
@@ -85,9 +86,12 @@ def _kernel_texts(runs: pd.DataFrame) -> list[str]:
 def _today_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     """What is said of kernels that write both layouts, as the path launches them."""
     here = runs[runs["study"] == "both-layouts"]
-    own = leads[leads["arm"].str.contains(BOTH_LAYOUTS) & leads["studies"].eq("both-layouts")]
+    pooled = leads["studies"].isin(["both-layouts", "both-layouts, graph-narrow"])
+    own = leads[leads["arm"].str.contains(BOTH_LAYOUTS) & pooled]
     own = own.set_index(["num_gpus", "model", "micro_batch_size"])
-    assert set(own["num_pairs"]) == {2} and set(own["num_sessions"]) == {1}
+    later = own["studies"].str.contains("graph-narrow")
+    assert set(own.loc[later, "num_pairs"]) == {3} and set(own.loc[~later, "num_pairs"]) == {2}
+    assert (own["num_sessions"] == own["num_pairs"] - 1).all()
 
     def gained(*place: object) -> list[float]:
         """By block, %."""
@@ -159,6 +163,33 @@ def _eight_b_loss_texts(runs: pd.DataFrame) -> list[str]:
         f"`fast_accumulation=all` {fast_} ({fast_ci}), on held-out text {fast_held} "
         f"({fast_held_ci}); all equivalent",
         f"is within the margin: {usual} (95 % CI {usual_ci}), six seeds",
+    ]
+
+
+def _sharded_loss_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of an 8B's loss on four GPUs."""
+    own = runs[runs["study"] == "check-loss"]
+    assert {*own["model"], *own["num_gpus"], *own["seed"]} == {LARGE, 4, 0, 1, 2}
+    told, told_of = [], []
+    for loss in ("loss_last20_mean", "validation_loss"):
+        (gap,) = loss_gap_table(own, loss=loss).to_dict("records")
+        assert (gap["num_pairs"], gap["verdict"]) == (3, "undecided")
+        low, high = (per_cent(gap[f"gap_pct_{end}_95"], 2)[:-2] for end in ("low", "high"))
+        told.append((per_cent(gap["gap_pct"], 2), f"{low} to {high}"))
+        last = own.pivot(index="seed", columns="precision", values=loss)
+        apart = 100 * (last["fp8_tensorwise"] / last["bf16"] - 1)
+        assert (apart > 0).all()
+        told_of.append(f"{apart.min():+.2f} to {apart.max():+.2f} %")
+    (usual, usual_ci), (held, held_ci) = told
+    ended = [f"{of['loss_last20_mean'].mean():.2f}" for of in (
+        own[own["precision"] == "bf16"],
+        runs[(runs["study"] == "accumulation-loss") & (runs["precision"] == "bf16")],
+    )]  # fmt: skip
+    return [
+        f"{usual} (95 % CI {usual_ci}), on held-out text {held} ({held_ci}): all three pairs lie "
+        f"above BF16, by {told_of[0]} and {told_of[1]}",
+        f"BF16 ends at {ended[0]} there, at {ended[1]} on one GPU",
+        f"{usual} (95 % CI {usual_ci}), three seeds",
     ]
 
 

@@ -8,14 +8,19 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import GRAPH
 from fp8study.analysis.runs.pairing import shorten_arms
+from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
 SMALL, MIDDLE, LARGE = "llama-3.2-1b-untied", "llama-3.2-3b", "llama-3.1-8b"
+PLACE = ["model", "num_gpus", "micro_batch_size"]
+#: The steps of graph-narrow: model and batch.
+NARROW = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
 
 
 def graph_texts() -> list[str]:
     """What graph-form and graph-reach measured, by block."""
     runs, leads = _graphs("h200x4")
+    runs = runs[runs["study"] != "graph-narrow"]
     graphs = leads[leads["is_graph"] & leads["num_gpus"].eq(2)]
     two, large = (one(graphs, model=model) for model in (SMALL, LARGE))
     assert (two["num_pairs"], two["num_sessions"], large["num_pairs"]) == (3, 2, 1)
@@ -37,24 +42,24 @@ def graph_texts() -> list[str]:
 
 
 def narrow_texts() -> list[str]:
-    """What graph-narrow measured on one GPU, by block, and a block on two beside it."""
-    runs, leads = (table[table["num_gpus"].eq(1)] for table in _graphs("h200x2"))
-    by_kernel = one(leads, model=MIDDLE, is_graph=False)
-    one_gpu = leads[leads["is_graph"]].set_index(["model", "micro_batch_size"])
-    small, middle = one_gpu.loc[SMALL, 1], one_gpu.loc[MIDDLE, 1]
-    assert set(one_gpu["num_pairs"].drop([(SMALL, 1)])) == {1} and small["num_pairs"] == 2
-    places = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
-    (fp8, bf16), *others = (_gains(runs, model, 1, batch) for model, batch in places)
-    told = [f"{gain} and {plain}" for gain, plain in others]
-    rest = [per_cent(one_gpu.loc[place, "lead_pct"]) for place in places[1:]]
+    """What graph-narrow measured on one GPU of two machines, by block."""
+    both = [_graphs(machine) for machine in ("h200x2", "h200x4")]
+    runs = pd.concat(runs for runs, _ in both)
+    runs = runs[runs["study"] == "graph-narrow"]
+    alone = both[0][1][lambda leads: leads["is_graph"] & leads["num_gpus"].eq(1)]
+    small = one(alone, model=SMALL, micro_batch_size=1)
+    assert small["num_pairs"] == 2
+    (fp8, bf16), *others = (_gains(runs, model, 1, batch) for model, batch in NARROW)
+    told = [f"{gain} (BF16 {plain})" for gain, plain in others]
+    rest = [_leads(runs, *place, is_graph=True) for place in NARROW[1:]]
     more = _more_reserved(runs)
     return [
         f"by {fp8} in FP8 and {bf16} in BF16 at batch 1, at 2 by {told[0]}, a 3B at 1 by "
-        f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}",
+        f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}; two blocks each",
         f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
-        f"{rest[0]}, {rest[1]}, {rest[2]} and {rest[3]}",
-        f"the 3B leads by {per_cent(middle['lead_pct'])} at batch 1, where by kernel it was at "
-        f"{per_cent(by_kernel['lead_pct'])}",
+        f"{rest[0]}; {rest[1]}; {rest[2]}; {rest[3]}",
+        f"the 3B leads by {rest[1]} at batch 1, where by kernel it was at "
+        f"{_leads(runs, MIDDLE, 1, is_graph=False)}",
         f"The 8B's FP8 reserves {more.pop((LARGE, 'fp8_tensorwise', 1)):.1f} GiB more, the others "
         f"up to {max(more.values()):.1f}",
         f"FP8 leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}) on one H200",
@@ -78,7 +83,7 @@ def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
     """How much more memory a graph reserves, GiB, by model, precision and batch."""
-    records = {run.record.run_id: run.record for run in stored("h200x2")}
+    records = {run.record.run_id: run.record for run in committed_runs()}
     gib = runs["run_id"].map(
         lambda name: records[name].instruments["memory"]["steady_reserved_gib"]
     )
@@ -89,12 +94,21 @@ def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
 
 def _gains(runs: pd.DataFrame, model: str, num_gpus: int, batch: int) -> list[str]:
     """By how much each block's tokens/s change as a graph, in FP8 and in BF16."""
-    texts = []
-    for in_fp8 in (True, False):
-        place = ["model", "num_gpus", "micro_batch_size", "in_fp8"]
-        there = runs[(runs[place] == [model, num_gpus, batch, in_fp8]).all(axis=1)]
-        rates = there.set_index(["study", "repeat", "is_graph"])["tokens_per_second_per_gpu"]
-        by_block = rates.unstack().reindex(columns=[False, True]).dropna().to_numpy()
-        *first, last = [per_cent(100 * (now / then - 1)) for then, now in by_block] or ["?"]
-        texts.append(" and ".join(filter(None, [", ".join(first), last])))
-    return texts
+    there = runs[(runs[PLACE] == [model, num_gpus, batch]).all(axis=1)]
+    return [
+        _changes(there[there["in_fp8"] == in_fp8], "is_graph") or "?" for in_fp8 in (True, False)
+    ]
+
+
+def _leads(runs: pd.DataFrame, model: str, batch: int, is_graph: bool) -> str:
+    """By how much FP8 leads on one GPU, block by block."""
+    there = runs[(runs[[*PLACE, "is_graph"]] == [model, 1, batch, is_graph]).all(axis=1)]
+    return _changes(there, "in_fp8")
+
+
+def _changes(runs: pd.DataFrame, by: str) -> str:
+    """How tokens/s change in each block with what `by` says: +3.7 % and +1.0 %."""
+    rates = runs.set_index(["machine", "study", "repeat", by])["tokens_per_second_per_gpu"]
+    blocks = rates.unstack().reindex(columns=[False, True]).dropna().to_numpy()
+    *first, last = [per_cent(100 * (now / then - 1)) for then, now in blocks] or [""]
+    return " and ".join(filter(None, [", ".join(first), last]))

@@ -65,7 +65,11 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
         return []
     said = f"its loss is BF16's at a learning rate of {rate(loss['loss_rate'])}"
     if verdict.action == CHECK:
-        said = f"its loss: {loss['loss_verdict']} at a learning rate of {rate(loss['loss_rate'])}"
+        gap = number(loss["loss_gap_pct"], "+.2f")
+        said = (
+            f"its loss: {loss['loss_verdict']} ({gap} %) at a learning rate of "
+            f"{rate(loss['loss_rate'])}"
+        )
     if loss["loss_rate_above"] is not None:
         said += f", {loss['loss_verdict_above']} at {rate(loss['loss_rate_above'])}"
     before = IN_ONE_PASS in verdict.setting and not loss["loss_in_one_pass"]

@@ -177,7 +177,9 @@ class Advisor:
             )
             verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
-        evidence, uncovered = nearest_losses(self.loss_gaps, self.runs, shape, best.precision)
+        evidence, uncovered = nearest_losses(
+            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus
+        )
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         expected, expected_of = None, ""
         if todays != config:

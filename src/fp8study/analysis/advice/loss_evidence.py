@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from fp8study.analysis.laws.frozen import Runs
@@ -28,13 +29,13 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
 
 
 def nearest_losses(
-    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str
+    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str, num_gpus: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is known of FP8's loss, and what that leaves open.
 
-    First of the nearest model, with the other learning rates of that study where it is the model
-    asked about; then of the most pairs, then of the longest training: of each the loss on text
-    kept out, where that was scored.
+    First of the nearest model, on the nearest number of GPUs; then of its most pairs and, where it
+    is the model asked about, at the other learning rates of that study; then of the most pairs of
+    all, then of the longest training: of each the loss on text kept out, where that was scored.
     """
     if len(table):
         table = comparisons(table)
@@ -60,13 +61,17 @@ def nearest_losses(
         table[table[of] == end].head(1)
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
     )
+    nearest = table[table["away"] == table["away"].min()]
+    wider = np.log2(nearest["num_gpus"] / num_gpus).abs()
+    here = nearest.assign(wider=wider).sort_values("wider", kind="stable").head(1)
     same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
-    rows = pd.concat([near, same, table.head(1), longest, table.drop_duplicates("study")])
+    rows = pd.concat([here, near, same, table.head(1), longest, table.drop_duplicates("study")])
     evidence = []
-    for _, row in rows.drop_duplicates(["model", "rate"]).head(4).iterrows():
+    for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
+        wide = f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}"
         evidence.append(
-            f"{row['model']}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
+            f"{row['model']} on {wide}, {row['tokens'] / 1e6:,.3g} million tokens in {row['epochs']:.1f} "
             f"passes, learning rate {row['rate']}, {row['loss']} loss: {gap} ({row['interval']}), "
             f"{row['verdict']}; {row['machine']}/{row['study']}"
         )

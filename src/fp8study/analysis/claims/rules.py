@@ -86,18 +86,26 @@ def with_pairs(gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
-    """Judge the claim that losses are those of BF16, from rows of loss gaps."""
+    """Judge the claim that losses are those of BF16, from rows of loss gaps.
+
+    Too few pairs decide nothing, but where their mean lies beyond the margin they are no support.
+    """
     paired = with_pairs(gaps)
     if paired.empty:
         return claim.open()
     same = paired["verdict"] == "equivalent"
     apart = paired["verdict"].isin(["different", DIVERGED])
-    verdict = by_parts(same.any(), not apart.any()) if same.any() else Verdict.CONTRADICTED
-    if not (same | apart).any():
+    is_open = ~same & ~apart
+    beyond = is_open & (paired["gap_pct"].abs() > paired["margin_pct"])
+    verdict = Verdict.CONTRADICTED
+    if same.any():
+        verdict = by_parts(True, not (apart | beyond).any())
+    elif is_open.all():
         verdict = Verdict.UNDECIDED
-    kinds = {"equivalent": same, "different": apart, "undecided": ~same & ~apart}
+    kinds = {"equivalent": same, "different": apart, "undecided": is_open & ~beyond,
+             "undecided with a mean beyond it": beyond}  # fmt: skip
     counts = ", ".join(f"{rows.sum()} {kind}" for kind, rows in kinds.items() if rows.any())
-    judged = paired[same | apart] if (same | apart).any() else paired
+    judged = paired if is_open.all() else paired[same | apart | beyond]
     words |= {"counts": counts, "margin": paired["margin_pct"].max()}
     return claim.found(verdict, mean_gap(judged), paired, **words)
 

@@ -72,8 +72,8 @@ def nearest_losses(
         wide = f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}"
         evidence.append(
             f"{row['model']} on {wide}, {row['tokens'] / 1e6:,.3g} million tokens in "
-            f"{row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} loss: {gap} ({row['interval']}), "
-            f"{row['verdict']}; {row['machine']}/{row['study']}"
+            f"{row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} loss: {gap} "
+            f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:

@@ -169,11 +169,20 @@ def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     if fp8.empty:
         return [ask]
     equal, of = int(fp8["action"].eq(decision.FP8).sum()), count(len(fp8), "faster setting")
+    tested = int(fp8.apply(_open_loss, axis=1).astype(bool).sum())
     known = (
         f"FP8's loss is [shown equal](quality.qmd) in {equal} of the {of}"
+        f"{f', tested and still open in {tested}' * bool(tested)}"
         f"{longest(report, '; no run is longer than')}."
     )
     return [" ".join(filter(None, [known, equal_so_far(report), ask]))]
+
+
+def _open_loss(row: pd.Series) -> str:
+    """Say how far FP8 is off where the loss of the very setting was tested and is undecided."""
+    if row["loss_verdict"] != "undecided" or not row["loss_is_same"]:
+        return ""
+    return f": {number(row['loss_gap_pct'], '+.2f')} %"
 
 
 def longest(report: Report, before: str) -> str:
@@ -204,9 +213,10 @@ def _cell(rows: pd.DataFrame) -> str:
     def told(row: pd.Series) -> tuple[str, ...]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
-        is_equal = row["action"] == decision.FP8
         clips = " if clipped" * pd.notna(row["max_grad_norm"])
-        loss = f"loss equal at {rate(row['loss_rate'])}{clips}" if is_equal else ""
+        gap = _open_loss(row)
+        said = "equal" if row["action"] == decision.FP8 else "undecided" * bool(gap)
+        loss = f"loss {said} at {rate(row['loss_rate'])}{clips}{gap}" if said else ""
         untied = "untied" if str(row["model"]).endswith(_TWIN) else ""
         kinds = recipe(row["precision"]).removeprefix("FP8 ")
         return kind, loss, untied, kinds if row["precision"] != _USUAL else "", path

@@ -49,21 +49,25 @@ def answer(report: Report) -> str:
 
 
 def equal_so_far(report: Report) -> str:
-    """Say of which models, and up to which learning rate and length, losses are equivalent."""
+    """Say of which models losses are equivalent, and up to how many GPUs, what rate and length."""
     gaps = _healthy(comparisons(report.loss_gaps))
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
     if gaps.empty:
         return ""
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
-    most = runs.groupby("model")[["learning_rate", "num_steps"]].max()
+    most = runs.groupby("model")[["num_gpus", "learning_rate", "num_steps"]].max()
     *others, last = (
-        f"{escape(str(model))} up to a learning rate of {rate(row['learning_rate'])} and "
-        f"{row['num_steps']:,.0f} steps"
+        f"{escape(str(model))} ({_up_to(int(row['num_gpus']))}) up to a learning rate of "
+        f"{rate(row['learning_rate'])} and {row['num_steps']:,.0f} steps"
         for model, row in most.iterrows()
     )
     models = " and ".join(filter(None, (", ".join(others), last)))
     return f"Equivalent so far: {models}."
+
+
+def _up_to(num_gpus: int) -> str:
+    return "1 GPU" if num_gpus == 1 else f"1 to {num_gpus} GPUs"
 
 
 def notes(report: Report) -> str:

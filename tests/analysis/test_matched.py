@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fp8study.analysis.matched import equal_time_table, matched_loss_table, steps_to
+from fp8study.analysis.matched import LEAST_POINTS, equal_time_table, matched_loss_table, steps_to
 from fp8study.core.records import RunRecord
 from tests.claim_factories import FP8, Frames, run
 
 
 def timed(precision: str, seed: int, step_ms: float, ends: list[float]) -> RunRecord:
-    """A run of 100 steps that scores held-out text four times; its first step compiles."""
+    """A run of 100 steps, whose first compiles; held-out losses fall straight between `ends`."""
     curve = {"step": [*range(1, 101)], "step_time_ms": [60_000.0] + [step_ms] * 99}
-    scored = [{"step": 25 * (n + 1), "loss": loss} for n, loss in enumerate(ends)]
-    return run(precision, seed=seed, study="equal-time", curve=curve,
+    at = [25 * (n + 1) for n in range(len(ends))]
+    steps = [round(100 * (n + 1) / LEAST_POINTS) for n in range(LEAST_POINTS)]
+    scored = [{"step": step, "loss": float(np.interp(step, at, ends))} for step in steps]
+    return run(precision, seed=seed, study="check-loss", curve=curve,
                results={"validation_losses": scored, "loss_last20_mean": ends[-1]})  # fmt: skip
 
 
@@ -59,10 +61,14 @@ def test_the_interval_is_over_seeds_and_two_have_none() -> None:
     assert math.isnan(raced(races([6, 5, 4, 3], [6, 5, 4, 3]))["low_95"])
 
 
-def test_other_studies_have_no_race() -> None:
+def test_a_run_that_shares_its_gpu_or_scores_seldom_has_no_race() -> None:
     frames = races([6, 5, 4, 3])
     for stored in frames.stored:
-        stored.record.__dict__["study"] = "new-text"
+        stored.record.config["runs_per_gpu"] = 2
+    assert equal_time_table(frames.stored, frames.runs, frames.metrics).empty
+    frames = races([6, 5, 4, 3])
+    for stored in frames.stored:
+        del stored.record.results["validation_losses"][0]
     assert equal_time_table(frames.stored, frames.runs, frames.metrics).empty
 
 

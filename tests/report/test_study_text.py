@@ -1,9 +1,14 @@
 """What a study says of its losses when its runs have ended."""
 
 import dataclasses
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from fp8study.analysis.matched import LEAST_POINTS
 from fp8study.core.records import RunRecord
 from fp8study.report.study_text import losses_text
 from tests.factories import make_record
@@ -47,6 +52,26 @@ def test_how_much_bf16_learnt_is_told_and_nothing_is_no_verdict() -> None:
     both = text(*pairs(3, 0.0, data={"unigram_loss": 6.25}), *other).splitlines()
     assert len(both) == 3 and both[2].startswith("  no verdict on 1 arm, as BF16 itself learnt lit")
     assert "different" in text(*pairs(3, 0.01, data={"unigram_loss": 5.0}))
+
+
+@pytest.mark.parametrize(("step_ms", "word"), [(80.0, "20.0 % less"), (125.0, "25.0 % more")])
+def test_where_curves_tell_it_the_time_to_one_loss_is_told(
+    step_ms: float, word: str, tmp_path: Path
+) -> None:
+    scored = [{"step": step, "loss": 8 - step / 8} for step in range(1, LEAST_POINTS + 1)]
+    runs = []
+    for record in pairs(3, 0.0):
+        record.results["validation_losses"] = scored
+        own = step_ms if record.config["precision"] != "bf16" else 100.0
+        folder = tmp_path / f"{record.config['precision']}-{record.config['seed']}"
+        folder.mkdir()
+        lines = [{"step": step, "loss": 5.0, "step_time_ms": own} for step in range(1, 9)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        runs.append((SimpleNamespace(run_dir=folder), record))
+    told: Any = losses_text(runs)  # type: ignore[arg-type]
+    assert f"FP8 tensorwise: to the same loss on unseen text it took {word} time than" in told
+    runs[0][1].results["validation_losses"] = scored[1:]
+    assert "(saved, 95 % CI" in told and "CI" not in losses_text(runs).splitlines()[-1]  # type: ignore[arg-type]
 
 
 def test_what_diverged_alone_is_told_without_a_gap() -> None:

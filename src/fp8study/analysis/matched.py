@@ -16,12 +16,12 @@ import pandas as pd
 from fp8study.analysis import stats
 from fp8study.analysis.floors import scored_points
 from fp8study.analysis.losses import gap_curves
-from fp8study.analysis.runs.frames import PLACE
+from fp8study.analysis.runs.frames import PLACE, run_path
 from fp8study.analysis.runs.pairing import paired_losses, together
 from fp8study.core.records import StoredRun
 
-#: Studies whose names begin so hold all but the precision equal, and score held-out text often.
-EQUAL_TIME = "equal-time"
+#: A curve of fewer points on held-out text says too little of when a loss was reached.
+LEAST_POINTS = 8
 #: Studies whose names begin so change the batch, and keep the learning rate.
 BATCH_GROWTH = "batch-growth"
 
@@ -42,16 +42,20 @@ def equal_time_table(
 ) -> pd.DataFrame:
     """Return what share of BF16's time to a loss on held-out text each FP8 arm saves.
 
-    The columns of `EQUAL_TIME_COLUMNS`. The loss of a pair, nats per token, is the higher of its
+    The columns of `EQUAL_TIME_COLUMNS`, of pairs on GPUs of their own that scored held-out text at
+    `LEAST_POINTS` points or more. The loss of a pair, nats per token, is the higher of its
     runs' last ones, which both reach; between scored points losses are taken to fall straight.
     ``seconds`` is the median step times the steps until then: neither start-up, nor compilation,
     nor the scoring. ``saved_pct`` is the mean over seeds of 100 × (1 − FP8's / BF16's), with
     Student's interval; below zero FP8 takes longer.
     """
-    asked = runs["study"].str.startswith(EQUAL_TIME) & (runs["device"] == "cuda") & ~runs["stale"]
+    stored = list(stored_runs)
+    shares = [run_path(run) for run in stored if run.record.config.get("runs_per_gpu", 1) > 1]
+    asked = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["speed_only"]
+    asked &= ~runs["run_ids"].isin(shares)
     seconds = metrics.groupby(PLACE)["step_time_ms"].median() / 1000
-    points = scored_points(stored_runs).sort_values("step")
-    curves = dict(list(points.groupby(PLACE)))
+    points = scored_points(stored).sort_values("step")
+    curves = {place: curve for place, curve in points.groupby(PLACE) if len(curve) >= LEAST_POINTS}
     found = []
     for _, pair in paired_losses(runs[asked]).iterrows():
         ids = (pair["run_id"], pair["run_id_bf16"])

@@ -286,3 +286,8 @@ def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
         allowed = {FLAG: (bool,), NUMBER: (int, float), COUNT: (int,)}[kind]
         if not {type(row.get(name)) for row in rows} <= {*allowed, type(None)}:
             raise UserError(f"{name}: a value is no {kind}")
+
+
+def as_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the columns of `METRICS`, one value per row."""
+    return {name: [row.get(name) for row in rows] for name in METRICS}

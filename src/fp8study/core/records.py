@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fp8study.core import record_shape
 from fp8study.core.audit_rules import timing_is_void
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.files import is_held, write_whole
-from fp8study.core.record_shape import METRICS, SHAPE, check_columns, check_content, complete_texts
 
 #: 2 added `RunRecord.judgement`; both are read.
 SCHEMA_VERSION = 2
@@ -133,7 +133,7 @@ class RunRecord:
         if self.status not in STATUSES:
             raise UserError(f"status: {self.status!r} is none of {', '.join(STATUSES)}")
         texts = ("run_id", "study", "started_at", "ended_at")
-        mappings = (name for name, shape in SHAPE.items() if isinstance(shape, dict))
+        mappings = (name for name, shape in record_shape.SHAPE.items() if isinstance(shape, dict))
         for kind, name in [*((str, n) for n in texts), *((dict, n) for n in mappings)]:
             if not isinstance(value := getattr(self, name), kind):
                 what = "text" if kind is str else "mapping"
@@ -218,7 +218,7 @@ def read_record(path: Path) -> RunRecord:
         if missing := [name for name in required if name not in content]:
             raise ValueError(f"without {', '.join(missing)}")
         record = RunRecord(**{key: value for key, value in content.items() if key in known})
-        check_content(vars(record))
+        record_shape.check_content(vars(record))
         return record
     except NewerRecord as error:
         raise NewerRecord(f"{path}: {error}") from None
@@ -255,7 +255,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
             rows = json.loads(f"[{','.join(lines[:-1])}]")
         if not all(type(row) is dict for row in rows):
             raise UserError("a line is no mapping")
-        check_columns(rows)
+        record_shape.check_columns(rows)
         return rows
     except _UNREADABLE as error:
         raise UserError(
@@ -340,11 +340,10 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
             except UserError as error:
                 left_out.append(str(error))
                 continue
-            metrics = {name: [line.get(name) for line in lines] for name in METRICS}
-            run = StoredRun(record, path.parent, label, metrics)
+            run = StoredRun(record, path.parent, label, record_shape.as_columns(lines))
             if (first := found.setdefault((label, record.study, record.run_id), run)) is not run:
                 left_out.append(f"{path.parent}: a copy of {first.run_dir}; remove one of them")
     for text in left_out:
         warnings.warn(f"left out: {text}", stacklevel=2)
-    complete_texts(run.record.data for run in found.values())
+    record_shape.complete_texts(run.record.data for run in found.values())
     return list(found.values())

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
 from fp8study.analysis.losses import loss_gap_table, says_nothing
-from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.matched import LEAST_POINTS, equal_time_table
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import DIVERGED, shorten_arms
-from fp8study.core.records import RunRecord, StoredRun
+from fp8study.core.record_shape import as_columns
+from fp8study.core.records import RunRecord, StoredRun, read_metrics
 from fp8study.core.studies import PlannedRun
 from fp8study.report.rows import losses_of
-from fp8study.report.words import count, number
+from fp8study.report.words import count, interval, number
 
 
 def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
@@ -30,10 +33,32 @@ def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
     if judged.empty:
         return f"Losses: no verdict, as {_why_none(gaps)}."
     title = judged["title"].iloc[0].partition(": ")[2]
-    rows = map(_verdict, judged.to_dict("records"))
+    rows = [*map(_verdict, judged.to_dict("records")), *_races(stored, runs)]
     silent = gaps[says_nothing(gaps)]
     left_out = [f"  no verdict on {count(len(silent), 'arm')}, as {_why_none(silent)}"]
     return "\n".join([f"Losses, FP8 against BF16: {title}", *rows, *left_out * bool(len(silent))])
+
+
+def _races(stored: Iterable[StoredRun], runs: pd.DataFrame) -> list[str]:
+    """Say how much sooner FP8 came to a loss on unseen text, where curves of it have the points."""
+    scored = [
+        dataclasses.replace(run, metrics=as_columns(read_metrics(run.run_dir)))
+        for run in stored
+        if len(run.record.results.get("validation_losses", ())) >= LEAST_POINTS
+    ]
+    table = equal_time_table(scored, runs, metrics_frame(scored))
+    return [
+        f"  {row['arm']}: to the same loss on unseen text it took "
+        f"{number(abs(row['saved_pct']), '.1f')} % {'less' if row['saved_pct'] > 0 else 'more'} "
+        f"time than BF16{_ends(row)}"
+        for row in table.to_dict("records")
+    ]
+
+
+def _ends(row: Mapping[Hashable, Any]) -> str:
+    """Write a saving's interval, unless two seeds alone have none."""
+    ends = interval(row["low_95"], row["high_95"], ".1f")
+    return f" (saved, 95 % CI: {ends})" if ends else ""
 
 
 def _why_none(gaps: pd.DataFrame) -> str:

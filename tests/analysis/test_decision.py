@@ -27,6 +27,7 @@ from tests.table_factories import frame
         (5, 20, None, False, decision.CHECK),
         (5, 20, "equivalent", False, decision.FP8),
         (5, 20, "different", False, decision.WORSE),
+        (5, 20, decision.LOWER, False, decision.FP8),
         (5, 20, "diverged", False, decision.WORSE),
         (-5, 20, "equivalent", False, decision.MORE),
         (1, 20, None, False, decision.MORE),
@@ -67,6 +68,7 @@ def store_losses(
     [
         (0.0, 1, decision.FP8),
         (0.5, 1, decision.WORSE),
+        (-0.5, 1, decision.FP8),
         (0.0, 2, decision.CHECK),
     ],
 )
@@ -95,7 +97,7 @@ def test_a_loss_of_clipped_gradients_decides_where_they_are_clipped(
 @pytest.mark.parametrize(
     ("frequencies", "gap", "action"),
     [(7.0, 0.0, decision.FP8), (5.13, 0.0, decision.CHECK), (4.0, 0.0, decision.CHECK),
-     (4.0, 0.5, decision.WORSE)],
+     (4.0, 0.5, decision.WORSE), (4.0, -0.5, decision.CHECK)],
 )  # fmt: skip
 def test_a_loss_of_which_bf16_learnt_nothing_shows_nothing_but_harm(
     frequencies: float, gap: float, action: str, tmp_path: Path
@@ -245,13 +247,17 @@ def test_a_loss_that_is_worse_at_a_higher_rate_of_the_same_setting_is_to_be_chec
         ("equivalent", None, 5e-5, False), ("equivalent", "different", None, False),
         ("equivalent", "different", 2e-5, True), ("different", None, 1e-5, False),
         ("different", None, 3e-4, True), ("undecided", None, 2e-5, False),
+        (decision.LOWER, None, 1e-5, True), (decision.LOWER, None, 3e-4, False),
+        (decision.LOWER, "different", None, False),
     ],
 )  # fmt: skip
 def test_what_is_equal_is_so_at_lower_rates_and_what_is_not_at_higher_ones(
     verdict: str, above: str | None, asked: float | None, holds: bool
 ) -> None:
-    loss = {"loss_is_same": True, "loss_counts": True, "loss_verdict": verdict, "loss_rate": 2e-5,
-            "loss_verdict_above": above}  # fmt: skip
+    gap = -0.5 if verdict == decision.LOWER else 0.5
+    found = "different" if verdict == decision.LOWER else verdict
+    loss = {"loss_is_same": True, "loss_counts": True, "loss_verdict": found, "loss_rate": 2e-5,
+            "loss_verdict_above": above, "loss_gap_pct": gap}  # fmt: skip
     assert decision.loss_of(loss, asked) == (verdict if holds else None)
 
 

@@ -30,6 +30,8 @@ TO_TRAIN_IN = {FP8: "fp8", CHECK: "fp8", MORE: "", LITTLE: "bf16", BF16: "bf16",
                WORSE: "bf16"}  # fmt: skip
 #: Verdicts on a loss that settle whether FP8's is BF16's.
 CONCLUSIVE = ["equivalent", "different"]
+#: What `loss_of` says where they are different and FP8's is below BF16's.
+LOWER = "lower"
 
 #: What tells the setting of a loss from that of a speed. Another machine with that GPU computes
 #: the same losses.
@@ -47,7 +49,7 @@ def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool 
     Args:
         low_pct: The lower end of the 95 % interval of FP8's lead, %; NaN where there is none.
         high_pct: The upper end.
-        loss: The conclusive verdict on FP8's loss in this very setting; None where there is none.
+        loss: What `loss_of` says of FP8's loss in this very setting; None where that is open.
         gathers_fp8: Whether weights were gathered in FP8, and gathering them in BF16 is untried.
     """
     if math.isnan(low_pct):
@@ -58,7 +60,7 @@ def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool 
         return LITTLE
     if low_pct <= WORTH_PCT:
         return MORE
-    return {None: CHECK, "equivalent": FP8}.get(loss, WORSE)
+    return {None: CHECK, "equivalent": FP8, LOWER: FP8}.get(loss, WORSE)
 
 
 def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -135,18 +137,19 @@ def loss_of(loss: Mapping[Any, Any], learning_rate: float | None = None) -> str 
     """Return the verdict of a `nearest_loss` if it settles the loss of the very setting.
 
     At the learning rate of the loss, if nothing is known to be worse above it; or at one that is
-    asked about: what is equal is so at lower rates, too, and what is not, at higher ones.
+    asked about: what is no worse is so at lower rates, too, and what is, at higher ones. `LOWER`
+    where the losses are different because FP8's is below BF16's.
     """
     verdict = loss.get("loss_verdict")
     if not (loss.get("loss_is_same") and loss["loss_counts"]) or verdict == "undecided":
         return None
+    if verdict == "different" and loss["loss_gap_pct"] < 0:
+        verdict = LOWER
     if learning_rate is None:
         holds = loss["loss_verdict_above"] != "different"
     else:
-        is_equal = verdict == "equivalent"
-        holds = (
-            learning_rate <= loss["loss_rate"] if is_equal else learning_rate >= loss["loss_rate"]
-        )
+        rate, is_no_worse = loss["loss_rate"], verdict in ("equivalent", LOWER)
+        holds = learning_rate <= rate if is_no_worse else learning_rate >= rate
     return str(verdict) if holds else None
 
 

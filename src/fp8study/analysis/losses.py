@@ -107,8 +107,9 @@ def unswept(gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def says_nothing(gaps: pd.DataFrame) -> pd.Series:
-    """Whether BF16 itself learnt less than the least, and FP8 still ended no different."""
-    return gaps["learnt_pct"].lt(LEAST_LEARNT_PCT) & ~gaps["verdict"].isin([DIVERGED, "different"])
+    """Whether BF16 itself learnt less than the least, and FP8 still ended no worse."""
+    worse = gaps["verdict"].isin([DIVERGED, "different"]) & ~gaps["gap_pct"].lt(0)
+    return gaps["learnt_pct"].lt(LEAST_LEARNT_PCT) & ~worse
 
 
 def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -311,9 +312,8 @@ def smoothed(metrics: pd.DataFrame) -> pd.DataFrame:
 def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Judge the healthy loss gap on GPUs where each pass over the corpus ends, and at the end.
 
-    In the first pass the loss of a step is on text that the model has never seen; later it is also
-    a matter of what the model remembers. A gap that begins with the second pass is another finding
-    than one that begins with the first.
+    In the first pass a step's loss is on text that the model has never seen; later also a matter
+    of what it remembers: a gap that begins with the second pass is another finding.
 
     The columns of `PASS_COLUMNS`, of arms that trained for two passes or more and have three pairs:
     ``passes`` over the corpus until ``step``, ``gap_pct`` the mean over seeds of the smoothed gaps

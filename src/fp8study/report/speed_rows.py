@@ -7,6 +7,7 @@ import re
 
 import pandas as pd
 
+from fp8study.analysis.decision import LOWER
 from fp8study.analysis.runs.naming import COPY_ENGINES, EARLIER_FORM, GRAPH, IN_ONE_PASS, NORMS
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.core.path.switches import RETIRED
@@ -47,8 +48,9 @@ def _loss(row: pd.Series) -> str:
     """Write the verdict of the nearest judged study in words, or nothing."""
     if pd.isna(row["loss_verdict"]):
         return ""
-    worse = row["loss_verdict"] == "different" and row["loss_gap_pct"] > 0
-    said = "worse" if worse else str(row["loss_verdict"])
+    said = str(row["loss_verdict"])
+    if said == "different":
+        said = "worse" if row["loss_gap_pct"] > 0 else LOWER
     gap = "" if pd.isna(row["loss_gap_pct"]) else f" {number(row['loss_gap_pct'], '+.2f')} %"
     facts = ["same setting"] if row["loss_is_same"] else []
     is_before = IN_ONE_PASS in row["setting"] and not row["loss_in_one_pass"]

@@ -63,7 +63,8 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
     loss = verdict.loss
     if verdict.action not in (FP8, CHECK) or not loss or not loss["loss_is_same"]:
         return []
-    said = f"its loss is BF16's at a learning rate of {rate(loss['loss_rate'])}"
+    than = "BF16's" if loss["loss_verdict"] == "equivalent" else "below BF16's"
+    said = f"its loss is {than} at a learning rate of {rate(loss['loss_rate'])}"
     if verdict.action == CHECK:
         gap = number(loss["loss_gap_pct"], "+.2f")
         said = (

@@ -31,6 +31,7 @@ from tests.model.kernel_checks import (
     check_all_squares,
     check_both_layouts,
     check_gated,
+    check_logits_gradient,
     check_squares,
     check_sum,
     check_transpose,
@@ -209,3 +210,8 @@ def test_a_step_with_both_follows_its_weights_and_does_not_wait(
             torch.cuda.set_sync_debug_mode("default")
         assert stale_casts(model) == {"num_stale_casts": 0, "stale_casts": []}
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2048, 128256)])
+def test_the_gradient_by_logits_is_plain_torchs_in_both_layouts(shape: tuple[int, int]) -> None:
+    check_logits_gradient(shape, "cuda")

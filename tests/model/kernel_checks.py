@@ -10,8 +10,10 @@ from functools import partial
 
 import torch
 
-from fp8study.model import kept_weights, kernels, optimizer, swiglu
+from fp8study.model import fp8_head, kept_weights, kernels, optimizer, swiglu
 from fp8study.model.fsdp import peers
+from fp8study.model.loss_head import IGNORED
+from fp8study.model.swiglu import GRADIENT
 
 #: Multiples of a tile, less than one, and neither.
 SHAPES = [(128, 256), (16, 48), (130, 33), (1, 300), (300, 1)]
@@ -176,6 +178,33 @@ def check_all_squares(dtype: torch.dtype, programs: int, device: str = "cpu") ->
     torch.testing.assert_close(sums.double().sum(), exact, rtol=1e-5, atol=0)
 
 
+def check_logits_gradient(shape: tuple[int, int], device: str = "cpu") -> None:
+    """Plain torch's but for a step of the format, turned exactly, and nothing else touched."""
+    num_tokens, num_labels = shape
+    logits_CV = (3 * torch.randn(shape, device=device)).bfloat16()
+    sums_C = torch.logsumexp(logits_CV.float(), dim=1)
+    if device == "cpu":  # numbers that FP8 has, as above: 0 and 1, less 0 or 1
+        logits_CV, sums_C = torch.where(logits_CV > 0, 0.0, -200.0).bfloat16(), 0 * sums_C
+    targets_C = torch.randint(num_labels, (num_tokens,), device=device)
+    targets_C[1::3] = IGNORED
+    poison = torch.full((num_labels, num_tokens + 9), 0x55, device=device, dtype=torch.uint8)
+    found = []
+    for write in (fp8_head.plain_gradient, kernels.logits_gradient):
+        turned = poison.clone().view(GRADIENT)
+        fp8_CV = torch.empty(shape, device=device, dtype=GRADIENT)
+        given = (fp8_head.MOST, IGNORED) if write is kernels.logits_gradient else ()
+        write(logits_CV, sums_C, targets_C, fp8_CV, turned[:, 4:-5], *given)
+        bytes_VC = turned.view(torch.uint8)
+        assert torch.equal(bytes_VC[:, 4:-5], fp8_CV.view(torch.uint8).t())
+        assert bool((bytes_VC[:, :4] == 0x55).all()) and bool((bytes_VC[:, -5:] == 0x55).all())
+        assert not fp8_CV[1::3].float().any()
+        found.append(fp8_CV.float())
+    step = 0.0 if device == "cpu" else 0.26
+    torch.testing.assert_close(found[1], found[0], rtol=step, atol=step / 1e3)
+    labelled = found[1].gather(1, targets_C.clamp(min=0)[:, None])[targets_C != IGNORED]
+    assert bool((labelled <= 0).all()) and bool(found[1].any())
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     layouts = [*itertools.product(SHAPES, DTYPES)]
@@ -186,6 +215,7 @@ if __name__ == "__main__":
     for shape in SHAPES:
         check_transpose(shape)
         check_turned_gradients(shape, torch.float32)
+        check_logits_gradient(shape)
     updates = [*itertools.product((5000, 2048, 7), (None, 3.0), DTYPES)]
     for case in updates:
         check_update(*case)
@@ -199,4 +229,4 @@ if __name__ == "__main__":
     for case in of_many:
         check_all_squares(*case)
     num_sizes = (2 + len(DTYPES)) * len(sizes)
-    print(len(layouts) + 2 * len(SHAPES) + len(updates) + num_sizes + len(of_many), "cases")
+    print(len(layouts) + 3 * len(SHAPES) + len(updates) + num_sizes + len(of_many), "cases")

@@ -13,7 +13,7 @@ from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
 from fp8study.measure.flops import num_matmul_parameters
-from fp8study.model import loss_head
+from fp8study.model import fp8_head, loss_head
 from fp8study.model.float8 import convert_to_float8, is_converted
 from fp8study.model.loss_head import check_loss_head, chunked_cross_entropy, replace_loss_head
 
@@ -176,26 +176,61 @@ def test_a_gradient_is_handed_out_once() -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_an_fp8_head_stays_in_fp8(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("head", "precision", "group", "nearness"),
+    [
+        # A row has a scale of its own, so forward chunks change nothing; BF16 sums do a little.
+        *((head, "fp8_rowwise", 0, 0.5) for head in HEADS),
+        ("compiled", "fp8_tensorwise", 0, 0.5),
+        # The bound of a gradient is nearly the largest of it: 1 - 1/512 here.
+        *(("chunked", "fp8_tensorwise", group, 0.15) for group in (16, 32, 48, 1000)),
+    ],
+)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_fp8_head_stays_in_fp8(
+    head: str, precision: str, group: int, nearness: float, tied: bool, autocast: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(loss_head, "CHUNK", 16)
+    monkeypatch.setattr(fp8_head, "GROUP", group)
     config = make_config(
-        {"model": "tiny-llama", "precision": "fp8_rowwise", "skip": "", "loss_head": head,
-         "compile": False, "fp8_emulate": True}
+        {"model": "tiny-llama", "precision": precision, "skip": "", "loss_head": head,
+         "compile": False, "fp8_emulate": True, "fp8_all_gather": False}
     ).resolved()  # fmt: skip
-    plain, own = tiny().bfloat16(), tiny().bfloat16()
+    plain, own, bf16 = (tiny(tied) if autocast else tiny(tied).bfloat16() for _ in range(3))
     for model in (plain, own):
         convert_to_float8(model, config)
     replace_loss_head(own, config)
     assert is_converted(own.lm_head)
-    loss, expected = loss_and_gradients(plain, [tokens((2, 32))])
-    own_loss, found = loss_and_gradients(own, [tokens((2, 32))])
+    (loss, expected), (own_loss, found), (_, wide) = (
+        loss_and_gradients(model, [tokens((2, 32), ignored=3)], autocast)
+        for model in (plain, own, bf16)
+    )
     assert own_loss == pytest.approx(loss, abs=2e-3)
-    _, bf16 = loss_and_gradients(tiny().bfloat16(), [tokens((2, 32))])
-    for name in ("lm_head.weight", "hidden.0"):
-        # A row has a scale of its own, so forward chunks change nothing; BF16 sums do a little.
-        nearness = distance(found[name], expected[name])
-        assert nearness < 0.5 * distance(bf16[name], expected[name]), name
+    names = ["hidden.0"] if tied else ["hidden.0", "lm_head.weight"]
+    for name in names:
+        off = distance(found[name], expected[name])
+        assert off < nearness * distance(wide[name], expected[name]), name
+
+
+def test_an_fp8_heads_gradient_follows_that_of_the_loss_and_is_handed_out_once() -> None:
+    config = make_config(
+        {"model": "tiny-llama", "precision": "fp8_tensorwise", "skip": "", "loss_head": "chunked",
+         "compile": False, "fp8_emulate": True}
+    ).resolved()  # fmt: skip
+    found = []
+    for factor in (1.0, 4.0):
+        model = tiny().bfloat16()
+        convert_to_float8(model, config)
+        replace_loss_head(model, config)
+        ids, labels = tokens((2, 32))
+        loss = model(input_ids=ids, labels=labels).loss * factor
+        loss.backward(retain_graph=True)
+        found.append(model.lm_head.weight.grad.float())
+    torch.testing.assert_close(found[1], 4 * found[0])
+    with pytest.raises(RuntimeError, match="used up"):
+        loss.backward()
 
 
 def test_the_head_is_still_counted_as_a_product() -> None:

@@ -97,8 +97,9 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     Call it on a model that `check_loss_head` has let pass, after conversion to FP8, which replaces
     modules, and before sharding. The model then computes a loss and nothing else.
 
-    An FP8 loss head stays one: its GEMMs are its module's own. In chunks it is run again in
-    the backward pass, since FP8 has no GEMM that would add to a buffer.
+    An FP8 loss head stays one. With tensorwise scales `fp8study.model.fp8_head` computes its
+    chunks; with others its GEMMs are its module's own, and chunks are run again in the backward
+    pass, since FP8 has no GEMM that would add to a buffer.
     """
     if config.loss_head == "plain":
         return
@@ -122,6 +123,13 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
             )
         return loss / (targets_N != IGNORED).sum()
 
+    def chunked_tensorwise(
+        self: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor
+    ) -> torch.Tensor:
+        from fp8study.model.fp8_head import fp8_cross_entropy
+
+        return fp8_cross_entropy(self, hidden_ND, targets_N, CHUNK, config.compile)
+
     def forward(self: Any, hidden_BTD: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
         targets_N = next_tokens(labels_BT)
         return loss_of(self, hidden_BTD.reshape(len(targets_N), -1), targets_N)
@@ -130,7 +138,10 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
         whole = torch.compile(whole)
     loss_of: Callable[..., torch.Tensor] = whole
     if config.loss_head == "chunked":
-        loss_of = chunked_fp8 if is_converted(head) else chunked
+        loss_of = chunked
+        if is_converted(head):
+            alike = config.precision == "fp8_tensorwise" and not config.precision_schedule
+            loss_of = chunked_tensorwise if alike else chunked_fp8
     head.forward = MethodType(forward, head)
     model.forward = MethodType(_loss_only, model)
 
@@ -181,15 +192,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        gradients, ctx.gradients = ctx.gradients, (None, None)
-        if all(held is None for held in gradients):
-            raise RuntimeError("the loss head's gradient was used up by an earlier backward pass")
-        # torch's own kernel for a factor on the GPU runs at a fifth of the memory's speed.
-        scale = compiled(_scale, dynamic=True) if ctx.compiles else _scale
-        for held in gradients:
-            if held is not None:
-                scale(held.view(-1), gradient)
-        return *gradients, None, None
+        return *hand_out(ctx, gradient), None, None
+
+
+def hand_out(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients that a forward pass has left in `ctx`, once, times that of the loss."""
+    gradients, ctx.gradients = ctx.gradients, (None, None)
+    if all(held is None for held in gradients):
+        raise RuntimeError("the loss head's gradient was used up by an earlier backward pass")
+    # torch's own kernel for a factor on the GPU runs at a fifth of the memory's speed.
+    scale = compiled(_scale, dynamic=True) if ctx.compiles else _scale
+    for held in gradients:
+        if held is not None:
+            scale(held.view(-1), gradient)
+    return gradients
 
 
 def _forward(

@@ -33,7 +33,9 @@ def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
     assert "rate 0.0001" in second and "undecided" in second
 
 
-@pytest.mark.parametrize(("num_gpus", "where"), [(1, "1 GPU"), (4, "4 GPUs"), (8, "4 GPUs")])
+@pytest.mark.parametrize(
+    ("num_gpus", "where"), [(1, "1 GPU"), (2, "4 GPUs"), (4, "4 GPUs"), (8, "4 GPUs")]
+)
 def test_the_loss_on_the_nearest_number_of_gpus_comes_first(num_gpus: int, where: str) -> None:
     first = advice("llama-3.1-8b", num_gpus=num_gpus).loss_evidence[0]
     assert first.startswith(f"llama-3.1-8b on {where}, "), first
@@ -43,7 +45,7 @@ def test_how_far_an_undecided_loss_is_off_is_told_with_it() -> None:
     found = advice("llama-3.1-8b", num_gpus=4, max_grad_norm=1.0)
     assert found.verdict.action == CHECK and found.verdict.loss
     gap = f"{found.verdict.loss['loss_gap_pct']:+.2f}"
-    assert f"its loss: undecided ({gap} %) at a learning rate of" in advice_text(found)
+    assert f"its loss: undecided ({gap} % in training) at a learning rate of" in advice_text(found)
 
 
 def test_a_run_that_changes_its_precision_is_no_evidence_of_a_loss_in_fp8() -> None:

@@ -150,7 +150,8 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     cells = " ".join(shown.drop(columns=["gpu", "name", "run_ids"]).to_numpy().ravel())
     assert cells.count("loss\u00a0equal") <= table["action"].eq(decision.FP8).sum()
     assert ("loss\u00a0equal" in cells) == table["action"].eq(decision.FP8).any()
-    tested = table[table["loss_is_same"].eq(True) & table["loss_verdict"].eq("undecided")]
+    checked = table[table["action"] == decision.CHECK]
+    tested = checked[checked["loss_is_same"].eq(True) & checked["loss_verdict"].eq("undecided")]
     assert cells.count("loss\u00a0undecided") == len(tested)
     for gap in tested["loss_gap_pct"]:
         assert f":\u00a0{gap:+.2f}\u00a0%".replace("-", "\u2212") in cells

@@ -54,12 +54,12 @@ def test_how_much_bf16_learnt_is_told_and_nothing_is_no_verdict() -> None:
     assert "different" in text(*pairs(3, 0.01, data={"unigram_loss": 5.0}))
 
 
-@pytest.mark.parametrize(("step_ms", "word"), [(80.0, "20.0 % less"), (125.0, "25.0 % more")])
+@pytest.mark.parametrize(("step_ms", "change"), [(80.0, "\u221220.0"), (125.0, "+25.0")])
 def test_where_curves_tell_it_the_time_to_one_loss_is_told(
-    step_ms: float, word: str, tmp_path: Path
+    step_ms: float, change: str, tmp_path: Path
 ) -> None:
     scored = [{"step": step, "loss": 8 - step / 8} for step in range(1, LEAST_POINTS + 1)]
-    runs = []
+    runs: list[Any] = []
     for record in pairs(3, 0.0):
         record.results["validation_losses"] = scored
         own = step_ms if record.config["precision"] != "bf16" else 100.0
@@ -68,10 +68,15 @@ def test_where_curves_tell_it_the_time_to_one_loss_is_told(
         lines = [{"step": step, "loss": 5.0, "step_time_ms": own} for step in range(1, 9)]
         (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
         runs.append((SimpleNamespace(run_dir=folder), record))
-    told: Any = losses_text(runs)  # type: ignore[arg-type]
-    assert f"FP8 tensorwise: to the same loss on unseen text it took {word} time than" in told
-    runs[0][1].results["validation_losses"] = scored[1:]
-    assert "(saved, 95 % CI" in told and "CI" not in losses_text(runs).splitlines()[-1]  # type: ignore[arg-type]
+    said = f"+0.00 %; time to one loss there {change} % "
+    _, line = losses_text(runs).splitlines()
+    assert line.endswith(f"{said}(95 % CI {change} to {change})")
+    (tmp_path / "bf16-0" / "metrics.jsonl").write_text("what nobody wrote\n[")
+    _, line = losses_text(runs).splitlines()
+    assert line.endswith(f"{said}(2 seeds)")
+    runs[1][1].results["validation_losses"] = None
+    runs[3][1].results["validation_losses"] = scored[1:]
+    assert "time to one loss" in losses_text(runs) and "(1 seed)" in losses_text(runs)
 
 
 def test_what_diverged_alone_is_told_without_a_gap() -> None:

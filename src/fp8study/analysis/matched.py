@@ -29,7 +29,7 @@ _PLACE = ["machine", "study", "model", "num_gpus"]
 _INTERVAL = ["low_95", "high_95"]
 EQUAL_TIME_COLUMNS = [
     *_PLACE, "setting", "arm", "precision", "num_pairs", "loss", "seconds_bf16", "seconds",
-    "saved_pct", *_INTERVAL, "run_ids",
+    "saved_pct", *_INTERVAL, "run_ids", "arm_key",
 ]  # fmt: skip
 MATCHED_COLUMNS = [
     *_PLACE, "arm", "precision", "effective_batch", "loss", "step", "num_pairs", "gap_pct",
@@ -50,9 +50,9 @@ def equal_time_table(
     Student's interval; below zero FP8 takes longer.
     """
     stored = list(stored_runs)
-    shares = [run_path(run) for run in stored if run.record.config.get("runs_per_gpu", 1) > 1]
+    shares = [run_path(run) for run in stored if (run.record.config.get("runs_per_gpu") or 1) > 1]
     asked = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["speed_only"]
-    asked &= ~runs["run_ids"].isin(shares)
+    asked &= ~runs["timing_void"] & ~runs["run_ids"].isin(shares)
     seconds = metrics.groupby(PLACE)["step_time_ms"].median() / 1000
     points = scored_points(stored).sort_values("step")
     curves = {place: curve for place, curve in points.groupby(PLACE) if len(curve) >= LEAST_POINTS}
@@ -68,6 +68,8 @@ def equal_time_table(
             steps_to(curve["step"].tolist(), curve["scored"].tolist(), loss) * seconds[place]
             for place, curve in zip(places, (ours, theirs), strict=True)
         )
+        if not math.isfinite(took / usual):
+            continue
         times = {"loss": loss, "seconds": took, "seconds_bf16": usual}
         found.append(pair.to_dict() | times | {"saved_pct": 100 * (1 - took / usual)})
     rows = []
@@ -75,7 +77,8 @@ def equal_time_table(
         row: dict[str, Any] = {name: group[name].iloc[0] for name in EQUAL_TIME_COLUMNS[:7]}
         row |= {name: group[name].mean() for name in ("loss", "seconds", "seconds_bf16")}
         row |= stats.judged(group["saved_pct"].tolist(), math.nan, "saved_pct")
-        rows.append(row | {"run_ids": together(group["run_ids"])})
+        row |= {"run_ids": together(group["run_ids"]), "arm_key": group["arm_key"].iloc[0]}
+        rows.append(row)
     return pd.DataFrame(rows, columns=EQUAL_TIME_COLUMNS)
 
 

@@ -249,8 +249,8 @@ class _Described:
         0, "measurement", "Sequences at the corpus's end that are kept out of training and scored "
         "in BF16 after the last step.", low=0, high=MANY)
     validation_points: int = declare(
-        1, "measurement", "Points of the run, evenly spaced, at which they are scored; a run with "
-        "more than one has no timings.", low=1, high=MANY, refused=(
+        1, "measurement", "Points of the run, evenly spaced, at which they are scored; of a run "
+        "with more than one no tokens/s are told.", low=1, high=MANY, refused=(
             (lambda c: c.validation_points > 1 and not c.validation_sequences,
              "says nothing without validation_sequences; leave it out, or set "
              "validation_sequences=16"),

@@ -215,7 +215,7 @@ def _cell(rows: pd.DataFrame) -> str:
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         clips = " if clipped" * pd.notna(row["max_grad_norm"])
         gap = _open_loss(row)
-        said = "undecided" * bool(gap)
+        said = "undecided" * bool(gap and row["action"] == decision.CHECK)
         if row["action"] == decision.FP8:
             said = "equal" if row["loss_verdict"] == "equivalent" else decision.LOWER
         loss = f"loss {said} at {rate(row['loss_rate'])}{clips}{gap}" if said else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
@@ -49,25 +50,26 @@ def answer(report: Report) -> str:
 
 
 def equal_so_far(report: Report) -> str:
-    """Say of which models losses are equivalent, and up to how many GPUs, what rate and length."""
+    """Say of which models losses are equivalent: on how many GPUs, up to which learning rate."""
     gaps = _healthy(comparisons(report.loss_gaps))
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
-    if gaps.empty:
-        return ""
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
-    most = runs.groupby("model")[["num_gpus", "learning_rate", "num_steps"]].max()
-    *others, last = (
-        f"{escape(str(model))} ({_up_to(int(row['num_gpus']))}) up to a learning rate of "
-        f"{rate(row['learning_rate'])} and {row['num_steps']:,.0f} steps"
-        for model, row in most.iterrows()
-    )
-    models = " and ".join(filter(None, (", ".join(others), last)))
-    return f"Equivalent so far: {models}."
+    most = runs.sort_values(["learning_rate", "num_steps"]).groupby(["model", "num_gpus"]).tail(1)
+    models = [
+        f"{escape(str(model))} {', '.join(_up_to(own.sort_values('num_gpus')))}"
+        for model, own in most.groupby("model", sort=True)
+    ]
+    return f"Equivalent so far: {'; '.join(models)}." if models else ""
 
 
-def _up_to(num_gpus: int) -> str:
-    return "1 GPU" if num_gpus == 1 else f"1 to {num_gpus} GPUs"
+def _up_to(most: pd.DataFrame) -> list[str]:
+    """Say on how many GPUs which rate was the highest, and for how many steps."""
+    return [
+        f"{on_gpus(own)} up to a learning rate of {rate(own['learning_rate'].iloc[0])} "
+        f"({own['num_steps'].iloc[0]:,.0f} steps)"
+        for _, own in most.groupby(["learning_rate", "num_steps"], sort=False)
+    ]
 
 
 def notes(report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,7 @@ from fp8study.analysis.losses import loss_gap_table, says_nothing
 from fp8study.analysis.matched import LEAST_POINTS, equal_time_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import DIVERGED, shorten_arms
+from fp8study.core.errors import UserError
 from fp8study.core.record_shape import as_columns
 from fp8study.core.records import RunRecord, StoredRun, read_metrics
 from fp8study.core.studies import PlannedRun
@@ -33,32 +35,29 @@ def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
     if judged.empty:
         return f"Losses: no verdict, as {_why_none(gaps)}."
     title = judged["title"].iloc[0].partition(": ")[2]
-    rows = [*map(_verdict, judged.to_dict("records")), *_races(stored, runs)]
+    races = _races(stored, runs)
+    rows = [_verdict(row, races.get(row["arm_key"], "")) for row in judged.to_dict("records")]
     silent = gaps[says_nothing(gaps)]
     left_out = [f"  no verdict on {count(len(silent), 'arm')}, as {_why_none(silent)}"]
     return "\n".join([f"Losses, FP8 against BF16: {title}", *rows, *left_out * bool(len(silent))])
 
 
-def _races(stored: Iterable[StoredRun], runs: pd.DataFrame) -> list[str]:
-    """Say how much sooner FP8 came to a loss on unseen text, where curves of it have the points."""
-    scored = [
-        dataclasses.replace(run, metrics=as_columns(read_metrics(run.run_dir)))
-        for run in stored
-        if len(run.record.results.get("validation_losses", ())) >= LEAST_POINTS
-    ]
+def _races(stored: Iterable[StoredRun], runs: pd.DataFrame) -> dict[str, str]:
+    """Say by arm how much longer FP8 took to one loss on unseen text, where curves can tell."""
+    scored = []
+    for run in stored:
+        if len(run.record.results.get("validation_losses") or ()) >= LEAST_POINTS:
+            with suppress(UserError):  # what cannot be read is no reason to end here
+                columns = as_columns(read_metrics(run.run_dir))
+                scored.append(dataclasses.replace(run, metrics=columns))
     table = equal_time_table(scored, runs, metrics_frame(scored))
-    return [
-        f"  {row['arm']}: to the same loss on unseen text it took "
-        f"{number(abs(row['saved_pct']), '.1f')} % {'less' if row['saved_pct'] > 0 else 'more'} "
-        f"time than BF16{_ends(row)}"
-        for row in table.to_dict("records")
-    ]
+    return {row["arm_key"]: _race(row) for row in table.to_dict("records")}
 
 
-def _ends(row: Mapping[Hashable, Any]) -> str:
-    """Write a saving's interval, unless two seeds alone have none."""
-    ends = interval(row["low_95"], row["high_95"], ".1f")
-    return f" (saved, 95 % CI: {ends})" if ends else ""
+def _race(row: Mapping[Hashable, Any]) -> str:
+    ends = interval(-row["high_95"], -row["low_95"], "+.1f")
+    facts = f"95 % CI {ends}" if ends else count(row["num_pairs"], "seed")
+    return f"; time to one loss there {number(-row['saved_pct'], '+.1f')} % ({facts})"
 
 
 def _why_none(gaps: pd.DataFrame) -> str:
@@ -72,7 +71,7 @@ def _why_none(gaps: pd.DataFrame) -> str:
     return "three seeds are the least"
 
 
-def _verdict(row: Mapping[Hashable, Any]) -> str:
+def _verdict(row: Mapping[Hashable, Any], race: str) -> str:
     if row["verdict"] == DIVERGED:
         return f"  {row['label']}: {row['judged']}"
     ends, seeds = f"90 % CI {row['interval']}", count(row["num_pairs"], "seed")
@@ -84,4 +83,5 @@ def _verdict(row: Mapping[Hashable, Any]) -> str:
     learnt = (
         f"; BF16 {number(row['learnt_pct'], '.1f')} % below the loss of token frequencies alone"
     )
-    return said + kept_out * pd.notna(row["unseen_gap_pct"]) + learnt * pd.notna(row["learnt_pct"])
+    kept_out = (kept_out + race) * pd.notna(row["unseen_gap_pct"])
+    return said + kept_out + learnt * pd.notna(row["learnt_pct"])

@@ -11,6 +11,7 @@ from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 
@@ -33,14 +34,16 @@ def nearest_losses(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is known of FP8's loss, and what that leaves open.
 
-    First of the nearest model, on the nearest number of GPUs; then of its most pairs and, where it
-    is the model asked about, at the other learning rates of that study; then of the most pairs of
-    all, then of the longest training: of each the loss on text kept out, where that was scored.
+    First of the nearest model, on the nearest number of GPUs with three pairs; then of its most
+    pairs and, where it is the model asked about, at the other learning rates of that study; then
+    of the most pairs of all, then of the longest training: of each the loss on text kept out, where
+    that was scored.
     """
     if len(table):
         table = comparisons(table)
         table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
+        table = table.astype({"num_gpus": int})  # of tables of which some are empty
         # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
         table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
     if table.empty:
@@ -62,16 +65,20 @@ def nearest_losses(
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
     )
     nearest = table[table["away"] == table["away"].min()]
-    wider = np.log2(nearest["num_gpus"] / num_gpus).abs()
-    here = nearest.assign(wider=wider).sort_values("wider", kind="stable").head(1)
+    order = pd.DataFrame({
+        "few": nearest["num_pairs"] < MIN_PAIRS_FOR_INTERVAL,
+        "factor": np.log2(nearest["num_gpus"] / num_gpus).abs(),
+        "fewer": -nearest["num_gpus"],
+    }).reset_index(drop=True)  # fmt: skip
+    here = nearest.iloc[order.sort_values([*order], kind="stable").index[:1]]
     same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
     rows = pd.concat([here, near, same, table.head(1), longest, table.drop_duplicates("study")])
     evidence = []
     for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
-        wide = f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}"
+        gpus = f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}"
         evidence.append(
-            f"{row['model']} on {wide}, {row['tokens'] / 1e6:,.3g} million tokens in "
+            f"{row['model']} on {gpus}, {row['tokens'] / 1e6:,.3g} million tokens in "
             f"{row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} loss: {gap} "
             f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
         )

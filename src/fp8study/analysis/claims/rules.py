@@ -105,7 +105,7 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     kinds = {"equivalent": same, "different": apart, "undecided": is_open & ~beyond,
              "undecided with a mean beyond it": beyond}  # fmt: skip
     counts = ", ".join(f"{rows.sum()} {kind}" for kind, rows in kinds.items() if rows.any())
-    judged = paired if is_open.all() else paired[same | apart | beyond]
+    judged = paired[same | apart] if not beyond.any() and not is_open.all() else paired
     words |= {"counts": counts, "margin": paired["margin_pct"].max()}
     return claim.found(verdict, mean_gap(judged), paired, **words)
 

@@ -103,7 +103,7 @@ def _multiplied(
     num_tokens, num_labels = len(targets_N), len(rows_VD)
     num_counted = (targets_N != IGNORED).sum()
     turned_DN = turned(input_ND, rows_VD)
-    gradient_DN = input_ND._data.new_empty((num_labels, min(GROUP, num_tokens)), dtype=GRADIENT)
+    gradient_VG = input_ND._data.new_empty((num_labels, min(GROUP, num_tokens)), dtype=GRADIENT)
     of_input_ND = input_ND._data.new_empty(input_ND.shape, dtype=input_ND._orig_dtype)
     of_weight_VD: torch.Tensor | None = None
     loss = torch.zeros((), device=targets_N.device)
@@ -121,12 +121,12 @@ def _multiplied(
             logits_CV = torch.mm(part(input_ND, input_ND._data[at]), rows_VD.t())
             chunk_loss, sums_C = score(logits_CV, targets_N[at])
             loss += chunk_loss
-            columns_VC = gradient_DN[:, start - group : at.stop - group]
+            columns_VC = gradient_VG[:, start - group : at.stop - group]
             fp8_CV = _gradient(logits_CV, sums_C, targets_N[at], columns_VC)
             of_input_ND[at] = torch.mm(as_gradient(fp8_CV), columns_VD)
             del logits_CV, fp8_CV  # before the next chunk's
         product_VD = torch.mm(
-            as_gradient(gradient_DN[:, : end - group]),
+            as_gradient(gradient_VG[:, : end - group]),
             part(input_ND, turned_DN._data[:, group:end]).t(),
         )
         if num_tokens <= GROUP:

@@ -49,6 +49,7 @@ from tests.factories import make_record
         (["reproduce", "smoke", "--set", "num_gpus=9999"], ["num_gpus", "CPU cores", "lower it"]),
         (["run", "--set", "foo=1"], ["--set: unknown parameter 'foo'"]),
         (["run", "--set", "precision="], ["--set: 'precision=' has no value", "or leave it out"]),
+        (["run", "--set", "skip="], ["--set: 'skip=' has no value", "or 'skip=[]' for none"]),
         (["run", "--set", "attention="], ["--set: 'attention=' has no value", "attention=null"]),
         (["run", "--set", "="], ["--set: '=' is no assignment"]),
         (["plan", "--set", "corpus=text:my", "--set", "text.txt"], ["make's SET takes no value"]),

@@ -150,11 +150,10 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
             )
         name = name.strip()
         if not text.strip():
-            none = f"{name}=null for what it is by default"
-            raise UserError(
-                f"{option}: '{assignment}' has no value; write field=value, or "
-                f"{none if DEFAULTS.get(name, '') is None else 'leave it out'}"
-            )
+            usual = DEFAULTS.get(name, "")
+            none = f"{name}=null for what it is by default" if usual is None else "leave it out"
+            none = f"'{name}=[]' for none" if isinstance(usual, tuple) else none
+            raise UserError(f"{option}: '{assignment}' has no value; write field=value, or {none}")
         if name in values:
             raise UserError(f"{option}: '{name}' is given twice; leave all but one out")
         try:

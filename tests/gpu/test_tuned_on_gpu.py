@@ -13,11 +13,12 @@ from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 from transformers import LlamaConfig
 
 from fp8study.core.config import RunConfig, make_config
-from fp8study.model import loss_head
+from fp8study.model import chunked_head
 from fp8study.model.attention import imply_causal_mask, preferred_attention
 from fp8study.model.build import build_model, decoder_layers
+from fp8study.model.chunked_head import chunked_cross_entropy
 from fp8study.model.fsdp import patches
-from fp8study.model.loss_head import chunked_cross_entropy, replace_loss_head
+from fp8study.model.loss_head import replace_loss_head
 from fp8study.model.updates import make_updates, parameter_groups
 
 DEVICE = torch.device("cuda")
@@ -36,7 +37,7 @@ def test_chunks_are_summed_in_fp32(
     compiles: bool, adds: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if adds is not None:
-        monkeypatch.setattr(loss_head, "_adds_into_fp32", lambda *_: adds)
+        monkeypatch.setattr(chunked_head, "_adds_into_fp32", lambda *_: adds)
     torch.manual_seed(0)
     hidden = torch.randn(1000, 256, device=DEVICE)
     weight = torch.randn(4096, 256, device=DEVICE) / 16
@@ -54,7 +55,7 @@ def test_chunks_are_summed_in_fp32(
     def chunked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return chunked_cross_entropy(x, w, targets, compiles)
 
-    monkeypatch.setattr(loss_head, "CHUNK", 128)
+    monkeypatch.setattr(chunked_head, "CHUNK", 128)
     exact = gradients(plain, torch.float64)
     theirs, ours = gradients(plain, torch.bfloat16), gradients(chunked, torch.bfloat16)
     for reference, a, b in zip(exact, theirs, ours, strict=True):

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 
 from fp8study.model import fp8_head, kept_weights, kernels, optimizer, swiglu
+from fp8study.model.chunked_head import IGNORED
 from fp8study.model.fsdp import peers
-from fp8study.model.loss_head import IGNORED
 from fp8study.model.swiglu import GRADIENT
 
 #: Multiples of a tile, less than one, and neither.

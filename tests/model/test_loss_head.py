@@ -13,9 +13,10 @@ from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
 from fp8study.measure.flops import num_matmul_parameters
-from fp8study.model import fp8_head, loss_head
+from fp8study.model import chunked_head, fp8_head
+from fp8study.model.chunked_head import chunked_cross_entropy
 from fp8study.model.float8 import convert_to_float8, is_converted
-from fp8study.model.loss_head import check_loss_head, chunked_cross_entropy, replace_loss_head
+from fp8study.model.loss_head import check_loss_head, replace_loss_head
 
 Gradients = dict[str, torch.Tensor]
 HEADS = ("chunked", "compiled")
@@ -78,7 +79,7 @@ def loss_and_gradients(
 def test_head_gives_the_loss_and_every_gradient_of_the_plain_one(
     head: str, tied: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_head, "CHUNK", chunk)
+    monkeypatch.setattr(chunked_head, "CHUNK", chunk)
     batches = [tokens(ignored=5)]
     loss, expected = loss_and_gradients(tiny(tied), batches)
     own_loss, found = loss_and_gradients(with_head(head, tied), batches)
@@ -95,7 +96,7 @@ def test_head_gives_the_loss_and_every_gradient_of_the_plain_one(
 def test_accumulation_adds_up_as_with_the_plain_head(
     head: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_head, "CHUNK", 16)
+    monkeypatch.setattr(chunked_head, "CHUNK", 16)
     batches = [tokens((3, 14)), tokens((2, 9), ignored=3)]
     loss, expected = loss_and_gradients(tiny(True), batches)
     own_loss, found = loss_and_gradients(with_head(head, True), batches)
@@ -114,8 +115,8 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 def test_bf16_head_is_as_near_to_fp32_as_the_plain_one(
     head: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_head, "CHUNK", 64)
-    monkeypatch.setattr(loss_head, "_ROWS", 200)  # of a vocabulary of 512
+    monkeypatch.setattr(chunked_head, "CHUNK", 64)
+    monkeypatch.setattr(chunked_head, "_ROWS", 200)  # of a vocabulary of 512
     dtype = torch.float32 if autocast else torch.bfloat16
     batches = [tokens((4, 100), ignored=7)]
     # The same rounded weights for all three, or their rounding would be part of the reference.
@@ -135,7 +136,7 @@ def test_gradients_of_many_chunks_are_summed_in_fp32(monkeypatch: pytest.MonkeyP
     targets = torch.randint(0, 64, (512,))
 
     def gradient(chunk: int) -> torch.Tensor:
-        monkeypatch.setattr(loss_head, "CHUNK", chunk)
+        monkeypatch.setattr(chunked_head, "CHUNK", chunk)
         leaf = weight.clone().requires_grad_()
         chunked_cross_entropy(hidden, leaf, targets, compiles=False).backward()
         assert leaf.grad is not None
@@ -147,7 +148,7 @@ def test_gradients_of_many_chunks_are_summed_in_fp32(monkeypatch: pytest.MonkeyP
 
 
 def test_the_elementwise_part_gives_the_same_when_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_head, "CHUNK", 16)
+    monkeypatch.setattr(chunked_head, "CHUNK", 16)
     torch.manual_seed(0)
     targets = torch.randint(0, 48, (40,))
     targets[::3] = -100
@@ -192,7 +193,7 @@ def test_an_fp8_head_stays_in_fp8(
     head: str, precision: str, group: int, nearness: float, tied: bool, autocast: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(loss_head, "CHUNK", 16)
+    monkeypatch.setattr(chunked_head, "CHUNK", 16)
     monkeypatch.setattr(fp8_head, "GROUP", group)
     config = make_config(
         {"model": "tiny-llama", "precision": precision, "skip": "", "loss_head": head,

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import PRESETS
-from fp8study.model import loss_head, sharding, swiglu
+from fp8study.model import chunked_head, sharding, swiglu
 from fp8study.model.fsdp import copying, patches, peers
 from fp8study.model.fsdp.patches import shards
 from fp8study.model.optimizer import make_optimizer
@@ -294,7 +294,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
 def main() -> None:
     """Compare all combinations that can hold."""
     state = PartialState(cpu=True)
-    loss_head.CHUNK = 20  # of 32 tokens a process
+    chunked_head.CHUNK = 20  # of 32 tokens a process
     strategy = "fsdp2" if dist.is_initialized() else "none"
     found: dict[str, Any] = {}
     for accumulation, (name, changes) in itertools.product((1, 2), CHANGES.items()):

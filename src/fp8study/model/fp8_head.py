@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fp8study.model import chunked_head
+from fp8study.model.chunked_head import IGNORED, gradient, hand_out, loss_and_sums
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import fp8_layouts, to_fp8, turned
-from fp8study.model.loss_head import IGNORED, hand_out
 from fp8study.model.swiglu import GRADIENT
 
 #: Tokens whose gradients are kept for one GEMM, a byte for each of their logits. More take a sum.
@@ -26,7 +27,7 @@ MOST = torch.finfo(GRADIENT).max
 
 
 def fp8_cross_entropy(
-    head: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor, chunk: int, compiles: bool
+    head: Any, hidden_ND: torch.Tensor, targets_N: torch.Tensor, compiles: bool
 ) -> torch.Tensor:
     """Return the mean cross-entropy of an FP8 loss head, differentiable once.
 
@@ -40,7 +41,7 @@ def fp8_cross_entropy(
     kept = (getattr(head, f"fp8_{name}", None) for name in ("rows_MK", "columns_KM", "scale"))
     loss: torch.Tensor = _function().apply(
         hidden_ND, head.weight if narrow is None else narrow, *kept, targets_N,
-        head.linear_mm_config, head.config, chunk, compiles,
+        head.linear_mm_config, head.config, compiles,
     )  # fmt: skip
     return loss
 
@@ -60,7 +61,7 @@ def _function() -> Any:
         def forward(
             ctx: Any, hidden_ND: torch.Tensor, weight_VD: Any, rows_VD: torch.Tensor | None,
             columns_DV: torch.Tensor | None, scale: torch.Tensor | None, targets_N: torch.Tensor,
-            gemms: Any, config: Any, chunk: int, compiles: bool,
+            gemms: Any, config: Any, compiles: bool,
         ) -> torch.Tensor:  # fmt: skip
             ctx.compiles, dtype = compiles, weight_VD.dtype
             with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -74,21 +75,20 @@ def _function() -> Any:
                     )  # fmt: skip
                 kept = rows_VD, columns_DV, scale
                 both = rows(weight_VD, kept, input), columns(weight_VD, kept, input)
-                loss, *gradients = _multiplied(input, *both, targets_N, chunk, compiles)
+                loss, *gradients = _multiplied(input, *both, targets_N, compiles)
             ctx.gradients = (gradients[0].to(hidden_ND.dtype), gradients[1].to(dtype))
             return loss
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-            return *hand_out(ctx, gradient), *[None] * 8
+            return *hand_out(ctx, gradient), *[None] * 7
 
     return CrossEntropy
 
 
 def _multiplied(
-    input_ND: Any, rows_VD: Any, columns_VD: Any, targets_N: torch.Tensor, chunk: int,
-    compiles: bool,
+    input_ND: Any, rows_VD: Any, columns_VD: Any, targets_N: torch.Tensor, compiles: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the loss, its gradient by the input and that by the weight, from FP8 tensors.
 
@@ -99,7 +99,7 @@ def _multiplied(
     def part(of: Any, data: torch.Tensor) -> Any:
         return type(of)(data, of._scale, of._orig_dtype, of._linear_mm_config, of._gemm_input_role)
 
-    score = compiled(_loss_and_sums) if compiles else _loss_and_sums
+    score = compiled(loss_and_sums) if compiles else loss_and_sums
     num_tokens, num_labels = len(targets_N), len(rows_VD)
     num_counted = (targets_N != IGNORED).sum()
     turned_DN = turned(input_ND, rows_VD)
@@ -116,8 +116,8 @@ def _multiplied(
 
     for group in range(0, num_tokens, GROUP):
         end = min(group + GROUP, num_tokens)
-        for start in range(group, end, chunk):
-            at = slice(start, min(start + chunk, end))
+        for start in range(group, end, chunked_head.CHUNK):
+            at = slice(start, min(start + chunked_head.CHUNK, end))
             logits_CV = torch.mm(part(input_ND, input_ND._data[at]), rows_VD.t())
             chunk_loss, sums_C = score(logits_CV, targets_N[at])
             loss += chunk_loss
@@ -139,18 +139,6 @@ def _multiplied(
     return loss / num_counted, of_input_ND, of_weight_VD
 
 
-def _loss_and_sums(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of a chunk's losses and, of each token, the log of its exponentials' sum."""
-    exact_CV = logits_CV.float()
-    counts_C = targets_C != IGNORED
-    sums_C = torch.logsumexp(exact_CV, dim=1)
-    labels_C = torch.where(counts_C, targets_C, 0)
-    loss_C = sums_C - exact_CV.gather(1, labels_C[:, None])[:, 0]
-    return torch.where(counts_C, loss_C, 0.0).sum(), sums_C
-
-
 def _gradient(
     logits_CV: torch.Tensor, sums_C: torch.Tensor, targets_C: torch.Tensor, columns_VC: torch.Tensor
 ) -> torch.Tensor:
@@ -170,9 +158,6 @@ def plain_gradient(
     columns_VC: torch.Tensor,
 ) -> None:  # fmt: skip
     """Do what the kernel `logits_gradient` does, where there is no GPU."""
-    softmax_CV = torch.exp(logits_CV.float() - sums_C[:, None])
-    labels_V = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-    gradient_CV = softmax_CV - (labels_V == targets_C[:, None]).float()
-    gradient_CV *= (targets_C != IGNORED).float()[:, None]
+    gradient_CV = gradient(logits_CV, sums_C, targets_C)
     fp8_CV.copy_(to_fp8(gradient_CV, gradient_CV.new_tensor(MOST), GRADIENT))
     columns_VC.copy_(fp8_CV.t())

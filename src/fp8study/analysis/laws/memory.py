@@ -34,7 +34,7 @@ from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
 
 GIB = 2**30
-#: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.loss_head.CHUNK`).
+#: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.chunked_head.CHUNK`).
 CHUNK = 2048
 
 

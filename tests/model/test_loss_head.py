@@ -212,7 +212,9 @@ def test_an_fp8_head_stays_in_fp8(
     names = ["hidden.0"] if tied else ["hidden.0", "lm_head.weight"]
     for name in names:
         off = distance(found[name], expected[name])
-        assert off < nearness * distance(wide[name], expected[name]), name
+        # torchao's layer does not see a CPU's autocast, and casts its FP32 input at once.
+        near = 0.5 if autocast else nearness
+        assert off < near * distance(wide[name], expected[name]), name
 
 
 def test_an_fp8_heads_gradient_follows_that_of_the_loss_and_is_handed_out_once() -> None:

@@ -53,7 +53,7 @@ def test_updates_in_the_backward_pass_give_the_same_weights(
 ) -> None:
     found = compared(strategy, num_processes)
     cases = {"", "tied", "bf16 masters", "checkpointed", "fp8", "chunked", "planted"}
-    cases |= {"fp8 head", "chunked fp8 head"}
+    cases |= {"fp8 head", "chunked fp8 head", "tensorwise head", "chunked tensorwise head"}
     cases |= {"resident", "half"} if strategy == "fsdp2" else set()
     found = {case: result for case, result in found.items() if case[0] in "12"}
     assert set(found) == {f"{accumulation}-{case}" for accumulation in (1, 2) for case in cases}
@@ -67,7 +67,11 @@ def test_updates_in_the_backward_pass_give_the_same_weights(
 
 
 @pytest.mark.parametrize(("strategy", "num_processes"), STARTS)
-@pytest.mark.parametrize(("plain", "chunked"), [("", "chunked"), ("fp8 head", "chunked fp8 head")])
+@pytest.mark.parametrize(
+    ("plain", "chunked"),
+    [("", "chunked"), ("fp8 head", "chunked fp8 head"),
+     ("tensorwise head", "chunked tensorwise head")],
+)  # fmt: skip
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_chunked_head_trains_as_the_plain_one(
     compared: Callable[..., dict[str, Any]], strategy: str, num_processes: int,
@@ -75,9 +79,11 @@ def test_the_chunked_head_trains_as_the_plain_one(
 ) -> None:  # fmt: skip
     found = compared(strategy, num_processes)
     expected, own = (found[f"{accumulation}-{case}"]["norms"][0] for case in (plain, chunked))
-    assert own[0] == pytest.approx(expected[0], rel=2e-3)
+    # With tensorwise scales a label's gradient is rounded against its bound, here 1/256 above it.
+    assert own[0] == pytest.approx(expected[0], rel=1 / 128 if "tensorwise" in plain else 2e-3)
     # Another rounding of small gradients turns some of Adam's steps around, in FP8 more of them.
-    assert own == pytest.approx(expected, rel=0.05 if "fp8" in plain else 0.01)
+    near = {"": 0.01, "fp8 head": 0.05, "tensorwise head": 0.1}[plain]
+    assert own == pytest.approx(expected, rel=near)
 
 
 @pytest.mark.parametrize(("strategy", "num_processes"), STARTS)

@@ -44,6 +44,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "chunked": {"loss_head": "chunked"},
     "fp8 head": {"precision": "fp8_rowwise", "skip": ""},
     "chunked fp8 head": {"precision": "fp8_rowwise", "skip": "", "loss_head": "chunked"},
+    "tensorwise head": {"precision": "fp8_tensorwise", "skip": ""},
+    "chunked tensorwise head": {
+        "precision": "fp8_tensorwise",
+        "skip": "",
+        "loss_head": "chunked",
+    },
     "planted": {"untrained": "model.layers.0.mlp.*"},
 }
 ONE_PASS: dict[str, dict[str, Any]] = {

@@ -35,8 +35,9 @@ def fp8_cross_entropy(
     is that of its bound. N: tokens, D: hidden size, V: vocabulary; `targets_N` is int64, `IGNORED`
     where no loss is taken. None left gives NaN, as in torch.
     """
-    if torch.is_autocast_enabled():  # as torchao does: the GPU's autocast, whatever device
-        hidden_ND = hidden_ND.to(torch.get_autocast_gpu_dtype())
+    device = hidden_ND.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
     narrow = getattr(head, "gradient_of", None)
     kept = (getattr(head, f"fp8_{name}", None) for name in ("rows_MK", "columns_KM", "scale"))
     loss: torch.Tensor = _function().apply(

@@ -66,11 +66,10 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
     than = "BF16's" if loss["loss_verdict"] == "equivalent" else "below BF16's"
     said = f"its loss is {than} at a learning rate of {rate(loss['loss_rate'])}"
     if verdict.action == CHECK:
-        gap = f" ({number(loss['loss_gap_pct'] or 0.0, '+.2f')} % in training)"
-        said = (
-            f"its loss: {loss['loss_verdict']}{gap * (loss['loss_verdict'] == 'undecided')} at a "
-            f"learning rate of {rate(loss['loss_rate'])}"
-        )
+        said = f"its loss: {loss['loss_verdict']}"
+        if loss["loss_verdict"] == "undecided":
+            said += f" ({number(loss['loss_gap_pct'], '+.2f')} % in training)"
+        said += f" at a learning rate of {rate(loss['loss_rate'])}"
     if loss["loss_rate_above"] is not None:
         said += f", {loss['loss_verdict_above']} at {rate(loss['loss_rate_above'])}"
     before = IN_ONE_PASS in verdict.setting and not loss["loss_in_one_pass"]

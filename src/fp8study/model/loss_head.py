@@ -126,8 +126,8 @@ def replace_loss_head(model: Any, config: ResolvedConfig) -> None:
     if config.loss_head == "chunked":
         loss_of = chunked
         if is_converted(head):
-            alike = config.precision == "fp8_tensorwise" and not config.precision_schedule
-            loss_of = chunked_tensorwise if alike else chunked_fp8
+            always = config.precision == "fp8_tensorwise" and not config.precision_schedule
+            loss_of = chunked_tensorwise if always else chunked_fp8
     head.forward = MethodType(forward, head)
     model.forward = MethodType(_loss_only, model)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from fp8study.analysis.claims.rules import count
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
@@ -76,11 +77,10 @@ def nearest_losses(
     evidence = []
     for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
-        gpus = f"{row['num_gpus']} GPU{'s' * (row['num_gpus'] > 1)}"
         evidence.append(
-            f"{row['model']} on {gpus}, {row['tokens'] / 1e6:,.3g} million tokens in "
-            f"{row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} loss: {gap} "
-            f"({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
+            f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
+            f"tokens in {row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} "
+            f"loss: {gap} ({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:

@@ -78,9 +78,9 @@ def nearest_losses(
     for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
         evidence.append(
-            f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
-            f"tokens in {row['epochs']:.1f} passes, learning rate {row['rate']}, {row['loss']} "
-            f"loss: {gap} ({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
+            f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} "
+            f"million tokens in {row['epochs']:.1f} passes, learning rate {row['rate']}, "
+            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:

@@ -80,7 +80,8 @@ def nearest_losses(
         evidence.append(
             f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} "
             f"million tokens in {row['epochs']:.1f} passes, learning rate {row['rate']}, "
-            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; {row['machine']}/{row['study']}"
+            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
+            f"{row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     if shape.name not in sizes:

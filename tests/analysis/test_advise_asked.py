@@ -94,7 +94,7 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     leads = load_report(ROOT / "results").leads
     here = leads["setting"].str.endswith(NORM_AS_SUMMED) & leads["ci_low_pct"].notna()
     here &= (leads["model"] == "llama-3.1-8b") & leads["micro_batch_size"].eq(2)
-    here &= leads["arm"].str.endswith("SwiGLU kernels, both layouts") & leads["num_gpus"].eq(2)
+    here &= leads["arm"].str.endswith("both layouts, FP8 loss head") & leads["num_gpus"].eq(2)
     assert leads.loc[here, "setting"].str.contains("gradients clipped at 1").all()
     found = answer(question_for([], "llama-3.1-8b", 2, 4096, 2, "h200"))
     assert found.verdict.lead_pct.kind != MEASURED

@@ -36,7 +36,7 @@ def test_fitting_again_gives_the_frozen_constants():
 def test_fp8_saves_gemm_time_and_pays_with_casts():
     bf16, fp8 = step(), step(precision="fp8_tensorwise")
     assert fp8.gemm < 0.6 * bf16.gemm and bf16.casts == 0 < fp8.casts
-    assert 10 < lead_pct(bf16.total, fp8.total) < 30
+    assert 10 < lead_pct(bf16.total, fp8.total) < 40
     assert step(precision="fp8_rowwise").casts > 2 * fp8.casts
 
 

@@ -23,7 +23,7 @@ def put(folder: Path, rate: float, number: int = 3, name: str = "", **changes: A
     record_changes = {k: changes.pop(k) for k in ("machine", "git", "results") if k in changes}
     name = name or changes.get("precision", "bf16")
     for repeat in range(number):
-        config = RunConfig(**{"repeat": repeat, **changes}).to_dict()
+        config = RunConfig(**{"repeat": repeat, **changes}).resolved().to_dict()
         measured = {"tokens_per_second_per_gpu": rate * (1 + 0.01 * (repeat - 1))}
         results = measured | record_changes.get("results", {})
         others = {k: v for k, v in record_changes.items() if k != "results"}

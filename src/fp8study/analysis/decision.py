@@ -13,7 +13,7 @@ import pandas as pd
 
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels
+from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels, with_fp8_head
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -190,7 +190,8 @@ def nearest_loss(
     # what an earlier one left open, and then comes what was updated as the row's runs were.
     below = found["learning_rate"] < (learning_rate or 0.0)
     order = pd.DataFrame({
-        "apart": apart, "low_rate": ~counts, "below": below,
+        "apart": apart, "other_layers": found["fp8_part"] != row["fp8_part"],
+        "low_rate": ~counts, "below": below,
         "sound": found["verdict"] != DIVERGED,
         "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
         "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
@@ -214,8 +215,14 @@ def nearest_loss(
 
 
 def _alike(found: pd.DataFrame, row: Mapping[Any, Any]) -> pd.DataFrame:
-    """Return in which fields judged losses are of the setting of a row: one column each."""
-    return pd.DataFrame({
+    """Return in which fields judged losses are of the setting of a row: one column each.
+
+    On the tuned path, which has the loss head in FP8 today, such a loss is also one without's.
+    """
+    alike = pd.DataFrame({
         name: found[name].eq(row[name]) | (found[name].isna() & pd.isna(row[name]))
         for name in _FIELDS
     })  # fmt: skip
+    if row["path"] == "tuned":
+        alike["fp8_part"] |= found["fp8_part"].eq(with_fp8_head(row["fp8_part"]))
+    return alike

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fp8study.core.field_types import Comparison, Field, declare
 from fp8study.core.path.choices import is_sharded
-from fp8study.core.path.switches import BOUND_EARLY, RETIRED, Switches
+from fp8study.core.path.switches import BOUND_EARLY, LAYERS, RETIRED, Switches
 from fp8study.core.recipes import (
     ALIGNMENT,
     RECIPES,
@@ -27,10 +27,6 @@ from fp8study.core.recipes import (
 )
 
 MANY = 1_000_000_000
-_LAYERS = {
-    "pattern": r"[\w.*?!\[\]-]+",
-    "example": "give shell-style patterns of module names, as *.o_proj",
-}
 #: Of what changes nothing in what a run computes.
 _EVERYWHERE = "repeat folder pair effect switch resume"
 
@@ -203,13 +199,10 @@ class _Described:
              "computes in BF16 too, for which fp8_all_gather=true keeps no weights; leave it out"),
             (lambda c: c.precision_schedule and c.optimizer_binding == "before_conversion",
              BOUND_EARLY + "after_conversion")))
-    skip: tuple[str, ...] = declare(
-        ("lm_head",), "float8", "Shell-style patterns of module names that stay out of FP8; each "
-        "must match a linear layer.", differs="pair", **_LAYERS)
     untrained: tuple[str, ...] = declare(
         (), "fault", "Planted fault: patterns of linear layers whose weights are left out of the "
         "optimizer on purpose; shows in BF16 what a stale optimizer does.", differs="effect",
-        **_LAYERS, refused=(
+        **LAYERS, refused=(
             (lambda c: c.untrained and c.optimizer_binding == "before_conversion",
              "cannot be told from what optimizer_binding=before_conversion loses by itself; use "
              "after_conversion"),))

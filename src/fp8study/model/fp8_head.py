@@ -136,6 +136,7 @@ def _multiplied(
             of_weight_VD = product_VD.float()
         else:
             of_weight_VD += product_VD
+        del product_VD  # before the next group's logits
     assert of_weight_VD is not None
     return loss / num_counted, of_input_ND, of_weight_VD
 

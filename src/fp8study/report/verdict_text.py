@@ -6,6 +6,7 @@ import re
 
 from fp8study.analysis.advice.answer import Advice, Option
 from fp8study.analysis.advice.evidence import (
+    BF16_HEAD,
     CLIPPED,
     COMPILED_SWIGLU,
     EARLIER_KERNELS,
@@ -20,6 +21,9 @@ from fp8study.analysis.laws.nearby import EARLIER
 from fp8study.analysis.runs.naming import IN_ONE_PASS
 from fp8study.core.config import set_by_hand
 from fp8study.report.words import count, interval, machine_name, number, rate
+
+#: What an FP8 was timed without → what the path gives it now, where the laws know of it.
+_SINCE = {COMPILED_SWIGLU: "SwiGLU's kernels", BF16_HEAD: "its loss head in FP8"}
 
 
 def answer_lines(advice: Advice) -> list[str]:
@@ -84,11 +88,10 @@ def _today(advice: Advice) -> list[str]:
     label = advice.verdict.label
     for kernels in EARLIER_KERNELS:
         label = label.removesuffix(f", {kernels}")
-    if advice.verdict.label.endswith(COMPILED_SWIGLU):
+    for had, gives in _SINCE.items():
         now = next((o.lead_pct for o in advice.options if o.label == label), None)
-        if now is not None:
-            return [f"  with SwiGLU's kernels, as the tuned path is now: {lead_text(now, ' %')}, "
-                    f"{now.kind}"]  # fmt: skip
+        if advice.verdict.label.endswith(had) and now is not None:
+            return [f"  with {gives}, as the tuned path is now: {lead_text(now, ' %')}, {now.kind}"]
     if (lead := advice.todays_lead) is None:
         since = "  timed before the path's kernels wrote FP8 in both layouts, which no law knows"
         return [since] * advice.verdict.label.endswith(ONE_LAYOUT)

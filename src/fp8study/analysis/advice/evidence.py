@@ -27,6 +27,7 @@ from fp8study.analysis.decision import (
 from fp8study.analysis.laws.account import Pair, label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
+from fp8study.analysis.laws.layer import has_fp8_head
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
 from fp8study.analysis.laws.speed_constants import SpeedConstants
 from fp8study.analysis.leads import leads_table
@@ -55,8 +56,10 @@ _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence
 #: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
 #: What an FP8 is called that was timed before it had one of `KERNELS`: before its SwiGLU had them,
-#: and before they wrote both layouts.
-EARLIER_KERNELS = COMPILED_SWIGLU, ONE_LAYOUT = "compiled SwiGLU", "one layout"
+#: before they wrote both layouts, and before its loss head was FP8.
+EARLIER_KERNELS = COMPILED_SWIGLU, ONE_LAYOUT, BF16_HEAD = (
+    "compiled SwiGLU", "one layout", "BF16 loss head"
+)  # fmt: skip
 MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
 
 
@@ -285,7 +288,7 @@ def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
     way = as_fp8(bf16, precision, bool(gathers) if is_spread and not pd.isna(gathers) else None)
     said = row["arm"].removeprefix(RECIPES[precision].label).split(", ")[1:]
     parts = [part for part in said if "all-gather" not in part and part not in KERNELS]
-    has = way.swiglu == "kernels", way.cast_kernels == "both_layouts"
+    has = way.swiglu == "kernels", way.cast_kernels == "both_layouts", has_fp8_head(way)
     lacking = zip(EARLIER_KERNELS, KERNELS, has, strict=True)
     parts += [then for then, now, asked in lacking if asked and now not in said][:1]
     return way, ", ".join([label_of(way), *parts])

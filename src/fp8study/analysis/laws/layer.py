@@ -35,6 +35,16 @@ def num_converted_weights(config: ResolvedConfig, shape: ModelShape) -> int:
     return max(0, every - shape.matched(config.skip)) if config.is_fp8 else 0
 
 
+def has_fp8_head(config: ResolvedConfig) -> bool:
+    """Whether the loss head is that of `fp8study.model.fp8_head`, as it was timed.
+
+    With kernels that write both layouts; without them it was another before (docs/log.md, 83).
+    """
+    is_left_out = any(fnmatch.fnmatchcase("lm_head", each) for each in config.skip or ())
+    is_timed = config.loss_head == "chunked" and config.cast_kernels == "both_layouts"
+    return config.is_fp8 and is_timed and not is_left_out
+
+
 def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return what a decoder layer keeps for its backward pass, bytes a token.
 

@@ -23,6 +23,7 @@ from fp8study.analysis.laws.communication import gathers_again
 from fp8study.analysis.laws.frozen import constants_of, fit_with_errors
 from fp8study.analysis.laws.layer import (
     computes_in_autocast,
+    has_fp8_head,
     kept_narrow,
     layer_bytes,
     narrow_gradients,
@@ -36,6 +37,8 @@ from fp8study.core.config import ResolvedConfig, RunConfig
 GIB = 2**30
 #: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.chunked_head.CHUNK`).
 CHUNK = 2048
+#: Tokens whose gradient by their logits an FP8 one keeps (`fp8study.model.fp8_head.GROUP`).
+GROUP = 16_384
 
 
 @dataclass(frozen=True)
@@ -216,9 +219,15 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
         return weight + constants.logit_bytes * tokens * vocabulary + hidden
     if config.loss_head == "compiled":
         return weight + 4 * tokens * vocabulary + hidden
-    # Chunked: the weight's gradient is summed in FP32; FSDP2 has the embedding gathered too.
+    # Chunked; FSDP2 has the embedding gathered too.
     chunk = min(CHUNK, tokens)
-    total = weight + 4 * head + 4 * chunk * vocabulary + hidden
+    if has_fp8_head(config):  # its gradient in FP8, and a chunk's logits or the weight's in BF16
+        hidden += 2 * tokens * shape.hidden_size  # as its GEMMs take it, in both layouts
+        weight = head if is_sharded else 0
+        total = weight + min(GROUP, tokens) * vocabulary + max(3 * chunk * vocabulary, 2 * head)
+        total += hidden + 4 * head * (tokens > GROUP)
+    else:  # the weight's gradient is summed in FP32
+        total = weight + 4 * head + 4 * chunk * vocabulary + hidden
     if is_sharded:
         total += 2 * (shape.root_parameters - head)
         if config.num_gpus > 1 and config.reshard_after_forward is False:
@@ -254,10 +263,11 @@ def _copies(config: ResolvedConfig, shape: ModelShape) -> float:
 
 def _kept_casts(config: ResolvedConfig, shape: ModelShape) -> float:
     """Return FP8 weights kept between updates: whole ones in both layouts, or shards."""
+    if config.weight_cast != "each_update":
+        return 0.0
     width = 2.0 if config.strategy == "none" else 1 / config.num_shards
-    return (
-        width * num_converted_weights(config, shape) if config.weight_cast == "each_update" else 0.0
-    )
+    head = shape.head_parameters * has_fp8_head(config)
+    return width * (num_converted_weights(config, shape) + head)
 
 
 def _read_by_others(config: ResolvedConfig, shape: ModelShape) -> float:

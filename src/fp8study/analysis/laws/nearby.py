@@ -17,7 +17,7 @@ from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import knows_gpu
 from fp8study.analysis.runs.naming import BEFORE
-from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -31,7 +31,7 @@ _NOTABLE_POINTS = 3.0
 
 def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> ResolvedConfig:
     """Return a run's FP8 partner, with all that follows from another precision decided anew."""
-    changes: dict[str, Any] = {"precision": precision, "fp8_all_gather": gathers}
+    changes = {"precision": precision, "fp8_all_gather": gathers, "skip": _said_of_skip(config)}
     is_other = precision != config.precision or gathers not in (None, config.fp8_all_gather)
     changes |= dict.fromkeys(_FOLLOWING["precision"] if is_other else ())
     return RunConfig(**{**config.to_dict(), **changes, "gather_cast": None}).resolved()
@@ -93,6 +93,12 @@ _FOLLOWING = {
 }  # fmt: skip
 
 
+def _said_of_skip(config: RunConfig) -> tuple[str, ...] | None:
+    """Return what a run leaves out of FP8 by hand; None: what its path does, which follows."""
+    said: tuple[str, ...] | None = set_by_hand(vars(config), "skip")
+    return said
+
+
 def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """Return the run after these changes, with what follows from them decided anew."""
     fields = dataclasses.asdict(config)
@@ -100,7 +106,7 @@ def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfi
         fields |= dict.fromkeys(_FOLLOWING.get(name, ()))
     if "num_gpus" in changes:
         fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"}
-    return RunConfig(**fields | dict(changes)).resolved()
+    return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
 
 
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:

@@ -18,6 +18,7 @@ from fp8study.analysis.laws.communication import NETWORK, Network, exposed_ms, g
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.layer import (
     converted_share,
+    has_fp8_head,
     kept_narrow,
     layer_bytes,
     narrow_gradients,
@@ -56,6 +57,12 @@ _NARROW_COPY = 0.25
 #: ``swiglu=kernels``: what it saves of a cast, a token and feature between the layers of an MLP. In
 #: the study swiglu-form 2.0 (8B at batch 1), 0.7 (at 2 on two GPUs), 0.4 (1B at 8); geometric mean.
 _SWIGLU_SAVES = 0.8
+
+#: A loss head in FP8: what it saves besides its GEMMs' time, ps a logit, whose gradient is made and
+#: cast at once, and a weight, which is not cast to BF16. In the study head-form it saved 10.5 and
+#: 11.8 ms (8B at batch 1), 21.4 and 19.2 (at 2 on two GPUs), 39.2 and 38.7 (1B at 8); by the law
+#: 11.4, 20.5 and 40.6.
+_HEAD_SAVES = (1.2, 4.3)
 
 
 @dataclass(frozen=True)
@@ -149,8 +156,7 @@ def predicted_step(
         * sum(_casts_ms(config, size, tokens, c) for size in shape.convertible.values())
         - _SWIGLU_SAVES * c.cast_ps * tokens * layers * shape.intermediate_size * 1e-9
         * writes_fp8_between(config, shape),
-        "loss": (c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps)
-        * tokens * shape.vocab_size * 1e-9,
+        "loss": _loss_ms(config, shape, tokens, c),
         "sharding": _copies_ms(config, shape, c),
     }  # fmt: skip
     each["communication"] = 0.0
@@ -223,11 +229,20 @@ def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedCon
     share *= RECIPES[config.precision].fp8_share
     tflop = 6e-12 * tokens * weights * shape.num_layers
     head = 6e-12 * tokens * shape.head_parameters
+    head /= c.fp8_tflops if has_fp8_head(config) else c.bf16_tflops
     again = 4 / 3 if config.activation_checkpointing else 1.0
     of_layers = (1 - share) / c.bf16_tflops + (share / c.fp8_tflops if share else 0)
     number = 3 * (shape.num_layers * len(shape.linears) + 1)
-    seconds = again * tflop * of_layers + head / c.bf16_tflops
+    seconds = again * tflop * of_layers + head
     return 1e3 * seconds + 1e-3 * number * c.kernel_us
+
+
+def _loss_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedConstants) -> float:
+    """Return what becomes of the logits, and of the loss head's weight on its way to its GEMMs."""
+    logits = tokens * shape.vocab_size
+    each = c.plain_logit_ps if config.loss_head == "plain" else c.logit_ps
+    saved = _HEAD_SAVES[0] * logits + _HEAD_SAVES[1] * shape.head_parameters
+    return (each * logits - has_fp8_head(config) * saved) * 1e-9
 
 
 def _attention_ms(

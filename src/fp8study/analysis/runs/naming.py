@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8study.core.config import completed
-from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN
+from fp8study.core.fields import FIELDS, PLAIN
+from fp8study.core.path.choices import HEAD
 from fp8study.core.path.switches import RETIRED
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
 from fp8study.core.record_shape import as_run
 from fp8study.core.records import RunRecord
 
 #: What an FP8 run leaves in BF16 unless it says otherwise; an arm that differs is named so.
-DEFAULT_SKIP = list(DEFAULTS["skip"])
+DEFAULT_SKIP = list(HEAD)
 
 PRECISION_LABELS: dict[str, str] = {name: recipe.label for name, recipe in RECIPES.items()}
 #: What the report says of a switch that is true or false.
@@ -38,8 +39,9 @@ _LATER = {
 BF16_GATHERED = "BF16 all-gather"
 #: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
 #: SwiGLU writes FP8, as on the tuned path since entry 69 of docs/log.md, that kernels of ours write
-#: both layouts of FP8, since entry 78, or how it adds up.
-SWIGLU_KERNELS, BOTH_LAYOUTS = KERNELS = "SwiGLU kernels", "both layouts"
+#: both layouts of FP8, since entry 78, that its loss head is FP8 with them, since 83, or how it
+#: adds up.
+KERNELS = SWIGLU_KERNELS, BOTH_LAYOUTS, FP8_HEAD = "SwiGLU kernels", "both layouts", "FP8 loss head"
 FAST_ACCUMULATION = "fast accumulation"
 #: The switches that `BOTH_LAYOUTS` says; the last one where copy engines read what is copied.
 _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_copy": "reduce_stream"}
@@ -57,6 +59,12 @@ def fp8_part(config: Mapping[str, Any]) -> str:
     return json.dumps([config.get(name) for name in fields])
 
 
+def with_fp8_head(part: str) -> str:
+    """Write a `fp8_part` that leaves no layer out but the loss head with that in FP8, too."""
+    skip, *others = json.loads(part)
+    return json.dumps([[] if skip == DEFAULT_SKIP else skip, *others])
+
+
 def arm_label(record: RunRecord) -> str:
     """Name the precision of a run, and say so if part of its model was not trained."""
     config = record.config
@@ -68,14 +76,16 @@ def arm_label(record: RunRecord) -> str:
             parts.append(BF16_GATHERED)
         if schedule := config.get("precision_schedule"):
             parts.append(f"schedule {' '.join(schedule).replace(precision, 'fp8')}")
+        had = as_run(config, record.warnings)
+        writes_both = config.get("path") == "tuned" and _writes_both(had)
         skip = config.get("skip")
-        if skip is not None and list(skip) != DEFAULT_SKIP:
+        has_head = writes_both and skip is not None and not skip
+        if skip is not None and list(skip) != DEFAULT_SKIP and not has_head:
             parts.append(f"skips {' '.join(skip) or 'nothing'}")
         asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"
         if asks_for_kernels and not any(each.startswith("swiglu: ") for each in record.warnings):
             parts.append(SWIGLU_KERNELS)
-        had = as_run(config, record.warnings)
-        parts += [BOTH_LAYOUTS] * (config.get("path") == "tuned" and _writes_both(had))
+        parts += [BOTH_LAYOUTS] * writes_both + [FP8_HEAD] * has_head
         parts += [FAST_ACCUMULATION] * (config.get("fast_accumulation") == "all")
     note = stale_note(record)
     if note:
@@ -94,6 +104,8 @@ def written_out(words: str, setting: str) -> str:
     """Name the switches that `KERNELS` say of an arm, in a setting of their own."""
     if words == SWIGLU_KERNELS:
         return FIELDS["swiglu"].words.format("kernels")
+    if words == FP8_HEAD:
+        return "loss head in FP8"
     both = _both(COPY_ENGINES in setting).items()
     return ", ".join(FIELDS[name].words.format(value.replace("_", " ")) for name, value in both)
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
+
+#: What stays out of FP8 where nothing is said.
+HEAD = ("lm_head",)
 
 
 def is_sharded(c: Any) -> bool:
@@ -90,3 +94,14 @@ def gradient_norm(c: Any) -> str:
         return "by_kernel"
     adds_up = c.collectives == "copy_engines" and c.num_gpus == 2
     return "as_summed" if adds_up and c.clipping == "in_update" and not c.untrained else "separate"
+
+
+def skipped(c: Any) -> tuple[str, ...]:
+    """Put the loss head in FP8, too, where that was faster and cost no loss (docs/log.md, 83).
+
+    Not one that shares its weight with the embedding, nor in a CUDA graph: neither was tried on a
+    GPU. Of a model that is no preset it is not known here whether it shares.
+    """
+    has_own = PRESETS.get(c.model, {}).get("tie_word_embeddings") is False
+    is_tried = c.loss_head == "chunked" and c.step_launch != "as_graph"
+    return () if has_own and is_tried and writes_apart(c) else HEAD

@@ -19,6 +19,11 @@ _NOT_REDUCED = (
     "says nothing where no gradients are reduced over GPUs by FSDP2; leave it out, or use "
     "strategy=fsdp2 on several GPUs"
 )
+#: What patterns of layers look like.
+LAYERS = {
+    "pattern": r"[\w.*?!\[\]-]+",
+    "example": "give shell-style patterns of module names, as *.o_proj",
+}
 #: Norms that one GPU finds by kernels of our own.
 _BY_KERNELS = ("by_kernel", "by_one_launch")
 BOUND_EARLY = (
@@ -279,6 +284,12 @@ class Switches:
              "is that of FP32 gradients, which master_dtype={master_dtype} rounds; use separate"),
             (lambda c: c.gradient_norm == "as_summed" and c.untrained,
              "counts untrained weights' gradients, too; use separate")))
+    skip: tuple[str, ...] | None = declare(
+        None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
+        "match a linear layer. None: `lm_head`; the tuned path has a preset's loss head in FP8, "
+        "too, where it is faster so and shares no weight with the embedding.", differs="pair",
+        plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
+        else choices.HEAD, **LAYERS)
 # fmt: on
 
 

@@ -174,6 +174,16 @@ def test_other_layers_or_steps_in_fp8_are_another_setting(part: Any, tmp_path: P
     assert (row["action"], row["loss_is_same"]) == (decision.CHECK, False)
 
 
+@pytest.mark.parametrize(("timed", "judged"), [(["lm_head"], []), ([], ["lm_head"])])
+def test_a_loss_with_the_loss_head_in_fp8_answers_for_one_without(
+    timed: list[str], judged: list[str], tmp_path: Path
+) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22, config={"path": "tuned", "skip": timed})
+    store_losses(tmp_path, 0.0, config={"path": "tuned", "skip": judged})
+    row = decide(tmp_path)
+    assert (row["action"] == decision.FP8) == row["loss_is_same"] == (not judged)
+
+
 def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:
     """Not the conclusive one: of many studies some are equivalent by chance."""
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from fp8study.analysis.laws import frozen
+from fp8study.analysis.laws import frozen, memory
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import lead_pct, predicted_step
@@ -38,6 +38,23 @@ def test_fp8_saves_gemm_time_and_pays_with_casts():
     assert fp8.gemm < 0.6 * bf16.gemm and bf16.casts == 0 < fp8.casts
     assert 10 < lead_pct(bf16.total, fp8.total) < 40
     assert step(precision="fp8_rowwise").casts > 2 * fp8.casts
+
+
+def test_a_loss_head_in_fp8_saves_what_it_saved_and_takes_the_memory_it_took():
+    """In each block of the study head-form."""
+    runs = [run for run in read_runs(ROOT / "results") if run[1].study == "head-form"]
+    cells = {(c.config.model, c.config.num_gpus, c.config.repeat, c.config.skip): c
+             for c in cells_of(runs) if c.config.is_fp8}  # fmt: skip
+    assert len(cells) >= 6
+    for (model, num_gpus, repeat, skip), cell in cells.items():
+        other = cells[model, num_gpus, repeat, ("lm_head",)]
+        if not skip:
+            law, before = (predicted_step(c.config, c.shape) for c in (cell, other))
+            saved = other.step_ms - cell.step_ms
+            assert before.total - law.total == pytest.approx(saved, abs=1.0, rel=0.1)
+            assert memory.predicted_memory(cell.config, cell.shape).total == pytest.approx(
+                cell.peak_gib, rel=0.011
+            )
 
 
 def test_the_host_decides_about_a_small_model_on_few_tokens():

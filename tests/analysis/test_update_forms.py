@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from fp8study.analysis.advice.evidence import Decisions
 from fp8study.analysis.decision import decision_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.nearby import changed
+from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import (
@@ -23,6 +24,7 @@ from fp8study.analysis.runs.naming import (
     NORM_BY_KERNEL,
     arm_label,
     has_usual_path,
+    num_kernels,
     unusual_switches,
 )
 from fp8study.analysis.speed import spelled_out, switch_table
@@ -204,6 +206,25 @@ def test_an_arm_does_not_name_kernels_that_its_model_could_not_have() -> None:
     assert arm_label(record) == TODAYS
     record.warnings.append("swiglu: compiled, as no MLP of this model is SwiGLU between FP8 layers")
     assert arm_label(record) == "FP8 tensorwise, both layouts"
+
+
+def test_an_arm_says_that_its_loss_head_is_fp8() -> None:
+    record = make_record()
+    record.config.update(make_config(FP8 | {"skip": ""}).resolved().to_dict())
+    assert arm_label(record) == f"{TODAYS}, FP8 loss head"
+    assert num_kernels(arm_label(record)) == 1 + num_kernels(TODAYS)
+    assert "loss head in FP8" in spelled_out("tuned", "fp8_tensorwise", arm_label(record))
+    record.config.update(make_config(FP8 | {"skip": "", **BEFORE}).resolved().to_dict())
+    assert arm_label(record) == "FP8 tensorwise, skips nothing"  # as torchao has it
+
+
+def test_a_partner_in_fp8_leaves_out_what_was_said_and_else_what_its_path_does() -> None:
+    bf16 = make_config(ALONE | {"model": "llama-3.1-8b"}).resolved()
+    assert as_fp8(bf16, "fp8_tensorwise").skip == ()
+    assert as_fp8(bf16, "fp8_rowwise").skip == ("lm_head",)
+    own = dataclasses.replace(bf16, skip=("*.o_proj",))
+    assert as_fp8(own, "fp8_tensorwise").skip == ("*.o_proj",)
+    assert changed(as_fp8(bf16, "fp8_tensorwise"), {"num_gpus": 4}).skip == ("lm_head",)
 
 
 def test_each_form_has_its_lead_and_todays_decides(runs: pd.DataFrame) -> None:

@@ -14,7 +14,7 @@ AS_DOCUMENTED = {
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
     "swiglu": "compiled", "cast_kernels": "one_layout",
-    "collectives": "nccl", "gradient_norm": "separate",
+    "collectives": "nccl", "gradient_norm": "separate", "skip": ("lm_head",),
 }  # fmt: skip
 ON_ONE_GPU = AS_DOCUMENTED | {
     "loss_head": "chunked", "optimizer_step": "in_backward", "attention": "cudnn",
@@ -34,6 +34,7 @@ BY_KERNEL, AS_SUMMED = {"gradient_norm": "by_kernel"}, {"gradient_norm": "as_sum
 CHOSEN = {"loss_head": "plain", "reshard_after_forward": "half"}
 ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}
+IN_FP8 = {"precision": "fp8", "model": "llama-3.1-8b"}  # its loss head has a weight of its own
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,22 @@ ALONE = {"path": "tuned", "strategy": "none"}
             ALONE | {"precision": "fp8", "update_kernel": "torch", "weight_cast": "each_update"},
             ON_ONE_GPU | {"weight_cast": "each_update"},
         ),
+        (ALONE | IN_FP8, IN_ONE_PASS | CAST_ONCE | APART | {"skip": ()}),
+        (ALONE | IN_FP8 | {"skip": "lm_head"}, IN_ONE_PASS | CAST_ONCE | APART),
+        (ALONE | IN_FP8 | {"model": "./mine"}, IN_ONE_PASS | CAST_ONCE | APART),
+        (
+            ALONE | IN_FP8 | {"step_launch": "as_graph"},
+            IN_ONE_PASS | CAST_ONCE | APART | {"step_launch": "as_graph"},
+        ),
+        (
+            ALONE | IN_FP8 | {"loss_head": "compiled"},
+            IN_ONE_PASS | CAST_ONCE | APART | {"loss_head": "compiled"},
+        ),
+        (ALONE | IN_FP8 | {"precision": "bf16"}, IN_ONE_PASS),
+        (ALONE | IN_FP8 | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
+        (ON_TWO | IN_FP8, SHARDS | KEPT | COPIED | {"skip": ()}),
+        (ON_TWO | IN_FP8 | {"num_gpus": 4}, SHARDS | KEPT | {"collectives": "nccl"}),
+        (IN_FP8, AS_DOCUMENTED),
         (ALONE | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "precision_schedule": "bf16:9,fp8"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "update_kernel": "torch"}, ON_ONE_GPU),

@@ -24,7 +24,7 @@ def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
     """Whether all the linear layers of these names are FP8 in a layer of the middle; no expert."""
     return config.is_fp8 and all(
         part in shape.convertible
-        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip)
+        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip or ())
         for part in parts
     )
 

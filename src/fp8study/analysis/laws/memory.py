@@ -222,10 +222,10 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
     # Chunked; FSDP2 has the embedding gathered too.
     chunk = min(CHUNK, tokens)
     if has_fp8_head(config):  # its gradient in FP8, and a chunk's logits or the weight's in BF16
-        hidden += 2 * tokens * shape.hidden_size  # as its GEMMs take it, in both layouts
-        weight = head if is_sharded else 0
-        total = weight + min(GROUP, tokens) * vocabulary + max(3 * chunk * vocabulary, 2 * head)
-        total += hidden + 4 * head * (tokens > GROUP)
+        largest = max(3 * chunk * vocabulary, 2 * head)
+        total = head * is_sharded + min(GROUP, tokens) * vocabulary + largest
+        total += 4 * head * (tokens > GROUP)
+        total += hidden + 2 * tokens * shape.hidden_size  # in FP8, in both layouts
     else:  # the weight's gradient is summed in FP32
         total = weight + 4 * head + 4 * chunk * vocabulary + hidden
     if is_sharded:

@@ -13,6 +13,7 @@ from fp8study.analysis import decision
 from fp8study.analysis.decision import advise, decision_table
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.runs.naming import fp8_part
 from fp8study.report import speed_rows
 from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
@@ -178,10 +179,15 @@ def test_other_layers_or_steps_in_fp8_are_another_setting(part: Any, tmp_path: P
 def test_a_loss_with_the_loss_head_in_fp8_answers_for_one_without(
     timed: list[str], judged: list[str], tmp_path: Path
 ) -> None:
-    store_leads(tmp_path, 1, 1.20, 1.21, 1.22, config={"path": "tuned", "skip": timed})
-    store_losses(tmp_path, 0.0, config={"path": "tuned", "skip": judged})
-    row = decide(tmp_path)
-    assert (row["action"] == decision.FP8) == row["loss_is_same"] == (not judged)
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0)
+    runs = frame(tmp_path)
+    losses = decision.judged_losses(loss_gap_table(runs), runs).assign(path="tuned")
+    losses = losses.assign(fp8_part=fp8_part({"skip": judged}))
+    for path in ("tuned", "plain"):  # on the plain path its head is another
+        row = decide(tmp_path) | {"path": path, "fp8_part": fp8_part({"skip": timed})}
+        found = decision.nearest_loss(row, losses.assign(path=path))
+        assert found["loss_is_same"] == (path == "tuned" and not judged)
 
 
 def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:

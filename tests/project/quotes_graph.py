@@ -22,7 +22,7 @@ def graph_texts() -> list[str]:
     runs, leads = _graphs("h200x4")
     runs = runs[runs["study"] != "graph-narrow"]
     graphs = leads[leads["is_graph"] & leads["num_gpus"].eq(2)]
-    two, large = (one(graphs, model=model) for model in (SMALL, LARGE))
+    two, large = (one(graphs, model=model, micro_batch_size=1) for model in (SMALL, LARGE))
     assert (two["num_pairs"], two["num_sessions"], large["num_pairs"]) == (3, 2, 1)
     less = [f"{-two[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
     fp8, bf16 = _gains(runs, SMALL, 2, 1)

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION, IN_ONE_PASS, SWIGLU_KERNELS
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD, IN_ONE_PASS, SWIGLU_KERNELS
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -123,16 +123,17 @@ def once_texts() -> list[str]:
     equal = once[once["verdict"] == "equivalent"]
     assert equal["arm"].str.contains("schedule").sum() == 2
     of_big = equal[equal["model"] != "llama-3.2-1b"]
-    assert [*of_big["model"]] == 3 * ["llama-3.1-8b"]
+    assert [*of_big["model"]] == 5 * ["llama-3.1-8b"]
     assert of_big["arm"].str.contains(FAST_ACCUMULATION).sum() == 1
+    assert of_big["arm"].str.contains(FP8_HEAD).sum() == 1
     runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
     small, big = (runs[(runs["model"] == "llama-3.2-1b") == is_small] for is_small in (True, False))
     few = once[once["verdict"] == "undecided"]["num_pairs"] < MIN_PAIRS_FOR_INTERVAL
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
         f"none.** Of the undecided {few.sum()} have one or two pairs",
-        f"Equivalent: the 8B at {_rate(big)} in three, one of them with fast accumulation in all "
-        f"GEMMs, and {len(equal) - 3} of a 1B, at "
+        f"Equivalent: the 8B at {_rate(big)} in five, one of them with its loss head in FP8 and "
+        f"one with fast accumulation in all GEMMs, and {len(equal) - 5} of a 1B, at "
         f"learning rates of at most {_rate(small)} in at most "
         f"{small['num_steps'].max()} steps, two of them with some steps in BF16",
     ]

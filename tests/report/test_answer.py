@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis import decision
-from fp8study.analysis.runs.naming import BOTH_LAYOUTS
+from fp8study.analysis.runs.naming import FP8_HEAD
 from fp8study.report import answer
 from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
@@ -164,7 +164,7 @@ def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() 
     report = load_report(ROOT / "results")
     timed = report.decisions[report.decisions["ci_low_pct"].notna()]
     place = ["gpu_name", "model", "num_gpus", "micro_batch_size"]
-    behind = timed.assign(behind=~timed["arm"].str.contains(BOTH_LAYOUTS))
+    behind = timed.assign(behind=~timed["arm"].str.contains(FP8_HEAD))
     (row,) = (
         answer.settled(report).query("name == 'llama-3.1-8b' and num_gpus == 1").to_dict("records")
     )

@@ -20,11 +20,14 @@ def computes_in_autocast(config: ResolvedConfig) -> bool:
     return config.strategy != "fsdp2" and config.master_dtype == "fp32"
 
 
+def _is_left_out(config: ResolvedConfig, layer: str) -> bool:
+    return any(fnmatch.fnmatchcase(layer, each) for each in config.skip or ())
+
+
 def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
     """Whether all the linear layers of these names are FP8 in a layer of the middle; no expert."""
     return config.is_fp8 and all(
-        part in shape.convertible
-        and not any(fnmatch.fnmatchcase(f"model.layers.1.{part}", each) for each in config.skip or ())
+        part in shape.convertible and not _is_left_out(config, f"model.layers.1.{part}")
         for part in parts
     )
 
@@ -40,9 +43,8 @@ def has_fp8_head(config: ResolvedConfig) -> bool:
 
     With kernels that write both layouts; without them it was another before (docs/log.md, 83).
     """
-    is_left_out = any(fnmatch.fnmatchcase("lm_head", each) for each in config.skip or ())
     is_timed = config.loss_head == "chunked" and config.cast_kernels == "both_layouts"
-    return config.is_fp8 and is_timed and not is_left_out
+    return config.is_fp8 and is_timed and not _is_left_out(config, "lm_head")
 
 
 def layer_bytes(config: ResolvedConfig, shape: ModelShape) -> float:

@@ -222,10 +222,9 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
     # Chunked; FSDP2 has the embedding gathered too.
     chunk = min(CHUNK, tokens)
     if has_fp8_head(config):  # its gradient in FP8, and a chunk's logits or the weight's in BF16
-        largest = max(3 * chunk * vocabulary, 2 * head)
-        total = head * is_sharded + min(GROUP, tokens) * vocabulary + largest
-        total += 4 * head * (tokens > GROUP)
-        total += hidden + 2 * tokens * shape.hidden_size  # in FP8, in both layouts
+        hidden += 2 * tokens * shape.hidden_size  # in FP8, in both layouts
+        gradient = min(GROUP, tokens) * vocabulary + 4 * head * (tokens > GROUP)
+        total = head * is_sharded + gradient + max(3 * chunk * vocabulary, 2 * head) + hidden
     else:  # the weight's gradient is summed in FP32
         total = weight + 4 * head + 4 * chunk * vocabulary + hidden
     if is_sharded:

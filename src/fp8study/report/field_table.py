@@ -21,7 +21,7 @@ def field_rows() -> list[tuple[str, str, str, str, str]]:
         elif field.low > -math.inf:
             most = "or more" if field.high >= MANY else f"to {field.high:.10g}"
             kind += f", {field.low:g} {most}"
-        default = shown(field.plain if field.words else DEFAULTS[name]) or "none"
+        default = shown(DEFAULTS[name] if field.plain is None else field.plain) or "none"
         rows.append((field.group, name, kind, default, field.meaning))
     return sorted(rows, key=lambda row: typing.get_args(Group).index(row[0]))
 

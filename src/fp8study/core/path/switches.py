@@ -286,8 +286,8 @@ class Switches:
              "counts untrained weights' gradients, too; use separate")))
     skip: tuple[str, ...] | None = declare(
         None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
-        "match a linear layer. None: `lm_head`; the tuned path has a preset's loss head in FP8, "
-        "too, where it is faster so and shares no weight with the embedding.", differs="pair",
+        "match a linear layer. The tuned path has a preset's loss head in FP8, too, where that was "
+        "faster and it is not the embedding; `none` has every layer in FP8.", differs="pair",
         plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
         else choices.HEAD, **LAYERS)
 # fmt: on

@@ -17,7 +17,7 @@ from tests.train.tiny_runs import Run, Train, launch_tiny
 
 TUNED: dict[str, Any] = {
     "path": "tuned", "update_kernel": "one_pass", "num_steps": 8, "num_warmup_steps": 5,
-    "lr_schedule": "cosine", "lr_warmup_steps": 3, "profile": True,
+    "lr_schedule": "cosine", "lr_warmup_steps": 3, "profile": True, "skip": "lm_head",
 }  # fmt: skip
 
 
@@ -26,6 +26,7 @@ TUNED: dict[str, Any] = {
     [
         {"strategy": "none", "max_grad_norm": 0.1},
         {"strategy": "none", "precision": "fp8_tensorwise"},
+        {"strategy": "none", "precision": "fp8_tensorwise", "skip": ""},
         {"strategy": "none", "max_grad_norm": 0.1, "gradient_dtype": "master"},
         {"strategy": "none", "precision": "fp8_tensorwise", "gradient_dtype": "master"},
         {"num_gpus": 2, "max_grad_norm": 0.1, "precision": "fp8_tensorwise"},

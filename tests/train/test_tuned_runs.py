@@ -224,7 +224,7 @@ def test_weights_cast_once_an_update_train_to_the_bit_as_cast_in_each_pass(
 def test_swiglu_by_kernels_trains_to_the_bit_as_torchs(run: Run, cast: dict[str, Any]) -> None:
     # Emulated GEMMs add up in another order where a factor is a transposed view.
     values = {"strategy": "none", "precision": "fp8", "weight_cast": "each_update",
-              "transposes": "separate"} | cast  # fmt: skip
+              "transposes": "separate", "skip": "lm_head"} | cast  # fmt: skip
     (_, plain_dir), (record, run_dir) = (run(**values, swiglu=by) for by in ("compiled", "kernels"))
     losses = [[row["loss"] for row in read_metrics(d)] for d in (plain_dir, run_dir)]
     assert losses[0] == losses[1]
@@ -273,7 +273,7 @@ def test_a_run_whose_fp8_weights_stay_behind_says_so(train: Train, tmp_path: Pat
     record = train(tmp_path, "stale:4", path="tuned", **values)
     assert record.status == "completed", record.status_detail
     (problem,) = problems(record.audit)
-    assert problem.startswith("28 layers multiply with a kept weight that is not their weight's")
+    assert problem.startswith("29 layers multiply with a kept weight that is not their weight's")
 
 
 @pytest.mark.parametrize("swiglu", ["compiled", pytest.param("kernels", marks=pytest.mark.long)])
@@ -281,7 +281,8 @@ def test_gathered_weights_train_to_the_bit_however_they_are_transposed(
     run: Run, swiglu: str
 ) -> None:
     values = {"path": "tuned", "strategy": "fsdp2", "num_gpus": 2, "precision": "fp8",
-              "swiglu": swiglu, "max_grad_norm": 1.0, "gather_cast": "compiled"}  # fmt: skip
+              "swiglu": swiglu, "max_grad_norm": 1.0, "gather_cast": "compiled",
+              "skip": "lm_head"}  # fmt: skip
     rows = {}
     for how in ("fused", "separate"):
         record, folder = run(**values, transposes=how)

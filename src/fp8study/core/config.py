@@ -67,6 +67,11 @@ class RunConfig(Fields):
         return bool(RECIPES[self.precision].fp8_gemms)
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """Patterns of layers that stay out of FP8, as said or as the path decides."""
+        return (self.resolved().skip if self.skip is None else self.skip) or ()
+
+    @property
     def is_timed(self) -> bool:
         """Whether the steps' times say anything: all alike, and nothing else ran between them."""
         pauses = self.noise_at_steps or self.validation_points > 1

@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8study.core.field_types import Comparison, Field, declare
+from fp8study.core.field_types import Comparison, Field, alternatives, declare
 from fp8study.core.path.choices import is_sharded
 from fp8study.core.path.switches import BOUND_EARLY, LAYERS, RETIRED, Switches
 from fp8study.core.recipes import (
@@ -277,6 +277,11 @@ class Fields(Switches, _Described):
 #: Each field's declaration, type and default, by name.
 FIELDS: dict[str, Field] = {f.name: f.metadata["spec"] for f in dataclasses.fields(Fields)}
 TYPES: dict[str, Any] = typing.get_type_hints(Fields)
+#: Fields that hold lists.
+LISTS = tuple(
+    name for name, hint in TYPES.items()
+    if any(typing.get_origin(kind) is tuple for kind in alternatives(hint))
+)  # fmt: skip
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields)}
 
 #: The switches of a training path, retired ones too, and what the plain path makes of them.

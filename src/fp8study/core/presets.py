@@ -279,7 +279,7 @@ def check_model(config: RunConfig) -> None:
     if config.model in PRESETS:
         numbers = range(PRESETS[config.model]["num_hidden_layers"])
         layers = [f"model.layers.{n}.{part}_proj" for n in numbers for part in _PROJECTIONS]
-        check_patterns("skip", config.resolved().skip or (), [*layers, "lm_head"])
+        check_patterns("skip", config.left_out, [*layers, "lm_head"])
         check_patterns("untrained", config.untrained, [*layers, "lm_head"])
 
 

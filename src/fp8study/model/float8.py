@@ -52,7 +52,7 @@ def float8_filter(
             otherwise convert what was meant to be kept.
     """
     linears = [n for n, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
-    check_patterns("skip", config.skip or (), linears)
+    check_patterns("skip", config.left_out, linears)
 
     def convert(module: torch.nn.Module, name: str) -> bool:
         return isinstance(module, torch.nn.Linear) and why_skipped(config, name, module) is None
@@ -68,7 +68,7 @@ def why_skipped(config: ResolvedConfig, name: str, module: torch.nn.Linear) -> s
         return f"a dimension does not divide by {ALIGNMENT}"
     if part := part_of_mixture(name):
         return part
-    for pattern in config.skip or ():
+    for pattern in config.left_out:
         if fnmatch.fnmatchcase(name, pattern):
             return f"skip pattern '{pattern}'"
     return None

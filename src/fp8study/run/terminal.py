@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
-from fp8study.core.fields import DEFAULTS
+from fp8study.core.fields import DEFAULTS, LISTS
 
 
 def _folder(text: str) -> Path:
@@ -152,7 +152,7 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
         if not text.strip():
             usual = DEFAULTS.get(name, "")
             none = f"{name}=null for what it is by default" if usual is None else "leave it out"
-            none = f"'{name}=[]' for none" if isinstance(usual, tuple) else none
+            none = f"'{name}=[]' for none" if name in LISTS else none
             raise UserError(f"{option}: '{assignment}' has no value; write field=value, or {none}")
         if name in values:
             raise UserError(f"{option}: '{name}' is given twice; leave all but one out")

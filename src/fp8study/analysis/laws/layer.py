@@ -21,7 +21,7 @@ def computes_in_autocast(config: ResolvedConfig) -> bool:
 
 
 def _is_left_out(config: ResolvedConfig, layer: str) -> bool:
-    return any(fnmatch.fnmatchcase(layer, each) for each in config.skip or ())
+    return any(fnmatch.fnmatchcase(layer, each) for each in config.left_out)
 
 
 def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
@@ -35,7 +35,7 @@ def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
 def num_converted_weights(config: ResolvedConfig, shape: ModelShape) -> int:
     """Return the weights that compute in FP8, of all layers."""
     every = shape.num_layers * shape.convertible_parameters
-    return max(0, every - shape.matched(config.skip)) if config.is_fp8 else 0
+    return max(0, every - shape.matched(config.left_out)) if config.is_fp8 else 0
 
 
 def has_fp8_head(config: ResolvedConfig) -> bool:

@@ -289,7 +289,7 @@ def _untrained(config: ResolvedConfig, shape: ModelShape) -> int:
         and config.strategy != "fsdp2"
     )
     if is_stale:
-        return shape.num_layers * shape.layer_parameters - shape.matched(config.skip)
+        return shape.num_layers * shape.layer_parameters - shape.matched(config.left_out)
     return shape.matched(config.untrained)
 
 

@@ -304,7 +304,12 @@ def test_says_which_layers_are_converted_and_which_the_law_finds_not_worth_it():
     assert large.layers_saved_ms["mlp.up_proj"].value > 0
     text = advice_text(small)
     assert "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj of every" in text
-    assert "in BF16 stays lm_head" in text
+    assert "in BF16 stays lm_head" in text and small.kept_in_bf16 == ("lm_head",)
+    own = advice("llama-3.1-8b")  # whose loss head is not its embedding
+    assert own.kept_in_bf16 == ()
+    assert "down_proj of every decoder layer, and the loss head" in " ".join(
+        advice_text(own).split()
+    )
     assert re.search(r"not worth it alone.*k_proj \(−\d+ µs\)", text)
     assert "up_proj (" not in text
 

@@ -238,9 +238,10 @@ def _layers(advice: Advice) -> list[str]:
     rest = "none of them costs more in casts than its GEMMs save"
     if losing:
         rest = f"not worth it alone, as casts cost more than GEMMs save: {', '.join(losing)}"
-    kept = ", ".join(advice.config["skip"]) or "no other"
+    kept = ", ".join(advice.kept_in_bf16)
+    others = f"; in BF16 stays {kept}" if kept else ", and the loss head"
     return _listed("Layers in FP8, unless `skip` says otherwise:", [
-        f"{', '.join(saved)} of every decoder layer; in BF16 stays {kept}",
+        f"{', '.join(saved)} of every decoder layer{others}",
         f"by the law, {kind}: {rest}",
     ])  # fmt: skip
 

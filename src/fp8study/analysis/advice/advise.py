@@ -238,6 +238,7 @@ class Advisor:
                 name: by_law(fp8, speed.saved_ms(fp8, size, constants))
                 for name, size in shape.convertible.items()
             },
+            kept_in_bf16=fp8.left_out,
             measured=measured, beyond=tuple(beyond_in(config)),
             law_errors=tuple(
                 each for each in self.law_errors

@@ -96,6 +96,8 @@ class Advice:
     layers_saved_ms: dict[str, Quantity]
     """Linear layer that the FP8 of the verdict converts → what that saves of the GPU's time, a
     decoder layer and pass, by the law; below 0 it costs more than it saves."""
+    kept_in_bf16: tuple[str, ...]
+    """Patterns of linear layers that the FP8 of the verdict leaves in BF16, as a run does today."""
     measured: Measured | None
     """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]

@@ -100,7 +100,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
     text = advice_text(found)
     assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in text
-    assert "its loss is BF16's at a learning rate of 2e\u20115" in text
+    assert "its loss is BF16's at a learning rate of 2e\u20115, undecided at 1e\u20114" in text
     other = advice("llama-3.1-8b", max_grad_norm=0.5)
     assert other.clipped == found.clipped
     assert "max_grad_norm=1" in [change.what for change in other.nearest]

@@ -36,7 +36,9 @@ def test_fitting_again_gives_the_frozen_constants():
 def test_fp8_saves_gemm_time_and_pays_with_casts():
     bf16, fp8 = step(), step(precision="fp8_tensorwise")
     assert fp8.gemm < 0.6 * bf16.gemm and bf16.casts == 0 < fp8.casts
-    assert 10 < lead_pct(bf16.total, fp8.total) < 40
+    head_in_bf16 = step(precision="fp8_tensorwise", skip=("lm_head",))
+    assert 10 < lead_pct(bf16.total, head_in_bf16.total) < 30
+    assert head_in_bf16.total > fp8.total
     assert step(precision="fp8_rowwise").casts > 2 * fp8.casts
 
 

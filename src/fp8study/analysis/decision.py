@@ -198,7 +198,10 @@ def nearest_loss(
     })  # fmt: skip
     near = found.loc[order.sort_values([*order], kind="stable").index[0]]
     rate = near["learning_rate"]
-    same = _alike(found, near.to_dict()).all(axis=1)
+    alike = _alike(found, near.to_dict())
+    if near["path"] == "tuned":  # what is open with fewer layers in FP8 is open with more
+        alike["fp8_part"] |= found["fp8_part"].map(with_fp8_head).eq(near["fp8_part"])
+    same = alike.all(axis=1)
     there = counts & same & (found["learning_rate"] > rate)
     is_worse = (found["verdict"] == "different") & (found["gap_pct"] > 0)
     # "different" comes before "undecided".

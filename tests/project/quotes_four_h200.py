@@ -104,6 +104,8 @@ def _today_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
 
     alone, two, small = (1, LARGE, 1), (2, LARGE, 2), (1, UNTIED, 8)
     told = {place: per_cent(own.loc[place, "lead_pct"]) for place in (alone, two, small)}
+    assert all(own.loc[place, "num_pairs"] == 4 for place in told)
+    assert {own.loc[place, "num_sessions"] for place in told} == {2, 3}
     spans = {place: ends(own.loc[place]) for place in told}
     more = [per_cent(sum(gained(*place)) / 2) for place in told]
     by_block = [
@@ -165,13 +167,7 @@ def _head_loss_texts(runs: pd.DataFrame) -> list[str]:
         gaps = loss_gap_table(own, loss=loss)
         assert set(gaps["num_pairs"]) == {6} and set(gaps["verdict"]) == {"equivalent"}
         gap = one(gaps.assign(has_head=gaps["arm"].str.contains(FP8_HEAD)), has_head=True)
-        low, high, narrow_low, narrow_high = (
-            per_cent(gap[f"gap_pct_{end}_{level}"], 2)[:-2]
-            for level in (95, 90) for end in ("low", "high")
-        )  # fmt: skip
-        told.append(
-            (per_cent(gap["gap_pct"], 2), f"{low} to {high}", f"{narrow_low} to {narrow_high}")
-        )
+        told.append((*_gap(gap), _gap(gap, 90)[1]))
     saved = pd.read_csv(ROOT / "results" / "reference" / "h200x4" / "tables" / "equal-time.csv")
     saved = saved[saved["study"] == "head-loss"]
     time = one(saved.assign(has_head=saved["arm"].str.contains(FP8_HEAD)), has_head=True)
@@ -206,6 +202,12 @@ def _sums_texts(leads: pd.DataFrame) -> list[str]:
     ]
 
 
+def _gap(row: pd.Series, level: int = 95) -> tuple[str, str]:
+    """A loss gap, and its interval."""
+    low, high = (per_cent(row[f"gap_pct_{end}_{level}"], 2)[:-2] for end in ("low", "high"))
+    return per_cent(row["gap_pct"], 2), f"{low} to {high}"
+
+
 def _eight_b_loss_texts(runs: pd.DataFrame) -> list[str]:
     """What is said of an 8B's loss with SwiGLU's kernels, and if all GEMMs add up so."""
     own = runs[runs["study"] == "accumulation-loss"]
@@ -215,9 +217,7 @@ def _eight_b_loss_texts(runs: pd.DataFrame) -> list[str]:
         fast = gaps["arm"].str.contains(FAST_ACCUMULATION)
         assert set(gaps["num_pairs"]) == {6} and set(gaps["verdict"]) == {"equivalent"}
         for rows in (gaps[~fast], gaps[fast]):
-            (gap,) = rows.to_dict("records")
-            low, high = (per_cent(gap[f"gap_pct_{end}_95"], 2)[:-2] for end in ("low", "high"))
-            told.append((per_cent(gap["gap_pct"], 2), f"{low} to {high}"))
+            told.append(_gap(one(rows)))
     (usual, usual_ci), (fast_, fast_ci), (held, held_ci), (fast_held, fast_held_ci) = told
     return [
         f"{usual} (95 % CI {usual_ci}), on held-out text {held} ({held_ci}); with "
@@ -232,10 +232,9 @@ def _sharded_loss_texts(runs: pd.DataFrame) -> list[str]:
     assert {*own["model"], *own["num_gpus"], *own["seed"]} == {LARGE, 4, 0, 1, 2, 3}
     told, told_of = [], []
     for loss in ("loss_last20_mean", "validation_loss"):
-        (gap,) = loss_gap_table(own, loss=loss).to_dict("records")
+        gap = one(loss_gap_table(own, loss=loss))
         assert (gap["num_pairs"], gap["verdict"]) == (4, "undecided")
-        low, high = (per_cent(gap[f"gap_pct_{end}_95"], 2)[:-2] for end in ("low", "high"))
-        told.append((per_cent(gap["gap_pct"], 2), f"{low} to {high}"))
+        told.append(_gap(gap))
         last = own.pivot(index="seed", columns="precision", values=loss)
         apart = 100 * (last["fp8_tensorwise"] / last["bf16"] - 1)
         assert (apart > 0).sum() == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def test_ours_is_divided_by_the_peer_with_an_interval() -> None:
     [({}, {"model": "llama-3.1-8b"}), ({}, {"precision": "fp8_tensorwise"}), ({}, {"num_gpus": 2}),
      ({}, {"sequence_length": 2048}), ({}, {"micro_batch_size": 2}),
      ({}, {"machine": {"device": "cuda", "gpu_name": "NVIDIA H100"}}),
+     ({}, {"machine": {"device": "cuda", "gpu_name": "NVIDIA H200", "boot_hash": "later"}}),
      ({"gradient_accumulation_steps": 2}, {}), ({"activation_checkpointing": True}, {}),
      ({"untrained": ["model.layers.*"]}, {}), ({"status": "failed"}, {})],
     ids=str,
@@ -99,6 +101,16 @@ def test_other_work_or_another_gpu_is_not_compared(
     own: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
     assert compare_with_peers(ours(**own), [make_peer(**theirs)]) == []
+
+
+def test_an_arms_runs_of_another_boot_are_another_comparison() -> None:
+    own = [{"device": "cuda", "gpu_name": "NVIDIA H200", "boot_hash": boot} for boot in "ab"]
+    records = [*ours(1.1, machine=own[0]), *ours(1.5, machine=own[1])]
+    records = [dataclasses.replace(r, run_id=f"{n}") for n, r in enumerate(records)]
+    peer = make_peer(machine=own[0])
+    ((_, arm, ratio),) = compare_with_peers(records, [peer])
+    assert ratio is not None
+    assert (len(arm.completed), ratio.estimate) == (3, pytest.approx(1.1))
 
 
 def test_a_peer_that_ran_out_of_memory_gives_no_ratio() -> None:

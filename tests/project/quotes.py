@@ -97,8 +97,8 @@ def clipped(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def peer_texts() -> list[str]:
-    """What is said of torchtitan beside the tuned path, both clipping gradients."""
-    table = peer_table(stored())
+    """What is said of torchtitan beside the tuned path as it was, both clipping gradients."""
+    table = _out_of_blocks(peer_table(stored()))
     assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
     assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
     rows = clipped(table)
@@ -117,9 +117,40 @@ def peer_texts() -> list[str]:
     ]
 
 
+def _out_of_blocks(peers: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the session in which trainers did not take turns on a GPU."""
+    return peers[peers["num_blocks"].isna() & peers["num_peer_runs"].gt(0)]
+
+
+def todays_peer_texts() -> list[str]:
+    """What is said of torchtitan and Accelerate by turns with the tuned path as it is."""
+    table = peer_table(stored())
+    table = table[table["num_blocks"].notna()]
+    assert set(table["num_blocks"]) == {2}
+    rows = table.assign(peer=table["peer"].str.split().str[0]).set_index(
+        ["peer", "model", "precision"]
+    )
+    told = []
+    for model, batch in (("llama-3.1-8b", 1), ("llama-3.2-1b-untied", 8)):
+        bf16, fp8 = (rows.loc["torchtitan", model, name] for name in ("bf16", "fp8_tensorwise"))
+        name = "an 8B" if batch == 1 else "a 1B"
+        told.append(
+            f"{name} at batch {batch} {bf16['ratio']:.2f} times as fast in BF16, "
+            f"{fp8['ratio']:.2f} in FP8, which leads by {per_cent(fp8['lead_pct'])}, "
+            f"torchtitan's by {per_cent(fp8['peer_lead_pct'])}"
+        )
+        told.append(
+            f"{bf16['reserved_gib']:.1f} and {fp8['reserved_gib']:.1f} GiB, torchtitan "
+            f"{bf16['peer_reserved_gib']:.1f} and {fp8['peer_reserved_gib']:.1f}"
+        )
+    ratio = rows["ratio"]
+    plain = [f"{ratio['accelerate', model, name]:.2f}" for name in ("bf16", "fp8_tensorwise")]
+    return [*told, f"than Accelerate the 1B is {plain[0]} and {plain[1]} times as fast"]
+
+
 def memory_text() -> str:
-    """What is said of the memory that the tuned path reserves for the 8B."""
-    peers = clipped(peer_table(stored()).query("model == 'llama-3.1-8b'"))
+    """What is said of the memory that the tuned path reserved for the 8B."""
+    peers = _out_of_blocks(clipped(peer_table(stored()).query("model == 'llama-3.1-8b'")))
     less = peers["peer_reserved_gib"] - peers["reserved_gib"]
     assert len(less) == 4
     assert min(less) > 0
@@ -141,7 +172,7 @@ def further_texts(runs: pd.DataFrame) -> list[str]:
     corner = {m: per_cent(corners.loc[m, "speedup_pct"]) for m in corners.index}
     beside = fp8[fp8["study"].str.startswith("beside-torchtitan")]
     clipped = beside[beside["setting"].str.contains("clipped") & beside["model"].str.contains("8b")]
-    lead = clipped.set_index("num_gpus")["speedup_pct"]
+    lead = clipped[clipped["num_runs"] == 3].set_index("num_gpus")["speedup_pct"]
     assert (alone["num_runs"], len(lead), len(corner)) == (1, 2, 3)
     return [
         f"At batch 8 on 1 GPU {per_cent(batch_8)} (one run)",
@@ -158,7 +189,8 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
     tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
     four = one(tuned, model="llama-3.1-8b", num_gpus=4)
-    plain = one(leads[leads["path"] == "plain"], model="llama-3.1-8b", num_gpus=4)
+    in_grid = leads["studies"] == "document-a-grid"
+    plain = one(leads[leads["path"].eq("plain") & ~in_grid], model="llama-3.1-8b", num_gpus=4)
     others = (leads_table(shorten_arms(runs_frame(stored(of)))) for of in ("h200x1", "h200x2"))
     beside = pd.concat([leads, *others], ignore_index=True)
     small = beside[beside["model"].str.startswith("llama-3.2-1b")]
@@ -167,30 +199,31 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     spans = small.groupby("path")["lead_pct"].agg(["min", "max"]).map(per_cent)
     assert set(small[small["path"] == "tuned"]["num_gpus"]) == {1, 2, 4}
     assert small.loc[small["lead_pct"].idxmin(), "num_gpus"] == 4
-    cells = leads[leads["studies"] == "document-a-grid"]
+    cells = leads[in_grid]
     grid = cells.set_index(["model", "sequence_length"])["lead_pct"].map(per_cent)
-    models = {"1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "Qwen3-4B": "qwen3-4b"}
-    assert (len(cells), set(cells["num_gpus"]), set(cells["num_pairs"])) == (9, {4}, {1})
-    open_ = cells[(cells["ci_low_pct"] < 0) & (cells["ci_high_pct"] > 0)]
-    assert set(zip(open_["model"], open_["sequence_length"], strict=True)) == {
-        ("llama-3.2-3b", 4096), ("llama-3.2-1b", 8192), ("llama-3.2-3b", 8192), ("qwen3-4b", 8192)
+    models = {
+        "1B": "llama-3.2-1b", "3B": "llama-3.2-3b", "Qwen3-4B": "qwen3-4b", "8B": "llama-3.1-8b",
+        "Qwen3-14B": "qwen3-14b",
     }  # fmt: skip
-    assert (
-        cells.groupby("model")["tokens_per_second_per_gpu"]
-        .idxmax()
-        .isin(cells.index[cells["sequence_length"] == 8192])
-        .all()
+    assert (len(cells), set(cells["num_gpus"]), set(cells["num_pairs"])) == (14, {4}, {1})
+    open_ = cells[(cells["ci_low_pct"] < 0) & (cells["ci_high_pct"] > 0)]
+    decided = set(zip(cells["model"], cells["sequence_length"], strict=True)) - set(
+        zip(open_["model"], open_["sequence_length"], strict=True)
     )
+    assert decided == {
+        *((model, 2048) for model in models.values() if model != "qwen3-14b"),
+        ("llama-3.2-1b", 4096), ("qwen3-4b", 4096),
+    }  # fmt: skip
+    longest = cells.groupby("model")["sequence_length"].transform("max")
+    best = cells.groupby("model")["tokens_per_second_per_gpu"].idxmax()
+    assert best.isin(cells.index[cells["sequence_length"] == longest]).all()
     return [
         f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"At batch 1 the host is late: by kernel {spans['min']['tuned'].removesuffix(' %')} to "
         f"{spans['max']['tuned']} on one to four GPUs (plain, on four, {spans['min']['plain']} at "
         "worst)",
-        "; ".join(
-            f"{name} {', '.join(grid[model, length] for length in (2048, 4096, 8192))}"
-            for name, model in models.items()
-        ),
+        "; ".join(f"{name} {', '.join(grid[model])}" for name, model in models.items()),
         *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
         f"({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}). One run each: undecided for "
         "the 3B at 4,096, for both at 8,192.",

@@ -25,7 +25,8 @@ def four_h200_texts() -> list[str]:
     leads = leads_table(runs)
     scaling = leads_table(runs[runs["study"] == "scaling"])
     law = lead_table(cells_of(read_runs(ROOT / "results")))
-    said = law[law["run_ids"].str.contains("h200x4/scaling/") & law["model"].eq(LARGE)]
+    own = law["run_ids"].str.contains("h200x4/scaling/[^ ]*fp8")
+    said = law[own & law["model"].eq(LARGE)]
     at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
     assert len(scaling) == 11
     assert set(scaling["num_pairs"]) == {2} and set(scaling["max_grad_norm"]) == {1}
@@ -33,7 +34,8 @@ def four_h200_texts() -> list[str]:
     return [
         *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,
         *_kernel_texts(runs), *_today_texts(runs, leads), *_eight_b_loss_texts(runs),
-        *_sharded_loss_texts(runs), *_head_texts(runs, leads), *_head_loss_texts(runs),
+        *_sharded_loss_texts(runs), *_head_texts(runs, leads), *_head_reach_texts(runs),
+        *_head_loss_texts(runs),
         *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
     ]  # fmt: skip
 
@@ -159,6 +161,28 @@ def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     ]
 
 
+def _head_reach_texts(runs: pd.DataFrame) -> list[str]:
+    """What is said of that head where the path has it not yet, of one block."""
+    own = runs[runs["study"] == "head-reach"]
+    names = ["num_gpus", "model"]
+    assert set(own["repeat"]) == {8}
+    own = own.assign(has_head=own["arm"].str.contains(FP8_HEAD)).set_index(names)
+    rate, is_bf16 = own["tokens_per_second_per_gpu"], own["precision"] == "bf16"
+    bf16, plain = rate[is_bf16], rate[~is_bf16 & ~own["has_head"]]
+    gains = 100 * (rate[own["has_head"]] / plain - 1)
+    leads = 100 * (rate[own["has_head"]] / bf16 - 1)[~own.loc[is_bf16, "timing_void"]]
+    four, two, alone = (4, LARGE), (2, UNTIED), (1, UNTIED)
+    gained = [per_cent(gains[place]) for place in (two, alone, (1, SMALL), four)]
+    lead = [per_cent(leads[place]) for place in (two, alone, four)]
+    assert len(leads) == 3 and len(gains) == 4
+    return [
+        f"a 1B's FP8 gains {gained[0]} by it at batch 1 on two GPUs and {gained[1]} at batch 2 on "
+        f"one, each step a CUDA graph, {gained[2]} at batch 8 where the head is the embedding, an "
+        f"8B's {gained[3]} at batch 1 on four",
+        f"FP8 then leads by {lead[0]}, {lead[1]} and, on four, {lead[2]}",
+    ]
+
+
 def _head_loss_texts(runs: pd.DataFrame) -> list[str]:
     """What is said of an 8B's loss with its loss head in FP8, and of the time to one loss."""
     own = runs[runs["study"] == "head-loss"]
@@ -271,9 +295,9 @@ def _scaling_texts(scaling: pd.DataFrame, all_leads: pd.DataFrame) -> list[str]:
     (bf16, fp8), (bf16_late, fp8_late) = (
         [" and ".join(_kept(rows, name, 1)) for name in RATES] for rows in (alone, late)
     )
-    on_four = one(
-        all_leads, model=LARGE, num_gpus=4, micro_batch_size=1, studies="scaling", max_grad_norm=1
-    )
+    in_both = all_leads[all_leads["studies"] == "head-reach, scaling"]
+    on_four = one(in_both, model=LARGE, num_gpus=4)
+    assert on_four["num_pairs"] == on_four["num_sessions"] == 3
     to_four = [_kept(small, name, 1)[1] for name in RATES]
     return [
         f"makes {kept['BF16']} (BF16) and {kept['FP8']} (FP8) of what one of two makes of an 8B, "
@@ -284,7 +308,7 @@ def _scaling_texts(scaling: pd.DataFrame, all_leads: pd.DataFrame) -> list[str]:
         f"leads by {', '.join(leads[:2])} and {leads[2]}",
         f"A 1B keeps {bf16_late} in BF16, {fp8_late} in FP8",
         f"which is at {', '.join(late_leads[:2])} and {late_leads[2]}",
-        f"on 4 at batch 1 by {leads[2]} (95 % CI {ends(on_four)})",
+        f"on 4 at batch 1 by {per_cent(on_four['lead_pct'])} (95 % CI {ends(on_four)})",
     ]
 
 

@@ -30,6 +30,7 @@ from tests.project.quotes import (
     peer_texts,
     per_cent,
     stored,
+    todays_peer_texts,
     tuned_texts,
 )
 from tests.project.quotes_four_h200 import four_h200_texts
@@ -152,6 +153,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *loss_texts(),
         *tuned_texts(runs),
         *peer_texts(),
+        *todays_peer_texts(),
         memory_text(),
         *path_texts(runs),
         *further_texts(runs),
@@ -276,10 +278,9 @@ def test_verdicts_on_claims_are_counted_as_the_ledger_does() -> None:
         "cause, and {not testable here} cannot be tested here"
     )
     assert said.format(**by_word) in " ".join(README.split())
-    *first, last = dict.fromkeys(
-        each.claim.id for each in ledger if each.finding.verdict is Verdict.UNDECIDED
-    )
-    assert f"documents {', '.join(first)} and {last} are undecided" in FINDINGS
+    undecided = {each.claim.id for each in ledger if each.finding.verdict is Verdict.UNDECIDED}
+    assert undecided == {"C10"}
+    assert "documents C10 is undecided" in FINDINGS
 
 
 def test_what_is_decided_on_new_text_is_at_low_learning_rates() -> None:

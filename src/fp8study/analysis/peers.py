@@ -11,8 +11,8 @@ records and never get here.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -141,17 +141,37 @@ def compare_with_peers(
 ) -> list[tuple[Sessions, Arm, Ratio | None]]:
     """Pair the arms of one study with the peers beside it that did the same work on such a GPU.
 
+    Of an arm those runs count that the peer's host did since the same boot: what the study did in
+    another session is another comparison.
+
     Returns:
         Each pair with our tokens per second and GPU over the peer's; None where a side has no
         rates that count.
     """
-    arms = [arm for arm in group_arms(records).values() if len(arm.completed)]
-    return [
-        (sessions, arm, _ratio(_Rates.of_arm(arm, sessions), _Rates.of_peer(sessions)))
+    arms = group_arms(records).values()
+    pairs = [
+        (sessions, _since_boot(arm, sessions))
         for sessions in in_sessions(peers)
         for arm in arms
         if _same_work(arm, sessions[0])
     ]
+    return [
+        (sessions, arm, _ratio(_Rates.of_arm(arm, sessions), _Rates.of_peer(sessions)))
+        for sessions, arm in pairs
+        if len(arm.completed)
+    ]
+
+
+def _since_boot(arm: Arm, sessions: Sessions) -> Arm:
+    """Return an arm without the runs of other hosts and boots; older records name neither."""
+    boots = {_boot_of(peer.machine) for peer in sessions}
+    records = tuple(record for record in arm.records if _boot_of(record.machine) in boots)
+    ids = [record.run_id for record in records]
+    return replace(arm, records=records, runs=arm.runs[arm.runs["run_id"].isin(ids)])
+
+
+def _boot_of(machine: Mapping[str, Any]) -> tuple[object, ...]:
+    return machine.get("host_hash"), machine.get("boot_hash")
 
 
 @dataclass(frozen=True)

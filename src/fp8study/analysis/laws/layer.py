@@ -41,9 +41,9 @@ def num_converted_weights(config: ResolvedConfig, shape: ModelShape) -> int:
 def has_fp8_head(config: ResolvedConfig) -> bool:
     """Whether the loss head is that of `fp8study.model.fp8_head`, as it was timed.
 
-    With kernels that write both layouts; without them it was another before (docs/log.md, 83).
+    With weights that are kept in FP8; without them it was another before (docs/log.md, 83).
     """
-    is_timed = config.loss_head == "chunked" and config.cast_kernels == "both_layouts"
+    is_timed = config.loss_head == "chunked" and config.weight_cast == "each_update"
     return config.is_fp8 and is_timed and not _is_left_out(config, "lm_head")
 
 

@@ -79,7 +79,8 @@ def arm_label(record: RunRecord) -> str:
         had = as_run(config, record.warnings)
         writes_both = config.get("path") == "tuned" and _writes_both(had)
         skip = config.get("skip")
-        has_head = writes_both and skip is not None and not skip
+        keeps = config.get("path") == "tuned" and had.get("weight_cast") == "each_update"
+        has_head = keeps and had.get("loss_head") == "chunked" and skip == []
         if skip is not None and list(skip) != DEFAULT_SKIP and not has_head:
             parts.append(f"skips {' '.join(skip) or 'nothing'}")
         asks_for_kernels = config.get("path") == "tuned" and config.get("swiglu") == "kernels"

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.decision import decision_table
-from fp8study.analysis.leads import best_recipes, leads_table, scaling_table
+from fp8study.analysis.leads import best_recipes, leads_table, scaling_table, to_decide
 from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import sessions_of
 from fp8study.analysis.speed import throughput_table
 from fp8study.core.records import UNSTEADY
@@ -328,3 +329,22 @@ def test_fp16_is_a_baseline_and_no_lead_or_gap_of_fp8(tmp_path: Path) -> None:
     assert rates.loc["fp16", "arm"] == "FP16"
     assert pd.isna(rates.loc["fp16", "speedup_pct"])
     assert rates.loc["fp16", "note"] == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "batch", "stays"),
+    [("llama-3.1-8b", 1, 1, True), ("llama-3.2-1b-untied", 1, 8, True),
+     ("llama-3.1-8b", 2, 2, True), ("llama-3.1-8b", 4, 1, False),
+     ("llama-3.2-1b-untied", 2, 1, False), ("llama-3.2-1b", 1, 8, False)],
+)  # fmt: skip
+def test_a_loss_head_that_one_must_ask_for_decides_nothing(
+    model: str, num_gpus: int, batch: int, stays: bool
+) -> None:
+    sharded = "FSDP2" if num_gpus > 1 else "not sharded"
+    row = {
+        "model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200",
+        "setting": f"{sharded}, 4096 tokens, batch {batch}, compiled, FP32 masters, tuned",
+    }  # fmt: skip
+    arms = "FP8 tensorwise", f"FP8 tensorwise, {FP8_HEAD}", f"FP8 tensorwise, {FAST_ACCUMULATION}"
+    kept = to_decide(pd.DataFrame([row | {"arm": arm} for arm in arms]))
+    assert [*kept["arm"]] == [*arms[: 1 + stays]]

@@ -18,8 +18,9 @@ import pandas as pd
 from scipy import stats as distributions
 
 from fp8study.analysis.runs.frames import MIXED
-from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION
+from fp8study.analysis.runs.naming import BF16_GATHERED, FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import in_fp8, sessions_of, together
+from fp8study.analysis.small_steps import puts_head_in_fp8
 from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
 
@@ -189,7 +190,9 @@ def _percent(log_ratio: float) -> float:
 
 def to_decide(leads: pd.DataFrame) -> pd.DataFrame:
     """Leave out shapes that were made to show a trend alone, and what no run does unless told."""
-    return leads[~leads["model"].isin(SWEPT) & ~leads["arm"].str.contains(FAST_ACCUMULATION)]
+    leads = leads[~leads["model"].isin(SWEPT) & ~leads["arm"].str.contains(FAST_ACCUMULATION)]
+    by_hand = [FP8_HEAD in row["arm"] and not puts_head_in_fp8(row) for _, row in leads.iterrows()]
+    return leads[~np.array(by_hand, dtype=bool)]
 
 
 def best_recipes(leads: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -151,15 +152,35 @@ def todays_form(row: pd.Series) -> Form:
     if not is_alike or any(word in setting for word in _NEVER):
         return earliest
     clips, alone = "gradients clipped" in setting, "not sharded" in setting
-    tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
-    values = {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
-              "strategy": "none" if alone else "fsdp2",
-              "sequence_length": int(tokens), "micro_batch_size": int(batch)}  # fmt: skip
-    peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
     with suppress(UserError, ValueError):  # no law is known of such a model, or no FP8 of the GPU
-        config = make_config(values)
-        small = for_small_steps(config, peak)
+        config, small = _in_todays_form(row)
         is_today = alone or (config.num_gpus > 1 and small != BEFORE)
         copies = config.resolved().collectives == "copy_engines" and is_today
         return Form(is_today, copies, clips and (alone or copies), small == AS_GRAPH)
     return Form(alone, False, alone and clips)
+
+
+def puts_head_in_fp8(row: pd.Series) -> bool:
+    """Return whether the tuned path has the loss head of a row's model in FP8 by itself there."""
+    with suppress(UserError, ValueError):
+        config, small = _in_todays_form(row)
+        return not replace(config, precision="fp8_tensorwise", **small).resolved().skip
+    return False
+
+
+def _in_todays_form(row: pd.Series) -> tuple[RunConfig, dict[str, Any]]:
+    """Return a run of a row's setting on the tuned path, and what is chosen for small steps.
+
+    Raises:
+        UserError: No law is known of the model.
+        ValueError: Its GPU has no FP8.
+    """
+    setting = row["setting"]
+    tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
+    config = make_config(
+        {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
+         "strategy": "none" if "not sharded" in setting else "fsdp2",
+         "sequence_length": int(tokens), "micro_batch_size": int(batch)}
+    )  # fmt: skip
+    peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
+    return config, for_small_steps(config, peak)

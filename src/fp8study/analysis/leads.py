@@ -191,6 +191,11 @@ def _percent(log_ratio: float) -> float:
 def to_decide(leads: pd.DataFrame) -> pd.DataFrame:
     """Leave out shapes that were made to show a trend alone, and what no run does unless told."""
     leads = leads[~leads["model"].isin(SWEPT) & ~leads["arm"].str.contains(FAST_ACCUMULATION)]
+    return with_own_heads(leads)
+
+
+def with_own_heads(leads: pd.DataFrame) -> pd.DataFrame:
+    """Leave out loss heads in FP8 where the path has them in BF16 unless told."""
     by_hand = [FP8_HEAD in row["arm"] and not puts_head_in_fp8(row) for _, row in leads.iterrows()]
     return leads[~np.array(by_hand, dtype=bool)]
 

@@ -30,7 +30,7 @@ from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.layer import has_fp8_head
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
 from fp8study.analysis.laws.speed_constants import SpeedConstants
-from fp8study.analysis.leads import leads_table
+from fp8study.analysis.leads import leads_table, with_own_heads
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
@@ -157,7 +157,8 @@ class Decisions:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the report tells them
             self.runs = runs_frame(stored)
-        self.leads, self.gaps = leads_table(self.runs), loss_gap_table(self.runs)
+        self.leads = with_own_heads(leads_table(self.runs))
+        self.gaps = loss_gap_table(self.runs)
         self.losses = judged_losses(self.gaps, self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.decision import decision_table
-from fp8study.analysis.leads import best_recipes, leads_table, scaling_table, to_decide
+from fp8study.analysis.leads import SETTING, best_recipes, leads_table, scaling_table, to_decide
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import sessions_of
@@ -341,10 +341,12 @@ def test_a_loss_head_that_one_must_ask_for_decides_nothing(
     model: str, num_gpus: int, batch: int, stays: bool
 ) -> None:
     sharded = "FSDP2" if num_gpus > 1 else "not sharded"
-    row = {
+    row = dict.fromkeys(SETTING) | {
         "model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200",
+        "precision": "fp8_tensorwise",
         "setting": f"{sharded}, 4096 tokens, batch {batch}, compiled, FP32 masters, tuned",
     }  # fmt: skip
     arms = "FP8 tensorwise", f"FP8 tensorwise, {FP8_HEAD}", f"FP8 tensorwise, {FAST_ACCUMULATION}"
     kept = to_decide(pd.DataFrame([row | {"arm": arm} for arm in arms]))
     assert [*kept["arm"]] == [*arms[: 1 + stays]]
+    assert len(to_decide(pd.DataFrame([row | {"arm": arms[1]}]))) == 1  # it alone was asked for

@@ -195,8 +195,14 @@ def to_decide(leads: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_own_heads(leads: pd.DataFrame) -> pd.DataFrame:
-    """Leave out loss heads in FP8 where the path has them in BF16 unless told."""
-    by_hand = [FP8_HEAD in row["arm"] and not puts_head_in_fp8(row) for _, row in leads.iterrows()]
+    """Leave out a loss head in FP8 beside one in BF16, where the path has that unless told."""
+    has_head = leads["arm"].str.contains(FP8_HEAD)
+    alike = [leads[name] for name in (*SETTING, "precision")]
+    has_other = (~has_head).groupby(alike, dropna=False).transform("any")
+    by_hand = [
+        beside and FP8_HEAD in row["arm"] and not puts_head_in_fp8(row)
+        for (_, row), beside in zip(leads.iterrows(), has_other, strict=True)
+    ]
     return leads[~np.array(by_hand, dtype=bool)]
 
 

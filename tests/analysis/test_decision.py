@@ -14,6 +14,7 @@ from fp8study.analysis.decision import advise, decision_table
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.naming import fp8_part
+from fp8study.core.records import UNSTEADY
 from fp8study.report import speed_rows
 from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
@@ -142,6 +143,17 @@ def test_the_better_recipe_is_the_one_that_is_judged(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.10, 1.11, 1.12, num_gpus=4, study="without")
     row = decide(tmp_path)
     assert (row["action"], row["arm"]) == (decision.CHECK, "FP8 tensorwise, BF16 all-gather")
+
+
+def test_what_surely_leads_comes_before_what_may_lead_by_more(tmp_path: Path) -> None:
+    for hour, lead in enumerate((1.25, 1.36), start=1):
+        late = {"skip": ["lm_head", "*.o_proj"], "warnings": [UNSTEADY]}  # an interval of its own
+        store_leads(tmp_path, hour, lead, **late)
+    assert decide(tmp_path)["action"] == decision.MORE  # two sessions that were apart
+    for hour, lead in enumerate((1.20, 1.29, 1.24, 1.31), start=3):
+        store_leads(tmp_path, hour, lead)
+    row = decide(tmp_path)
+    assert (row["action"], row["arm"]) == (decision.CHECK, "FP8 tensorwise")
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_updates_in_the_backward_pass_hold_one_layers_narrow_gradients_and_all_k
     """A vocabulary so small that a layer's gradients are more than the embedding's."""
     shape = dataclasses.replace(shape_of("llama-3.1-8b"), vocab_size=1024, num_layers=4)
     narrow = RunConfig(path="tuned", strategy="none", sequence_length=128)
-    fp8 = dataclasses.replace(narrow, precision="fp8_tensorwise")
+    fp8 = dataclasses.replace(narrow, precision="fp8_tensorwise", skip=("lm_head",))
     law, in_fp8 = (predicted_memory(c, shape) for c in (narrow, fp8))
     layer = 218_103_808 / 2**30
     assert law.moment == in_fp8.moment == "update"

@@ -334,8 +334,9 @@ def test_fp16_is_a_baseline_and_no_lead_or_gap_of_fp8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "num_gpus", "batch", "stays"),
     [("llama-3.1-8b", 1, 1, True), ("llama-3.2-1b-untied", 1, 8, True),
-     ("llama-3.1-8b", 2, 2, True), ("llama-3.1-8b", 4, 1, False),
-     ("llama-3.2-1b-untied", 2, 1, False), ("llama-3.2-1b", 1, 8, False)],
+     ("llama-3.1-8b", 2, 2, True), ("llama-3.1-8b", 4, 1, True), ("llama-3.1-8b", 8, 1, False),
+     ("llama-3.2-1b-untied", 2, 1, True), ("llama-3.2-1b", 1, 8, True),
+     ("llama-3.2-1b", 2, 8, False)],
 )  # fmt: skip
 def test_a_loss_head_that_one_must_ask_for_decides_nothing(
     model: str, num_gpus: int, batch: int, stays: bool

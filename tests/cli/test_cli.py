@@ -13,7 +13,7 @@ from fp8study.cli import app
 from fp8study.core.checkpoints import ABOUT, place_of
 from fp8study.core.errors import UserError
 from fp8study.core.presets import hf_config
-from fp8study.run.terminal import fit, warnings_in_a_line
+from fp8study.run.terminal import fit, using_model, warnings_in_a_line
 from tests.checkout import ROOT, fp8study, run_python
 from tests.factories import make_record
 
@@ -152,6 +152,14 @@ def test_a_run_that_is_stopped_says_what_is_kept(
         app()
     assert end.value.code == 130
     assert capsys.readouterr().err == f"fp8study: stopped at step 3; {told}\n"
+
+
+def test_only_a_model_that_is_no_preset_is_blamed_for_what_goes_wrong() -> None:
+    said = r"^model: '\./mine' cannot be used \(KeyError"
+    with pytest.raises(UserError, match=said), using_model("./mine"):
+        raise KeyError("hidden_size")
+    with pytest.raises(KeyError), using_model("llama-3.2-1b"):
+        raise KeyError("hidden_size")
 
 
 def test_a_terminal_that_lacks_our_letters_gets_others(

@@ -35,6 +35,7 @@ CHOSEN = {"loss_head": "plain", "reshard_after_forward": "half"}
 ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}
 IN_FP8 = {"precision": "fp8", "model": "llama-3.1-8b"}  # its loss head has a weight of its own
+HEAD_TOO = {"skip": ()}
 
 
 @pytest.mark.parametrize(
@@ -45,24 +46,34 @@ IN_FP8 = {"precision": "fp8", "model": "llama-3.1-8b"}  # its loss head has a we
         ({"max_grad_norm": 1.0}, AS_DOCUMENTED),
         ({"loss_head": "compiled"}, AS_DOCUMENTED | {"loss_head": "compiled"}),
         (ALONE, IN_ONE_PASS),
-        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | CAST_ONCE | APART),
-        (ALONE | {"precision": "fp8", "transposes": "fused"}, IN_ONE_PASS | CAST_ONCE),
+        (ALONE | {"precision": "fp8"}, IN_ONE_PASS | CAST_ONCE | APART | HEAD_TOO),
+        (
+            ALONE | {"precision": "fp8", "transposes": "fused"},
+            IN_ONE_PASS | CAST_ONCE | HEAD_TOO,
+        ),
         (
             ALONE | {"precision": "fp8", "swiglu": "compiled"},
-            IN_ONE_PASS | {"weight_cast": "each_update"},
+            IN_ONE_PASS | {"weight_cast": "each_update"} | HEAD_TOO,
         ),
-        (ALONE | {"precision": "fp8", "cast_kernels": "one_layout"}, IN_ONE_PASS | CAST_ONCE),
+        (
+            ALONE | {"precision": "fp8", "cast_kernels": "one_layout"},
+            IN_ONE_PASS | CAST_ONCE | HEAD_TOO,
+        ),
         (ON_TWO | {"precision": "fp8", "gradient_copy": "foreach"}, SHARDS | KEPT),
         (
             ALONE | {"precision": "fp8", "update_kernel": "torch", "weight_cast": "each_update"},
             ON_ONE_GPU | {"weight_cast": "each_update"},
         ),
-        (ALONE | IN_FP8, IN_ONE_PASS | CAST_ONCE | APART | {"skip": ()}),
+        (ALONE | IN_FP8, IN_ONE_PASS | CAST_ONCE | APART | HEAD_TOO),
         (ALONE | IN_FP8 | {"skip": "lm_head"}, IN_ONE_PASS | CAST_ONCE | APART),
         (ALONE | IN_FP8 | {"model": "./mine"}, IN_ONE_PASS | CAST_ONCE | APART),
         (
-            ALONE | IN_FP8 | {"step_launch": "as_graph"},
+            ALONE | {"precision": "fp8", "step_launch": "as_graph"},
             IN_ONE_PASS | CAST_ONCE | APART | {"step_launch": "as_graph"},
+        ),
+        (
+            ALONE | IN_FP8 | {"step_launch": "as_graph"},
+            IN_ONE_PASS | CAST_ONCE | APART | HEAD_TOO | {"step_launch": "as_graph"},
         ),
         (
             ALONE | IN_FP8 | {"loss_head": "compiled"},
@@ -70,8 +81,13 @@ IN_FP8 = {"precision": "fp8", "model": "llama-3.1-8b"}  # its loss head has a we
         ),
         (ALONE | IN_FP8 | {"precision": "bf16"}, IN_ONE_PASS),
         (ALONE | IN_FP8 | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
-        (ON_TWO | IN_FP8, SHARDS | KEPT | COPIED | {"skip": ()}),
-        (ON_TWO | IN_FP8 | {"num_gpus": 4}, SHARDS | KEPT | {"collectives": "nccl"}),
+        (ON_TWO | IN_FP8, SHARDS | KEPT | COPIED | HEAD_TOO),
+        (ON_TWO | IN_FP8 | {"num_gpus": 4}, SHARDS | KEPT | {"collectives": "nccl"} | HEAD_TOO),
+        (ON_TWO | IN_FP8 | {"num_gpus": 8}, SHARDS | KEPT | {"collectives": "nccl"}),
+        (
+            ON_TWO | IN_FP8 | {"num_gpus": 4, "num_nodes": 2},
+            SHARDS | KEPT | {"collectives": "nccl"},
+        ),
         (IN_FP8, AS_DOCUMENTED),
         (ALONE | {"precision": "fp8_rowwise"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "precision_schedule": "bf16:9,fp8"}, IN_ONE_PASS | WIDE),

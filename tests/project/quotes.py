@@ -126,7 +126,7 @@ def todays_peer_texts() -> list[str]:
     """What is said of torchtitan and Accelerate by turns with the tuned path as it is."""
     table = peer_table(stored())
     table = table[table["num_blocks"].notna()]
-    assert set(table["num_blocks"]) == {2}
+    assert set(table["num_blocks"]) == {4}
     rows = table.assign(peer=table["peer"].str.split().str[0]).set_index(
         ["peer", "model", "precision"]
     )
@@ -138,6 +138,9 @@ def todays_peer_texts() -> list[str]:
             f"{name} at batch {batch} {bf16['ratio']:.2f} times as fast in BF16, "
             f"{fp8['ratio']:.2f} in FP8, which leads by {per_cent(fp8['lead_pct'])}, "
             f"torchtitan's by {per_cent(fp8['peer_lead_pct'])}"
+        )
+        told.append(
+            f"{name.split()[1]}'s 95 % CIs are {bf16['ratio_interval']} and {fp8['ratio_interval']}"
         )
         told.append(
             f"{bf16['reserved_gib']:.1f} and {fp8['reserved_gib']:.1f} GiB, torchtitan "

@@ -115,7 +115,7 @@ def growth_texts() -> list[str]:
     assert list(said["batch"]) == [1, 2, 4, 8, 16]
     forecast = [per_cent(points) for points in said["predicted_pct"]]
     return [
-        f"{gains[1]} at batch 2, {gains[4]} at 16",
+        f"{gains[4]} at batch 16",
         f"{gains[0]} at batch 1 (95 % CI {ends(tensorwise.loc[1])}), {gains[1]} at 2, {gains[2]} "
         f"at 4, {gains[3]} at 8, {gains[4]} at 16; rowwise {', '.join(less[:3])} and {less[3]} at",
         f"differ by at most {apart:.1f} points",

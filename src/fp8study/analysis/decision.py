@@ -107,7 +107,9 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     recipe = [*place, "precision", "fp8_all_gather", "fp8_part"]
     most = chosen.groupby(recipe, dropna=False)["_kernels"].transform("max")
     chosen = chosen[chosen["_kernels"] == most]
-    ranked = chosen.sort_values("lead_pct", ascending=False, kind="stable")
+    # What surely leads comes before what may lead by more: two pairs of two hosts say little.
+    ranked = chosen.assign(_leads=chosen["ci_low_pct"] > WORTH_PCT)
+    ranked = ranked.sort_values(["_leads", "lead_pct"], ascending=False, kind="stable")
     judged = judged_losses(gaps, runs)
     rows = []
     for _, group in ranked.groupby(place):

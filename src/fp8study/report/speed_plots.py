@@ -190,7 +190,8 @@ def _dots(table: pd.DataFrame, column: str, change: str, label: str, empty: str)
             axis.text(1.01, place, f"{number(row[change], '+.1f')} %", fontsize=9, va="center",
                       transform=axis.get_yaxis_transform())  # fmt: skip
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 20 * low else (1,)))
     axis.xaxis.set_major_formatter(
         lambda tick, _: f"{tick / 1e3:g}k" if tick >= 1e3 else f"{tick:g}"
     )

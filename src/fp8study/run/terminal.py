@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
 from fp8study.core.fields import DEFAULTS, LISTS
+from fp8study.core.presets import PRESETS
 
 
 def _folder(text: str) -> Path:
@@ -171,12 +172,14 @@ def parse_assignments(assignments: list[str] | None, option: str = "--set") -> d
 
 @contextmanager
 def using_model(model: str) -> Iterator[None]:
-    """Name the model when transformers or torch cannot make anything of it."""
+    """Name the model when transformers or torch cannot make anything of it; not a preset."""
     try:
         yield
     except (UserError, typer.Exit):
         raise
     except Exception as error:
+        if model in PRESETS:
+            raise  # whatever it is, another model would not mend it
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(
             f"model: '{model[:_LONGEST]}' cannot be used ({reason[:_LONGEST]}); give a preset, or "

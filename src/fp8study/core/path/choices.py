@@ -97,11 +97,14 @@ def gradient_norm(c: Any) -> str:
 
 
 def skipped(c: Any) -> tuple[str, ...]:
-    """Put the loss head in FP8, too, where that was faster and cost no loss (docs/log.md, 83).
+    """Put the loss head in FP8, too, where that was faster and cost no loss (docs/log.md, 83, 85).
 
-    Not one that shares its weight with the embedding, nor in a CUDA graph: neither was tried on a
-    GPU. Of a model that is no preset it is not known here whether it shares.
+    On up to four GPUs, of a preset: of another model it is not known here whether its loss head is
+    its embedding, which cannot be gathered in FP8 and was not tried in a CUDA graph.
     """
-    has_own = PRESETS.get(c.model, {}).get("tie_word_embeddings") is False
-    is_tried = c.loss_head == "chunked" and c.step_launch != "as_graph"
-    return () if has_own and is_tried and writes_apart(c) else HEAD
+    keeps = (c.weight_cast or weight_cast(c)) == "each_update" and _may_update_in_one_pass(c)
+    is_tried = keeps and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
+    is_tied = PRESETS.get(c.model, {}).get("tie_word_embeddings")  # None: not known
+    may_be_tied = c.strategy == "none" and c.step_launch != "as_graph"
+    has_head = is_tied is False or (is_tied is True and may_be_tied)
+    return () if is_tried and has_head else HEAD

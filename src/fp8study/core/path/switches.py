@@ -287,8 +287,8 @@ class Switches:
     skip: tuple[str, ...] | None = declare(
         None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
         "match a linear layer. The tuned path has a preset's loss head in FP8, too, where that was "
-        "faster and it is not the embedding; `none` has every layer in FP8.", differs="pair",
-        plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
+        "faster; one that is the embedding on one GPU by kernel alone. `none`: every layer in FP8.",
+        differs="pair", plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
         else choices.HEAD, **LAYERS)
 # fmt: on
 

@@ -58,6 +58,11 @@ def weight_cast(c: Any) -> str:
     return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
 
 
+def _keeps_fp8(c: Any) -> bool:
+    """Whether weights stay in FP8 between updates, as far as is decided."""
+    return (c.weight_cast or weight_cast(c)) == "each_update" and _may_update_in_one_pass(c)
+
+
 def gradient_dtype(c: Any) -> str:
     """Keep gradients in BF16 where nothing but one update reads them."""
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
@@ -76,9 +81,8 @@ def may_copy(c: Any) -> bool:
 
 def writes_apart(c: Any) -> bool:
     """Whether kernels of our own that turn FP8 were faster (docs/log.md, 78); as `may_copy`."""
-    keeps = (c.weight_cast or weight_cast(c)) == "each_update" and _may_update_in_one_pass(c)
     others = (c.transposes, "separate"), (c.cast_kernels, "both_layouts"), (c.swiglu, "kernels")
-    if not keeps or any(value not in (None, wanted) for value, wanted in others):
+    if not _keeps_fp8(c) or any(value not in (None, wanted) for value, wanted in others):
         return False  # all of it, or none
     by_copies = c.collectives in (None, "copy_engines") and may_copy(c) and bool(c.fp8_all_gather)
     later = c.gradient_copy in (None, "reduce_stream") and c.compile_mode != "reduce-overhead"
@@ -97,13 +101,13 @@ def gradient_norm(c: Any) -> str:
 
 
 def skipped(c: Any) -> tuple[str, ...]:
-    """Put the loss head in FP8, too, where that was faster and cost no loss (docs/log.md, 83, 85).
+    """Put the loss head in FP8, too, where that was faster (docs/log.md, 83 and 85).
 
-    On up to four GPUs, of a preset: of another model it is not known here whether its loss head is
-    its embedding, which cannot be gathered in FP8 and was not tried in a CUDA graph.
+    It cost an 8B no loss, which was not judged of others on this path. On up to four GPUs, of a
+    preset: of another model it is not known here whether its loss head is its embedding, which
+    cannot be gathered in FP8 and was not tried in a CUDA graph.
     """
-    keeps = (c.weight_cast or weight_cast(c)) == "each_update" and _may_update_in_one_pass(c)
-    is_tried = keeps and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
+    is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
     is_tied = PRESETS.get(c.model, {}).get("tie_word_embeddings")  # None: not known
     may_be_tied = c.strategy == "none" and c.step_launch != "as_graph"
     has_head = is_tied is False or (is_tied is True and may_be_tied)

@@ -6,7 +6,8 @@ CHECKOUT is torchtitan v0.2.2, its packages (tyro, torchdata) installed beside o
 model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study: our runs and theirs
 in each precision, one after the other on the same GPUs, in an order drawn at random. Groups of GPUs
 do blocks side by side. A block is done in one go: repeats that were begun are refused, and another
-session does others. The report compares within blocks and pools the sessions.
+session does others. The report compares within blocks and pools the sessions. ``--without
+accelerate`` leaves that out, which takes a third of a block.
 
 Our records lie where `make reproduce` puts them, theirs in ``peer/SESSION`` beside them. The exit
 status is 1 if something did not complete.
@@ -78,7 +79,7 @@ def ended(run: PlannedRun) -> str | None:
 def configurations(
     options: argparse.Namespace, runs: Sequence[PlannedRun], machine: Machine
 ) -> list[Configuration]:
-    """Return what torchtitan and Accelerate are to do in one cell, in each precision of ours."""
+    """Return what the other trainers are to do in one cell, in each precision of ours."""
     config = runs[0].config
     steps = LOG_EVERY * math.ceil(SECONDS / step_seconds(config, machine) / LOG_EVERY)
     cell = Cell(
@@ -86,9 +87,11 @@ def configurations(
         num_steps=2 * steps, num_warmup_steps=steps, log_every=LOG_EVERY,
     )  # fmt: skip
     output = (results_dir() / "local" / options.study / "peer" / options.session).resolve()
+    trainers = (torchtitan(options.checkout, cell, output), ACCELERATE)
     return [
         Configuration(trainer, cell, precision, output, len(options.repeats), machine)
-        for trainer in (torchtitan(options.checkout, cell, output), ACCELERATE)
+        for trainer in trainers
+        if trainer.name != options.without
         for precision in sorted({run.config.precision for run in runs})
     ]
 
@@ -131,6 +134,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("checkout", type=Path)
     parser.add_argument("study")
     parser.add_argument("--repeats", type=int, nargs="+", help="by default all of the study")
+    parser.add_argument("--without", choices=[ACCELERATE.name], help="do not time this trainer")
     options = parser.parse_args(words)
     options.session = utc_now()[:16].replace(":", "")
     return options

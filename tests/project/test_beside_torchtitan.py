@@ -108,6 +108,17 @@ def test_a_block_holds_both_trainers_in_each_precision_on_the_same_gpu(
     assert str(tmp_path) not in json.dumps(records)
 
 
+def test_a_trainer_can_be_left_out(box: Box, checkout: Path) -> None:
+    words = [str(checkout), "beside-torchtitan", "--repeats", "0", "--without", "accelerate"]
+    beside.main(words)
+    four = [
+        f"{precision}{who}"
+        for precision in ("bf16", "fp8_tensorwise")
+        for who in ("", " of torchtitan")
+    ]
+    assert sorted(precision for _, precision, *_ in box.done) == sorted(2 * four)  # two models
+
+
 def test_what_fails_is_not_tried_again_and_stops_nobody(
     box: Box, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

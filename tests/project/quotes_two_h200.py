@@ -192,17 +192,29 @@ def kept_texts() -> list[str]:
     ]
 
 
-def accelerate_texts() -> list[str]:
-    """What is said of Accelerate beside the path as it is now, in one block of each model."""
+def two_gpu_peer_texts() -> list[str]:
+    """What is said of torchtitan and Accelerate beside the path as it is now, on two GPUs."""
     table = peer_table(stored("h200x2"))
-    table = table[table["study"].str.contains("fsdp-") & table["peer"].str.startswith("accelerate")]
-    assert set(table["num_blocks"]) == {1}
+    table = table[table["study"].str.contains("fsdp-")]
+    table = table.assign(peer=table["peer"].str.split().str[0])
+    counts = table.set_index(["peer", "model", "precision"])["num_blocks"]
+    assert counts.pop(("torchtitan", "llama-3.1-8b", "bf16")) == 2
+    assert set(counts) == {1}
     texts = []
-    for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):
-        bf16, fp8 = (one(table, model=model, precision=name) for name in ("bf16", "fp8_tensorwise"))
-        texts.append(
-            f"{words} {bf16['ratio']:.2f} times as fast in BF16, {fp8['ratio']:.2f} times in FP8; "
-            f"FP8 leads by {per_cent(fp8['lead_pct'])}, Accelerate's by "
-            f"{per_cent(fp8['peer_lead_pct'])}"
-        )
+    for peer, its in (("torchtitan", "torchtitan's"), ("accelerate", "Accelerate's")):
+        for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):
+            bf16, fp8 = (
+                one(table, peer=peer, model=model, precision=name)
+                for name in ("bf16", "fp8_tensorwise")
+            )
+            texts.append(
+                f"{words} {bf16['ratio']:.2f} times as fast in BF16, {fp8['ratio']:.2f} times in "
+                f"FP8; FP8 leads by {per_cent(fp8['lead_pct'])}, {its} by "
+                f"{per_cent(fp8['peer_lead_pct'])}"
+            )
+            if peer == "torchtitan":
+                texts.append(
+                    f"{bf16['reserved_gib']:.1f} and {fp8['reserved_gib']:.1f} GiB, torchtitan "
+                    f"{bf16['peer_reserved_gib']:.1f} and {fp8['peer_reserved_gib']:.1f}"
+                )
     return texts

@@ -40,7 +40,7 @@ from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
 from tests.project.quotes_today import today_texts
-from tests.project.quotes_two_h200 import accelerate_texts, two_h200_texts
+from tests.project.quotes_two_h200 import two_gpu_peer_texts, two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -143,7 +143,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *null_texts(runs),
         *h100_texts(),
         *two_h200_texts(),
-        *accelerate_texts(),
+        *two_gpu_peer_texts(),
         *one_h200_texts(),
         *four_h200_texts(),
         *graph_texts(),

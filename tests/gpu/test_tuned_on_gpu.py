@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 from transformers import LlamaConfig
@@ -112,9 +113,11 @@ def test_the_compiled_cast_gives_the_same_bytes() -> None:
     assert torch.equal(ours.view(torch.uint8), theirs._data.view(torch.uint8))
 
 
-@pytest.mark.parametrize("attention", ["flash", "cudnn"])
+@pytest.mark.parametrize("attention", ["flash", "cudnn", "flash4"])
 @pytest.mark.parametrize("compiles", [False, True])
 def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> None:
+    if attention == "flash4":
+        pytest.importorskip("flash_attn.cute", reason="needs the package flash-attn-4")
     torch._dynamo.reset()
     model = build_model("tiny-llama", torch.bfloat16, DEVICE, seed=0)
     if compiles:
@@ -123,10 +126,21 @@ def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> 
     ids = torch.randint(0, 2048, (2, 256), device=DEVICE)
     with preferred_attention(make_config({"attention": attention}).resolved(), DEVICE):
         model(input_ids=ids, labels=ids).loss.backward()
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            model(input_ids=ids, labels=ids).loss.backward()
-    names = {event.key for event in seen.key_averages() if "attention" in event.key}
-    assert any(f"_scaled_dot_product_{attention}_attention" in name for name in names), names
+        model.zero_grad()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+    names = {event.key for event in seen.key_averages()}
+    op = f"_scaled_dot_product_{attention.removesuffix('4')}_attention"
+    assert any(op in name for name in names), names
+    assert any("flash_attncute" in name for name in names) == (attention == "flash4"), names
+    plain = build_model("tiny-llama", torch.bfloat16, DEVICE, seed=0)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = plain(input_ids=ids, labels=ids).loss
+        expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=2e-3)
+    for found, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert distance(found.grad, other.grad) < 0.05
 
 
 def _trained(config: RunConfig, num_tokens: int = 64) -> tuple[list[torch.Tensor], float]:

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import torch
+from torch.nn.attention import current_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention._fa4 import _fa4_import_module
 
+import fp8study.model
 from fp8study.core.config import make_config
+from fp8study.core.errors import UserError
 from fp8study.model.attention import preferred_attention
 from fp8study.model.build import build_model
 from fp8study.model.sharding import prepare
+
+KERNELS = "fp8study.model.kernels.flash_attention_4"
 
 
 def preferences() -> list[int]:
@@ -55,3 +67,47 @@ def test_layers_are_compiled_in_the_mode_that_is_asked_for(monkeypatch: pytest.M
 
     prepare(config, Passes(), model, lambda m: None)  # type: ignore[arg-type, return-value]
     assert modes == ["reduce-overhead"] * 4
+
+
+@pytest.fixture
+def flash_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Install a package that looks like flash-attn-4, and leave torch as it was."""
+    interface = ModuleType("flash_attn.cute.interface")
+    interface._flash_attn_fwd = lambda *tensors, **options: (*tensors, *options, None, None)  # type: ignore[attr-defined]
+    interface._flash_attn_bwd = lambda *tensors, **options: tensors  # type: ignore[attr-defined]
+    cute = ModuleType("flash_attn.cute")
+    cute.interface = interface  # type: ignore[attr-defined]
+    package = ModuleType(KERNELS.rpartition(".")[0])  # whose other modules import Triton
+    package.__path__ = [str(Path(fp8study.model.__file__).with_name("kernels"))]
+    for module in (ModuleType("flash_attn"), cute, package):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("fp8study.model.attention._let_torch_decide", lambda: None)
+    _fa4_import_module.cache_clear()
+    with torch.compiler.config.patch(cache_key_tag=""):
+        yield interface
+    if current_flash_attention_impl():
+        restore_flash_attention_impl()
+    sys.modules.pop(KERNELS, None)
+
+
+def test_flash_4_stands_in_for_torchs_own_until_that_is_asked_for(flash_4: ModuleType) -> None:
+    for attention, standing_in in (("flash4", "FA4"), ("flash4", "FA4"), ("flash", None)):
+        config = make_config({"attention": attention}).resolved()
+        with preferred_attention(config, torch.device("cuda")):
+            assert current_flash_attention_impl() == standing_in
+            assert preferences()[0] == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
+    kernels = importlib.import_module(KERNELS)
+    assert kernels._flash_attn_fwd("output", sums=0) == ("output", "sums")
+    assert kernels._flash_attn_bwd is flash_4._flash_attn_bwd
+
+
+def test_without_its_package_flash_4_is_refused_in_a_line(flash_4: ModuleType) -> None:
+    del sys.modules["flash_attn.cute"]
+    config = make_config({"attention": "flash4"}).resolved()
+    with (
+        pytest.raises(
+            UserError, match=r"^attention: 'flash4' needs the package flash-attn-4 \(.*pip"
+        ),
+        preferred_attention(config, torch.device("cuda")),
+    ):
+        pass

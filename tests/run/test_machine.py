@@ -98,6 +98,14 @@ def test_fp8_is_emulated_where_there_is_no_gpu_or_on_demand(
     assert resolved.fp8_emulate is expected
 
 
+def test_flash_attention_4_is_refused_on_gpus_it_was_not_made_for() -> None:
+    config = make_config({"attention": "flash4"})
+    with pytest.raises(UserError, match=r"^attention: 'flash4' .*A100.* has 8.0; use cudnn"):
+        Machine((H200, A100), 8).check(config)
+    for gpus in ((), (H200,)):
+        Machine(gpus, 8).check(config)
+
+
 def test_a_cpu_does_not_do_without_emulation() -> None:
     with pytest.raises(UserError, match=r"^fp8_emulate: false is for GPUs"):
         Machine((), 2).check(fp8(fp8_emulate=False))

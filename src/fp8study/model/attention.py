@@ -1,5 +1,7 @@
 """Attention: the kernel that torch prefers, and no mask check that makes the CPU wait for the GPU.
 
+FlashAttention 4 takes the place of torch's own FlashAttention, through torch's adapter for it.
+
 In each forward pass transformers asks whether a row of the batch holds several packed sequences.
 It asks the GPU and waits for the answer, until all work queued so far is done; then the GPU waits
 for new work. Our rows are one sequence each, without padding, so the answer is known: attention is
@@ -11,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import attention as of_torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention._fa4 import register_flash_attention_fa4
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.errors import UserError, one_line
 from fp8study.core.presets import text_config
 from fp8study.model.build import on_four_tokens
 
@@ -25,8 +30,12 @@ from fp8study.model.build import on_four_tokens
 _ORDER = {
     "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
     "flash": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION),
+    "flash4": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION),
 }
 _REST = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+
+#: The name under which torch knows FlashAttention 4.
+_FLASH_4 = "FA4"
 
 #: What transformers calls our attention. No function that makes masks is registered under that
 #: name, which is transformers' way to say that none are needed.
@@ -35,7 +44,11 @@ _UNMASKED = "fp8study_causal"
 
 @contextmanager
 def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterator[None]:
-    """Prefer the kernel of the run's ``attention`` in a block; nothing changes outside a GPU."""
+    """Prefer the kernel of the run's ``attention`` in a block; nothing changes outside a GPU.
+
+    Raises:
+        UserError: It is that of a package that cannot be imported.
+    """
     if device.type != "cuda" or config.attention not in _ORDER:
         yield
         return
@@ -43,6 +56,7 @@ def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterato
     # of compiled code does not tell the preferences apart.
     torch.compiler.config.cache_key_tag = f"attention={config.attention}"
     _let_torch_decide()
+    _let_flash_4_replace_flash(config.attention == "flash4")
     with sdpa_kernel([*_ORDER[config.attention], *_REST], set_priority=True):
         yield
 
@@ -55,6 +69,26 @@ def _let_torch_decide() -> None:
     """
     one_BHTD = torch.zeros(1, 1, 8, 8, dtype=torch.bfloat16, device="cuda")
     torch.nn.functional.scaled_dot_product_attention(one_BHTD, one_BHTD, one_BHTD)
+
+
+def _let_flash_4_replace_flash(wanted: bool) -> None:
+    """Let torch's FlashAttention be version 4, or its own again, from here on in this process."""
+    if wanted == (of_torch.current_flash_attention_impl() == _FLASH_4):
+        return
+    if not wanted:
+        of_torch.restore_flash_attention_impl()
+        return
+    kernels = f"{__package__}.kernels.flash_attention_4"
+    of_torch.register_flash_attention_impl(
+        _FLASH_4, register_fn=partial(register_flash_attention_fa4, kernels)
+    )
+    try:
+        of_torch.activate_flash_attention_impl(_FLASH_4)
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"attention: 'flash4' needs the package flash-attn-4 ({one_line(error)}); run pip "
+            "install flash-attn-4==4.0.0b36, or use cudnn"
+        ) from error
 
 
 def imply_causal_mask(model: Any, config: ResolvedConfig) -> str | None:

@@ -24,7 +24,7 @@ from fp8study.core.hardware import FP8_CAPABILITY
 
 _PACKAGES = (
     "torch", "torchao", "accelerate", "transformers", "datasets", "tokenizers",
-    "triton", "numpy", "papermill", "snakemake",
+    "triton", "numpy", "papermill", "snakemake", "flash-attn-4",
 )  # fmt: skip
 
 
@@ -81,7 +81,8 @@ class Machine:
         """Refuse a run that this machine cannot do.
 
         Raises:
-            UserError: Too few GPUs, FP8 on a GPU that has none, or not emulated on a CPU.
+            UserError: Too few GPUs, FP8 on a GPU that has none, or not emulated on a CPU; or
+                `attention` of GPUs of other generations.
         """
         if not self.gpus and config.is_fp8 and config.fp8_emulate is False:
             raise UserError(
@@ -107,6 +108,13 @@ class Machine:
                 f"newer, but {weakest.name} has {weakest.capability}; use precision=bf16, or "
                 "fp8_emulate=true to study the numbers without the speed"
             )
+        if config.attention == "flash4":
+            for gpu in self.gpus:
+                if gpu.compute_capability[0] not in (9, 10):
+                    raise UserError(
+                        "attention: 'flash4' is for compute capability 9 (Hopper) and 10 "
+                        f"(Blackwell), but {gpu.name} has {gpu.capability}; use cudnn"
+                    )
 
 
 def this_machine() -> Machine:

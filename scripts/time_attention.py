@@ -1,8 +1,8 @@
 """Time attention kernels alone on a GPU, forward and backward: `python scripts/time_attention.py`.
 
 torch's own by cuDNN and by FlashAttention 2, and FlashAttention 4 where `flash-attn-4` is
-installed, which `attention=flash4` uses. Shapes are those of a model's decoder layer; queries, keys and
-values lie as its projections write them. TFLOP/s count what causal attention needs, half of the
+installed, which `attention=flash4` uses. Shapes are those of a model's decoder layer; queries, keys
+and values lie as its projections write them. TFLOP/s count what causal attention needs, half of the
 square: 2 GEMMs forward and 5 backward. Prints a table, and writes it where ``--out`` says.
 """
 

@@ -20,7 +20,6 @@ from fp8study.model import kernels
 from fp8study.model.attention import imply_causal_mask
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
-from fp8study.model.fsdp import peers
 from fp8study.model.kept_weights import FP8, keep_weights, refresh
 from fp8study.model.optimizer import OnePassAdamW, make_optimizer
 from fp8study.model.sharding import after_update, make_accelerator, prepare
@@ -28,7 +27,6 @@ from fp8study.model.updates import _norm_by_kernel, _total_norm, make_updates
 from tests.model.kernel_checks import (
     DTYPES,
     SHAPES,
-    check_all_squares,
     check_both_layouts,
     check_gated,
     check_logits_gradient,
@@ -73,16 +71,10 @@ def test_squares_add_up_as_in_fp64(num: int, dtype: torch.dtype) -> None:
     check_squares(num, dtype, "cuda")
 
 
-@pytest.mark.parametrize("by_one_launch", [False, True])
-def test_the_norm_of_many_gradients_is_torchs_whatever_reads_them(by_one_launch: bool) -> None:
+def test_the_norm_of_many_gradients_is_torchs() -> None:
     gradients = [torch.randn(n, n, device=DEVICE).bfloat16() for n in (3, 64, 1000)]
     gradients += [torch.randn(n, device=DEVICE) for n in (5, 4096)]
-    torch.testing.assert_close(_norm_by_kernel(gradients, by_one_launch), _total_norm(gradients))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_squares_of_many_add_up_as_in_fp64(dtype: torch.dtype) -> None:
-    check_all_squares(dtype, peers.PROGRAMS, "cuda")
+    torch.testing.assert_close(_norm_by_kernel(gradients), _total_norm(gradients))
 
 
 def test_what_is_no_number_stays_none() -> None:

@@ -18,4 +18,4 @@ def test_the_kernels_do_what_plain_torch_does() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(CHECKS)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "53 cases\n"), done.stderr[-3000:]
+    assert (done.returncode, done.stdout) == (0, "49 cases\n"), done.stderr[-3000:]

@@ -165,7 +165,7 @@ def test_the_plan_of_a_study_of_ones_own_says_where_another_way_is_faster(
     assert "by the law" not in plan(there=MACHINES["A100"])
     assert "by the law" not in " ".join(plan_text(machine_study(TWO, {}, 60), TWO).split())
     # Its 8B would refuse what its 1B gains by, and SET is for both.
-    path.write_text(path.read_text().replace("4}", "4, gradient_norm: by_one_launch}"))
+    path.write_text(path.read_text().replace("4}", "4, attention_mask: checked}"))
     assert "by the law" not in plan(**alone, max_grad_norm=1.0)
 
 

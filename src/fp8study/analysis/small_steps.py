@@ -28,7 +28,7 @@ _MARGIN = 0.1
 _RESTING = {
     "transposes": {"separate"}, "cast_kernels": {"both_layouts"},
     "gradient_copy": {"reduce_stream"}, "step_launch": {"as_graph"},
-    "gradient_norm": {"by_kernel", "by_one_launch", "as_summed"},
+    "gradient_norm": {"by_kernel", "as_summed"},
 }  # fmt: skip
 #: One launch for all kernels of a step.
 AS_GRAPH = {"step_launch": "as_graph"}

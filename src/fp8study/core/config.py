@@ -21,7 +21,7 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
 from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, TYPES, Fields
 from fp8study.core.files import write_whole
-from fp8study.core.path.switches import RETIRED
+from fp8study.core.path.switches import RETIRED, RETIRED_VALUES
 from fp8study.core.recipes import ALIASES, RECIPES
 
 FIELD_NAMES = tuple(FIELDS)
@@ -207,8 +207,10 @@ def completed(values: Mapping[str, Any], device: str | None = None) -> dict[str,
     # A switch that was not there yet was not set, whatever its path would choose today.
     live = {name: value for name, value in PLAIN.items() if name in FIELDS}
     retired = {name: field.plain for name, field in RETIRED.items() if name not in values}
+    gone = {n: known[n] for n, nearest in RETIRED_VALUES.items() if known.get(n) in nearest}
+    known |= {name: RETIRED_VALUES[name][value] for name, value in gone.items()}
     try:
-        return {**values, **make_config(live | known).resolved().to_dict(), **retired}
+        return {**values, **make_config(live | known).resolved().to_dict(), **retired, **gone}
     except UserError:
         return dict(values)
 

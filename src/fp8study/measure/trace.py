@@ -59,7 +59,7 @@ _MOVES = frozenset(
 #: Kernels of `fp8study.model.kernels`, but for the optimizer's.
 _FUSED = ("_cast", "_cast_and_turn", "_transpose", "_gated_largest", "_gated_cast",
           "_gradients_largest", "_gradients_cast", "_gradients_cast_and_turn", "_add_two",
-          "_squares", "_all_squares", "_logits_gradient")  # fmt: skip
+          "_squares", "_logits_gradient")  # fmt: skip
 
 _COPIES = ("aten::copy_", "aten::_chunk_cat", "aten::split_with_sizes_copy")
 

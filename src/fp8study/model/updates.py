@@ -97,25 +97,15 @@ def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.stack([norm for some in norms for norm in some]))
 
 
-def _norm_by_kernel(gradients: list[torch.Tensor], by_one_launch: bool = False) -> torch.Tensor:
-    """Return the norm of whole gradients, each read by one launch, or by one for all of a dtype.
-
-    On CPUs by torch.
-    """
+def _norm_by_kernel(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of whole gradients, each read by one launch; on CPUs by torch."""
     if not gradients or not gradients[0].is_cuda:
         return _total_norm(gradients)
     from fp8study.model import kernels
 
-    whole = [gradient.contiguous() for gradient in gradients]
-    fits = [by_one_launch and gradient.numel() % kernels.LINED_UP == 0 for gradient in whole]
-    alone = [gradient for gradient, fit in zip(whole, fits, strict=True) if not fit]
-    together = _by_dtype([gradient for gradient, fit in zip(whole, fits, strict=True) if fit])
-    num_sums = len(alone) + len(together)
-    sums_SP = whole[0].new_empty((num_sums, peers.PROGRAMS), dtype=torch.float32)
-    for gradient, sums_P in zip(alone, sums_SP, strict=False):
-        kernels.squares(gradient, sums_P)
-    for some, sums_P in zip(together, sums_SP[len(alone) :], strict=True):
-        kernels.all_squares(some, sums_P)
+    sums_SP = gradients[0].new_empty((len(gradients), peers.PROGRAMS), dtype=torch.float32)
+    for gradient, sums_P in zip(gradients, sums_SP, strict=True):
+        kernels.squares(gradient.contiguous(), sums_P)
     return sums_SP.sum().sqrt()
 
 
@@ -214,10 +204,8 @@ class AfterBackward:
         held = (p for group in self.optimizer.param_groups for p in group["params"])
         parameters = [p for p in held if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if self.config.gradient_norm == "separate":
-            norm = _total_norm(gradients)
-        else:
-            norm = _norm_by_kernel(gradients, self.config.gradient_norm == "by_one_launch")
+        find = _total_norm if self.config.gradient_norm == "separate" else _norm_by_kernel
+        norm = find(gradients)
         largest = self.config.max_grad_norm
         if largest is not None and self.config.clipping != "in_update":
             torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)

@@ -24,8 +24,6 @@ LAYERS = {
     "pattern": r"[\w.*?!\[\]-]+",
     "example": "give shell-style patterns of module names, as *.o_proj",
 }
-#: Norms that one GPU finds by kernels of our own.
-_BY_KERNELS = ("by_kernel", "by_one_launch")
 BOUND_EARLY = (
     "needs optimizer_binding=after_conversion: with before_conversion Accelerate replaces the "
     "layers afterwards; use "
@@ -91,9 +89,6 @@ class Switches:
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
         "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of one "
         "GPU without FSDP2 and of two launched so, which wait for the host.", refused=(
-            (lambda c: c.step_launch == "as_graph" and c.gradient_norm == "by_one_launch",
-             "would not keep the list of gradients of gradient_norm=by_one_launch; use by_kernel "
-             "for it"),
             (lambda c: c.step_launch == "as_graph" and c.attention_mask == "checked",
              "cannot look for packed sequences; use attention_mask=causal, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,
@@ -261,16 +256,14 @@ class Switches:
              "adds up in FP32; use nccl"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
-    gradient_norm: Literal["separate", "by_kernel", "by_one_launch", "as_summed"] | None = switch(
+    gradient_norm: Literal["separate", "by_kernel", "as_summed"] | None = switch(
         "separate", choices.gradient_norm, "gradients' norm {}", "What finds the norm of all "
         "gradients: torch's kernels; one of our own; or, where two GPUs' copy engines exchange "
-        "gradients, the kernel that adds them up. `by_one_launch`: as `by_kernel`, of all "
-        "gradients at once.",
-        refused=(
-            (lambda c: c.gradient_norm in _BY_KERNELS and not (
+        "gradients, the kernel that adds them up.", refused=(
+            (lambda c: c.gradient_norm == "by_kernel" and not (
                 c.strategy == "none" and c.update_kernel == "one_pass"),
              "is for whole gradients; use strategy=none and update_kernel=one_pass, or separate"),
-            (lambda c: c.gradient_norm in _BY_KERNELS and c.optimizer_step == "in_backward",
+            (lambda c: c.gradient_norm == "by_kernel" and c.optimizer_step == "in_backward",
              "is of all gradients together; use optimizer_step=after_backward, or separate"),
             (lambda c: c.gradient_norm == "as_summed"
              and not (c.collectives == "copy_engines" and c.num_gpus == 2),
@@ -315,3 +308,6 @@ RETIRED: dict[str, Field] = {
         "tuning", "two GPUs lost 2 % by it (docs/log.md, 70)", plain=0, words="{} NCCL CTAs",
         differs=("switch",)),
 }  # fmt: skip
+
+#: Likewise values of switches that stay, with the one that is nearest.
+RETIRED_VALUES = {"gradient_norm": {"by_one_launch": "by_kernel"}}  # docs/log.md, 86

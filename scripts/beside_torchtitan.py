@@ -7,7 +7,7 @@ model, its batch and its GPUs. A block is a cell at one ``repeat`` of the study:
 in each precision, one after the other on the same GPUs, in an order drawn at random. Groups of GPUs
 do blocks side by side. A block is done in one go: repeats that were begun are refused, and another
 session does others. The report compares within blocks and pools the sessions. ``--without
-accelerate`` leaves that out, which takes a third of a block.
+accelerate`` leaves that out, and saves a third of a block's time.
 
 Our records lie where `make reproduce` puts them, theirs in ``peer/SESSION`` beside them. The exit
 status is 1 if something did not complete.

@@ -169,6 +169,16 @@ def test_a_retired_switch_still_reads_and_cannot_be_asked_for() -> None:
     assert completed(without) == completed(without | {"recompute": "default"})
 
 
+def test_a_retired_value_still_reads_and_cannot_be_asked_for() -> None:
+    one = {"path": "tuned", "strategy": "none", "max_grad_norm": 1.0}
+    with pytest.raises(UserError, match="gradient_norm: 'by_one_launch'"):
+        make_config(one | {"gradient_norm": "by_one_launch"})
+    usual = make_config(one).resolved().to_dict()
+    assert usual["gradient_norm"] == "by_kernel"
+    recorded = completed(usual | {"gradient_norm": "by_one_launch"})
+    assert recorded == completed(usual) | {"gradient_norm": "by_one_launch"}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "word"),
     [

@@ -24,17 +24,21 @@ STEPS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("num_gpus", "precision", "max_grad_norm"),
-    [(1, "bf16", None), (1, "bf16", 1.0), (1, "fp8_tensorwise", None), (1, "fp8_tensorwise", 1.0),
-     (2, "bf16", None), (2, "bf16", 1.0), (2, "fp8_tensorwise", None), (2, "fp8_tensorwise", 1.0),
-     (2, "fp8_rowwise", 1.0)],
+    ("num_gpus", "precision", "max_grad_norm", "attention"),
+    [(1, "bf16", None, "cudnn"), (1, "bf16", 1.0, "cudnn"), (1, "fp8_tensorwise", None, "cudnn"),
+     (1, "fp8_tensorwise", 1.0, "cudnn"), (1, "fp8_tensorwise", 1.0, "flash4"),
+     (2, "bf16", None, "cudnn"), (2, "bf16", 1.0, "cudnn"), (2, "fp8_tensorwise", None, "cudnn"),
+     (2, "fp8_tensorwise", 1.0, "cudnn"), (2, "fp8_rowwise", 1.0, "cudnn")],
 )  # fmt: skip
 def test_a_replayed_step_trains_as_one_launched_by_kernel(
-    num_gpus: int, precision: str, max_grad_norm: float | None, tmp_path: Path
+    num_gpus: int, precision: str, max_grad_norm: float | None, attention: str, tmp_path: Path
 ) -> None:
     if torch.cuda.device_count() < num_gpus:
         pytest.skip(f"needs {num_gpus} GPUs")
+    if attention == "flash4":
+        pytest.importorskip("flash_attn.cute", reason="needs the package flash-attn-4")
     values = STEPS | {"num_gpus": num_gpus, "precision": precision, "max_grad_norm": max_grad_norm}
+    values |= {"attention": attention}
     values |= {"strategy": "none" if num_gpus == 1 else "fsdp2"}
     if max_grad_norm is None:  # replays go on after the first; such a run profiles no step
         values |= {"validation_sequences": 4, "validation_points": 3}
@@ -42,6 +46,7 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
     for how in ("by_kernel", "as_graph"):
         config = make_config(values | {"step_launch": how}).resolved()
         record = launcher.launch(config, tmp_path / how, show=str)
+        assert as_run(record.config, record.warnings)["step_launch"] == how
         assert not record.audit["num_frozen"]
         assert bool(record.audit["num_linear_fp8"]) == config.is_fp8
         if max_grad_norm:

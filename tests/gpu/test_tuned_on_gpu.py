@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8study.core.config import RunConfig, make_config
 from fp8study.model import chunked_head
@@ -114,12 +114,12 @@ def test_the_compiled_cast_gives_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("attention", ["flash", "cudnn", "flash4"])
-@pytest.mark.parametrize("compiles", [False, True])
-def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> None:
+@pytest.mark.parametrize(("size", "compiles"), [(64, False), (64, True), (128, True)])
+def test_the_preferred_attention_kernel_runs(attention: str, size: int, compiles: bool) -> None:
     if attention == "flash4":
         pytest.importorskip("flash_attn.cute", reason="needs the package flash-attn-4")
     torch._dynamo.reset()
-    model = build_model("tiny-llama", torch.bfloat16, DEVICE, seed=0)
+    model, plain = (_of_heads(size) for _ in range(2))
     if compiles:
         for layer in decoder_layers(model):
             layer.compile()
@@ -134,13 +134,22 @@ def test_the_preferred_attention_kernel_runs(attention: str, compiles: bool) -> 
     op = f"_scaled_dot_product_{attention.removesuffix('4')}_attention"
     assert any(op in name for name in names), names
     assert any("flash_attncute" in name for name in names) == (attention == "flash4"), names
-    plain = build_model("tiny-llama", torch.bfloat16, DEVICE, seed=0)
     with sdpa_kernel(SDPBackend.MATH):
         expected = plain(input_ids=ids, labels=ids).loss
         expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=2e-3)
     for found, other in zip(model.parameters(), plain.parameters(), strict=True):
         assert distance(found.grad, other.grad) < 0.05
+
+
+def _of_heads(size: int) -> Any:
+    """Return a model of two layers whose heads are so wide, two for each of keys, in BF16."""
+    torch.manual_seed(0)
+    settings = LlamaConfig(
+        vocab_size=2048, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=size,
+    )  # fmt: skip
+    return LlamaForCausalLM(settings).to(DEVICE, torch.bfloat16)
 
 
 def _trained(config: RunConfig, num_tokens: int = 64) -> tuple[list[torch.Tensor], float]:

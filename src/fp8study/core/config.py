@@ -207,7 +207,7 @@ def completed(values: Mapping[str, Any], device: str | None = None) -> dict[str,
     # A switch that was not there yet was not set, whatever its path would choose today.
     live = {name: value for name, value in PLAIN.items() if name in FIELDS}
     retired = {name: field.plain for name, field in RETIRED.items() if name not in values}
-    gone = {n: known[n] for n, nearest in RETIRED_VALUES.items() if known.get(n) in nearest}
+    gone = {name: known[name] for name, to in RETIRED_VALUES.items() if known.get(name) in to}
     known |= {name: RETIRED_VALUES[name][value] for name, value in gone.items()}
     try:
         return {**values, **make_config(live | known).resolved().to_dict(), **retired, **gone}

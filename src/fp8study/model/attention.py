@@ -49,6 +49,8 @@ def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterato
     Raises:
         UserError: It is that of a package that cannot be imported.
     """
+    if device.type == "cuda":
+        _let_flash_4_replace_flash(config.attention == "flash4")
     if device.type != "cuda" or config.attention not in _ORDER:
         yield
         return
@@ -56,7 +58,6 @@ def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterato
     # of compiled code does not tell the preferences apart.
     torch.compiler.config.cache_key_tag = f"attention={config.attention}"
     _let_torch_decide()
-    _let_flash_4_replace_flash(config.attention == "flash4")
     with sdpa_kernel([*_ORDER[config.attention], *_REST], set_priority=True):
         yield
 
@@ -84,10 +85,12 @@ def _let_flash_4_replace_flash(wanted: bool) -> None:
     )
     try:
         of_torch.activate_flash_attention_impl(_FLASH_4)
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, AttributeError, RuntimeError) as error:
+        cuda = (torch.version.cuda or "").partition(".")[0]
+        extra = "[cu13]" if cuda == "13" else ""
         raise UserError(
             f"attention: 'flash4' needs the package flash-attn-4 ({one_line(error)}); run pip "
-            "install flash-attn-4==4.0.0b36, or use cudnn"
+            f"install 'flash-attn-4{extra}==4.0.0b36', or use cudnn"
         ) from error
 
 

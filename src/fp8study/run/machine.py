@@ -112,8 +112,9 @@ class Machine:
             for gpu in self.gpus:
                 if gpu.compute_capability[0] not in (9, 10):
                     raise UserError(
-                        "attention: 'flash4' is for compute capability 9 (Hopper) and 10 "
-                        f"(Blackwell), but {gpu.name} has {gpu.capability}; use cudnn"
+                        "attention: 'flash4' is for compute capability 9 (Hopper) and 10 (the "
+                        f"Blackwell of data centres), but {gpu.name} has {gpu.capability}; use "
+                        "cudnn"
                     )
 
 

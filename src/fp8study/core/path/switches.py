@@ -71,8 +71,8 @@ class Switches:
              "after_backward")))
     attention: Literal["default", "flash", "flash4", "cudnn"] | None = switch(
         "default", "cudnn", "{} attention", "Fused attention kernel that is preferred on a GPU; "
-        "`default`: torch's own choice; `flash4`: FlashAttention 4, for Hopper and Blackwell, of "
-        "the package flash-attn-4.")
+        "`default`: torch's own choice; `flash4`: FlashAttention 4, for Hopper and the "
+        "Blackwell of data centres, of the package flash-attn-4.")
     reshard_after_forward: bool | Literal["half"] | None = switch(
         True, choices.resharding, "resharding {}", "FSDP2 frees a layer's gathered weights after "
         "the forward pass and gathers them again in the backward pass; `half`: in the first half "

@@ -9,6 +9,7 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.naming import FP8_HEAD
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table, throughput_table
 from tests.project.quotes import ROOT, ends, one, per_cent, stored
@@ -200,7 +201,15 @@ def two_gpu_peer_texts() -> list[str]:
     counts = table.set_index(["peer", "model", "precision"])["num_blocks"]
     assert counts.pop(("torchtitan", "llama-3.1-8b", "bf16")) == 2
     assert set(counts) == {1}
-    texts = []
+    leads = leads_table(runs_of_two())
+    leads = leads[leads["arm"].str.contains(FP8_HEAD)]
+    large = one(leads, model="llama-3.1-8b", studies="beside-torchtitan-fsdp-8b")
+    assert large["num_pairs"] == large["num_sessions"] == 2
+    lead = per_cent(large["lead_pct"])
+    texts = [
+        f"less, on two other machines by {lead},",
+        f"In both FP8 leads by {lead} (95 % CI {ends(large)})",
+    ]
     for peer, its in (("torchtitan", "torchtitan's"), ("accelerate", "Accelerate's")):
         for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):
             bf16, fp8 = (

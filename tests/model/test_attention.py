@@ -117,6 +117,11 @@ def test_flash_4_stands_in_for_torchs_own_until_that_is_asked_for(flash_4: Modul
         config = make_config({"attention": attention}).resolved()
         with preferred_attention(config, torch.device("cuda")):
             assert current_flash_attention_impl() == standing_in
+            others = (
+                torch.backends.cuda.cudnn_sdp_enabled,
+                torch.backends.cuda.mem_efficient_sdp_enabled,
+            )
+            assert [each() for each in others] == 2 * [attention != "flash4"]
             if attention != "default":
                 assert preferences()[0] == int(torch.nn.attention.SDPBackend.FLASH_ATTENTION.value)
 

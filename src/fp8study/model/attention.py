@@ -27,12 +27,13 @@ from fp8study.core.presets import text_config
 from fp8study.model.build import on_four_tokens
 
 #: First choice first; the others take over where it does not suit a shape or a dtype.
-_ORDER = {
-    "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
-    "flash": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION),
-    "flash4": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION),
-}
 _REST = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+_ORDER = {
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *_REST),
+    "flash": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *_REST),
+    # No record names the kernel that ran, so no other fast one stands in for it unseen.
+    "flash4": (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH),
+}
 
 #: The name under which torch knows FlashAttention 4.
 _FLASH_4 = "FA4"
@@ -58,7 +59,7 @@ def preferred_attention(config: ResolvedConfig, device: torch.device) -> Iterato
     # of compiled code does not tell the preferences apart.
     torch.compiler.config.cache_key_tag = f"attention={config.attention}"
     _let_torch_decide()
-    with sdpa_kernel([*_ORDER[config.attention], *_REST], set_priority=True):
+    with sdpa_kernel([*_ORDER[config.attention]], set_priority=True):
         yield
 
 

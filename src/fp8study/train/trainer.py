@@ -82,7 +82,7 @@ class Trainer:
         model = build_model(config.model, dtype, self.device, config.seed, weights)
         startup.end("model")
         self.uncounted_pct, self.beyond_fp8_pct = uncounted_pct(model), beyond_fp8_pct(model)
-        with preferred_attention(config, self.device):  # which says here if it lacks a package
+        with preferred_attention(config, self.device):  # fails here without its package
             self.needs_masks = imply_causal_mask(model, config)
         num_parameters = sum(p.numel() for p in model.parameters())
         hf_config = model.config

@@ -40,9 +40,10 @@ def errors_pct(constants=None):
 def test_fitting_again_gives_the_frozen_constants():
     for name, entry in fit_memory(fitted_cells())["constants"].items():
         expected = frozen.freezes()[-1]["memory"]["constants"][name]
-        assert entry["value"] == pytest.approx(expected["value"], rel=1e-3), name
-        # Four of its cells had a switch's value that was taken out since (log, 86).
-        assert entry["error"] == pytest.approx(expected["error"], rel=2e-3), name
+        if name == "logit_bytes":  # four of its cells had a value taken out since (log, 86)
+            assert entry.pop("error") == pytest.approx(expected["error"], rel=2e-3)
+            expected = {"value": expected["value"]}
+        assert entry == pytest.approx(expected, rel=1e-3), name
 
 
 def test_meets_nearly_all_cells_within_five_percent_and_most_within_one():

@@ -72,21 +72,22 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "kind"), [("llama-3.1-8b", 1, MEASURED), ("llama-3.2-1b", 2, PREDICTED)]
+    ("model", "clips", "kind", "rate"),
+    [("llama-3.1-8b", 1.0, MEASURED, "2e\u20115"), ("llama-3.2-1b", None, PREDICTED, "5e\u20115")],
 )
 def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
-    model: str, batch: int, kind: str
+    model: str, clips: float | None, kind: str, rate: str
 ) -> None:
     """Whether the lead there was measured or predicted."""
 
     def ask(**others: float) -> Advice:
-        return advice(model, batch=batch, max_grad_norm=1.0, **others)
+        return advice(model, max_grad_norm=clips, **others)
 
     open_, low, high = ask(), ask(learning_rate=1e-5), ask(learning_rate=3e-4)
     json.dumps(dataclasses.asdict(open_), allow_nan=False)
     assert {found.verdict.lead_pct.kind for found in (open_, low, high)} == {kind}
     assert [found.verdict.action for found in (open_, low, high)] == [FP8, FP8, CHECK]
-    assert "its loss is BF16's at a learning rate of 2e\u20115" in advice_text(open_)
+    assert f"its loss is BF16's at a learning rate of {rate}" in advice_text(open_)
     assert "add --set learning_rate=RATE" in " ".join(advice_text(open_).split())
     assert "learning_rate=RATE" not in " ".join(advice_text(low).split())
     assert "its loss is BF16's" not in advice_text(high)

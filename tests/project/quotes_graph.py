@@ -6,12 +6,13 @@ import pandas as pd
 
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import GRAPH
+from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
 SMALL, MIDDLE, LARGE = "llama-3.2-1b-untied", "llama-3.2-3b", "llama-3.1-8b"
+TIED = "llama-3.2-1b"
 PLACE = ["model", "num_gpus", "micro_batch_size"]
 #: The steps of graph-narrow: model and batch.
 NARROW = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
@@ -57,11 +58,33 @@ def narrow_texts() -> list[str]:
         f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}; two blocks each",
         f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
         f"{rest[0]}; {rest[1]}; {rest[2]}; {rest[3]}",
-        f"the 3B leads by {rest[1]} at batch 1, where by kernel it was at "
-        f"{_leads(runs, MIDDLE, 1, is_graph=False)}",
+        f"where by kernel it was at {_leads(runs, MIDDLE, 1, is_graph=False)}",
         f"The 8B's FP8 reserves {more.pop((LARGE, 'fp8_tensorwise', 1)):.1f} GiB more, the others "
         f"up to {max(more.values()):.1f}",
-        f"FP8 leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}) on one H200",
+    ]
+
+
+def tied_texts() -> list[str]:
+    """What a loss head in FP8 that is the embedding gave such steps, in tied-graph."""
+    runs = shorten_arms(runs_frame(stored("h200x4")))
+    runs = runs[runs["study"] == "tied-graph"]
+    runs = runs.assign(has_head=runs["arm"].str.contains(FP8_HEAD))
+    leads = leads_table(runs)
+    leads = leads.assign(has_head=leads["arm"].str.contains(FP8_HEAD)).set_index(
+        ["model", "has_head"]
+    )
+    assert set(leads["num_pairs"]) == {2}
+    fp8 = runs[runs["precision"] != "bf16"]
+    gain = [_changes(fp8[fp8["model"] == model], "has_head") for model in (TIED, MIDDLE)]
+    small, middle = (leads.loc[model, True] for model in (TIED, MIDDLE))
+    less = [f"{-row['memory_change_pct']:.1f} %" for row in (small, middle)]
+    told = [f"{per_cent(row['lead_pct'])} (95 % CI {ends(row)})" for row in (small, middle)]
+    before = [per_cent(leads.loc[(model, False), "lead_pct"]) for model in (TIED, MIDDLE)]
+    return [
+        f"a 1B's FP8 gains {gain[0]}, a 3B's {gain[1]}; FP8 then leads by {told[0]} and {told[1]} "
+        f"instead of {before[0]} and {before[1]}, with {less[0]} and {less[1]} less memory",
+        f"leads by {told[0]} at batch 1 on one H200",
+        f"the 3B leads by {told[1]} at batch 1",
     ]
 
 

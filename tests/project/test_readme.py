@@ -33,8 +33,9 @@ from tests.project.quotes import (
     todays_peer_texts,
     tuned_texts,
 )
+from tests.project.quotes_attention import attention_texts
 from tests.project.quotes_four_h200 import four_h200_texts
-from tests.project.quotes_graph import graph_texts, narrow_texts
+from tests.project.quotes_graph import graph_texts, narrow_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
@@ -148,6 +149,8 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *four_h200_texts(),
         *graph_texts(),
         *narrow_texts(),
+        *tied_texts(),
+        *attention_texts(),
         *one_pass_texts(),
         *today_texts(),
         *loss_texts(),

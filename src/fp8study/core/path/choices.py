@@ -101,14 +101,13 @@ def gradient_norm(c: Any) -> str:
 
 
 def skipped(c: Any) -> tuple[str, ...]:
-    """Put the loss head in FP8, too, where that was faster (docs/log.md, 83 and 85).
+    """Put the loss head in FP8, too, where that was faster (docs/log.md, 83, 85 and 87).
 
     It cost an 8B no loss, which was not judged of others on this path. On up to four GPUs, of a
     preset: of another model it is not known here whether its loss head is its embedding, which
-    cannot be gathered in FP8 and was not tried in a CUDA graph.
+    cannot be gathered in FP8.
     """
     is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
     is_tied = PRESETS.get(c.model, {}).get("tie_word_embeddings")  # None: not known
-    may_be_tied = c.strategy == "none" and c.step_launch != "as_graph"
-    has_head = is_tied is False or (is_tied is True and may_be_tied)
+    has_head = is_tied is False or (is_tied is True and c.strategy == "none")
     return () if is_tried and has_head else HEAD

@@ -1,10 +1,13 @@
 """What the tuned path sets, and what it leaves to the user."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fp8study.core.config import make_config
+from fp8study.core.path.choices import HEAD
+from tests.checkout import tiny_folder
 
 AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
@@ -67,9 +70,12 @@ HEAD_TOO = {"skip": ()}
         (ALONE | IN_FP8, IN_ONE_PASS | CAST_ONCE | APART | HEAD_TOO),
         (ALONE | IN_FP8 | {"skip": "lm_head"}, IN_ONE_PASS | CAST_ONCE | APART),
         (ALONE | IN_FP8 | {"model": "./mine"}, IN_ONE_PASS | CAST_ONCE | APART),
+        (ON_TWO | IN_FP8 | {"model": "meta-llama/Llama-3.1-8B"}, SHARDS | KEPT | COPIED | HEAD_TOO),
+        (ON_TWO | IN_FP8 | {"model": "meta-llama/Llama-3.2-1B"}, SHARDS | KEPT | COPIED),
+        (ON_TWO | IN_FP8 | {"model": "someone/else"}, SHARDS | KEPT | COPIED),
         (
             ALONE | {"precision": "fp8", "step_launch": "as_graph"},
-            IN_ONE_PASS | CAST_ONCE | APART | {"step_launch": "as_graph"},
+            IN_ONE_PASS | CAST_ONCE | APART | HEAD_TOO | {"step_launch": "as_graph"},
         ),
         (
             ALONE | IN_FP8 | {"step_launch": "as_graph"},
@@ -153,3 +159,33 @@ def test_the_path_sets_only_what_was_left_to_it(
     config = make_config(values).resolved()
     assert {name: getattr(config, name) for name in AS_DOCUMENTED} == expected
     assert make_config(config.to_dict()).resolved() == config  # resolved once and for all
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_gpus", "has_head"),
+    [
+        ({"tie_word_embeddings": False}, 2, True),
+        ({"tie_word_embeddings": True}, 1, True),
+        ({"tie_word_embeddings": True}, 2, False),  # cannot be gathered in FP8
+        ({"tie_word_embeddings": None}, 1, False),  # transformers' default, not known here
+        ({"tie_word_embeddings": False, "vocab_size": 50257}, 1, False),  # no FP8 GEMM takes it
+        ({"tie_word_embeddings": False, "vocab_size": "many"}, 1, False),
+    ],
+)
+def test_of_a_folder_its_configuration_tells_whether_the_loss_head_is_fp8(
+    settings: dict[str, Any], num_gpus: int, has_head: bool, tmp_path: Path
+) -> None:
+    folder = tiny_folder(tmp_path / "mine", **settings)
+    strategy = "none" if num_gpus == 1 else "fsdp2"
+    mine = {"model": folder, "num_gpus": num_gpus, "strategy": strategy, "path": "tuned"}
+    assert make_config(mine | {"precision": "fp8"}).resolved().skip == (() if has_head else HEAD)
+    assert make_config(mine | {"precision": "bf16"}).resolved().skip == HEAD
+
+
+def test_of_a_broken_configuration_nothing_is_said_before_the_model_is_built(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_folder(tmp_path / "mine")
+    Path(folder, "config.json").write_text("{", encoding="utf-8")
+    asked = {"model": folder, "strategy": "none", "path": "tuned", "precision": "fp8"}
+    assert make_config(asked).resolved().skip == HEAD

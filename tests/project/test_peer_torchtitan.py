@@ -219,6 +219,7 @@ def test_the_studies_beside_it_do_the_same_work() -> None:
         assert {(c.path, c.sequence_length, c.master_dtype) for c in configs} == {
             ("tuned", 4096, "fp32")
         }
-        blocks = {"beside-torchtitan": 8, "beside-torchtitan-switches": 4}.get(name, 5)
+        more = {"beside-torchtitan": 8, "beside-torchtitan-switches": 4}
+        blocks = (more | {"beside-torchtitan-fsdp-8b": 6}).get(name, 5)
         assert {c.repeat for c in configs} == set(range(blocks))
         assert {c.max_grad_norm for c in configs} == {1.0}  # torchtitan always clips

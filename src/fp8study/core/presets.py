@@ -9,14 +9,15 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from fp8study.core.config_json.checking import check_content, mended
-from fp8study.core.config_json.reading import check_file, config_file
+from fp8study.core.config_json.reading import config_file, read_file
 from fp8study.core.errors import UserError, first_line, nearest
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def hf_config(
     """
     check_model_name(model)
     if model not in PRESETS:
-        check_file(config_file(model))
+        read_file(config_file(model))
         is_reachable()
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, PreTrainedConfig
@@ -238,6 +239,21 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the part of a configuration that describes the language model."""
     part: PreTrainedConfig = config.get_text_config()
     return part
+
+
+def near_settings(model: str) -> Mapping[str, Any]:
+    """Return a model's settings as far as they are known without transformers and the hub.
+
+    Those of a preset, also by its id on the hub, or of a folder's text model; else none.
+    """
+    preset = next((name for name, hub in HUB_IDS.items() if hub == model), model)
+    if preset in PRESETS:
+        return PRESETS[preset]
+    with suppress(UserError):  # told where the model is built
+        given = read_file(config_file(model))
+        part = given.get("text_config")
+        return part if isinstance(part, dict) else given
+    return {}
 
 
 def _setting(model: str, name: str) -> Any:

@@ -14,11 +14,12 @@ def config_file(model: str) -> Path:
     return Path(model, "config.json") if Path(model).is_dir() else Path(model)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that is no mapping in JSON, or names a field twice: only the last would count.
+def read_file(path: Path) -> dict[str, Any]:
+    """Return what a configuration says; nothing where there is no file, which may be on the hub.
 
     Raises:
-        UserError: With the line and column; not where there is no file, which may be on the hub.
+        UserError: It is no mapping in JSON, with the line and column, or names a field twice: only
+            the last would count.
     """
 
     def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def check_file(path: Path) -> None:
     try:
         raw = path.read_bytes()
     except OSError:
-        return
+        return {}
     try:
         content = json.loads(raw.decode("utf-8"), object_pairs_hook=each_once)
     except UnicodeDecodeError as error:
@@ -46,3 +47,4 @@ def check_file(path: Path) -> None:
             f"model: '{path}' holds no names with values; give the config.json of a model of "
             "transformers"
         )
+    return content

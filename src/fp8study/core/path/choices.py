@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8study.core.presets import PRESETS
-from fp8study.core.recipes import RECIPES
+from fp8study.core.presets import near_settings
+from fp8study.core.recipes import ALIGNMENT, RECIPES
 
 #: What stays out of FP8 where nothing is said.
 HEAD = ("lm_head",)
@@ -103,11 +103,14 @@ def gradient_norm(c: Any) -> str:
 def skipped(c: Any) -> tuple[str, ...]:
     """Put the loss head in FP8, too, where that was faster (docs/log.md, 83, 85 and 87).
 
-    It cost an 8B no loss, which was not judged of others on this path. On up to four GPUs, of a
-    preset: of another model it is not known here whether its loss head is its embedding, which
-    cannot be gathered in FP8.
+    It cost an 8B no loss, which was not judged of others on this path. On up to four GPUs, where it
+    is known here whether the head is the embedding, which cannot be gathered in FP8, and that FP8
+    GEMMs take it.
     """
     is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
-    is_tied = PRESETS.get(c.model, {}).get("tie_word_embeddings")  # None: not known
+    settings = near_settings(c.model) if is_tried else {}
+    sides = [settings.get(name) for name in ("hidden_size", "vocab_size")]
+    is_aligned = all(isinstance(side, int) and side % ALIGNMENT == 0 for side in sides)
+    is_tied = settings.get("tie_word_embeddings")  # None: transformers' default, not known here
     has_head = is_tied is False or (is_tied is True and c.strategy == "none")
-    return () if is_tried and has_head else HEAD
+    return () if is_aligned and has_head else HEAD

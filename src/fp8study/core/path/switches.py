@@ -280,8 +280,9 @@ class Switches:
              "counts untrained weights' gradients, too; use separate")))
     skip: tuple[str, ...] | None = declare(
         None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
-        "match a linear layer. The tuned path has a preset's loss head in FP8, too, where that was "
-        "faster; one that is the embedding on one GPU by kernel alone. `none`: every layer in FP8.",
+        "match a linear layer. The tuned path has the loss head in FP8, too, where that was "
+        "faster, of a preset or a folder whose config.json says whether it is the embedding; one "
+        "that is, on one GPU. `none`: every layer in FP8.",
         differs="pair", plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
         else choices.HEAD, **LAYERS)
 # fmt: on

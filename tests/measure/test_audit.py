@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from fp8study.core.audit_rules import audit_text, cautions, problems, without_hidden_products
+from fp8study.core.audit_rules import (
+    attention_kernels,
+    attention_taken_over,
+    audit_text,
+    cautions,
+    problems,
+    without_hidden_products,
+)
 from fp8study.core.config import RunConfig, make_config
 from fp8study.measure.audit import SAMPLES, FirstStepAudit, audited_products, conversion
 from fp8study.measure.flops import Work
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8
 from fp8study.model.kept_weights import keep_weights, refresh
+from tests.checkout import committed_runs
 
 FP8 = make_config({"model": "tiny-llama", "precision": "fp8", "fp8_all_gather": True,
                    "strategy": "none", "fp8_emulate": True})  # fmt: skip
@@ -147,6 +155,32 @@ def test_products_that_ran_in_another_arithmetic_than_they_should_are_found() ->
     # Emulated products are in high precision by design, and other ranks record nothing.
     assert problems(audited_products(step, work, emulated=True)) == []
     assert audited_products({}, work, emulated=False) == {}
+
+
+def test_the_kernel_that_did_attention_is_told_if_another_was_preferred() -> None:
+    backward = "_scaled_dot_product_flash_attention_backward"
+    step = {"gemm": [], "communication": [], "operations": {
+        "bfloat16": ["_scaled_dot_product_flash_attention", backward, "mul"],
+        "float32": ["_scaled_dot_product_flash_attention", "_cudnn_attention_forward"],
+    }}  # fmt: skip
+    ran = audited_products(step, Work(1, 0, 0.0), emulated=True)["attention_kernels"]
+    assert ran == ["flash"]
+    assert attention_taken_over("cudnn", ran) == "attention: flash ran, where cudnn was preferred"
+    for asked in ("default", "flash", "flash4"):
+        assert attention_taken_over(asked, ran) == ""
+    assert attention_taken_over("cudnn", []) == ""  # nothing was profiled
+    partly = attention_taken_over("cudnn", ["cudnn", "efficient"])
+    assert partly == "attention: efficient ran, where cudnn was preferred"
+
+
+def test_all_records_did_attention_by_the_kernel_that_they_asked_for() -> None:
+    asked = {"cudnn": 0, "flash4": 0}
+    for run in committed_runs():
+        step, preferred = run.record.instruments.get("step", {}), run.record.config.get("attention")
+        if (ran := attention_kernels(step.get("operations", {}))) and preferred in asked:
+            assert ran == [preferred.removesuffix("4")], run.record.run_id
+            asked[preferred] += 1
+    assert asked["cudnn"] > 600 and asked["flash4"] >= 10
 
 
 def test_experts_and_routers_stay_out_of_fp8_whatever_their_shape() -> None:

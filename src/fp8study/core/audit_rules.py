@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
@@ -27,6 +28,8 @@ LOSS_RISE = 1.05
 
 #: How the warning of such a rise begins, by which it is found among a record's warnings.
 LOSS_ROSE = "the loss rose"
+#: torch's operators of fused attention, forward.
+_ATTENTION = re.compile(r"_scaled_dot_product_(cudnn|flash|efficient)_attention")
 _DEFECTS = {
     "unexplained": "{n} linear layers should compute in FP8 but do not",
     "outside_optimizer": "{n} of {trainable} trainable parameters are not in the optimizer",
@@ -85,6 +88,23 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     return {k: v for k, v in part.items() if not (hidden and k.startswith("fp8_gemm_"))}
 
 
+def attention_kernels(operations: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return which of torch's fused attention kernels are among a step's operators by dtype.
+
+    As ``cudnn``, ``flash`` (also where version 4 takes its place) and ``efficient``.
+    """
+    names = sorted({name for of_dtype in operations.values() for name in of_dtype})
+    return [found[1] for name in names if (found := _ATTENTION.fullmatch(name))]
+
+
+def attention_taken_over(asked: str | None, ran: Collection[str]) -> str:
+    """Say so if another kernel than the preferred one did a step's attention; empty if none did."""
+    others = [kernel for kernel in ran if asked and kernel != asked.removesuffix("4")]
+    if asked == "default" or not others:
+        return ""
+    return f"attention: {' and '.join(others)} ran, where {asked} was preferred"
+
+
 def audit_of(record: RunRecord) -> dict[str, Any]:
     """Return a record's audit, without what its trace cannot tell.
 
@@ -139,6 +159,8 @@ def audit_text(audit: Mapping[str, Any]) -> str:
         lines.append(f"  {'dtype':<9} matmul inputs: {', '.join(audit['matmul_dtypes'])}")
         for collective, dtypes in audit["communication_dtypes"].items():
             lines.append(f"  {'dtype':<9} {collective.replace('_', '-')}: {', '.join(dtypes)}")
+    if kernels := audit.get("attention_kernels"):
+        lines.append(f"  attention {', '.join(kernels)}")
     if audit.get("fp8_gemm_flops_pct") is not None:
         lines.append(
             f"  GEMMs     {audit['fp8_gemm_flops_pct']:.1f} % of their FLOPs in FP8 in the "

@@ -52,6 +52,7 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
         if max_grad_norm:
             dtypes = record.audit["matmul_dtypes"]
             assert any("float8" in names for names in dtypes) == config.is_fp8
+            assert record.audit["attention_kernels"] == [attention.removesuffix("4")]
         validation = [row["loss"] for row in record.results.get("validation_losses", ())]
         found[how] = [row["loss"] for row in read_metrics(tmp_path / how)] + validation
         assert len(validation) == (0 if max_grad_norm else 3)

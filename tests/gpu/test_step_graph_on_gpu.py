@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fp8study.core.audit_rules import audit_of
 from fp8study.core.config import make_config
 from fp8study.core.record_shape import as_run
 from fp8study.core.records import read_metrics
@@ -52,7 +53,7 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
         if max_grad_norm:
             dtypes = record.audit["matmul_dtypes"]
             assert any("float8" in names for names in dtypes) == config.is_fp8
-            assert record.audit["attention_kernels"] == [attention.removesuffix("4")]
+            assert audit_of(record)["attention_kernels"] == [attention.removesuffix("4")]
         validation = [row["loss"] for row in record.results.get("validation_losses", ())]
         found[how] = [row["loss"] for row in read_metrics(tmp_path / how)] + validation
         assert len(validation) == (0 if max_grad_norm else 3)

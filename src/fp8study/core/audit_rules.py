@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
@@ -88,12 +88,13 @@ def without_hidden_products(part: Mapping[str, Any], config: Mapping[str, Any]) 
     return {k: v for k, v in part.items() if not (hidden and k.startswith("fp8_gemm_"))}
 
 
-def attention_kernels(operations: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return which of torch's fused attention kernels are among a step's operators by dtype.
+def attention_kernels(step: Mapping[str, Any]) -> list[str]:
+    """Return which of torch's fused attention kernels a profiled step's operators name.
 
-    As ``cudnn``, ``flash`` (also where version 4 takes its place) and ``efficient``.
+    As ``cudnn``, ``flash`` (also where version 4 takes its place) and ``efficient``; none where no
+    step was profiled. The `step` is that of a record's ``instruments``.
     """
-    names = sorted({name for of_dtype in operations.values() for name in of_dtype})
+    names = sorted({name for of_dtype in step.get("operations", {}).values() for name in of_dtype})
     return [found[1] for name in names if (found := _ATTENTION.fullmatch(name))]
 
 
@@ -106,7 +107,7 @@ def attention_taken_over(asked: str | None, ran: Collection[str]) -> str:
 
 
 def audit_of(record: RunRecord) -> dict[str, Any]:
-    """Return a record's audit, without what its trace cannot tell.
+    """Return a record's audit with its attention's kernels, without what its trace cannot tell.
 
     Raises:
         UserError: It holds none.
@@ -118,7 +119,8 @@ def audit_of(record: RunRecord) -> dict[str, Any]:
             else f"the run ended before a step was audited (status {record.status}): run it again"
         )
         raise UserError(f"audit: '{record.run_id}' holds none; {reason}")
-    return without_hidden_products(record.audit, record.config)
+    found = {"attention_kernels": attention_kernels(record.instruments.get("step", {}))}
+    return without_hidden_products(found | record.audit, record.config)
 
 
 def cautions(audit: Mapping[str, Any]) -> list[str]:

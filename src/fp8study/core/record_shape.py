@@ -105,7 +105,7 @@ SHAPE: dict[str, Any] = COLUMNS | {
         ),
         **{name: ["text!"] for name in (
             "unexplained", "outside_optimizer", "frozen", "master_dtypes", "gradient_dtypes",
-            "optimizer_state_dtypes", "matmul_dtypes", "stale_casts", "attention_kernels",
+            "optimizer_state_dtypes", "matmul_dtypes", "stale_casts",
         )},
         "skipped": {"*": "count!"},
         "communication_dtypes": {"*": ["text!"]},

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from fp8study.core.audit_rules import attention_kernels
 from fp8study.core.config import ResolvedConfig
 from fp8study.measure.flops import Work
 from fp8study.model.float8 import is_converted, part_of_mixture, why_skipped
@@ -170,8 +169,8 @@ def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[s
 
     Returns:
         ``matmul_dtypes`` (of both factors, as ``bfloat16 × bfloat16``), ``communication_dtypes``
-        (collective to dtypes), ``attention_kernels``, as the function of that name has them; and,
-        unless it is emulated, ``fp8_gemm_flops_pct`` and ``fp8_gemm_flops_pct_expected``.
+        (collective to dtypes); and, unless it is emulated, ``fp8_gemm_flops_pct`` and
+        ``fp8_gemm_flops_pct_expected``.
     """
     if not step:
         return {}
@@ -181,7 +180,6 @@ def audited_products(step: dict[str, Any], work: Work, emulated: bool) -> dict[s
     found: dict[str, Any] = {
         "matmul_dtypes": [row["dtypes"] for row in step["gemm"]],
         "communication_dtypes": dtypes,
-        "attention_kernels": attention_kernels(step.get("operations", {})),
     }
     if not emulated:
         linear = work.flops_per_token - work.attention_flops_per_token

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, attention_taken_over, cautions
+from fp8study.core.audit_rules import (
+    LOSS_RISE,
+    LOSS_ROSE,
+    attention_kernels,
+    attention_taken_over,
+    cautions,
+)
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.record_shape import INSTEAD
@@ -59,7 +65,8 @@ def warnings(trainer: Trainer) -> list[str]:
     untimed = "the run has no timings and no peak"
     skipped = trainer.found.get("loss_scaling", {}).get("num_skipped", 0)
     high = high_loss(config, trainer.steps)
-    other = attention_taken_over(config.attention, trainer.audit.get("attention_kernels", ()))
+    ran = attention_kernels(trainer.found.get("step", {}))
+    other = attention_taken_over(config.attention, ran)
     # Under a longer warm-up the first step says nothing of the peak rate.
     audited = cautions(trainer.audit) if config.lr_warmup_steps <= 1 else []
     notes = {

@@ -39,6 +39,7 @@ ON_TWO = {"path": "tuned", "num_gpus": 2}
 ALONE = {"path": "tuned", "strategy": "none"}
 IN_FP8 = {"precision": "fp8", "model": "llama-3.1-8b"}  # its loss head has a weight of its own
 HEAD_TOO = {"skip": ()}
+UNTIED = {"hidden_size": 64, "vocab_size": 2048, "tie_word_embeddings": False}
 
 
 @pytest.mark.parametrize(
@@ -170,6 +171,10 @@ def test_the_path_sets_only_what_was_left_to_it(
         ({"tie_word_embeddings": None}, 1, False),  # transformers' default, not known here
         ({"tie_word_embeddings": False, "vocab_size": 50257}, 1, False),  # no FP8 GEMM takes it
         ({"tie_word_embeddings": False, "vocab_size": "many"}, 1, False),
+        ({"tie_word_embeddings": False, "vocab_size": 32000}, 3, False),  # uneven shards
+        ({"text_config": UNTIED, "tie_word_embeddings": False}, 2, True),
+        ({"text_config": UNTIED, "tie_word_embeddings": True}, 2, False),  # they disagree
+        ({"text_config": UNTIED, "tie_word_embeddings": None}, 2, False),
     ],
 )
 def test_of_a_folder_its_configuration_tells_whether_the_loss_head_is_fp8(
@@ -182,10 +187,23 @@ def test_of_a_folder_its_configuration_tells_whether_the_loss_head_is_fp8(
     assert make_config(mine | {"precision": "bf16"}).resolved().skip == HEAD
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]"])
 def test_of_a_broken_configuration_nothing_is_said_before_the_model_is_built(
-    tmp_path: Path,
+    text: str, tmp_path: Path
 ) -> None:
     folder = tiny_folder(tmp_path / "mine")
-    Path(folder, "config.json").write_text("{", encoding="utf-8")
+    Path(folder, "config.json").write_text(text, encoding="utf-8")
     asked = {"model": folder, "strategy": "none", "path": "tuned", "precision": "fp8"}
     assert make_config(asked).resolved().skip == HEAD
+
+
+def test_a_folder_is_itself_though_a_preset_has_its_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meta-llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name = "meta-llama/Llama-3.2-1B"
+    asked = ON_TWO | {"model": name, "precision": "fp8", "strategy": "fsdp2"}
+    assert make_config(asked).resolved().skip == HEAD  # tied, as on the hub
+    tiny_folder(tmp_path / name, tie_word_embeddings=False)
+    assert make_config(asked).resolved().skip == ()

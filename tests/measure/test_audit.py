@@ -159,26 +159,29 @@ def test_products_that_ran_in_another_arithmetic_than_they_should_are_found() ->
 
 def test_the_kernel_that_did_attention_is_told_if_another_was_preferred() -> None:
     backward = "_scaled_dot_product_flash_attention_backward"
-    ran = attention_kernels({"operations": {
+    by_flash = {"operations": {
         "bfloat16": ["_scaled_dot_product_flash_attention", backward, "mul"],
         "float32": ["_scaled_dot_product_flash_attention", "_cudnn_attention_forward"],
-    }})  # fmt: skip
-    assert ran == ["flash"] and attention_kernels({}) == []
-    assert attention_taken_over("cudnn", ran) == "attention: flash ran, where cudnn was preferred"
+    }}  # fmt: skip
+    by_math = {"operations": {"bfloat16": ["_softmax", "mul"]}}
+    assert attention_kernels(by_flash) == ["flash"] and attention_kernels(by_math) == []
+    told = "attention: {} ran, where {} was preferred"
+    assert attention_taken_over("cudnn", by_flash) == told.format("flash", "cudnn")
+    none = "none of torch's fused kernels"
+    assert attention_taken_over("flash4", by_math) == told.format(none, "flash4")
     for asked in ("default", "flash", "flash4"):
-        assert attention_taken_over(asked, ran) == ""
-    assert attention_taken_over("cudnn", []) == ""  # nothing was profiled
-    partly = attention_taken_over("cudnn", ["cudnn", "efficient"])
-    assert partly == "attention: efficient ran, where cudnn was preferred"
+        assert attention_taken_over(asked, by_flash) == ""
+    assert attention_taken_over("default", by_math) == ""
+    assert attention_taken_over("cudnn", {}) == ""  # nothing was profiled
 
 
 def test_all_records_did_attention_by_the_kernel_that_they_asked_for() -> None:
     asked = {"cudnn": 0, "flash4": 0}
     for run in committed_runs():
-        ran = attention_kernels(run.record.instruments.get("step", {}))
+        step = run.record.instruments.get("step", {})
         preferred = run.record.config.get("attention")
-        if ran and preferred in asked:
-            assert ran == [preferred.removesuffix("4")], run.record.run_id
+        if step.get("operations") and preferred in asked:
+            assert attention_taken_over(preferred, step) == "", run.record.run_id
             asked[preferred] += 1
     assert asked["cudnn"] > 600 and asked["flash4"] >= 10
 

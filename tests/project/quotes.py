@@ -235,7 +235,8 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
         "worst)",
         "; ".join(f"{name} {', '.join(grid[model])}" for name, model in models.items()),
         *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
-        f"({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}). One run each.",
+        f"({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}). One run each: undecided for "
+        "the 3B at 4,096, for both at 8,192.",
     ]
 
 

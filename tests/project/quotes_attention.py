@@ -11,8 +11,8 @@ from tests.project.quotes import one, per_cent, stored
 def attention_texts() -> list[str]:
     """What the study attention-form measured."""
     runs = shorten_arms(runs_frame(stored("h200x4")))
-    runs = runs[runs["study"] == "attention-form"]
-    table = switch_table(runs)
+    table = switch_table(runs)  # whose intervals are by the scatter of all switches there
+    runs, table = (each[each["study"] == "attention-form"] for each in (runs, table))
     assert set(table["num_blocks"]) == {2} and set(table["num_sessions"]) == {1}
     assert table["memory_change_pct"].abs().max() < 0.001
     batch = table["setting_plain"].str.extract(r"batch (\d+)", expand=False).astype(int)

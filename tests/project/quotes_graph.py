@@ -53,12 +53,13 @@ def narrow_texts() -> list[str]:
     told = [f"{gain} (BF16 {plain})" for gain, plain in others]
     rest = [_leads(runs, *place, is_graph=True) for place in NARROW[1:]]
     more = _more_reserved(runs)
+    slow, quick = _leads(runs, MIDDLE, 1, is_graph=False).split(" and ")
     return [
+        f"by kernel the 3B was at {slow} there, at {quick} on the second",
         f"by {fp8} in FP8 and {bf16} in BF16 at batch 1, at 2 by {told[0]}, a 3B at 1 by "
         f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}; two blocks each",
         f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
         f"{rest[0]}; {rest[1]}; {rest[2]}; {rest[3]}",
-        f"where by kernel it was at {_leads(runs, MIDDLE, 1, is_graph=False)}",
         f"The 8B's FP8 reserves {more.pop((LARGE, 'fp8_tensorwise', 1)):.1f} GiB more, the others "
         f"up to {max(more.values()):.1f}",
     ]

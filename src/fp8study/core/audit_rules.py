@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
@@ -98,12 +98,17 @@ def attention_kernels(step: Mapping[str, Any]) -> list[str]:
     return [found[1] for name in names if (found := _ATTENTION.fullmatch(name))]
 
 
-def attention_taken_over(asked: str | None, ran: Collection[str]) -> str:
-    """Say so if another kernel than the preferred one did a step's attention; empty if none did."""
-    others = [kernel for kernel in ran if asked and kernel != asked.removesuffix("4")]
-    if asked == "default" or not others:
+def attention_taken_over(asked: str | None, step: Mapping[str, Any]) -> str:
+    """Say so if another kernel than the preferred one did a GPU's attention; empty if none did.
+
+    Whether FlashAttention is version 4 the operators of the `step`, as `attention_kernels` has it,
+    do not tell.
+    """
+    if asked in (None, "default") or not step.get("operations"):
         return ""
-    return f"attention: {' and '.join(others)} ran, where {asked} was preferred"
+    ran = attention_kernels(step) or ["none of torch's fused kernels"]
+    others = [kernel for kernel in ran if kernel != asked.removesuffix("4")]
+    return f"attention: {' and '.join(others)} ran, where {asked} was preferred" if others else ""
 
 
 def audit_of(record: RunRecord) -> dict[str, Any]:

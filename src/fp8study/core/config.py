@@ -51,7 +51,8 @@ class RunConfig(Fields):
         """Decide every field on which nothing was said.
 
         Where `on_gpu`, whether the machine has GPUs, is not known yet, ``fp8_emulate`` stays open;
-        a run is named in that state, so that its name is the same everywhere.
+        a run is named in that state, so that its name is the same everywhere. But for a model in a
+        folder, of which the tuned path's ``skip`` follows from its config.json.
         """
         values = SimpleNamespace(**vars(self))
         for name, spec in FIELDS.items():

@@ -244,16 +244,20 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def near_settings(model: str) -> Mapping[str, Any]:
     """Return a model's settings as far as they are known without transformers and the hub.
 
-    Those of a preset, also by its id on the hub, or of a folder's text model; else none.
+    Those of a preset, also by its id on the hub, or of a folder's text model; else none. Whether
+    embedding and loss head are one is left out where two places disagree, or one says nothing.
     """
-    preset = next((name for name, hub in HUB_IDS.items() if hub == model), model)
-    if preset in PRESETS:
-        return PRESETS[preset]
-    with suppress(UserError):  # told where the model is built
+    if model in PRESETS:
+        return PRESETS[model]
+    given: dict[str, Any] = {}
+    with suppress(UserError, ValueError, RecursionError):  # told where the model is built
         given = read_file(config_file(model))
-        part = given.get("text_config")
-        return part if isinstance(part, dict) else given
-    return {}
+    if isinstance(part := given.get("text_config"), dict):
+        ties = "tie_word_embeddings"
+        is_sure = part.get(ties) is given.get(ties)
+        return part if is_sure else {name: part[name] for name in part if name != ties}
+    hub = next((name for name, known in HUB_IDS.items() if known == model), None)
+    return given or (PRESETS[hub] if hub else {})
 
 
 def _setting(model: str, name: str) -> Any:

@@ -31,7 +31,7 @@ _REST = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 _ORDER = {
     "cudnn": (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *_REST),
     "flash": (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, *_REST),
-    # No record names the kernel that ran, so no other fast one stands in for it unseen.
+    # A record tells it from no other version, but from math: no other fast one stands in for it.
     "flash4": (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH),
 }
 

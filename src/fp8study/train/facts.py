@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fp8study.core.audit_rules import (
-    LOSS_RISE,
-    LOSS_ROSE,
-    attention_kernels,
-    attention_taken_over,
-    cautions,
-)
+from fp8study.core.audit_rules import LOSS_RISE, LOSS_ROSE, attention_taken_over, cautions
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.record_shape import INSTEAD
@@ -65,8 +59,7 @@ def warnings(trainer: Trainer) -> list[str]:
     untimed = "the run has no timings and no peak"
     skipped = trainer.found.get("loss_scaling", {}).get("num_skipped", 0)
     high = high_loss(config, trainer.steps)
-    ran = attention_kernels(trainer.found.get("step", {}))
-    other = attention_taken_over(config.attention, ran)
+    other = attention_taken_over(config.attention, trainer.found.get("step", {}))
     # Under a longer warm-up the first step says nothing of the peak rate.
     audited = cautions(trainer.audit) if config.lr_warmup_steps <= 1 else []
     notes = {
@@ -93,7 +86,7 @@ def warnings(trainer: Trainer) -> list[str]:
         f"lr_warmup_steps: {config.lr_warmup_steps} is more than num_steps={config.num_steps}: the "
         "learning rate never reached its peak": config.lr_warmup_steps > config.num_steps,
         high: high,
-        other: other,
+        other: other and trainer.device.type == "cuda",
         "FP8 is emulated: the numbers are FP8's, the speed is not": (
             config.fp8_emulate and config.is_fp8
         ),

@@ -103,14 +103,15 @@ def gradient_norm(c: Any) -> str:
 def skipped(c: Any) -> tuple[str, ...]:
     """Put the loss head in FP8, too, where that was faster (docs/log.md, 83, 85 and 87).
 
-    It cost an 8B no loss, which was not judged of others on this path. On up to four GPUs, where it
+    It cost an 8B no loss, nor a 1B whose gradients were not clipped. On up to four GPUs, where it
     is known here whether the head is the embedding, which cannot be gathered in FP8, and that FP8
-    GEMMs take it.
+    GEMMs take it and GPUs share its rows evenly.
     """
     is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
     settings = near_settings(c.model) if is_tried else {}
     sides = [settings.get(name) for name in ("hidden_size", "vocab_size")]
     is_aligned = all(isinstance(side, int) and side % ALIGNMENT == 0 for side in sides)
+    if not is_aligned or (is_sharded(c) and settings["vocab_size"] % c.num_gpus):
+        return HEAD
     is_tied = settings.get("tie_word_embeddings")  # None: transformers' default, not known here
-    has_head = is_tied is False or (is_tied is True and c.strategy == "none")
-    return () if is_aligned and has_head else HEAD
+    return () if is_tied is False or (is_tied is True and c.strategy == "none") else HEAD

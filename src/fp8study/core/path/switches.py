@@ -280,9 +280,9 @@ class Switches:
              "counts untrained weights' gradients, too; use separate")))
     skip: tuple[str, ...] | None = declare(
         None, "float8", "Shell-style patterns of module names that stay out of FP8; each must "
-        "match a linear layer. The tuned path has the loss head in FP8, too, where that was "
-        "faster, of a preset or a folder whose config.json says whether it is the embedding; one "
-        "that is, on one GPU. `none`: every layer in FP8.",
+        "match a linear layer. The tuned path has the loss head in FP8, too, on up to four GPUs, "
+        "of a preset, or of a folder whose config.json says whether the head is the embedding; "
+        "where it is, on one GPU. `none`: every layer in FP8.",
         differs="pair", plain=choices.HEAD, decide=lambda c: choices.skipped(c) if c.path == "tuned"
         else choices.HEAD, **LAYERS)
 # fmt: on

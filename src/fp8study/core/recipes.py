@@ -18,6 +18,11 @@ GEMMS = ("output", "grad_input", "grad_weight")
 ALIGNMENT = 16
 
 
+def is_aligned(*sides: int) -> bool:
+    """Return whether torch's FP8 GEMMs take a weight of these sides."""
+    return not any(side % ALIGNMENT for side in sides)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a linear layer computes, and what that asks for."""

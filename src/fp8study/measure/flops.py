@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.recipes import ALIGNMENT, RECIPES
+from fp8study.core.recipes import ALIGNMENT, RECIPES, is_aligned
 from fp8study.model.build import build_model
-from fp8study.model.float8 import float8_filter, is_aligned, is_converted
+from fp8study.model.float8 import float8_filter, is_converted
 
 #: Parts of a multimodal model that text does not pass.
 _OTHER_INPUTS = re.compile(r"(^|\.)(vision|visual|audio|image|multi_modal)")
@@ -303,7 +303,7 @@ def _why_beyond_fp8(module: torch.nn.Module) -> str | None:
     """Return why torchao cannot make a layer compute in FP8; None if it can."""
     if not isinstance(module, torch.nn.Linear):
         return f"{type(module).__name__} in place of nn.Linear, which torchao alone converts"
-    if not is_aligned(module):
+    if not is_aligned(module.in_features, module.out_features):
         size = f"{module.in_features} × {module.out_features}"
         return f"{size}: a side does not divide by {ALIGNMENT}"
     return None

@@ -14,7 +14,7 @@ import torch
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.presets import check_patterns
-from fp8study.core.recipes import ALIGNMENT, RECIPES
+from fp8study.core.recipes import ALIGNMENT, RECIPES, is_aligned
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
@@ -64,7 +64,7 @@ def why_skipped(config: ResolvedConfig, name: str, module: torch.nn.Linear) -> s
     """Return why a linear layer stays out of FP8, or None if nothing keeps it out."""
     if not config.is_fp8:
         return f"precision={config.precision}"
-    if not is_aligned(module):
+    if not is_aligned(module.in_features, module.out_features):
         return f"a dimension does not divide by {ALIGNMENT}"
     if part := part_of_mixture(name):
         return part
@@ -87,11 +87,6 @@ def is_converted(module: torch.nn.Module) -> bool:
     Sharding gives a module a class of its own, derived from what it was.
     """
     return any(ancestor.__name__ == "Float8Linear" for ancestor in type(module).mro())
-
-
-def is_aligned(module: torch.nn.Linear) -> bool:
-    """Return whether torchao's FP8 GEMMs take a layer of this shape."""
-    return module.in_features % ALIGNMENT == 0 and module.out_features % ALIGNMENT == 0
 
 
 def to_fp8(numbers: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS, SWIGLU_MLPS, hf_config, text_config
-from fp8study.core.recipes import ALIGNMENT
+from fp8study.core.recipes import ALIGNMENT, is_aligned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -100,7 +100,7 @@ class ModelShape:
         """Those that torchao can make compute in FP8: of a mixture, attention's alone."""
         return {
             name: size for name, size in self.linears.items()
-            if (self.num_experts == 1 or name.startswith("self")) and is_aligned(size)
+            if (self.num_experts == 1 or name.startswith("self")) and is_aligned(*size)
         }  # fmt: skip
 
     @property
@@ -159,11 +159,6 @@ class ModelShape:
             wide * high for number, (name, (wide, high)) in layers
             if any(fnmatch.fnmatchcase(f"model.layers.{number}.{name}", p) for p in patterns)
         )  # fmt: skip
-
-
-def is_aligned(size: tuple[int, int]) -> bool:
-    """Whether FP8's GEMMs take a weight of this size."""
-    return not any(side % ALIGNMENT for side in size)
 
 
 def shape_of(model: str) -> ModelShape:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fp8study.core.presets import near_settings
-from fp8study.core.recipes import ALIGNMENT, RECIPES
+from fp8study.core.recipes import RECIPES, is_aligned
 
 #: What stays out of FP8 where nothing is said.
 HEAD = ("lm_head",)
@@ -109,9 +109,11 @@ def skipped(c: Any) -> tuple[str, ...]:
     """
     is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
     settings = near_settings(c.model) if is_tried else {}
-    sides = [settings.get(name) for name in ("hidden_size", "vocab_size")]
-    is_aligned = all(isinstance(side, int) and side % ALIGNMENT == 0 for side in sides)
-    if not is_aligned or (is_sharded(c) and settings["vocab_size"] % c.num_gpus):
+    named = (settings.get(name) for name in ("hidden_size", "vocab_size"))
+    sides = [side for side in named if isinstance(side, int)]
+    if len(sides) < 2 or not is_aligned(*sides):
+        return HEAD
+    if is_sharded(c) and settings["vocab_size"] % c.num_gpus:
         return HEAD
     is_tied = settings.get("tie_word_embeddings")  # None: transformers' default, not known here
     return () if is_tied is False or (is_tied is True and c.strategy == "none") else HEAD

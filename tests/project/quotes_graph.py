@@ -8,6 +8,7 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH
 from fp8study.analysis.runs.pairing import shorten_arms
+from fp8study.analysis.speed import switch_table
 from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
@@ -89,12 +90,35 @@ def tied_texts() -> list[str]:
     ]
 
 
+def pool_texts() -> list[str]:
+    """What graph-pool measured on two GPUs: memory reserved in GiB, and tokens/s."""
+    runs = runs_frame([run for run in stored("h200x4") if run.record.study == "graph-pool"])
+    gains = switch_table(runs)
+    gains = gains.set_index(["model", "precision"])["gain_pct"]
+    shared = runs["setting"].str.contains("gradients' memory shared").rename("is_shared")
+    gib = runs.assign(gib=_reserved(runs)).groupby(["model", "precision", shared])["gib"]
+    assert (gib.max() - gib.min()).max() < 0.01
+    mean = gib.mean().unstack()
+    said = []
+    for model, words, blocks in ((SMALL, "a 1B", 2), (MIDDLE, "a 3B", 1)):
+        assert set(runs[runs["model"] == model].groupby(["precision", shared]).size()) == {blocks}
+        pairs = [
+            f"{mean.loc[(model, precision), True]:.1f} GiB instead of "
+            f"{mean.loc[(model, precision), False]:.1f}"
+            for precision in ("bf16", "fp8_tensorwise")
+        ]
+        changes = [per_cent(gains[model, precision]) for precision in ("bf16", "fp8_tensorwise")]
+        said += [f"{words} {pairs[0]} in BF16 and {pairs[1]} in FP8",
+                 f"by {changes[0]} and {changes[1]}"]  # fmt: skip
+    return said
+
+
 def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The runs and the leads of the studies of graphs."""
     runs = shorten_arms(runs_frame(stored(machine)))
     leads = leads_table(runs)
     runs, leads = (
-        table[table[name].str.startswith("graph-")]
+        table[table[name].str.startswith(("graph-form", "graph-reach", "graph-narrow"))]
         for table, name in ((runs, "study"), (leads, "studies"))
     )
     runs = runs.assign(in_fp8=runs["precision"] != "bf16")
@@ -106,13 +130,22 @@ def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
     """How much more memory a graph reserves, GiB, by model, precision and batch."""
+    place = ["model", "precision", "micro_batch_size", "is_graph"]
+    mean = (
+        runs.assign(gib=_reserved(runs))
+        .groupby([*place[:3], "repeat", place[3]])["gib"]
+        .mean()
+        .unstack()
+    )
+    return (mean[True] - mean[False]).dropna().groupby(level=place[:3]).mean().to_dict()
+
+
+def _reserved(runs: pd.DataFrame) -> Any:
+    """Return what torch had reserved in each run, GiB."""
     records = {run.record.run_id: run.record for run in committed_runs()}
-    gib = runs["run_id"].map(
+    return runs["run_id"].map(
         lambda name: records[name].instruments["memory"]["steady_reserved_gib"]
     )
-    place = ["model", "precision", "micro_batch_size", "is_graph"]
-    mean = runs.assign(gib=gib).groupby([*place[:3], "repeat", place[3]])["gib"].mean().unstack()
-    return (mean[True] - mean[False]).dropna().groupby(level=place[:3]).mean().to_dict()
 
 
 def _gains(runs: pd.DataFrame, model: str, num_gpus: int, batch: int) -> list[str]:

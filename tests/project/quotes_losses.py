@@ -5,6 +5,7 @@ from typing import Any
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
+from fp8study.analysis.matched import equal_time_table
 from fp8study.report.page import Report, report_of
 from tests.project.quotes import one, per_cent, stored
 
@@ -19,6 +20,7 @@ def loss_texts() -> list[str]:
     eight = report_of([run for run in stored(MACHINE) if run.record.study.startswith("loss-8b")])
     return [
         *_arms_texts(report), *_again_texts(report), *_eight_b_again_texts(eight),
+        *_batch_2_texts(),
     ]  # fmt: skip
 
 
@@ -126,6 +128,30 @@ def _eight_b_again_texts(report: Report) -> list[str]:
             f"{bf16[0]:.2f} and {bf16[1]:.2f} % apart in BF16, "
             f"{fp8[0]:.2f} and {fp8[1]:.2f} % in FP8"
         )
+    return said
+
+
+def _batch_2_texts() -> list[str]:
+    """Give the losses of a 1B at batch 2, not sharded and under FSDP2, its head in BF16."""
+    said = []
+    for machine, strategy in ((MACHINE, "none"), ("h200x4", "fsdp2")):
+        runs = [
+            run for run in stored(machine)
+            if run.record.study == "check-loss" and run.record.config["num_gpus"] == 1
+        ]  # fmt: skip
+        assert {run.record.config["strategy"] for run in runs} == {strategy}
+        assert all(run.record.config["skip"] == ["lm_head"] for run in runs)
+        report = report_of(runs)
+        trained, unseen = one(report.loss_gaps), one(report.validation_gaps)
+        assert {trained["verdict"], unseen["verdict"]} == {"equivalent"}
+        assert {trained["num_pairs"], unseen["num_pairs"]} == {6}
+        said += [
+            f"{per_cent(trained['gap_pct'], 2)} (95 % CI {_ends_of(trained)})",
+            f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({_ends_of(unseen)})",
+        ]
+    saved = one(equal_time_table(runs, report.runs, report.metrics))
+    ends = f"{saved['low_95']:.1f} to {saved['high_95']:.1f}"
+    said.append(f"one held-out loss in {saved['saved_pct']:.1f} % less time (95 % CI {ends})")
     return said
 
 

@@ -50,7 +50,6 @@ def one_pass_texts() -> list[str]:
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",
-        *_batch_2_texts(),
         *_shards_texts(),
         *_kernels_texts(),
         *once_texts(),
@@ -151,20 +150,3 @@ def _leads(leads: pd.DataFrame) -> Mapping[tuple[str, int], str]:
 def _listed(leads: Mapping[tuple[str, int], str]) -> str:
     *first, last = leads.values()
     return f"{', '.join(first)} and {last}"
-
-
-def _batch_2_texts() -> list[str]:
-    """What is said of the losses of a 1B at batch 2."""
-    report = report_of([run for run in stored(MACHINE) if run.record.study == "check-loss"])
-    trained, unseen = one(report.loss_gaps), one(report.validation_gaps)
-    assert {trained["verdict"], unseen["verdict"]} == {"equivalent"}
-    assert {trained["num_pairs"], unseen["num_pairs"]} == {6}
-
-    def gap(row: pd.Series) -> str:
-        low, high = (per_cent(row[f"gap_pct_{end}_95"], 2) for end in ("low", "high"))
-        return f"{low.removesuffix(' %')} to {high.removesuffix(' %')})"
-
-    return [
-        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {gap(trained)}",
-        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({gap(unseen)}",
-    ]

@@ -198,17 +198,17 @@ def two_gpu_peer_texts() -> list[str]:
     table = table[table["study"].str.contains("fsdp-")]
     table = table.assign(peer=table["peer"].str.split().str[0])
     counts = table.set_index(["peer", "model", "precision"])["num_blocks"]
-    assert counts.pop(("torchtitan", "llama-3.1-8b", "bf16")) == 3
-    assert set(counts.loc["torchtitan"]) == {2}
+    assert counts.pop(("torchtitan", "llama-3.1-8b", "bf16")) == 5
+    assert set(counts.loc["torchtitan"]) == {4}
     assert set(counts.loc["accelerate"]) == {1}
     leads = leads_table(runs_of_two())
     leads = leads[leads["arm"].str.contains(FP8_HEAD)]
     large = one(leads, model="llama-3.1-8b", studies="beside-torchtitan-fsdp-8b")
-    assert large["num_pairs"] == large["num_sessions"] == 3
+    assert (large["num_pairs"], large["num_sessions"]) == (5, 4)
     lead = per_cent(large["lead_pct"])
     texts = [
-        f"less, on three other machines by {lead},",
-        f"In its three FP8 leads by {lead} (95 % CI {ends(large)})",
+        f"less, on four other machines by {lead},",
+        f"In its five FP8 leads by {lead} (95 % CI {ends(large)})",
     ]
     for peer, its in (("torchtitan", "torchtitan's"), ("accelerate", "Accelerate's")):
         for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):
@@ -222,6 +222,8 @@ def two_gpu_peer_texts() -> list[str]:
                 f"{per_cent(fp8['peer_lead_pct'])}"
             )
             if peer == "torchtitan":
+                spans = [row["ratio_interval"] for row in (bf16, fp8)]
+                texts.append(f"95 % CIs are {spans[0]} and {spans[1]}")
                 texts.append(
                     f"{bf16['reserved_gib']:.1f} and {fp8['reserved_gib']:.1f} GiB, torchtitan "
                     f"{bf16['peer_reserved_gib']:.1f} and {fp8['peer_reserved_gib']:.1f}"

@@ -35,7 +35,7 @@ from tests.project.quotes import (
 )
 from tests.project.quotes_attention import attention_texts
 from tests.project.quotes_four_h200 import four_h200_texts
-from tests.project.quotes_graph import graph_texts, narrow_texts, tied_texts
+from tests.project.quotes_graph import graph_texts, narrow_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_one_h200 import one_h200_texts
@@ -149,6 +149,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *four_h200_texts(),
         *graph_texts(),
         *narrow_texts(),
+        *pool_texts(),
         *tied_texts(),
         *attention_texts(),
         *one_pass_texts(),

@@ -25,14 +25,10 @@ _PLACE = {
 #: Settings for which the page shows what the tuned path chooses.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"path": "plain"},
-    "tuned, 1 GPU, BF16": {"strategy": "none"},
-    "1 GPU, FP8": {"strategy": "none", "precision": "fp8_tensorwise"},
-    "1 GPU, FP8, clipped": {
-        "strategy": "none",
-        "precision": "fp8_tensorwise",
-        "max_grad_norm": 1.0,
-    },
-    "1 GPU under FSDP2, BF16": {},
+    "tuned, 1 GPU, BF16": {},
+    "1 GPU, FP8": {"precision": "fp8_tensorwise"},
+    "1 GPU, FP8, clipped": {"precision": "fp8_tensorwise", "max_grad_norm": 1.0},
+    "1 GPU under FSDP2, BF16": {"strategy": "fsdp2"},
     "2 GPUs, FP8": {"num_gpus": 2, "precision": "fp8_tensorwise"},
     "2 GPUs, FP8, clipped": {"num_gpus": 2, "precision": "fp8_tensorwise", "max_grad_norm": 1.0},
     "2 GPUs under DDP, BF16": {"num_gpus": 2, "strategy": "ddp"},

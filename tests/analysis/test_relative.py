@@ -142,14 +142,14 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
         ({"skip": ["lm_head", "*.o_proj"]},
          r"no arm in '.*' has skip=lm_head,\*.o_proj: skip is lm_head there"),
         ({"num_gpus": 2}, "no other arm in '.*' equals one with num_gpus=2 in all else: it differs "
-                          "in sequence_length: 2048 v 4096"),
+                          "in strategy: none v ddp, sequence_length: 2048 v 4096"),
     ],
 )  # fmt: skip
 def test_a_reference_of_no_arm_says_why_and_never_itself_as_the_remedy(
     reference: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     put(tmp_path, 1000, sequence_length=2048)
-    put(tmp_path, 1000, name="two", num_gpus=2)
+    put(tmp_path, 1000, name="two", num_gpus=2, strategy="ddp")
     with pytest.raises(UserError, match=f"^--reference: {words}") as caught:
         compare_relative(None, tmp_path, reference)
     assert "\n" not in str(caught.value)

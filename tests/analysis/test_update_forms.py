@@ -79,8 +79,9 @@ TODAYS = "FP8 tensorwise, SwiGLU kernels, both layouts"
         (FP8 | {"gradient_dtype": "master"}, ["weights cast each update", "one pass AdamW"]),
         (FP8 | BEFORE | {"weight_cast": "each_update"}, ["weights cast each update"]),
         (ALONE | {"master_dtype": "bf16"}, []),
-        ({"path": "tuned"}, []),
-        ({"strategy": "none"}, []),
+        ({"path": "tuned", "strategy": "fsdp2"}, []),
+        ({"path": "tuned"}, [IN_ONE_PASS]),
+        ({}, []),
     ],
 )
 def test_a_setting_names_the_form_with_the_fewest_words(

@@ -109,8 +109,9 @@ UNTIED = {"hidden_size": 64, "vocab_size": 2048, "tie_word_embeddings": False}
             IN_ONE_PASS | WIDE | LATER | BY_KERNEL,
         ),
         (ALONE | {"max_grad_norm": 1.0, "update_kernel": "torch"}, ON_ONE_GPU | CLIPPED),
-        ({"path": "tuned"}, ON_ONE_GPU | {"reshard_after_forward": False}),
-        ({"path": "tuned"} | CHOSEN, ON_ONE_GPU | CHOSEN),
+        ({"path": "tuned"}, IN_ONE_PASS),
+        (ALONE | {"strategy": "fsdp2"}, ON_ONE_GPU | {"reshard_after_forward": False}),
+        (ALONE | {"strategy": "fsdp2"} | CHOSEN, ON_ONE_GPU | CHOSEN),
         (ON_TWO, SHARDS),
         (ON_TWO | {"precision": "fp8"}, SHARDS | KEPT | COPIED),
         (

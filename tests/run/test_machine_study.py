@@ -175,7 +175,7 @@ def test_a_run_beyond_the_gpus_memory_is_refused_before_it_starts(checkout: Path
     study, there = load_study("large"), MACHINES["H100"]
     ((run, reason),) = impossible_runs(study, there).items()
     assert run.config.model == "llama-3.1-8b"
-    assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 122 GiB of 80; would fit: on ")
+    assert reason.startswith("memory: llama-3.1-8b at batch 1 needs 128 GiB of 80; would fit: on ")
     assert "cannot" in plan_text(study, there)
     assert impossible_runs(study, ONE) == {}
     finish_first(study)

@@ -102,13 +102,6 @@ class RunConfig(Fields):
         return self.num_gpus // self.num_nodes
 
     @property
-    def num_shards(self) -> int:
-        """GPUs over which each weight is split."""
-        if self.strategy != "fsdp2":
-            return 1
-        return self.gpus_per_node if self.sharding == "hybrid" else self.num_gpus
-
-    @property
     def sequences_per_step(self) -> int:
         """Sequences in one optimizer step, over all GPUs: the effective batch."""
         return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps
@@ -126,9 +119,10 @@ class RunConfig(Fields):
         """Return eight hexadecimal digits that change with any field.
 
         Fields at their default are left out, so that a field that a later version adds does not
-        rename the runs of an earlier one.
+        rename the runs of an earlier one; FSDP2, which was the default on one GPU, too, is still.
         """
-        defaults, values = RunConfig().resolved().to_dict(), self.resolved().to_dict()
+        defaults = RunConfig(strategy="fsdp2").resolved().to_dict()
+        values = self.resolved().to_dict()
         chosen = {k: v for k, v in values.items() if v != defaults[k]}
         text = json.dumps(chosen, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -137,6 +131,13 @@ class RunConfig(Fields):
 @dataclass(frozen=True)
 class ResolvedConfig(RunConfig):
     """A configuration in which every field is decided; made by `RunConfig.resolved`."""
+
+    @property
+    def num_shards(self) -> int:
+        """GPUs over which each weight is split."""
+        if self.strategy != "fsdp2":
+            return 1
+        return self.gpus_per_node if self.sharding == "hybrid" else self.num_gpus
 
     def resolved(self, on_gpu: bool | None = None) -> ResolvedConfig:
         if on_gpu is not None and self.fp8_emulate is None:

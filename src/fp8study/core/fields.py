@@ -70,9 +70,11 @@ class _Described:
         "for a cluster.", differs="resume", low=1, high=8192, refused=(
             (lambda c: c.num_gpus % c.num_nodes,
              "does not divide num_gpus={num_gpus}, the total over all nodes; change one of them"),))
-    strategy: Literal["fsdp2", "ddp", "none"] = declare(
-        "fsdp2", "execution", "How the processes share the model: fully sharded, replicated, or "
-        "one plain process.", differs="resume", refused=(
+    strategy: Literal["fsdp2", "ddp", "none"] | None = declare(
+        None, "execution", "How the processes share the model: fully sharded, replicated, or one "
+        "plain process. Where nothing is said several GPUs have `fsdp2`, and one has `none`.",
+        differs="resume", decide=lambda c: "fsdp2"
+        if c.num_gpus > 1 or RECIPES[c.precision].needs_fsdp2 else "none", refused=(
             (lambda c: c.strategy == "none" and c.num_gpus > 1,
              "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
              "num_gpus=1"),))

@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig
 from fp8study.run.machine import Machine
 
 #: What another launcher may have left behind, and torch, torchrun or Accelerate would believe.
@@ -28,7 +28,7 @@ _OF_JOB = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "S
 UNMOVED = ("sh", "-c", """trap "" USR1; exec "$0" "$@" """)
 
 
-def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
+def training_environment(config: ResolvedConfig, machine: Machine) -> dict[str, str]:
     """Return the environment of a run's training processes: ours, with what the run needs."""
     environment = {n: value for n, value in os.environ.items() if not _LEFT_OVER.fullmatch(n)}
     if machine.gpus:
@@ -66,12 +66,12 @@ def training_environment(config: RunConfig, machine: Machine) -> dict[str, str]:
     return environment
 
 
-def _is_one_process(config: RunConfig) -> bool:
+def _is_one_process(config: ResolvedConfig) -> bool:
     # One process of a process group, which needs no torchrun.
     return config.strategy != "none" and config.num_gpus == 1
 
 
-def training_command(config: RunConfig, run_dir: Path) -> list[str]:
+def training_command(config: ResolvedConfig, run_dir: Path) -> list[str]:
     """Return the command that starts all training processes of a run and ends with them."""
     script = ["-m", "fp8study.train", str(run_dir)]
     if config.strategy == "none" or _is_one_process(config):

@@ -119,7 +119,7 @@ def question_for(
         "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
         "sequence_length": sequence_length,
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
-        "path": "tuned", "strategy": "none" if number == 1 else "fsdp2",
+        "path": "tuned",
     }  # fmt: skip
     values |= others or {}
     if needs_plain_head(model):

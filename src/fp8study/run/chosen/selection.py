@@ -166,8 +166,7 @@ class _Selector:
     def _values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return a run's fields: a cell's without its reason, under the overrides."""
         values = {n: v for n, v in chosen.items() if n != "why"} | self.overrides
-        own = {"strategy": "none" if values["num_gpus"] == 1 else "fsdp2"}
-        own |= {"loss_head": "plain"} if needs_plain_head(values["model"]) else {}
+        own = {"loss_head": "plain"} if needs_plain_head(values["model"]) else {}
         return own | values
 
     def _batch(self, chosen: Mapping[str, Any], arms: Iterable[str] = _ARMS) -> int:

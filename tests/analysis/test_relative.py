@@ -123,6 +123,13 @@ def test_other_machines_and_arms_without_baseline_are_noted(tmp_path: Path) -> N
     assert "no ratio here says anything of FP8's speed" in comparison_text(found)
 
 
+def test_what_follows_from_the_number_of_gpus_may_differ_with_it(tmp_path: Path) -> None:
+    put(tmp_path, 1000)
+    put(tmp_path, 990, name="two", num_gpus=2)
+    (row,) = compare_relative(None, tmp_path, {"num_gpus": 1}).rows
+    assert row["speed"].estimate == pytest.approx(0.99)
+
+
 def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
     put(tmp_path, 1000)
     with pytest.raises(UserError, match=r"--reference: 'precisio' is no field .*'precision'"):
@@ -142,14 +149,14 @@ def test_a_wrong_reference_is_one_line(tmp_path: Path) -> None:
         ({"skip": ["lm_head", "*.o_proj"]},
          r"no arm in '.*' has skip=lm_head,\*.o_proj: skip is lm_head there"),
         ({"num_gpus": 2}, "no other arm in '.*' equals one with num_gpus=2 in all else: it differs "
-                          "in strategy: none v ddp, sequence_length: 2048 v 4096"),
+                          "in sequence_length: 2048 v 4096"),
     ],
 )  # fmt: skip
 def test_a_reference_of_no_arm_says_why_and_never_itself_as_the_remedy(
     reference: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     put(tmp_path, 1000, sequence_length=2048)
-    put(tmp_path, 1000, name="two", num_gpus=2, strategy="ddp")
+    put(tmp_path, 1000, name="two", num_gpus=2)
     with pytest.raises(UserError, match=f"^--reference: {words}") as caught:
         compare_relative(None, tmp_path, reference)
     assert "\n" not in str(caught.value)

@@ -100,6 +100,7 @@ UNTIED = {"hidden_size": 64, "vocab_size": 2048, "tie_word_embeddings": False}
         (ALONE | {"precision": "fp8", "precision_schedule": "bf16:9,fp8"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "update_kernel": "torch"}, ON_ONE_GPU),
         (ALONE | {"precision": "fp8", "weight_cast": "each_pass"}, IN_ONE_PASS | WIDE),
+        (ALONE | {"precision": "fp8", "fp8_all_gather": True}, IN_ONE_PASS | WIDE),
         (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
         (ALONE | {"activation_checkpointing": True}, ON_ONE_GPU),
         (ALONE | {"master_dtype": "bf16"}, ON_ONE_GPU),

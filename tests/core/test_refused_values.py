@@ -9,6 +9,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.path.switches import RETIRED
 
 EARLY = {"optimizer_binding": "before_conversion"}
+FSDP2 = {"strategy": "fsdp2"}
 FP16 = {"precision": "fp16"}
 IN_BACKWARD = {"optimizer_step": "in_backward"}
 SHARED = {"gradient_pool": "shared", "num_gpus": 2}
@@ -118,7 +119,7 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"noise_at_steps": [0], "num_gpus": 2}, "noise_at_steps", "num_gpus=1"),
         ({"noise_at_steps": [0], "master_dtype": "bf16"}, "noise_at_steps", "master_dtype=fp32"),
         (EARLY | {"noise_at_steps": [0]}, "noise_at_steps", "optimizer_binding=after_conversion"),
-        (EARLY | {"master_dtype": "bf16", "strategy": "fsdp2"}, "master_dtype", "=fp32"),
+        (EARLY | FSDP2 | {"master_dtype": "bf16"}, "master_dtype", "master_dtype=fp32"),
         (FP16 | {"master_dtype": "bf16"}, "precision", "master_dtype=fp32"),
         (FP16 | EARLY, "precision", "after_conversion"),
         (FP16 | {"fp8_all_gather": True}, "fp8_all_gather", "set .*=false"),

@@ -121,7 +121,7 @@ def test_emulation_and_all_gather_are_handed_to_torchao(emulate: bool, gather: b
 def test_precision_chooses_the_recipe(
     precision: str, granularity: ScalingGranularity, weight_gradient: ScalingType
 ) -> None:
-    recipe = float8_config(fp8(precision=precision))
+    recipe = float8_config(fp8(precision=precision, strategy="fsdp2"))
     assert recipe.cast_config_weight.scaling_granularity is granularity
     assert recipe.cast_config_input_for_grad_weight.scaling_type is weight_gradient
 

@@ -100,7 +100,7 @@ def pool_texts() -> list[str]:
     assert (gib.max() - gib.min()).max() < 0.01
     mean = gib.mean().unstack()
     said = []
-    for model, words, blocks in ((SMALL, "a 1B", 2), (MIDDLE, "a 3B", 1)):
+    for model, words, blocks in ((SMALL, "for a 1B", 2), (MIDDLE, "For a 3B it is", 1)):
         assert set(runs[runs["model"] == model].groupby(["precision", shared]).size()) == {blocks}
         pairs = [
             f"{mean.loc[(model, precision), True]:.1f} GiB instead of "

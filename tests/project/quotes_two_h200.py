@@ -208,7 +208,7 @@ def two_gpu_peer_texts() -> list[str]:
     lead = per_cent(large["lead_pct"])
     texts = [
         f"less, on four other machines by {lead},",
-        f"In its five FP8 leads by {lead} (95 % CI {ends(large)})",
+        f"Over all five pairs the 8B's FP8 leads by {lead} (95 % CI {ends(large)})",
     ]
     for peer, its in (("torchtitan", "torchtitan's"), ("accelerate", "Accelerate's")):
         for model, words in (("llama-3.1-8b", "an 8B"), ("llama-3.2-1b-untied", "a 1B")):

@@ -46,7 +46,7 @@ def fp8(**changes: Any) -> RunConfig:
 @pytest.mark.parametrize("precision", ["fp8_tensorwise", "fp8_rowwise", "fp8_rowwise_gw_hp"])
 @pytest.mark.parametrize("emulate", [None, False])
 def test_fp8_is_refused_on_a_gpu_without_it(precision: str, emulate: bool | None) -> None:
-    config = fp8(precision=precision, fp8_emulate=emulate)
+    config = fp8(precision=precision, fp8_emulate=emulate, strategy="fsdp2")
     with pytest.raises(UserError, match=rf"^precision: '{precision}'") as caught:
         Machine((A100,), 8).check(config)
     for word in ("8.9", "NVIDIA A100-SXM4-80GB has 8.0", "precision=bf16", "fp8_emulate=true"):
@@ -286,13 +286,13 @@ def test_what_another_launcher_left_behind_reaches_no_training_process(
     }  # fmt: skip
     for name, value in left.items():
         monkeypatch.setenv(name, value)
-    several = RunConfig(num_gpus=2)
-    plain = training_environment(RunConfig(strategy="none"), Machine((), 2))
+    several = RunConfig(num_gpus=2).resolved()
+    plain = training_environment(RunConfig().resolved(), Machine((), 2))
     assert left.keys() & plain.keys() == {"SLURM_PROCID"}
     assert left.keys() & training_environment(several, Machine((), 2)).keys() == {"SLURM_PROCID"}
-    one = training_environment(RunConfig(), Machine((), 2))
+    one = training_environment(RunConfig(strategy="fsdp2").resolved(), Machine((), 2))
     assert (one["RANK"], one["WORLD_SIZE"], one["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
-    on_two = RunConfig(num_gpus=2, num_nodes=2)  # whose nodes set their own
+    on_two = RunConfig(num_gpus=2, num_nodes=2).resolved()  # whose nodes set their own
     assert not left.keys() & training_environment(on_two, Machine((), 2)).keys()
 
 

@@ -1,5 +1,6 @@
 """What budgets hold of the runs that are chosen for a machine, and what a larger one adds."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
@@ -67,6 +68,16 @@ def test_the_budget_that_is_named_is_the_least_with_which_a_later_call_adds_the_
     assert later(whole) is None
     assert {run.config.repeat for run in timed(whole)} == {0, 1, 2}
     assert later(select(there, budget - 1, text, kept=short.runs))
+
+
+def test_a_kept_run_that_says_more_of_itself_is_not_chosen_again() -> None:
+    there = MACHINES["2 H200"]
+    said = [
+        dataclasses.replace(run, values={**run.values, "strategy": run.config.resolved().strategy})
+        for run in selected(there, 20, TEXT).runs
+    ]
+    runs = select(there, 60, TEXT, kept=said).runs
+    assert len({run.config.resolved() for run in runs}) == len(runs) > len(said)
 
 
 def test_a_larger_budget_keeps_what_was_chosen_and_adds_to_it() -> None:

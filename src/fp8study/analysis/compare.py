@@ -35,7 +35,9 @@ from fp8study.core.fields import varying
 #: So many differing fields are named where an arm has no partner.
 _MOST_FIELDS = 3
 #: Fields that follow from another one, and may differ where that one does.
-_FOLLOWERS = {"precision": varying("pair"), "path": varying("switch")}
+_FOLLOWERS = {
+    "precision": varying("pair"), "path": varying("switch"), "num_gpus": ("strategy",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

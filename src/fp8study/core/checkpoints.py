@@ -129,7 +129,7 @@ def _differing(
     """Say which of the fields with these `names` an earlier run had otherwise."""
     then, now = completed(earlier), completed(config.to_dict())
     return [
-        f"{name}={shown(then.get(name))}, not {shown(now[name])}"
+        f"{name}={shown(then.get(name)) or 'none'}, not {shown(now[name]) or 'none'}"
         for name in names
         if now[name] != then.get(name)
     ]

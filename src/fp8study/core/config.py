@@ -119,7 +119,7 @@ class RunConfig(Fields):
         """Return eight hexadecimal digits that change with any field.
 
         Fields at their default are left out, so that a field that a later version adds does not
-        rename the runs of an earlier one; FSDP2, which was the default on one GPU, too, is still.
+        rename the runs of an earlier one. So is ``strategy=fsdp2``, once the default on one GPU.
         """
         defaults = RunConfig(strategy="fsdp2").resolved().to_dict()
         values = self.resolved().to_dict()

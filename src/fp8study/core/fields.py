@@ -72,9 +72,8 @@ class _Described:
              "does not divide num_gpus={num_gpus}, the total over all nodes; change one of them"),))
     strategy: Literal["fsdp2", "ddp", "none"] | None = declare(
         None, "execution", "How the processes share the model: fully sharded, replicated, or one "
-        "plain process. Where nothing is said several GPUs have `fsdp2`, and one has `none`.",
-        differs="resume", decide=lambda c: "fsdp2"
-        if c.num_gpus > 1 or RECIPES[c.precision].needs_fsdp2 else "none", refused=(
+        "plain process. If nothing is said, one GPU has `none`, several have `fsdp2`.",
+        differs="resume", decide=lambda c: "none" if c.num_gpus == 1 else "fsdp2", refused=(
             (lambda c: c.strategy == "none" and c.num_gpus > 1,
              "is one process but num_gpus={num_gpus}; use strategy=fsdp2 or strategy=ddp, or "
              "num_gpus=1"),))
@@ -90,7 +89,7 @@ class _Described:
         "sharded, as it loads large models. With FP8 all-gather it fails.",
         differs="pair effect resume", refused=(
             (lambda c: c.cpu_ram_efficient_loading and c.strategy != "fsdp2",
-             "is for strategy=fsdp2, not {strategy}; leave it out"),))
+             "is for strategy=fsdp2, not {strategy}; leave it out, or use strategy=fsdp2"),))
     sequence_length: int = declare(
         # Of one token none is predicted.
         4096, "task", "Tokens per packed sequence.", low=2, high=MANY, refused=(

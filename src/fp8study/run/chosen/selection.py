@@ -136,9 +136,10 @@ class _Selector:
         self, budget: float, corpus: tuple[str, int] | None, kept: Sequence[Chosen] = ()
     ) -> _Filled:
         """Return who does what within a budget, with what was `kept`."""
-        known = {run.config for run in kept}
+        known = {run.config.resolved() for run in kept}
         table, until = Timetable(self.machine, kept), budget - _ALL_ROUND
-        left, notes = [b for b in self._speed_blocks if known.isdisjoint(b.configs)], []
+        left = [b for b in self._speed_blocks if known.isdisjoint(c.resolved() for c in b.configs)]
+        notes: list[str] = []
         if corpus is None:
             notes = ["No part about loss: no text can be had; SET='corpus=text:my.txt'"]
         elif not any(c.validation_points > 1 and c.corpus == corpus[0] for c in known):

@@ -98,7 +98,7 @@ def _goals(table: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     return verdicts.assign(
         goal=verdicts["is_met"].map({True: "✓\u00a0met", False: "✗\u00a0missed"}),
         of=verdicts["test"].map(TESTS),
-        worst=[text.partition(", ")[0].replace(" ", "\u00a0") for text in verdicts["worst"]],
+        worst=[text.partition(", ")[0] for text in verdicts["worst"]],
         run_ids=verdicts["test"].map(runs),
     )
 

@@ -73,7 +73,7 @@ def _form(row: pd.Series) -> str:
     parts += ["clipped"] * bool(pd.notna(row["max_grad_norm"]))
     parts += ["FSDP2"] * (int(row["num_gpus"]) == 1 and row["setting"].startswith("FSDP2"))
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
-    parts += [kind] if kind != "tensorwise" else []
+    parts += [] if kind == "tensorwise" else kind.split(", ")
     parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
     return _lines(*_listed(parts)) or "–"

@@ -229,6 +229,7 @@ def _cell(rows: pd.DataFrame) -> str:
         leads, batch = same["lead_pct"].dropna(), span(same["micro_batch_size"], ".0f")
         facts = [span(leads, "+.1f", " %")] if len(leads) else ["no timing that holds"]
         facts += filter(None, more)
-        told_of = f"({', '.join(facts)})".replace(" ", "\u00a0").replace(",\u00a0", ", ")
-        parts.append(f"{kind} at batch {batch}".replace(" ", "\u00a0") + f" {told_of}")
+        words = (f"{kind} at batch {batch}", f"({', '.join(facts)})")
+        text = " ".join(text.replace(" ", "\u00a0") for text in words)
+        parts.append(text.replace(",\u00a0loss", ", loss"))  # else too long for its column
     return "; ".join(parts)

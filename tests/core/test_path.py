@@ -183,8 +183,7 @@ def test_of_a_folder_its_configuration_tells_whether_the_loss_head_is_fp8(
     settings: dict[str, Any], num_gpus: int, has_head: bool, tmp_path: Path
 ) -> None:
     folder = tiny_folder(tmp_path / "mine", **settings)
-    strategy = "none" if num_gpus == 1 else "fsdp2"
-    mine = {"model": folder, "num_gpus": num_gpus, "strategy": strategy, "path": "tuned"}
+    mine = {"model": folder, "num_gpus": num_gpus, "path": "tuned"}
     assert make_config(mine | {"precision": "fp8"}).resolved().skip == (() if has_head else HEAD)
     assert make_config(mine | {"precision": "bf16"}).resolved().skip == HEAD
 

@@ -29,8 +29,7 @@ DONE = 55
 
 
 def trained(run_dir: Path, num_gpus: int, is_on_gpu: bool) -> RunRecord:
-    strategy = "fsdp2" if num_gpus > 1 else "none"
-    config = make_config(VALUES | {"num_gpus": num_gpus, "strategy": strategy})
+    config = make_config(VALUES | {"num_gpus": num_gpus})
     return launch(config, run_dir, show=str, machine=None if is_on_gpu else CPU)
 
 

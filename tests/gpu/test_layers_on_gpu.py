@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.requires_gpu, pytest.mark.slow]
 
 def test_a_layer_of_an_8b_takes_less_in_fp8_and_its_gemms_reach_more() -> None:
     shared = {"model": "llama-3.1-8b", "path": "tuned", "num_gpus": torch.cuda.device_count()}
-    shared["strategy"] = "fsdp2" if torch.cuda.device_count() > 1 else "none"
     configs = [
         make_config(shared | {"precision": name, "fp8_all_gather": False}).resolved()
         for name in ("bf16", "fp8_tensorwise", "fp8_rowwise")

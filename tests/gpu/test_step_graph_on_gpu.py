@@ -40,7 +40,6 @@ def test_a_replayed_step_trains_as_one_launched_by_kernel(
         pytest.importorskip("flash_attn.cute", reason="needs the package flash-attn-4")
     values = STEPS | {"num_gpus": num_gpus, "precision": precision, "max_grad_norm": max_grad_norm}
     values |= {"attention": attention}
-    values |= {"strategy": "none" if num_gpus == 1 else "fsdp2"}
     if max_grad_norm is None:  # replays go on after the first; such a run profiles no step
         values |= {"validation_sequences": 4, "validation_points": 3}
     found = {}

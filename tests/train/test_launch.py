@@ -160,8 +160,7 @@ def test_a_failing_child_leaves_a_record_with_its_reason(tmp_path: Path) -> None
 @pytest.mark.usefixtures("cold_training")
 @pytest.mark.parametrize("num_gpus", [1, 2])  # by itself, and by torchrun
 def test_a_killed_child_is_recorded_as_failed(num_gpus: int, tmp_path: Path) -> None:
-    strategy = "none" if num_gpus == 1 else "fsdp2"
-    config = make_config(TINY | {"strategy": strategy, "num_gpus": num_gpus, "num_steps": 5000})
+    config = make_config(TINY | {"num_gpus": num_gpus, "num_steps": 5000})
 
     def kill_training(line: str) -> None:
         for status in Path("/proc").glob("[0-9]*/cmdline"):

@@ -251,8 +251,7 @@ def test_after_kill_9_at_any_moment_the_last_checkpoint_loads(
     num_gpus: int, train: Train, tmp_path: Path
 ) -> None:
     """Of two processes the first is killed, which completes checkpoints."""
-    values = {"strategy": "none" if num_gpus == 1 else "fsdp2", "num_gpus": num_gpus,
-              "checkpoint_every": 1, "num_steps": 100_000}  # fmt: skip
+    values = {"num_gpus": num_gpus, "checkpoint_every": 1, "num_steps": 100_000}
     draw, steps = random.Random(0), []
 
     def kill() -> None:

@@ -196,7 +196,7 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     if not given:  # torch's update refuses a graph, from which follows what others are
         undecided["step_launch"] = config.get("step_launch")
     usual = completed(others | undecided | dict(given)) | _LATER
-    if given and config.get("step_launch") == "as_graph":
+    if given and config.get("step_launch") == "as_graph":  # steps by kernel share their pool
         usual["gradient_pool"] = PLAIN["gradient_pool"]
     if usual["gradient_copy"] == _BOTH["gradient_copy"]:
         usual["gradient_copy"] = "foreach"

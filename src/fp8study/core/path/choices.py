@@ -54,7 +54,7 @@ def _may_update_in_one_pass(c: Any) -> bool:
 def weight_cast(c: Any) -> str:
     """Cast weights once where one scale a weight allows it, and the update finds that scale."""
     is_alike = RECIPES[c.precision].scaling == "tensorwise" and not c.precision_schedule
-    is_whole = c.strategy == "none" and not c.fp8_all_gather  # what torchao makes to be gathered
+    is_whole = c.strategy == "none" and not c.fp8_all_gather  # else torchao's own weights
     is_alike &= is_whole or c.gather_cast == "compiled"
     return "each_update" if is_alike and _may_update_in_one_pass(c) else "each_pass"
 

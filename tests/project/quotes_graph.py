@@ -93,8 +93,7 @@ def tied_texts() -> list[str]:
 def pool_texts() -> list[str]:
     """What graph-pool measured on two GPUs: memory reserved in GiB, and tokens/s."""
     runs = runs_frame([run for run in stored("h200x4") if run.record.study == "graph-pool"])
-    gains = switch_table(runs)
-    gains = gains.set_index(["model", "precision"])["gain_pct"]
+    gains = switch_table(runs).set_index(["model", "precision"])["gain_pct"]
     shared = runs["setting"].str.contains("gradients' memory shared").rename("is_shared")
     gib = runs.assign(gib=_reserved(runs)).groupby(["model", "precision", shared])["gib"]
     assert (gib.max() - gib.min()).max() < 0.01

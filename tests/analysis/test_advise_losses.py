@@ -95,10 +95,11 @@ def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
     assert "at a learning rate of 3e\u20114:" in advice_text(high)
 
 
-def test_a_loss_of_another_loss_head_does_not_decide() -> None:
-    """Of a 1B at batch 2, clipped, it was judged with the head in BF16."""
-    found = advice("llama-3.2-1b", batch=2, max_grad_norm=1.0, learning_rate=1e-5)
-    assert (found.kept_in_bf16, found.verdict.action) == ((), CHECK)
+@pytest.mark.parametrize(("batch", "action"), [(2, FP8), (1, CHECK)])
+def test_a_small_model_is_decided_where_its_loss_was_judged(batch: int, action: str) -> None:
+    """Clipped, with its loss head in FP8, that was at batch 2."""
+    found = advice("llama-3.2-1b", batch=batch, max_grad_norm=1.0, learning_rate=1e-5)
+    assert (found.kept_in_bf16, found.verdict.action) == ((), action)
 
 
 def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:

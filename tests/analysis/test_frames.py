@@ -76,6 +76,8 @@ def test_settings_name_the_path_and_what_is_unusual_for_it() -> None:
     assert label(optimizer_step="in_backward") == ", updates in backward"
     assert label(path="tuned", loss_head="plain") == ", tuned, plain loss head"
     assert label(path="tuned", num_gpus=4, reshard_after_forward=False) == ", tuned, resharding off"
+    cold = setting_label(make_config({"compile_cache": "fresh"}).to_dict())
+    assert ", compiled, cold cache, FP32 masters" in cold
     assert setting_label({"strategy": "none"}) == "not sharded"  # older than any switch
     refused = {"strategy": "none", "precision": "fp9"}
     assert setting_label(refused) == "not sharded"

@@ -20,6 +20,7 @@ from fp8study.analysis.runs.naming import (
     GRAPH,
     IN_ONE_PASS,
     NORM_AS_SUMMED,
+    SHARED_POOL,
     has_usual_path,
     unusual_switches,
 )
@@ -57,12 +58,15 @@ def test_a_setting_has_one_form_whichever_its_runs_had(
 ) -> None:
     setting = SETTING.format("not sharded" if num_gpus == 1 else "FSDP2", batch)
     later = f", {IN_ONE_PASS}, {COPY_ENGINES}"
-    for words in ("", f", {IN_ONE_PASS}", later, f"{later}, {NORM_AS_SUMMED}", f"{later}, {GRAPH}"):
+    graph = f"{later}, {GRAPH}"
+    pools = graph, f"{graph}, {SHARED_POOL}"
+    for words in ("", f", {IN_ONE_PASS}", later, f"{later}, {NORM_AS_SUMMED}", *pools):
         row = {"model": model, "num_gpus": num_gpus, "gpu_name": "NVIDIA H200"}
         assert todays_form(pd.Series(row | {"setting": setting + words})) == form
         clipped = f"{setting}, gradients clipped at 1{words}"
         finds_norm = num_gpus == 1 or form.copy_engines
-        assert todays_form(pd.Series(row | {"setting": clipped})) == form._replace(norm=finds_norm)
+        asked = form._replace(norm=finds_norm, shared=form.graph)
+        assert todays_form(pd.Series(row | {"setting": clipped})) == asked
 
 
 def test_what_the_path_never_does_is_of_no_later_form() -> None:
@@ -149,8 +153,8 @@ def test_a_graph_has_room_for_gradients_in_memory_of_their_own() -> None:
 def test_a_graph_is_a_form_of_the_path_with_all_that_follows(max_grad_norm: float | None) -> None:
     values = {"path": "tuned", "num_gpus": 2, "max_grad_norm": max_grad_norm}
     graph = changed(make_config(values).resolved(), AS_GRAPH).to_dict()
-    norm = [NORM_AS_SUMMED] if max_grad_norm else []
-    assert {*unusual_switches(graph)} == {IN_ONE_PASS, GRAPH, COPY_ENGINES, *norm}
+    clipped = [NORM_AS_SUMMED, SHARED_POOL] if max_grad_norm else []
+    assert {*unusual_switches(graph)} == {IN_ONE_PASS, GRAPH, COPY_ENGINES, *clipped}
     assert has_usual_path(graph)
     assert not has_usual_path(graph | {"gradient_copy": "chunk_cat"})
 
@@ -162,7 +166,8 @@ def test_another_batch_is_launched_as_the_path_launches_it(max_grad_norm: float 
     usual = make_config(values | {"model": "llama-3.2-1b", "micro_batch_size": 4}).resolved()
     assert decided_anew(usual, gpu) == usual
     small = decided_anew(dataclasses.replace(usual, micro_batch_size=1), gpu)
-    assert (small.step_launch, small.gradient_pool) == ("as_graph", "own")
+    pool = "shared" if max_grad_norm else "own"  # unclipped, no gradient waits for the others
+    assert (small.step_launch, small.gradient_pool) == ("as_graph", pool)
     assert decided_anew(dataclasses.replace(small, micro_batch_size=4), gpu) == usual
     before = changed(dataclasses.replace(usual, micro_batch_size=1), BEFORE)
     assert decided_anew(dataclasses.replace(before, micro_batch_size=4), gpu) == changed(
@@ -218,3 +223,14 @@ def test_small_steps_by_kernel_are_further_behind_than_the_path_before_them() ->
         )
         later = (first, kernel) if num_gpus == 2 else (kernel, first)
         assert 0 == graph < later[0] < later[1]
+
+
+def test_a_graph_whose_gradients_have_memory_of_their_own_is_one_form_behind() -> None:
+    row = {"model": "llama-3.2-3b", "num_gpus": 2, "gpu_name": "NVIDIA H200"}
+    clipped = f"{SETTING.format('FSDP2', 1)}, gradients clipped at 1"
+    own = f"{clipped}, {IN_ONE_PASS}, {GRAPH}, {COPY_ENGINES}, {NORM_AS_SUMMED}"
+    behind = [
+        forms_behind(pd.Series(row | {"setting": setting}))
+        for setting in (f"{own}, {SHARED_POOL}", own, clipped)
+    ]
+    assert behind == [0, 1, 2]

@@ -22,6 +22,7 @@ from fp8study.analysis.runs.naming import (
     IN_ONE_PASS,
     NORM_AS_SUMMED,
     NORM_BY_KERNEL,
+    SHARED_POOL,
     arm_label,
     has_usual_path,
     num_kernels,
@@ -101,16 +102,18 @@ def test_a_graph_on_one_gpu_is_a_form_of_the_path() -> None:
     assert not has_usual_path(config | {"gradient_dtype": "master"})
 
 
-def test_a_graph_that_shares_its_pool_says_so_and_all_else_as_one_that_does_not() -> None:
+def test_a_graph_that_shares_its_pool_says_so_and_is_of_the_path_either_way() -> None:
     for precision in ("bf16", "fp8_tensorwise"):
         values = ON_TWO | {"precision": precision, "step_launch": "as_graph"}
         own, shared = (
             make_config(values | {"gradient_pool": pool}).resolved().to_dict()
             for pool in ("own", "shared")
         )
-        assert has_usual_path(own) and not has_usual_path(shared)
-        said = {*unusual_switches(shared)} - {*unusual_switches(own)}
-        assert said == {"gradients' memory shared"} and IN_ONE_PASS in unusual_switches(shared)
+        assert has_usual_path(own) and has_usual_path(shared)
+        assert {*unusual_switches(shared)} - {*unusual_switches(own)} == {SHARED_POOL}
+        usual = make_config(values).resolved().to_dict()
+        assert unusual_switches(usual) == unusual_switches(shared)
+    assert not has_usual_path(shared | {"step_launch": "by_kernel", "gradient_pool": "own"})
 
 
 def test_a_norm_by_other_means_than_a_path_has_is_of_no_path() -> None:

@@ -131,7 +131,7 @@ def forms_behind(row: pd.Series) -> int:
     """
     own, today = form_of(row["setting"]), todays_form(row)
     if today.graph and not own.graph and row["num_gpus"] > 1:
-        return 1 + sum(own)
+        return 2 + sum(own)
     return sum(one != other for one, other in zip(own, today, strict=True))
 
 

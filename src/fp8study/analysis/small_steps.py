@@ -14,7 +14,14 @@ from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.laws.room import has_room
 from fp8study.analysis.laws.shape import shape_of
-from fp8study.analysis.runs.naming import BEFORE, COPY_ENGINES, GRAPH, IN_ONE_PASS, NORMS
+from fp8study.analysis.runs.naming import (
+    BEFORE,
+    COPY_ENGINES,
+    GRAPH,
+    IN_ONE_PASS,
+    NORMS,
+    SHARED_POOL,
+)
 from fp8study.core.config import ResolvedConfig, RunConfig, make_config, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.fields import DEFAULTS, varying
@@ -44,6 +51,8 @@ class Form(NamedTuple):
     norm: bool
     """A kernel of its own finds the norm of the gradients."""
     graph: bool = False
+    shared: bool = False
+    """A graph's reduced gradients lie where activations lay."""
 
 
 def rests_on_the_path(config: RunConfig) -> bool:
@@ -142,7 +151,8 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
 def form_of(setting: str) -> Form:
     """Return the form that a setting says."""
     finds_norm = any(words in setting for words in NORMS)
-    return Form(IN_ONE_PASS in setting, COPY_ENGINES in setting, finds_norm, GRAPH in setting)
+    said = (words in setting for words in (IN_ONE_PASS, COPY_ENGINES))
+    return Form(*said, finds_norm, GRAPH in setting, SHARED_POOL in setting)
 
 
 def todays_form(row: pd.Series) -> Form:
@@ -156,7 +166,8 @@ def todays_form(row: pd.Series) -> Form:
         config, small = _in_todays_form(row)
         is_today = alone or (config.num_gpus > 1 and small != BEFORE)
         copies = config.resolved().collectives == "copy_engines" and is_today
-        return Form(is_today, copies, clips and (alone or copies), small == AS_GRAPH)
+        graph, keeps = small == AS_GRAPH, clips and not alone  # unclipped, none waits for others
+        return Form(is_today, copies, clips and (alone or copies), graph, graph and keeps)
     return Form(alone, False, alone and clips)
 
 

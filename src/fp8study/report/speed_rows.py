@@ -8,7 +8,14 @@ import re
 import pandas as pd
 
 from fp8study.analysis.decision import LOWER
-from fp8study.analysis.runs.naming import COPY_ENGINES, EARLIER_FORM, GRAPH, IN_ONE_PASS, NORMS
+from fp8study.analysis.runs.naming import (
+    COPY_ENGINES,
+    EARLIER_FORM,
+    GRAPH,
+    IN_ONE_PASS,
+    NORMS,
+    SHARED_POOL,
+)
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.core.path.switches import RETIRED
 from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
@@ -69,6 +76,7 @@ def _form(row: pd.Series) -> str:
     form = form_of(row["setting"])
     parts = ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
     parts += ["norm kernel"] * form.norm + ["one graph"] * form.graph
+    parts += ["shared pool"] * form.shared
     parts += [] if row["path"] == "tuned" else ["plain"]
     parts += ["clipped"] * bool(pd.notna(row["max_grad_norm"]))
     parts += ["FSDP2"] * (int(row["num_gpus"]) == 1 and row["setting"].startswith("FSDP2"))
@@ -175,7 +183,8 @@ def clipping(peers: pd.DataFrame) -> pd.DataFrame:
 def switches(setting: str) -> list[str]:
     """Return what a setting says of switches that its path does not set by itself."""
     own = setting.partition(", tuned, ")[2].split(", ") if ", tuned, " in setting else []
-    return [switch for switch in own if switch not in (IN_ONE_PASS, COPY_ENGINES, GRAPH, *NORMS)]
+    usual = (IN_ONE_PASS, COPY_ENGINES, GRAPH, SHARED_POOL, *NORMS)
+    return [switch for switch in own if switch not in usual]
 
 
 def is_of_before(row: pd.Series) -> bool:

@@ -15,6 +15,7 @@ import pandas as pd
 from fp8study.analysis import instruments
 from fp8study.analysis.losses import comparisons, effective_batch_table, says_nothing
 from fp8study.analysis.runs.frames import PLACE, place_of, run_path
+from fp8study.analysis.runs.naming import COLD_CACHE
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
@@ -29,7 +30,7 @@ _OF_AN_ARM = [
 _IN_SETTING = {
     "sequence_length": r"\d+ tokens",
     "micro_batch_size": r"batch \d+",
-    "compile": "compiled|eager",
+    "compile": f"compiled(, {COLD_CACHE})?|eager",
 }
 
 

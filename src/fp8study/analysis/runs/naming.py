@@ -35,6 +35,8 @@ _LATER = {
     name: PLAIN[name]
     for name in ("collectives", "gradient_norm", "transposes", "cast_kernels", "step_launch")
 }
+#: What a setting says of runs that had torch's compile cache empty on purpose.
+COLD_CACHE = "cold cache"
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
 #: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
@@ -51,6 +53,8 @@ COPY_ENGINES = "collectives by copy engines"
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
 #: And of steps that the host launches as one CUDA graph, as small ones of up to two GPUs since 81.
 GRAPH = "steps launched as graph"
+#: And of such steps on several GPUs whose reduced gradients lie with the activations, since 89.
+SHARED_POOL = "gradients' memory shared"
 
 
 def fp8_part(config: Mapping[str, Any]) -> str:
@@ -135,6 +139,8 @@ def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
         parts.append(f"{config['gradient_accumulation_steps']} accumulation steps")
     if config.get("compile") is not None:
         parts.append("compiled" if config["compile"] else "eager")
+    if config.get("compile_cache") == "fresh":
+        parts.append(COLD_CACHE)
     if config.get("activation_checkpointing"):
         parts.append("activation checkpointing")
     if config.get("master_dtype"):
@@ -184,7 +190,8 @@ def has_usual_path(config: dict[str, Any]) -> bool:
     later, alone = by_gpus.get(config.get("num_gpus", 0), []), config.get("num_gpus") == 1
     forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
     graphs = [form | {GRAPH} for form in forms if alone or COPY_ENGINES in form]
-    return {*unusual_switches(config)} in (set(), *forms, *graphs)
+    shared = [form | {SHARED_POOL} for form in graphs if not alone]
+    return {*unusual_switches(config)} in (set(), *forms, *graphs, *shared)
 
 
 def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -196,7 +203,7 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     if not given:  # torch's update refuses a graph, from which follows what others are
         undecided["step_launch"] = config.get("step_launch")
     usual = completed(others | undecided | dict(given)) | _LATER
-    if given and config.get("step_launch") == "as_graph":  # steps by kernel share their pool
+    if config.get("step_launch") == "as_graph":  # steps by kernel shared it from the first
         usual["gradient_pool"] = PLAIN["gradient_pool"]
     if usual["gradient_copy"] == _BOTH["gradient_copy"]:
         usual["gradient_copy"] = "foreach"

@@ -31,9 +31,7 @@ def gradient_pool(c: Any) -> str:
     """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
-    may_share = is_sharded(c) and later and keeps_whole
-    # In a graph's own memory it was not yet tried on GPUs.
-    return "shared" if may_share and c.step_launch != "as_graph" else "own"
+    return "shared" if is_sharded(c) and later and keeps_whole else "own"
 
 
 def updates_in_one_pass(c: Any) -> bool:

@@ -34,6 +34,7 @@ from tests.project.quotes import (
     tuned_texts,
 )
 from tests.project.quotes_attention import attention_texts
+from tests.project.quotes_document_b import document_b_texts
 from tests.project.quotes_four_h200 import four_h200_texts
 from tests.project.quotes_graph import graph_texts, narrow_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
@@ -162,6 +163,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *path_texts(runs),
         *further_texts(runs),
         *lead_texts(runs),
+        *document_b_texts(),
         *(
             f"`{study}` has {(runs['study'] == study).sum()} of its {len(load_study(study).runs)}"
             for study in ("document-a-grid", "tuned-switches", "best-batch", "small-products")

@@ -150,9 +150,10 @@ def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]
 
 def form_of(setting: str) -> Form:
     """Return the form that a setting says."""
-    finds_norm = any(words in setting for words in NORMS)
-    said = (words in setting for words in (IN_ONE_PASS, COPY_ENGINES))
-    return Form(*said, finds_norm, GRAPH in setting, SHARED_POOL in setting)
+    return Form(
+        IN_ONE_PASS in setting, COPY_ENGINES in setting, any(words in setting for words in NORMS),
+        GRAPH in setting, SHARED_POOL in setting,
+    )  # fmt: skip
 
 
 def todays_form(row: pd.Series) -> Form:

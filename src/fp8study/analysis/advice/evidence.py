@@ -167,11 +167,9 @@ class Decisions:
 
         Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
         forms: the latest that has one, or else the earliest that was timed. Steps that are one
-        graph are no slow host's: of them none by kernel tells. Those by kernel never kept their
-        gradients in memory of their own.
+        graph are no slow host's: of them none by kernel tells, and the first form is theirs alone.
         """
-        by_kernel = bf16.step_launch == "by_kernel"
-        earlier = [form for form in EARLIER if not (by_kernel and "gradient_pool" in form)]
+        earlier = EARLIER if bf16.step_launch == "as_graph" else EARLIER[1:]
         forms = [bf16, *(changed(bf16, form) for form in earlier)]
         forms = [form for form in forms if form.step_launch == bf16.step_launch]
         found = {form: self.of(form, gpu_name) for form in forms}

@@ -12,7 +12,10 @@ from fp8study.core.fields import DEFAULTS, FIELDS, MANY, TYPES
 
 
 def field_rows() -> list[tuple[str, str, str, str, str]]:
-    """Return group, name, type with range, default and meaning of every field, group by group."""
+    """Return group, name, type with range, default and meaning of every field, group by group.
+
+    The default of a field that others decide where nothing is said is ``decided``.
+    """
     rows = []
     for name, field in FIELDS.items():
         kind = type_name(TYPES[name])
@@ -21,7 +24,8 @@ def field_rows() -> list[tuple[str, str, str, str, str]]:
         elif field.low > -math.inf:
             most = "or more" if field.high >= MANY else f"to {field.high:.10g}"
             kind += f", {field.low:g} {most}"
-        default = shown(DEFAULTS[name] if field.plain is None else field.plain) or "none"
+        value = DEFAULTS[name] if field.plain is None else field.plain
+        default = "decided" if value is None and field.decide else shown(value) or "none"
         rows.append((field.group, name, kind, default, field.meaning))
     return sorted(rows, key=lambda row: typing.get_args(Group).index(row[0]))
 

@@ -42,12 +42,11 @@ _FILLS: dict[str, Literal["full", "none", "left"]] = {
 }  # fmt: skip
 _GOALS = {"goal": ("goal", ""), "of": ("predicted by", ""), "num_cells": ("cells", "d")}
 LEAD_GOALS = Layout(_GOALS | {
-    "mean_points": (f"off on average, points (goal: at most {MEAN_POINTS:g})", ".1f"),
-    "host_points": ("host busy, points", ".1f"), "gpu_points": ("elsewhere, points", ".1f"),
-    "most_points": (f"nine of ten within, points (goal: at most {MOST_POINTS:g})", ".1f"),
-    "missed": ("beyond that", ""), "worst": ("worst", ""),
-    "worst_points": ("off by, points", "+.1f"),
-    "sides": (f"wrong side of zero, of leads beyond ±{CLEAR_PCT:g} %", ""),
+    "mean_points": (f"off on average (goal: {MEAN_POINTS:g})", ".1f"),
+    "host_points": ("host busy", ".1f"), "gpu_points": ("elsewhere", ".1f"),
+    "most_points": (f"nine of ten within (goal: {MOST_POINTS:g})", ".1f"),
+    "missed": ("beyond that goal", ""), "worst": ("worst", ""),
+    "sides": (f"wrong sign beyond ±{CLEAR_PCT:g} %", ""),
 })  # fmt: skip
 MEMORY_GOALS = Layout(_GOALS | {
     "mean_pct": ("off on average, %", ".1f"),
@@ -80,7 +79,11 @@ def lead_goals(leads: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """
     if verdicts.empty:
         return verdicts
-    return _goals(leads, verdicts).assign(
+    goals = _goals(leads, verdicts)
+    return goals.assign(
+        worst=[
+            f"{row['worst']}: {number(row['worst_points'], '+.1f')}" for _, row in goals.iterrows()
+        ],
         sides=[f"{row['num_wrong_side']} of {row['num_clear']}" for _, row in verdicts.iterrows()],
         missed=[_missed(row) for _, row in verdicts.iterrows()],
         host_points=verdicts["host_points"].where(verdicts["num_host"] > 0),

@@ -23,9 +23,11 @@ from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.runs.naming import GRAPH, NORM_AS_SUMMED
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.records import read_record
 from fp8study.report.advice_text import advice_text
 from fp8study.report.answer import settled
 from fp8study.report.page import load_report
+from tests.analysis.test_advise import RESULTS, advice
 from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
 from tests.factories import make_record, store
@@ -292,3 +294,12 @@ def test_neighbours_are_told_the_same() -> None:
 def test_measure_more_says_why() -> None:
     text = " ".join(advice_text(ask("llama-3.1-8b", 8, "h100-80gb")).split())
     assert "By the laws: measure more, as the lead may lie on either side of 3 %." in text
+
+
+def test_a_graph_timed_before_its_gradients_shared_memory_still_answers() -> None:
+    """The 8B's graphs on two GPUs were timed with gradients in memory of their own alone."""
+    found = advice("llama-3.1-8b", 2, max_grad_norm=1.0, step_launch="as_graph")
+    lead = found.verdict.lead_pct
+    assert (found.config["gradient_pool"], lead.kind) == ("shared", MEASURED)
+    records = [read_record(RESULTS / name / "run.json") for name in lead.run_ids]
+    assert {record.config["gradient_pool"] for record in records} == {"own"}

@@ -6,7 +6,7 @@ import pandas as pd
 
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH
+from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from tests.checkout import committed_runs
@@ -94,7 +94,7 @@ def pool_texts() -> list[str]:
     """What graph-pool measured on two GPUs: memory reserved in GiB, and tokens/s."""
     runs = runs_frame([run for run in stored("h200x4") if run.record.study == "graph-pool"])
     gains = switch_table(runs).set_index(["model", "precision"])["gain_pct"]
-    shared = runs["setting"].str.contains("gradients' memory shared").rename("is_shared")
+    shared = runs["setting"].str.contains(SHARED_POOL).rename("is_shared")
     gib = runs.assign(gib=_reserved(runs)).groupby(["model", "precision", shared])["gib"]
     assert (gib.max() - gib.min()).max() < 0.01
     mean = gib.mean().unstack()
@@ -109,7 +109,9 @@ def pool_texts() -> list[str]:
         changes = [per_cent(gains[model, precision]) for precision in ("bf16", "fp8_tensorwise")]
         said += [f"{words} {pairs[0]} in BF16 and {pairs[1]} in FP8",
                  f"by {changes[0]} and {changes[1]}"]  # fmt: skip
-    return said
+    leads = leads_table(shorten_arms(runs_frame(stored("h200x4"))))  # all say how pairs scatter
+    lead = one(leads[leads["setting"].str.contains(SHARED_POOL)], model=SMALL, num_pairs=2)
+    return [*said, f"on two, {per_cent(lead['lead_pct'])} at batch 1 ({ends(lead)})"]
 
 
 def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -165,8 +165,8 @@ class _Described:
         "are trained, or first, as document A does; with FP8 all-gather on one process the latter "
         "leaves most weights untrained.", differs="pair effect")
     fp8_all_gather: bool | None = declare(
-        None, "float8", "Gather weights in FP8. None: where FSDP2 shards over several GPUs and the "
-        "recipe allows it (tensorwise).", differs="pair effect resume",
+        None, "float8", "Gather weights in FP8. If nothing is said: where FSDP2 shards over "
+        "several GPUs and the recipe allows it (tensorwise).", differs="pair effect resume",
         decide=lambda c: RECIPES[c.precision].gathers_in_fp8 and is_sharded(c)
         and not c.precision_schedule, refused=(
             (lambda c: c.fp8_all_gather and not RECIPES[c.precision].gathers_in_fp8,
@@ -176,7 +176,7 @@ class _Described:
              "has nothing to gather under strategy=ddp; set it false")))
     fp8_emulate: bool | None = declare(
         None, "float8", "Compute FP8 GEMMs by rounding to FP8 and multiplying in high precision. "
-        "None: only where there is no GPU.", differs="pair effect resume")
+        "If nothing is said: only where there is no GPU.", differs="pair effect resume")
     fast_accumulation: Literal["forward", "all"] = declare(
         "forward", "float8", "Which FP8 GEMMs add up as Hopper's tensor cores do by themselves, "
         "with fewer bits than FP32 has: the forward pass's, as torchao's recipes do, or all. "

@@ -36,6 +36,7 @@ from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
     BF16_GATHERED,
     KERNELS,
+    SHARED_POOL,
     fp8_part,
     has_usual_path,
     num_kernels,
@@ -167,10 +168,9 @@ class Decisions:
 
         Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
         forms: the latest that has one, or else the earliest that was timed. Steps that are one
-        graph are no slow host's: of them none by kernel tells, and the first form is theirs alone.
+        graph are no slow host's: of them none by kernel tells.
         """
-        earlier = EARLIER if bf16.step_launch == "as_graph" else EARLIER[1:]
-        forms = [bf16, *(changed(bf16, form) for form in earlier)]
+        forms = [bf16, *(changed(bf16, form) for form in EARLIER)]
         forms = [form for form in forms if form.step_launch == bf16.step_launch]
         found = {form: self.of(form, gpu_name) for form in forms}
         known = (
@@ -184,11 +184,17 @@ class Decisions:
         """Return what was decided for a BF16 run's setting, by machine.
 
         The reader's own machine first, then what decides, then the one where most ways to compute
-        were timed, then the one with the most pairs.
+        were timed, then the one with the most pairs. For a graph with a `SHARED_POOL` that nobody
+        timed, what was for one without: half a point apart (docs/log.md, 89).
         """
-        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus,
-               "setting": setting_label(bf16.to_dict())}  # fmt: skip
-        return self._decide((self.leads[list(key)] == list(key.values())).all(axis=1))
+        here, setting = self._of_model(bf16, gpu_name), setting_label(bf16.to_dict())
+        if not (found := here & self.leads["setting"].eq(setting)).any():
+            found = here & self.leads["setting"].eq(setting.replace(f", {SHARED_POOL}", ""))
+        return self._decide(found)
+
+    def _of_model(self, bf16: ResolvedConfig, gpu_name: str) -> pd.Series:
+        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
+        return (self.leads[list(key)] == list(key.values())).all(axis=1)
 
     def verdict_of(
         self, bf16: ResolvedConfig, found: Decided, learning_rate: float | None
@@ -233,20 +239,14 @@ class Decisions:
             lead = None if first is None else lead_of(first)
             if first is not None and BF16_GATHERED in first["arm"]:
                 changes = changes | {"fp8_all_gather": False}
-            forms = (form for form in EARLIER if changed(asked, form) == way)
-            form = {} if way == asked else next(forms)
+            form = next(form for form in ({}, *EARLIER) if changed(asked, form) == way)
             return [(changes | form, lead)] if lead is not None else []
 
-        key = {"gpu_name": gpu_name, "model": bf16.model, "num_gpus": bf16.num_gpus}
-        here = (self.leads[list(key)] == list(key.values())).all(axis=1)
+        here = self._of_model(bf16, gpu_name)
         own, sizes = bf16.micro_batch_size, self.leads.loc[here, "micro_batch_size"].astype(int)
         below, above = (
-            [
-                each
-                for batch in sorted({*sizes[which]})
-                for each in timed({"micro_batch_size": batch})
-            ]
-            for which in (sizes < own, sizes > own)
+            [each for batch in sorted({*some}) for each in timed({"micro_batch_size": batch})]
+            for some in (sizes[sizes < own], sizes[sizes > own])
         )
         clipped = timed({"max_grad_norm": None if bf16.max_grad_norm == CLIPPED else CLIPPED})
         plain = here & (self.leads["path"] == "plain")

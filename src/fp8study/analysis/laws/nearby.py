@@ -71,10 +71,9 @@ _AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "cast_
 _EXCHANGE = ("collectives", "gradient_copy", "gradient_norm", "step_launch")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
-#: The tuned path's forms before today's, the latest first: what a run sets to have one. The first
-#: is of a graph alone.
+#: The tuned path's forms before today's, the latest first: what a run sets to have one.
 EARLIER: tuple[dict[str, Any], ...] = (
-    {"gradient_pool": "own"}, {"gradient_norm": "separate"}, {"collectives": "nccl"}, BEFORE,
+    {"gradient_norm": "separate"}, {"collectives": "nccl"}, BEFORE,
 )  # fmt: skip
 #: Switches by which a form of the path is known, today's for small steps among them.
 FORM = ("step_launch", *(name for form in EARLIER for name in form))

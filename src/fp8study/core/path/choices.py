@@ -31,7 +31,9 @@ def gradient_pool(c: Any) -> str:
     """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
     later = c.optimizer_step == "after_backward"
-    return "shared" if is_sharded(c) and later and keeps_whole else "own"
+    # In a graph's own memory it was tried on two GPUs alone (docs/log.md, 89).
+    is_tried = c.step_launch != "as_graph" or c.num_gpus == 2
+    return "shared" if is_sharded(c) and later and keeps_whole and is_tried else "own"
 
 
 def updates_in_one_pass(c: Any) -> bool:
@@ -102,9 +104,9 @@ def gradient_norm(c: Any) -> str:
 def skipped(c: Any) -> tuple[str, ...]:
     """Put the loss head in FP8, too, where that was faster (docs/log.md, 83, 85 and 87).
 
-    It cost an 8B no loss, nor a 1B whose gradients were not clipped. On up to four GPUs, where it
-    is known here whether the head is the embedding, which cannot be gathered in FP8, and that FP8
-    GEMMs take it and GPUs share its rows evenly.
+    It cost an 8B no loss, nor a 1B, clipped or not. On up to four GPUs, where it is known here
+    whether the head is the embedding, which cannot be gathered in FP8, and that FP8 GEMMs take it
+    and GPUs share its rows evenly.
     """
     is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
     settings = near_settings(c.model) if is_tried else {}

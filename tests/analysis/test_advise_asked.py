@@ -303,3 +303,8 @@ def test_a_graph_timed_before_its_gradients_shared_memory_still_answers() -> Non
     assert (found.config["gradient_pool"], lead.kind) == ("shared", MEASURED)
     records = [read_record(RESULTS / name / "run.json") for name in lead.run_ids]
     assert {record.config["gradient_pool"] for record in records} == {"own"}
+    told = "timed with gradients in memory of their own"
+    assert told in advice_text(found)
+    small = advice("llama-3.2-1b-untied", 2, max_grad_norm=1.0)  # timed in either form
+    assert (small.config["step_launch"], small.verdict.lead_pct.kind) == ("as_graph", MEASURED)
+    assert told not in advice_text(small)

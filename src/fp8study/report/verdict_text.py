@@ -18,7 +18,7 @@ from fp8study.analysis.advice.evidence import (
 )
 from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.nearby import EARLIER
-from fp8study.analysis.runs.naming import IN_ONE_PASS
+from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.core.config import set_by_hand
 from fp8study.report.words import count, interval, machine_name, number, rate
 
@@ -37,9 +37,17 @@ def answer_lines(advice: Advice) -> list[str]:
     option = chosen_option(advice)
     beside = _beside(option.label, option.beside)
     return [
-        said, *_loss(advice, advice.verdict), *_clipped(advice), *also, *near, *_today(advice),
-        *beside, *_larger(advice),
+        said, *_own_memory(advice), *_loss(advice, advice.verdict), *_clipped(advice), *also,
+        *near, *_today(advice), *beside, *_larger(advice),
     ]  # fmt: skip
+
+
+def _own_memory(advice: Advice) -> list[str]:
+    """Say so where a graph was timed before its gradients shared the activations' memory."""
+    setting = advice.verdict.setting
+    shares = advice.config["gradient_pool"] == "shared"
+    was_before = shares and GRAPH in setting and SHARED_POOL not in setting
+    return ["  timed with gradients in memory of their own, as graphs had before"] * was_before
 
 
 def _too_large(advice: Advice) -> str:

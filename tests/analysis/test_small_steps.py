@@ -50,7 +50,8 @@ SETTING = "{}, 4096 tokens, batch {}, compiled, FP32 masters, tuned"
         ("llama-3.1-8b", 4, 2, Form(True, False, False)),
         ("llama-3.2-1b", 2, 1, Form(True, True, False, True)),
         ("llama-3.2-3b", 2, 1, Form(True, True, False, True)),
-        ("llama-3.2-1b", 4, 1, Form(False, False, False)),
+        ("llama-3.2-1b", 4, 1, Form(True, False, False, True)),
+        ("llama-3.2-1b", 8, 1, Form(False, False, False)),
     ],
 )
 def test_a_setting_has_one_form_whichever_its_runs_had(
@@ -65,7 +66,7 @@ def test_a_setting_has_one_form_whichever_its_runs_had(
         assert todays_form(pd.Series(row | {"setting": setting + words})) == form
         clipped = f"{setting}, gradients clipped at 1{words}"
         finds_norm = num_gpus == 1 or form.copy_engines
-        asked = form._replace(norm=finds_norm, shared=form.graph)
+        asked = form._replace(norm=finds_norm, shared=form.graph and form.copy_engines)
         assert todays_form(pd.Series(row | {"setting": clipped})) == asked
 
 
@@ -120,7 +121,10 @@ def test_steps_are_small_in_both_precisions_where_the_law_says_so_of_fp8(
         ({"step_launch": "by_kernel"}, "NVIDIA H200", BEFORE),  # as was asked
         (ASKED, "NVIDIA H200", AS_GRAPH),
         (ASKED | {"step_launch": "by_kernel"}, "NVIDIA H200", {}),  # rests on the path's own choice
-        ({"num_gpus": 4}, "NVIDIA H200", BEFORE),  # not measured
+        ({"num_gpus": 4}, "NVIDIA H200", AS_GRAPH),
+        ({"num_gpus": 4, "num_nodes": 2}, "NVIDIA H200", BEFORE),  # not measured
+        ({"num_gpus": 8}, "NVIDIA H200", BEFORE),
+        ({"collectives": "nccl"}, "NVIDIA H200", BEFORE),
         ({"num_gpus": 1}, "NVIDIA H200", AS_GRAPH),
         ({"num_gpus": 1, "strategy": "fsdp2"}, "NVIDIA H200", {}),  # no graph there
         (ALONE, "NVIDIA H200", AS_GRAPH),

@@ -94,12 +94,19 @@ def test_a_setting_names_the_form_with_the_fewest_words(
     assert has_usual_path(config) == (set(words) <= forms)
 
 
-def test_a_graph_on_one_gpu_is_a_form_of_the_path() -> None:
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(ALONE, {"gradient_dtype": "master"}), ({"path": "tuned", "num_gpus": 4}, {"num_gpus": 8})],
+    ids=str,
+)
+def test_a_graph_on_one_gpu_or_four_is_a_form_of_the_path(
+    own: dict[str, Any], other: dict[str, Any]
+) -> None:
     for clips in (None, 1.0):
-        values = ALONE | {"max_grad_norm": clips, "step_launch": "as_graph"}
+        values = own | {"max_grad_norm": clips, "step_launch": "as_graph"}
         config = make_config(values).resolved().to_dict()
         assert {*unusual_switches(config)} >= {IN_ONE_PASS, GRAPH} and has_usual_path(config)
-    assert not has_usual_path(config | {"gradient_dtype": "master"})
+    assert not has_usual_path(config | other)
 
 
 def test_a_graph_that_shares_its_pool_says_so_and_is_of_the_path_either_way() -> None:

@@ -7,7 +7,13 @@ import pandas as pd
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD, IN_ONE_PASS, SWIGLU_KERNELS
+from fp8study.analysis.runs.naming import (
+    FAST_ACCUMULATION,
+    FP8_HEAD,
+    GRAPH,
+    IN_ONE_PASS,
+    SWIGLU_KERNELS,
+)
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -121,12 +127,14 @@ def once_texts() -> list[str]:
     assert {*verdicts.index} == {"equivalent", "undecided"}
     equal = once[once["verdict"] == "equivalent"]
     assert equal["arm"].str.contains("schedule").sum() == 2
-    of_big = equal[equal["model"] != "llama-3.2-1b"]
+    of_big = equal[~equal["model"].str.startswith("llama-3.2-1b")]
+    assert equal["setting"].str.contains(GRAPH).sum() == 2
     assert [*of_big["model"]] == 5 * ["llama-3.1-8b"]
     assert of_big["arm"].str.contains(FAST_ACCUMULATION).sum() == 1
     assert of_big["arm"].str.contains(FP8_HEAD).sum() == 1
     runs = report.runs[report.runs["arm_key"].isin(equal["arm_key"])]
-    small, big = (runs[(runs["model"] == "llama-3.2-1b") == is_small] for is_small in (True, False))
+    of_small = runs["model"].str.startswith("llama-3.2-1b")
+    small, big = runs[of_small], runs[~of_small]
     few = once[once["verdict"] == "undecided"]["num_pairs"] < MIN_PAIRS_FOR_INTERVAL
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
@@ -134,7 +142,8 @@ def once_texts() -> list[str]:
         f"Equivalent: the 8B at {_rate(big)} in five, one of them with its loss head in FP8 and "
         f"one with fast accumulation in all GEMMs, and {len(equal) - 5} of a 1B, at "
         f"learning rates of at most {_rate(small)} in at most "
-        f"{small['num_steps'].max()} steps, two of them with some steps in BF16",
+        f"{small['num_steps'].max()} steps, two of them with some steps in BF16 and two of steps "
+        "that are one CUDA graph",
     ]
 
 

@@ -35,6 +35,7 @@ from tests.project.quotes import (
 )
 from tests.project.quotes_attention import attention_texts
 from tests.project.quotes_document_b import document_b_texts
+from tests.project.quotes_four_h100 import four_h100_texts
 from tests.project.quotes_four_h200 import four_h200_texts
 from tests.project.quotes_graph import graph_texts, narrow_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
@@ -148,6 +149,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *two_gpu_peer_texts(),
         *one_h200_texts(),
         *four_h200_texts(),
+        *four_h100_texts(),
         *graph_texts(),
         *narrow_texts(),
         *pool_texts(),

@@ -84,11 +84,11 @@ def are_small(config: RunConfig, gpu: GpuPeak | None) -> bool:
 def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what the tuned path sets where a run's steps are small, in both precisions.
 
-    On one GPU and two `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
-    (docs/log.md, 80 and 81), where a graph can be made, which a `precision_schedule` rules out, and
-    has room. Of more GPUs, and of NCCL, that is not known. Elsewhere on several `BEFORE`, whose
-    update launches fewer kernels, and with it NCCL: there copy engines gain and lose by turns
-    (docs/log.md, 70). Nothing where steps are not small, or where a run `rests_on_the_path`.
+    On one GPU, two or four `AS_GRAPH`, by which a 1B's FP8 step took a third of its time by kernel
+    (docs/log.md, 80, 81 and 90), where a graph can be made, which a `precision_schedule` rules out,
+    and has room. Elsewhere on several `BEFORE`, whose update launches fewer kernels, and with it
+    NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where steps are not
+    small, or where a run `rests_on_the_path`.
 
     Raises:
         UserError: No law is known of such a model.
@@ -132,7 +132,8 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
         return False
     with suppress(UserError):
         graph = changed(config.resolved(), AS_GRAPH)
-        if config.num_gpus > 1 and graph.collectives != "copy_engines":  # as two were timed
+        with_nccl = config.num_gpus > 1 and graph.collectives != "copy_engines"
+        if with_nccl and (config.num_gpus, config.num_nodes) != (4, 1):  # as four were timed
             return False
         needed = memory.predicted_memory(as_fp8(graph, "bf16"), shape).held  # more than FP8
         return gpu is None or gpu.memory_gb is None or has_room(needed, gpu.memory_gb)
@@ -168,7 +169,9 @@ def todays_form(row: pd.Series) -> Form:
         is_today = alone or (config.num_gpus > 1 and small != BEFORE)
         copies = config.resolved().collectives == "copy_engines" and is_today
         graph, keeps = small == AS_GRAPH, clips and not alone  # unclipped, none waits for others
-        return Form(is_today, copies, clips and (alone or copies), graph, graph and keeps)
+        return Form(
+            is_today, copies, clips and (alone or copies), graph, graph and keeps and copies
+        )
     return Form(alone, False, alone and clips)
 
 

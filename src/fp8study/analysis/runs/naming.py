@@ -51,9 +51,9 @@ _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_cop
 COPY_ENGINES = "collectives by copy engines"
 #: And what it says of the kernel that found the norm, on one GPU and on two, since entry 72.
 NORMS = NORM_BY_KERNEL, NORM_AS_SUMMED = "gradients' norm by kernel", "gradients' norm as summed"
-#: And of steps that the host launches as one CUDA graph, as small ones of up to two GPUs since 81.
+#: And of steps launched as one CUDA graph, as small ones of up to two GPUs since 81, four since 90.
 GRAPH = "steps launched as graph"
-#: And of such steps on several GPUs whose reduced gradients lie with the activations, since 89.
+#: And of such steps on two GPUs whose reduced gradients lie with the activations, since 89.
 SHARED_POOL = "gradients' memory shared"
 
 
@@ -187,10 +187,11 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 def has_usual_path(config: dict[str, Any]) -> bool:
     """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
     by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
-    later, alone = by_gpus.get(config.get("num_gpus", 0), []), config.get("num_gpus") == 1
+    num_gpus = config.get("num_gpus", 0)
+    later = by_gpus.get(num_gpus, [])
     forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
-    graphs = [form | {GRAPH} for form in forms if alone or COPY_ENGINES in form]
-    shared = [form | {SHARED_POOL} for form in graphs if not alone]
+    graphs = [form | {GRAPH} for form in forms if num_gpus in (1, 4) or COPY_ENGINES in form]
+    shared = [form | {SHARED_POOL} for form in graphs if COPY_ENGINES in form]
     return {*unusual_switches(config)} in (set(), *forms, *graphs, *shared)
 
 

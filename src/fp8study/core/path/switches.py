@@ -88,7 +88,7 @@ class Switches:
     step_launch: Literal["by_kernel", "as_graph"] | None = switch(
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
         "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of one "
-        "GPU without FSDP2 and of two launched so, which wait for the host.", refused=(
+        "GPU without FSDP2, of two and of four launched so, which wait for the host.", refused=(
             (lambda c: c.step_launch == "as_graph" and c.attention_mask == "checked",
              "cannot look for packed sequences; use attention_mask=causal, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,

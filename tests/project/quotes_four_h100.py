@@ -1,0 +1,127 @@
+"""What the README and docs/results.md may say of four H100s: of graphs, and of the laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fp8study.analysis.laws.account import lead_table, memory_table
+from fp8study.analysis.laws.cells import cells_of
+from fp8study.analysis.laws.speed import HOST_PCT
+from fp8study.analysis.leads import leads_table
+from fp8study.analysis.losses import loss_gap_table
+from fp8study.analysis.runs.frames import run_path, runs_frame
+from fp8study.analysis.runs.naming import GRAPH, SHARED_POOL
+from fp8study.analysis.runs.pairing import shorten_arms
+from fp8study.analysis.speed import switch_table
+from fp8study.core.records import StoredRun
+from tests.project.quotes import ends, one, per_cent, stored
+
+MACHINE = "h100x4"
+OWN_HEAD = "llama-3.2-1b-untied"
+TENSORWISE = "fp8_tensorwise"
+
+
+def four_h100_texts() -> list[str]:
+    """What is said of pool-loss, graph-lead, graph-reach and the study machine there."""
+    runs = shorten_arms(runs_frame(stored(MACHINE)))
+    leads = leads_table(runs)
+    return [
+        *_loss_texts(runs), *_lead_texts(leads), *_four_texts(runs, leads),
+        *_law_texts(stored(MACHINE)),
+    ]  # fmt: skip
+
+
+def _span(row: pd.Series, name: str, digits: int = 2) -> str:
+    low, high = (per_cent(row[name.format(end)], digits) for end in ("low", "high"))
+    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"
+
+
+def _loss_texts(runs: pd.DataFrame) -> list[str]:
+    chosen = runs[runs["study"] == "pool-loss"]
+    said = []
+    for loss in ("loss_last20_mean", "validation_loss"):
+        gaps = loss_gap_table(chosen, loss)
+        assert (set(gaps["verdict"]), set(gaps["num_pairs"])) == ({"equivalent"}, {4})
+        is_shared = gaps["setting"].str.contains(SHARED_POOL)
+        said.append([
+            f"{per_cent(row['gap_pct'], 2)} ({_span(row, 'gap_pct_{}_95')})"
+            for row in (one(gaps[is_shared]), one(gaps[~is_shared]))
+        ])  # fmt: skip
+    (shared, own), (shared_unseen, own_unseen) = said
+    moved = switch_table(chosen).set_index("precision")
+    assert (set(moved["verdict"]), set(moved["num_blocks"])) == ({"equivalent"}, {4})
+    bf16, fp8 = (moved.loc[name] for name in ("bf16", TENSORWISE))
+    return [
+        f"{shared.replace('(', '(95 % CI ')}, on held-out text {shared_unseen}",
+        f"with memory of their own {own} and {own_unseen}",
+        f"the last losses by {per_cent(bf16['loss_gap_pct'], 3)} in BF16 and by "
+        f"{per_cent(fp8['loss_gap_pct'], 3)} in FP8 ({_span(fp8, '{}_95', 3)})",
+        f"tokens/s by {per_cent(bf16['gain_pct'])} and {per_cent(fp8['gain_pct'])}",
+    ]
+
+
+def _lead_texts(leads: pd.DataFrame) -> list[str]:
+    graphs = leads[leads["studies"].eq("graph-lead")]
+    assert set(graphs["num_pairs"]) == {2}
+    two = {model: one(graphs, model=model, num_gpus=2)
+           for model in ("llama-3.2-1b", "llama-3.2-3b", "qwen3-4b")}  # fmt: skip
+    told = {model: f"{per_cent(row['lead_pct'])} ({ends(row)})" for model, row in two.items()}
+    alone = one(graphs, num_gpus=1)
+    head = one(leads[leads["setting"].str.contains(SHARED_POOL)], model=OWN_HEAD)
+    assert head["num_pairs"] == 4
+    eight, by_row = (
+        one(leads, model="llama-3.1-8b", precision=name) for name in (TENSORWISE, "fp8_rowwise")
+    )
+    assert eight["num_pairs"] == 1
+    rates = [eight[f"tokens_per_second_per_gpu{end}"] for end in ("", "_bf16")]
+    memory, energy = (f"{-eight[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy"))
+    return [
+        f"1B {told['llama-3.2-1b']}, a 3B {told['llama-3.2-3b']}, a Qwen3-4B {told['qwen3-4b']}, a "
+        f"1B with a head of its own {per_cent(head['lead_pct'])} ({ends(head)})",
+        f"a 1B at batch 2 on one {per_cent(alone['lead_pct'])} ({ends(alone)})",
+        f"{per_cent(eight['lead_pct'])} at batch 2 on four ({rates[0]:,.0f} against "
+        f"{rates[1]:,.0f} tokens/s a GPU; rowwise {per_cent(by_row['lead_pct'])}), with {memory} "
+        f"less memory and {energy} less energy",
+        f"3B and a 4B lead by {per_cent(two['llama-3.2-3b']['lead_pct'])} and "
+        f"{per_cent(two['qwen3-4b']['lead_pct'])}",
+        f"8B on 4 at batch 2 {per_cent(eight['lead_pct'])}",
+    ]  # fmt: skip
+
+
+def _four_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
+    reach = runs[runs["study"] == "graph-reach"]
+    assert (set(reach["num_gpus"]), len(reach), set(reach["model"])) == ({4}, 4, {OWN_HEAD})
+    is_graph = reach["setting"].str.contains(GRAPH)
+    rate = reach.assign(graph=is_graph).pivot(
+        index="precision", columns="graph", values="tokens_per_second_per_gpu"
+    )
+    gain = (100 * (rate[True] / rate[False] - 1)).map(per_cent)
+    assert set(reach.loc[reach["unsteady"], "precision"]) == {"bf16"}
+    lead = leads[leads["studies"].eq("graph-reach")]
+    of_graph = lead["setting"].str.contains(GRAPH)
+    graph, by_kernel = one(lead[of_graph]), one(lead[~of_graph])
+    tied = one(leads[leads["studies"].eq("machine")], model="llama-3.2-1b")
+    return [
+        f"tokens/s at batch 1 change by {gain['bf16']} in BF16 and {gain[TENSORWISE]} in FP8",
+        f"leads by {per_cent(graph['lead_pct'])} ({ends(graph)}) instead of "
+        f"{per_cent(by_kernel['lead_pct'])}",
+        f"{per_cent(tied['lead_pct'])} with BF16 all-gather",
+        f"on four H100 {per_cent(graph['lead_pct'])}",
+    ]
+
+
+def _law_texts(there: list[StoredRun]) -> list[str]:
+    """How far the laws, which knew no pair of H100s, were off."""
+    cells = cells_of((run_path(run), run.record) for run in there)
+    leads: Any = lead_table(cells)
+    sure = leads[leads["host_pct"] < HOST_PCT]
+    late = leads[leads["host_pct"] > 100]
+    memory = memory_table(cells)["error_pct"].abs()
+    off = sure["error_points"].abs()
+    return [
+        f"{len(sure)} leads off by {off.mean():.1f} points on average and {off.max():.1f} at most",
+        f"peaks of {len(memory)} arms by {memory.max():.1f} % at most",
+        f"by {late['error_points'].abs().max():.1f} points",
+    ]

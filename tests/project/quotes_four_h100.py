@@ -84,9 +84,10 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
         f"{per_cent(eight['lead_pct'])} at batch 2 on four ({rates[0]:,.0f} against "
         f"{rates[1]:,.0f} tokens/s a GPU; rowwise {per_cent(by_row['lead_pct'])}), with {memory} "
         f"less memory and {energy} less energy",
-        f"3B and a 4B lead by {per_cent(two['llama-3.2-3b']['lead_pct'])} and "
-        f"{per_cent(two['qwen3-4b']['lead_pct'])}",
-        f"8B on 4 at batch 2 {per_cent(eight['lead_pct'])}",
+        f"H100: {per_cent(two['llama-3.2-3b']['lead_pct'])}, "
+        f"{per_cent(two['qwen3-4b']['lead_pct'])} at batch 1 | not measured |",
+        f"| H100: {per_cent(two['llama-3.2-1b']['lead_pct'])} at batch 1 | not measured |",
+        f"at batch 1; H100: {per_cent(eight['lead_pct'])} at 2 |",
     ]  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def _four_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         f"leads by {per_cent(graph['lead_pct'])} ({ends(graph)}) instead of "
         f"{per_cent(by_kernel['lead_pct'])}",
         f"{per_cent(tied['lead_pct'])} with BF16 all-gather",
-        f"on four H100 {per_cent(graph['lead_pct'])}",
+        f"| H100: {per_cent(graph['lead_pct'])} at batch 1 |",
     ]
 
 
@@ -117,6 +118,7 @@ def _law_texts(there: list[StoredRun]) -> list[str]:
     cells = cells_of((run_path(run), run.record) for run in there)
     leads: Any = lead_table(cells)
     sure = leads[leads["host_pct"] < HOST_PCT]
+    graph = one(sure[sure["setting"].str.contains(GRAPH)], num_gpus=4)
     late = leads[leads["host_pct"] > 100]
     memory = memory_table(cells)["error_pct"].abs()
     off = sure["error_points"].abs()
@@ -124,4 +126,5 @@ def _law_texts(there: list[StoredRun]) -> list[str]:
         f"{len(sure)} leads off by {off.mean():.1f} points on average and {off.max():.1f} at most",
         f"peaks of {len(memory)} arms by {memory.max():.1f} % at most",
         f"by {late['error_points'].abs().max():.1f} points",
+        f"law, frozen before, had said {per_cent(graph['predicted_pct'])}",
     ]

@@ -148,16 +148,15 @@ def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     there = [per_cent(elsewhere.loc[place, "lead_pct"]) for place in places[::2]]
     peak = [f"{-own.loc[place, 'memory_change_pct']:.1f} %" for place in places]
     return [
-        f"leads by {told[0]} (95 % CI {spans[0]}) on the tuned path, with {less[0][0]} less memory "
-        f"and {less[0][1]} less energy per token; on another host by {there[0]}",
-        f"on 2 GPUs at batch 2 by {told[1]} (95 % CI {spans[1]}), with {less[1][0]} and "
-        f"{less[1][1]} less",
+        f"leads by {told[0]} (95 % CI {spans[0]}), with {less[0][0]} less memory "
+        f"and {less[0][1]} less energy per token",
+        f"| 8B | **{told[0]} at batch 1: FP8** | {told[1]} at batch 2 |",
         f"FP8 gains {more[0]} (8B, batch 1, one GPU), {more[1]} (8B, batch 2, two) and {more[2]} "
         f"(1B, batch 8, one), and leads by {told[0]} (95 % CI {spans[0]}), {told[1]} ({spans[1]}) "
         f"and {told[2]} ({spans[2]}); in the other block, on another host, by {there[0]} and "
         f"{there[1]} on one GPU",
         f"It takes {peak[0]}, {peak[1]} and {peak[2]} less memory than BF16",
-        f"At batch 8 it leads by {told[2]} (95 % CI {spans[2]})",
+        f"{told[2]} at 8 |",
     ]
 
 
@@ -189,8 +188,8 @@ def _head_reach_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         f"8B's {gained[3]} at batch 1 on four",
         f"FP8 then leads by {lead} (95 % CI {span}) and {other} ({other_span})",
         f"on four by {ends_of_four[0]} on one host and {ends_of_four[1]} on another",
-        f"on 4 at batch 1 by {ends_of_four[0]} on one host and {ends_of_four[1]} on another",
-        f"{other} at batch 2 (95 % CI {other_span})",
+        f"{ends_of_four[0].removesuffix(' %')}, {ends_of_four[1]} at batch 1; H100",
+        f"| 1B, own head | {other} at batch 2,",
     ]
 
 
@@ -336,7 +335,7 @@ def _machine_texts(leads: pd.DataFrame) -> list[str]:
         f"{per_cent(fp8['lead_pct'])} at batch 2 ({rates[0]} against {rates[1]} tokens/s a GPU; "
         f"rowwise {per_cent(rowwise['lead_pct'])}), at {memory[0]:.1f} GiB instead of "
         f"{memory[1]:.1f}",
-        f"a Qwen3-14B, unclipped, on 4 at batch 2 by {per_cent(fp8['lead_pct'])}",
+        f"| 14B | does not fit | not measured | {per_cent(fp8['lead_pct'])} at batch 2 |",
     ]
 
 

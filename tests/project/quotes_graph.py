@@ -85,8 +85,8 @@ def tied_texts() -> list[str]:
     return [
         f"a 1B's FP8 gains {gain[0]}, a 3B's {gain[1]}; FP8 then leads by {told[0]} and {told[1]} "
         f"instead of {before[0]} and {before[1]}, with {less[0]} and {less[1]} less memory",
-        f"leads by {told[0]} at batch 1 on one H200",
-        f"the 3B leads by {told[1]} at batch 1",
+        f"| 1B | {per_cent(small['lead_pct'])} at batch 1 | H100",
+        f"3B: {per_cent(middle['lead_pct'])} at batch 1,",
     ]
 
 
@@ -111,7 +111,7 @@ def pool_texts() -> list[str]:
                  f"by {changes[0]} and {changes[1]}"]  # fmt: skip
     leads = leads_table(shorten_arms(runs_frame(stored("h200x4"))))  # all say how pairs scatter
     lead = one(leads[leads["setting"].str.contains(SHARED_POOL)], model=SMALL, num_pairs=2)
-    return [*said, f"on two, {per_cent(lead['lead_pct'])} at batch 1 ({ends(lead)})"]
+    return [*said, f"at 8 | {per_cent(lead['lead_pct'])} at batch 1 |"]
 
 
 def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:

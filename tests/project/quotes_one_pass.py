@@ -53,6 +53,7 @@ def one_pass_texts() -> list[str]:
         f"in a third session it gained {per_cent(host['gain_pct'])} (95 % CI "
         f"{per_cent(host['gain_low_95']).removesuffix(' %')} to "
         f"{per_cent(host['gain_high_95']).removesuffix(' %')}",
+        f"at batch 1, {now['llama-3.2-3b', 4]} at 4 |",
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",
@@ -139,11 +140,8 @@ def once_texts() -> list[str]:
     return [
         f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
         f"none.** Of the undecided {few.sum()} have one or two pairs",
-        f"Equivalent: the 8B at {_rate(big)} in five, one of them with its loss head in FP8 and "
-        f"one with fast accumulation in all GEMMs, and {len(equal) - 5} of a 1B, at "
-        f"learning rates of at most {_rate(small)} in at most "
-        f"{small['num_steps'].max()} steps, two of them with some steps in BF16 and two of steps "
-        "that are one CUDA graph",
+        f"the 8B at {_rate(big)} in five and {len(equal) - 5} of a 1B, at learning rates of at "
+        f"most {_rate(small)} in at most {small['num_steps'].max()} steps",
     ]
 
 

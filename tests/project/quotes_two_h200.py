@@ -149,8 +149,6 @@ def larger_texts() -> list[str]:
         f"8B at batch 1 {per_cent(alone['lead_pct'])} (95 % CI {ends(alone)}; six pairs, two",
         f"rowwise {per_cent(rowwise_8b['lead_pct'])}. One",
         f"frozen before, had said {'; '.join(said)}.",
-        f"{small[0]} and {big[0]} at batch 1, {small[2]} and {big[2]} at 4 "
-        "(H200, tuned, one run each)",
     ]
 
 
@@ -207,7 +205,6 @@ def two_gpu_peer_texts() -> list[str]:
     assert (large["num_pairs"], large["num_sessions"]) == (5, 4)
     lead = per_cent(large["lead_pct"])
     texts = [
-        f"less, on four other machines by {lead},",
         f"Over all five pairs the 8B's FP8 leads by {lead} (95 % CI {ends(large)})",
     ]
     for peer, its in (("torchtitan", "torchtitan's"), ("accelerate", "Accelerate's")):

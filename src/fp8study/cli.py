@@ -113,7 +113,7 @@ def advise(
     num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
     micro_batch_size: Annotated[
-        int | None, typer.Option(help="A GPU's; default: what fits.")
+        int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
     tokens: Annotated[

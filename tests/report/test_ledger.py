@@ -46,3 +46,11 @@ def test_a_machine_goes_without_saying_only_where_it_is_the_usual_one(machines: 
     table = ledger.rows([*usual, judged(machines, Verdict.PARTLY, 3)])
     assert not table["ours"][:3].str.contains("H200").any()
     assert (": H100 " if "h100x1" in machines else "your machine") in table["ours"][3]
+
+
+@pytest.mark.parametrize(("num", "said"), [(4, "s0, s1, s2, s3"), (5, "5 studies")])
+def test_runs_of_many_studies_are_counted(num: int, said: str) -> None:
+    each = judged("NVIDIA H100 (h100x1)", Verdict.CONTRADICTED, -15)
+    runs = tuple(f"h100x1/s{study}/run" for study in range(num))
+    finding = replace(each.finding, runs=runs)
+    assert ledger.based_on(replace(each, finding=finding)) == f"{num} runs of {said}"

@@ -218,7 +218,12 @@ def _limits(advice: Advice) -> list[str]:
         device = {name: part.value for name, part in parts.items() if name != "host"}
         total = sum(device.values())
         largest = sorted(device, key=lambda name: -device[name])[:4]
-        named = ", ".join(f"{_PARTS[name]} {device[name]:,.0f}" for name in largest)
+        if device["communication"] and "communication" not in largest:
+            largest.append("communication")
+        shown = {_PARTS[name]: device[name] for name in largest}
+        if (other := total - sum(shown.values())) >= 1:
+            shown["other"] = other
+        named = ", ".join(f"{name} {took:,.0f}" for name, took in shown.items())
         word = "; the host limits it" if host > total else ""
         if host > HOST_PCT / 100 * total and not advice.measured:
             word = f"{word or '; the host may limit it'}, and --measure times it"

@@ -26,6 +26,8 @@ SHAPES = {
 }
 _DOCUMENTS = ["A", "B", "C"]
 _COUNTED = [*_DOCUMENTS, "all"]
+#: More studies than that are counted; ``--json`` names every run.
+_MOST_NAMED = 4
 COUNTS = Layout({
     "verdict": ("verdict", ""), "means": ("the claim", ""),
     **{name: (name, "d") for name in _COUNTED},
@@ -111,11 +113,12 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
 
 
 def based_on(each: Judged) -> str:
-    """Say how many runs of which studies a finding rests on."""
+    """Say how many runs a finding rests on, and of which studies, or of how many."""
     if not each.finding.runs:
         return "none"
     studies = dict.fromkeys(name.split("/")[1] for name in each.finding.runs)
-    return f"{count(len(each.finding.runs), 'run')} of {', '.join(studies)}"
+    of = ", ".join(studies) if len(studies) <= _MOST_NAMED else f"{len(studies)} studies"
+    return f"{count(len(each.finding.runs), 'run')} of {of}"
 
 
 def tally(ledger: Sequence[Judged]) -> pd.DataFrame:

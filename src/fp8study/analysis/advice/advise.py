@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
-from fp8study.analysis.advice.by_law import predicted_speed
+from fp8study.analysis.advice.by_law import chosen, predicted_speed
 from fp8study.analysis.advice.commands import (
     CHECK_LOSS,
     command_for_loss,
@@ -39,7 +39,8 @@ from fp8study.analysis.advice.evidence import (
     way_of,
 )
 from fp8study.analysis.advice.loss_evidence import nearest_losses
-from fp8study.analysis.decision import CHECK, FP8, NO_ROOM, WORTH_PCT
+from fp8study.analysis.advice.otherwise import decided_with
+from fp8study.analysis.decision import CHECK, FP8, MORE, NO_ROOM
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import cell_key, cells_of
@@ -62,7 +63,7 @@ from fp8study.analysis.laws.nearby import (
 )
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
-from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
 from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
@@ -95,8 +96,11 @@ class Advisor:
         self.architectures = {peak.architecture for c in self.timed if (peak := find_peak(c.gpu))}
         self.exactly = {cell_key(cell.config, cell.gpu): cell for cell in self.timed}
         tested = account.lead_table(cells)
-        self.pairs = account.pairs_of(cells)
-        self.nine_of_ten = account.nine_of_ten(tested)
+        self.pairs = pairs_of(cells)
+        self.nine_of_ten = {
+            is_fitted_to: account.nine_of_ten(tested, name)
+            for is_fitted_to, name in ((True, FITTED_GPU), (False, ""))
+        }
         self.law_errors = account.law_errors(tested, account.memory_table(cells))
 
     def name_of(self, gpu: GpuPeak) -> str:
@@ -113,6 +117,7 @@ class Advisor:
         tokens: float | None = None,
         as_asked: bool = False,
         learning_rate: float | None = None,
+        is_aside: bool = False,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
 
@@ -126,12 +131,14 @@ class Advisor:
             as_asked: No records of the path as it was before answer for it, as its update was
                 asked for.
             learning_rate: At which FP8's loss must be known to be BF16's, if one is asked for.
+            is_aside: What other questions would answer is left out.
 
         Raises:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
         law = law_of(shape, gpu, measured)
+        within = self.nine_of_ten[gpu_name == FITTED_GPU]
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed,
@@ -154,7 +161,7 @@ class Advisor:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
                 return faster
-            error = self.nine_of_ten[law(way).host_shows][1] * account.wider(num_beyond(way))
+            error = within.at(law(way).host_pct)[1] * account.wider(num_beyond(way))
             value = faster.then.value
             half = (100 + value) * error / 100
             return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
@@ -187,7 +194,7 @@ class Advisor:
             if best.precision == "fp8_tensorwise":
                 way = tensorwise(todays, shape)[0]  # as `run` gathers
             expected_of = label_of(way)
-            expected = predicted_speed(todays, way, law, self.nine_of_ten, num_beyond(way))[1]
+            expected = predicted_speed(todays, way, law, within, num_beyond(way))[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -199,12 +206,18 @@ class Advisor:
         cured = [] if fits else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK
-        clipped = None
-        if verdicts[0].action == CHECK and todays.max_grad_norm != CLIPPED:
-            clipped = self.advise(
-                changed(todays, {"max_grad_norm": CLIPPED}), gpu, gpu_name, capacity, measured,
-                tokens, as_asked, learning_rate,
-            ).verdict  # fmt: skip
+
+        def aside(way: ResolvedConfig) -> Advice:
+            return self.advise(
+                way, gpu, gpu_name, capacity, measured, tokens, as_asked, learning_rate, True
+            )
+
+        clipped = instead = None
+        surer = {CHECK: (FP8,), MORE: (FP8, CHECK)}.get(verdicts[0].action, ())
+        if surer and todays.max_grad_norm != CLIPPED and not is_aside:
+            clipped = aside(changed(todays, {"max_grad_norm": CLIPPED})).verdict
+        if verdicts[0].action == MORE and fits and not is_aside:
+            instead = decided_with(todays, shape, capacity, MOST_TOKENS, aside)
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config, gpu))),
@@ -212,7 +225,7 @@ class Advisor:
             capacity_gib=capacity,
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
-            clipped=clipped if clipped and clipped.action == FP8 else None,
+            clipped=clipped if clipped and clipped.action in surer else None,
             todays_lead=expected,
             todays_label=expected_of,
             nearest=() if decided and config == todays else tuple(
@@ -228,6 +241,7 @@ class Advisor:
             building_gib=filled.building,
             remedies=tuple(map(remedy, cured)),
             larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
+            instead=instead and replace(change(instead[0], {}), lead_pct=instead[1]),
             options=tuple(options),
             step_parts_ms={
                 name: {part: by_law(way, ms) for part, ms in
@@ -276,7 +290,13 @@ class Advisor:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = predicted_speed(
-                config, way, law, self.nine_of_ten, num_beyond(way), base, beside
+                config,
+                way,
+                law,
+                self.nine_of_ten[gpu_name == FITTED_GPU],
+                num_beyond(way),
+                base,
+                beside,
             )
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
@@ -315,21 +335,3 @@ class Advisor:
 
 def _without_ends(figure: Quantity) -> Quantity:
     return replace(figure, low=None, high=None)
-
-
-def _clamped(low_pct: float) -> float:
-    return min(max(low_pct, -WORTH_PCT), WORTH_PCT)
-
-
-def chosen(options: Sequence[Option]) -> Option:
-    """Return the FP8 to speak of where none was timed.
-
-    Of those that may pay, the one whose lead is surely the largest; of several that surely pay, or
-    may all cost as much, the fastest, so that a wider interval alone does not change the recipe.
-    """
-    leads = [(option, lead) for option in options if (lead := option.lead_pct)]
-    may_pay = [each for each in leads if (each[1].high or 0.0) > WORTH_PCT]
-    return max(
-        may_pay or leads,
-        key=lambda each: (_clamped(each[1].low or 0.0), each[1].value),
-    )[0]

@@ -68,7 +68,7 @@ class Advice:
     """To train on, for the days that it takes: as asked, else 20 a weight that a token meets."""
     verdict: Verdict
     clipped: Verdict | None
-    """With gradients clipped at 1, where they are not and it is FP8 if they are."""
+    """With gradients clipped at 1, where they are not and more is known if they are."""
     todays_lead: Quantity | None
     """Where it was measured as the tuned path was before: the same recipe's lead on today's."""
     todays_label: str
@@ -89,6 +89,9 @@ class Advice:
     larger: Change | None
     """FP8 at a batch for which BF16 has no room, where that is faster: by what, %, than BF16 at the
     batch that is spoken of."""
+    instead: Change | None
+    """Where the verdict is open: a larger batch at which FP8 surely pays; how many tokens/s more it
+    makes than as asked, %, and its lead then."""
     options: tuple[Option, ...]
     """BF16 first, then what was timed, by machine and lead, then what was not, by speed."""
     step_parts_ms: dict[str, dict[str, Quantity]]

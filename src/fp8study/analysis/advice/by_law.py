@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Option
 from fp8study.analysis.advice.evidence import MODELLED, PREDICTED, Beside, Quantity
+from fp8study.analysis.decision import WORTH_PCT
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.nearby import Law
 from fp8study.core.config import ResolvedConfig
@@ -15,21 +16,22 @@ def predicted_speed(
     bf16: ResolvedConfig,
     way: ResolvedConfig,
     law: Law,
-    errors: Mapping[bool, tuple[float, ...]],
+    errors: account.NineOfTen,
     num_beyond: int,
     base: float | None = None,
     beside: Beside | None = None,
 ) -> tuple[Quantity, Quantity | None, str]:
     """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 
-    `errors`: those of `account.nine_of_ten`; `num_beyond`: in how many things this is beyond what
+    `errors`: those of this GPU; `num_beyond`: in how many things this is beyond what
     was measured. With `Option.interval_from`.
     """
     kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
     step = law(way)
-    busy = step.host_shows
-    lead_error, step_error = errors[busy]
-    basis = "where the host is busy" if busy else "where the GPU decides"
+    lead_error, step_error = errors.at(step.host_pct)
+    basis = "where the host is busy" if step.host_shows else "where the GPU decides"
+    if step.host_shows and step.host_pct < speed.LATE_PCT:
+        basis = f"between those {basis} and those where the GPU decides"
     if beside and beside.off_points > lead_error:
         lead_error, basis = beside.off_points, NEXT_TO_THIS
         step_error = max(step_error, lead_error)
@@ -41,3 +43,24 @@ def predicted_speed(
     rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
     leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
     return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def _clamped(low_pct: float) -> float:
+    return min(max(low_pct, -WORTH_PCT), WORTH_PCT)
+
+
+def chosen(options: Sequence[Option]) -> Option:
+    """Return the FP8 to speak of where none was timed.
+
+    Of the recipe that is expected to be the fastest: of its ways to gather those that may pay, the
+    one whose lead is surely the largest; of several that surely pay, or may all cost as much, the
+    fastest, so that a wider interval alone does not change the answer.
+    """
+    leads = [(option, lead) for option in options if (lead := option.lead_pct)]
+    recipe = max(leads, key=lambda each: each[1].value)[0].precision
+    leads = [each for each in leads if each[0].precision == recipe]
+    may_pay = [each for each in leads if (each[1].high or 0.0) > WORTH_PCT]
+    return max(
+        may_pay or leads,
+        key=lambda each: (_clamped(each[1].low or 0.0), each[1].value),
+    )[0]

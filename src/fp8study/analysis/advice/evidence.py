@@ -24,12 +24,13 @@ from fp8study.analysis.decision import (
     loss_of,
     nearest_loss,
 )
-from fp8study.analysis.laws.account import Pair, label_of
+from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.layer import has_fp8_head
 from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
 from fp8study.analysis.laws.speed_constants import SpeedConstants
+from fp8study.analysis.laws.speed_fit import Pair
 from fp8study.analysis.leads import leads_table, with_own_heads
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
@@ -107,8 +108,7 @@ def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -
         if is_near and all(getattr(config, name) == getattr(way, name) for name in _BESIDE):
             law = pair.predicted_pct(constants_of(SpeedConstants, "speed"))
             if law is not None and lead is not None:
-                ids = (*pair.fp8.ids, *pair.bf16.ids)
-                measured = Quantity(lead, MEASURED, run_ids=ids)
+                measured = Quantity(lead, MEASURED, run_ids=(*pair.fp8.ids, *pair.bf16.ids))
                 found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law))
     return max(found, key=lambda each: each.off_points, default=None)
 

@@ -7,23 +7,22 @@ other models give in the newest of all.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.cells import Cell, cell_key
+from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import constants_of, freezes, knows, model_of, unknowing
-from fp8study.analysis.laws.speed import HOST_PCT
+from fp8study.analysis.laws.speed import HOST_PCT, LATE_PCT
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
-from fp8study.analysis.laws.speed_fit import is_fitted
+from fp8study.analysis.laws.speed_fit import pairs_of
 from fp8study.analysis.runs.naming import setting_label
-from fp8study.core.config import ResolvedConfig, set_by_hand
-from fp8study.core.fields import BY_HAND, varying
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 
@@ -52,63 +51,6 @@ MEMORY_COLUMNS = [
 def wider(num_beyond: int) -> float:
     """Return how much wider an interval is beyond what was measured in so many things."""
     return 1.0 + (WIDER - 1.0) * num_beyond
-
-
-@dataclass(frozen=True)
-class Pair:
-    """An FP8 cell and the BF16 cell that differs in its precision alone."""
-
-    fp8: Cell
-    bf16: Cell
-
-    @property
-    def lead_pct(self) -> float | None:
-        """How much more tokens per second FP8 made, %: the median over sessions that ran both."""
-        return statistics.median(self.leads_pct) if self.leads_pct else None
-
-    @cached_property
-    def leads_pct(self) -> list[float]:
-        """The same of each session: one study on one machine."""
-        leads = []
-        sessions = [{_session(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
-        for session in sorted(sessions[0] & sessions[1]):
-            fp8, bf16 = (_rate(cell, session) for cell in (self.fp8, self.bf16))
-            if fp8 and bf16:
-                leads.append(100 * (fp8 / bf16 - 1))
-        return leads
-
-    def predicted_pct(self, constants: SpeedConstants) -> float | None:
-        """What the law says of it; None for a GPU in no table, or without FP8."""
-        gpu = find_peak(self.fp8.gpu)
-        if gpu is None or gpu.fp8_tflops is None:
-            return None
-        steps = [speed.predicted_step(cell.config, cell.shape, gpu, constants).total
-                 for cell in (self.bf16, self.fp8)]  # fmt: skip
-        return speed.lead_pct(*steps)
-
-
-def _session(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
-def _rate(cell: Cell, session: str) -> float | None:
-    rates = [rate for name, rate in cell.rates if _session(name) == session]
-    return statistics.median(rates) if rates else None
-
-
-def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
-    """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
-    chosen = [cell for cell in cells if is_fitted(cell)]
-    keys = [
-        (cell_key(cell.config, cell.gpu, *varying("pair")),
-         *(set_by_hand(cell.config.to_dict(), name) for name in BY_HAND))
-        for cell in chosen
-    ]  # fmt: skip
-    every = list(zip(keys, chosen, strict=True))
-    partners = {key: cell for key, cell in every if not cell.config.is_fp8}
-    found = (Pair(cell, partners[key]) for key, cell in every
-             if cell.config.is_fp8 and key in partners)  # fmt: skip
-    return [pair for pair in found if pair.lead_pct is not None]
 
 
 def test_of(cell: Cell) -> tuple[str, str | None, int]:
@@ -314,16 +256,40 @@ def law_errors(leads: pd.DataFrame, memory_: pd.DataFrame) -> list[LawErrors]:
     return [LawErrors(**each) for each in found.values()]
 
 
-def nine_of_ten(leads: pd.DataFrame) -> dict[bool, tuple[float, ...]]:
-    """Return within what nine of ten predictions of `lead_table` are: leads, points, and steps, %.
+@dataclass(frozen=True)
+class NineOfTen:
+    """Within what nine of ten predictions were: leads, points, and steps, %."""
 
-    By whether the host matters.
+    sure: tuple[float, float]
+    """Where the GPU decides."""
+    late: tuple[float, float]
+    """Where the host is busy for more than `LATE_PCT` of the GPU's time."""
+
+    def at(self, host_pct: float) -> tuple[float, float]:
+        """Return those where the host is busy for so much, % of the GPU's time.
+
+        Between `HOST_PCT` and `LATE_PCT` they grow evenly, as neighbours are known alike.
+        """
+        share = min(max((host_pct - HOST_PCT) / (LATE_PCT - HOST_PCT), 0.0), 1.0)
+        lead, step = (
+            sure + share * (late - sure) for sure, late in zip(self.sure, self.late, strict=True)
+        )
+        return lead, step
+
+
+def nine_of_ten(leads: pd.DataFrame, gpu_name: str) -> NineOfTen:
+    """Return within what nine of ten predictions of `lead_table` are, for such a GPU.
+
+    Where other kinds of GPU than `FITTED_GPU` have leads enough, those say it of them.
     """
-    errors, busy = leads[["error_points", "step_error_pct"]].abs(), leads["host_pct"] > HOST_PCT
-    return {
-        is_busy: tuple(map(float, errors[busy == is_busy].quantile(0.9)))
-        for is_busy in (False, True)
-    }
+    alike = leads[leads["test"].eq(OTHER_GPU) == (gpu_name != FITTED_GPU)]
+    found = []
+    for low, high in ((-1.0, HOST_PCT), (LATE_PCT, math.inf)):
+        own, every = (each[each["host_pct"].between(low, high)] for each in (alike, leads))
+        there = own if len(own) >= FEWEST_LEADS else every
+        lead, step = there[["error_points", "step_error_pct"]].abs().quantile(0.9)
+        found.append((float(lead), float(step)))
+    return NineOfTen(*found)
 
 
 def constants_table() -> pd.DataFrame:

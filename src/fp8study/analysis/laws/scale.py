@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import label_of, lead_table, test_of, wider
+from fp8study.analysis.laws.account import label_of, lead_table, nine_of_ten, test_of, wider
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
@@ -107,16 +107,15 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
     """BF16 and FP8 tensorwise on `ASKED`, with and without recomputed layers; all is modelled.
 
     The batch is the largest that fits an H200 whatever the precision, else 1. ``lead_pct`` is over
-    BF16 of the same settings; ``within_points``: what nine of ten leads of several GPUs are off by,
-    as much again for each thing in which it is beyond the records. Empty without records of several
-    GPUs, which alone hold the law to account.
+    BF16 of the same settings; ``within_points``: what nine of ten leads are off by where the host
+    is as busy, as much again for each thing in which it is beyond the records. Empty without
+    records of several GPUs, which alone hold the law to account.
     """
     tested = lead_table(cells)
-    errors = tested["error_points"][tested["num_gpus"] > 1].abs()
     peak = find_peak(FITTED_GPU)
-    if errors.empty or peak is None or peak.memory_gb is None:
+    if not tested["num_gpus"].gt(1).any() or peak is None or peak.memory_gb is None:
         return pd.DataFrame()
-    rows, most = [], errors.quantile(0.9)
+    rows, within = [], nine_of_ten(tested, FITTED_GPU)
     timed = [cell for cell in cells if is_fitted(cell)]
     for model, num_gpus in ASKED:
         shape = shape_of(model)
@@ -127,13 +126,14 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
             for config in (bf16, *tensorwise(bf16, shape)):
                 gib = memory.predicted_memory(config, shape).total
                 facts = facts_of(config, shape)
+                off = within.at(speed.predicted_step(config, shape, peak).host_pct)[0]
                 further = beyond(config, shape, peak, FITTED_GPU, False, timed)
                 lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
                 rows.append(_named(config) | {
                     "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
                     "fits": has_room(gib, peak.memory_gb),
                     "lead_pct": lead if config.is_fp8 else None,
-                    "within_points": most * wider(len(further)) if config.is_fp8 else None,
+                    "within_points": off * wider(len(further)) if config.is_fp8 else None,
                 } | facts)  # fmt: skip
     return pd.DataFrame(rows)
 

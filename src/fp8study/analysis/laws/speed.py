@@ -39,6 +39,8 @@ _OVERLAP = 4
 #: From here on, % of the GPU's time, the host's launches may show in a step. They are the least
 #: certain part: hosts have taken 2.8 times the law's time (docs/log.md, 81).
 HOST_PCT = 33.0
+#: From here on, %, leads are predicted no better than where the host is late (docs/log.md, 90).
+LATE_PCT = 50.0
 #: Of the GPU's work on layers and of the host's launches, what the forward pass takes; and of what
 #: gathering in FP8 takes of the host: every weight then, every second one in the backward pass.
 _FORWARD, _FORWARD_GATHERS = 1 / 3, 2 / 3
@@ -107,7 +109,12 @@ class StepParts(Parts):
     @property
     def host_shows(self) -> bool:
         """Whether the host may make the step longer, on a slow machine if not by the law."""
-        return self.host > HOST_PCT / 100 * self.device
+        return self.host_pct > HOST_PCT
+
+    @property
+    def host_pct(self) -> float:
+        """What launching kernels takes, % of the GPU's time."""
+        return 100 * self.host / self.device
 
     @property
     def limit(self) -> str:

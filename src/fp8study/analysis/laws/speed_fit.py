@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from fp8study.analysis.laws.cells import Cell
+from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.frozen import fit, fit_with_errors, knows, leaving_out, model_of
-from fp8study.analysis.laws.speed import predicted_step
+from fp8study.analysis.laws.speed import lead_pct, predicted_step
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
+from fp8study.core.config import set_by_hand
+from fp8study.core.fields import BY_HAND, varying
 from fp8study.core.hardware import find_peak
 
 #: The constant that is not fitted.
@@ -37,6 +40,63 @@ def is_fitted(cell: Cell) -> bool:
     config = cell.config
     trained = not config.untrained and config.optimizer_binding == "after_conversion"
     return bool(cell.step_ms and config.compile and trained)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An FP8 cell and the BF16 cell that differs in its precision alone."""
+
+    fp8: Cell
+    bf16: Cell
+
+    @property
+    def lead_pct(self) -> float | None:
+        """How much more tokens per second FP8 made, %: the median over sessions that ran both."""
+        return statistics.median(self.leads_pct) if self.leads_pct else None
+
+    @cached_property
+    def leads_pct(self) -> list[float]:
+        """The same of each session: one study on one machine."""
+        leads = []
+        sessions = [{_session(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
+        for session in sorted(sessions[0] & sessions[1]):
+            fp8, bf16 = (_rate(cell, session) for cell in (self.fp8, self.bf16))
+            if fp8 and bf16:
+                leads.append(100 * (fp8 / bf16 - 1))
+        return leads
+
+    def predicted_pct(self, constants: SpeedConstants) -> float | None:
+        """What the law says of it; None for a GPU in no table, or without FP8."""
+        gpu = find_peak(self.fp8.gpu)
+        if gpu is None or gpu.fp8_tflops is None:
+            return None
+        steps = [predicted_step(cell.config, cell.shape, gpu, constants).total
+                 for cell in (self.bf16, self.fp8)]  # fmt: skip
+        return lead_pct(*steps)
+
+
+def _session(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _rate(cell: Cell, session: str) -> float | None:
+    rates = [rate for name, rate in cell.rates if _session(name) == session]
+    return statistics.median(rates) if rates else None
+
+
+def pairs_of(cells: Sequence[Cell]) -> list[Pair]:
+    """Return every FP8 cell of which the speed law speaks with its BF16 partner."""
+    chosen = [cell for cell in cells if is_fitted(cell)]
+    keys = [
+        (cell_key(cell.config, cell.gpu, *varying("pair")),
+         *(set_by_hand(cell.config.to_dict(), name) for name in BY_HAND))
+        for cell in chosen
+    ]  # fmt: skip
+    every = list(zip(keys, chosen, strict=True))
+    partners = {key: cell for key, cell in every if not cell.config.is_fp8}
+    found = (Pair(cell, partners[key]) for key, cell in every
+             if cell.config.is_fp8 and key in partners)  # fmt: skip
+    return [pair for pair in found if pair.lead_pct is not None]
 
 
 def fit_speed(cells: Sequence[Cell]) -> dict[str, Any]:

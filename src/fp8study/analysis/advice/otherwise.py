@@ -1,0 +1,76 @@
+"""Another way to train the same model, of which more is known than of what is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.evidence import Quantity
+from fp8study.analysis.decision import CHECK, FP8
+from fp8study.analysis.laws import memory
+from fp8study.analysis.laws.nearby import Changed, changed
+from fp8study.analysis.laws.room import has_room
+from fp8study.analysis.laws.shape import ModelShape
+from fp8study.core.config import ResolvedConfig
+from fp8study.core.errors import UserError
+
+#: What makes room for a larger batch and leaves the training as it is, the cheapest first.
+_ROOMIER: tuple[dict[str, Any], ...] = (
+    {}, {"reshard_after_forward": True}, {"activation_checkpointing": True},
+)  # fmt: skip
+
+
+def decided_with(
+    config: ResolvedConfig,
+    shape: ModelShape,
+    capacity: float,
+    most_tokens: int,
+    answer: Callable[[ResolvedConfig], Advice],
+) -> tuple[Changed, Quantity | None] | None:
+    """Return a larger batch at which FP8 surely pays and neither precision makes fewer tokens/s.
+
+    Args:
+        config: The BF16 run whose answer is open.
+        shape: Its model's.
+        capacity: Of a GPU, GiB.
+        most_tokens: Of a pass on one GPU.
+        answer: Answers for another BF16 run.
+
+    Returns:
+        The fields that are changed, the BF16 run then, and how many tokens/s more than as asked its
+        FP8 makes, %; and FP8's lead there.
+    """
+    asked = _rates(answer(config))
+    for changes, way in _larger(config, shape, capacity, most_tokens):
+        found = answer(way)
+        if found.verdict.action in (FP8, CHECK):
+            faster = [rate / before for rate, before in zip(_rates(found), asked, strict=True)]
+            if min(faster) >= 1:
+                return (changes, way, 100 * (faster[1] - 1)), found.verdict.lead_pct
+    return None
+
+
+def _rates(advice: Advice) -> list[float]:
+    """Return the tokens/s of BF16, and of the FP8 that an advice speaks of."""
+    fp8 = next(option for option in advice.options if option.label == advice.verdict.label)
+    return [each.tokens_per_second_per_gpu.value for each in (advice.options[0], fp8)]
+
+
+def _larger(
+    config: ResolvedConfig, shape: ModelShape, capacity: float, most_tokens: int
+) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
+    for roomier in _ROOMIER:
+        for times in (2, 4):
+            batch = times * config.micro_batch_size
+            changes = {"micro_batch_size": batch} | {
+                name: value for name, value in roomier.items() if getattr(config, name) != value
+            }
+            if batch * config.sequence_length > most_tokens or len(changes) <= len(roomier):
+                continue
+            try:
+                way = changed(config, changes)
+            except UserError:  # refused on so many GPUs, or beyond a field's range
+                continue
+            if has_room(memory.predicted_memory(way, shape).held, capacity):
+                yield changes, way

@@ -10,9 +10,9 @@ from fp8study.run.machine import Machine
 from tests.machines import H200, machine
 
 ON_TWO = {"num_gpus": 2, "sequence_length": 4096, "precision": "fp8_tensorwise"}
-ON_FOUR = ON_TWO | {"num_gpus": 4}
+ON_EIGHT = ON_TWO | {"num_gpus": 8}
 BY_KERNEL = {"step_launch": "by_kernel"}
-FOUR = machine(H200, H200, H200, H200)
+TWO, FOUR, EIGHT = (machine(*[H200] * number) for number in (2, 4, 8))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ FOUR = machine(H200, H200, H200, H200)
 def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
     fields: dict[str, Any], gathers: bool
 ) -> None:
-    assert config_for(FOUR, ON_FOUR | fields).fp8_all_gather is gathers
+    assert config_for(EIGHT, ON_EIGHT | fields).fp8_all_gather is gathers
 
 
 @pytest.mark.parametrize(
@@ -49,35 +49,37 @@ def test_the_tuned_path_gathers_in_fp8_where_the_law_finds_it_faster(
 def test_both_precisions_update_shards_alike_and_in_one_pass_unless_steps_are_small(
     model: str, batch: int, of_fp8: dict[str, Any], kernel: str
 ) -> None:
-    values = ON_FOUR | {"path": "tuned", "model": model, "micro_batch_size": batch}
+    values = ON_EIGHT | {"path": "tuned", "model": model, "micro_batch_size": batch}
     for precision, own in (("bf16", {}), ("fp8_tensorwise", of_fp8)):
-        found = config_for(FOUR, values | {"precision": precision} | own)
+        found = config_for(EIGHT, values | {"precision": precision} | own)
         assert found.update_kernel == kernel
         asked = {"update_kernel": "one_pass"}
         own = {n: v for n, v in own.items() if n == "skip"}
-        found = config_for(FOUR, values | {"precision": precision} | own | asked)
+        found = config_for(EIGHT, values | {"precision": precision} | own | asked)
         assert found.update_kernel == "one_pass"
     plain = {"path": "plain", "precision": "bf16"}
-    assert config_for(FOUR, values | plain).update_kernel == "torch"
+    assert config_for(EIGHT, values | plain).update_kernel == "torch"
 
 
-def test_two_gpus_launch_small_steps_as_a_graph_in_both_precisions() -> None:
-    two = machine(H200, H200)
-    values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b"}
+@pytest.mark.parametrize(("there", "collectives"), [(TWO, "copy_engines"), (FOUR, "nccl")])
+def test_two_gpus_and_four_launch_small_steps_as_a_graph_in_both_precisions(
+    there: Machine, collectives: str
+) -> None:
+    values = ON_TWO | {"path": "tuned", "model": "llama-3.2-1b", "num_gpus": len(there.gpus)}
     for own in (
         {},
         {"precision": "bf16"},
         {"skip": "lm_head,*.mlp.*"},
         {"precision": "fp8_rowwise"},
     ):
-        found = config_for(two, values | own)
-        wanted = ("as_graph", "one_pass", "copy_engines")
+        found = config_for(there, values | own)
+        wanted = ("as_graph", "one_pass", collectives)
         assert (found.step_launch, found.update_kernel, found.collectives) == wanted
         assert found.fp8_all_gather is (found.precision == "fp8_tensorwise")
-        asked = config_for(two, values | own | {"step_launch": "by_kernel"})
+        asked = config_for(there, values | own | {"step_launch": "by_kernel"})
         assert (asked.step_launch, asked.update_kernel) == ("by_kernel", "torch")
-    assert config_for(two, values | {"model": "llama-3.1-8b"}).step_launch == "by_kernel"
-    assert config_for(FOUR, values | {"num_gpus": 4}).step_launch == "by_kernel"
+    assert config_for(there, values | {"model": "llama-3.1-8b"}).step_launch == "by_kernel"
+    assert config_for(EIGHT, values | {"num_gpus": 8}).step_launch == "by_kernel"
 
 
 @pytest.mark.parametrize(("asked", "collectives"), [({}, "copy_engines"), (BY_KERNEL, "nccl")])

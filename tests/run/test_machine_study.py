@@ -157,9 +157,12 @@ def test_the_plan_of_a_study_of_ones_own_says_where_another_way_is_faster(
     assert hint in plan()
     for own in ({"fp8_all_gather": False}, {"path": "plain"}, {"step_launch": "as_graph"}):
         assert "by the law" not in plan(**own)
-    four = plan(MACHINES["8 H200"], num_gpus=4)
-    gather = cell.format("4 GPUs", "fp8_all_gather=false")
-    assert "by the law of speed BF16 all-gather is faster here " + gather in four
+    assert graph + cell.format("4 GPUs", "step_launch=as_graph") in plan(
+        MACHINES["8 H200"], num_gpus=4
+    )
+    eight = plan(MACHINES["8 H200"], num_gpus=8)
+    gather = cell.format("8 GPUs", "fp8_all_gather=false")
+    assert "by the law of speed BF16 all-gather is faster here " + gather in eight
     alone = {"num_gpus": 1, "strategy": "none"}
     assert graph + cell.format("1 GPU", "step_launch=as_graph") in plan(**alone)
     assert "by the law" not in plan(there=MACHINES["A100"])

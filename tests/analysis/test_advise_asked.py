@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8study.analysis.advice.advise import chosen
 from fp8study.analysis.advice.answer import Option
+from fp8study.analysis.advice.by_law import chosen
 from fp8study.analysis.advice.evidence import (
     BF16_HEAD,
     MEASURED,
@@ -308,3 +309,9 @@ def test_a_graph_timed_before_its_gradients_shared_memory_still_answers() -> Non
     small = advice("llama-3.2-1b-untied", 2, max_grad_norm=1.0)  # timed in either form
     assert (small.config["step_launch"], small.verdict.lead_pct.kind) == ("as_graph", MEASURED)
     assert told not in advice_text(small)
+
+
+def test_a_recipe_that_is_known_better_is_not_named_before_a_faster_one() -> None:
+    tensorwise = option_of("tensorwise", -10.0, 34.3, 78.6)
+    rowwise = replace(option_of("rowwise", 15.0, 19.5, 24.0), precision="fp8_rowwise_gw_hp")
+    assert chosen([tensorwise, rowwise]).label == "tensorwise"

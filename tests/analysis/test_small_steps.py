@@ -238,3 +238,10 @@ def test_a_graph_whose_gradients_have_memory_of_their_own_is_one_form_behind() -
         for setting in (f"{own}, {SHARED_POOL}", own, clipped)
     ]
     assert behind == [0, 1, 2]
+
+
+def test_a_setting_of_several_nodes_has_the_path_of_several_nodes() -> None:
+    row = {"model": "llama-3.2-1b", "num_gpus": 4, "gpu_name": "NVIDIA H200"}
+    one, two = SETTING.format("FSDP2", 1), SETTING.format("FSDP2, 2 nodes", 1)
+    assert todays_form(pd.Series(row | {"setting": one})).graph
+    assert todays_form(pd.Series(row | {"setting": two})) == Form(False, False, False)

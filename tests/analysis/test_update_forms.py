@@ -96,7 +96,11 @@ def test_a_setting_names_the_form_with_the_fewest_words(
 
 @pytest.mark.parametrize(
     ("own", "other"),
-    [(ALONE, {"gradient_dtype": "master"}), ({"path": "tuned", "num_gpus": 4}, {"num_gpus": 8})],
+    [
+        (ALONE, {"gradient_dtype": "master"}),
+        ({"path": "tuned", "num_gpus": 4}, {"num_gpus": 8}),
+        ({"path": "tuned", "num_gpus": 4}, {"num_nodes": 2}),
+    ],
     ids=str,
 )
 def test_a_graph_on_one_gpu_or_four_is_a_form_of_the_path(

@@ -29,7 +29,9 @@ STEPS: dict[str, Any] = {
     [(1, "bf16", None, "cudnn"), (1, "bf16", 1.0, "cudnn"), (1, "fp8_tensorwise", None, "cudnn"),
      (1, "fp8_tensorwise", 1.0, "cudnn"), (1, "fp8_tensorwise", 1.0, "flash4"),
      (2, "bf16", None, "cudnn"), (2, "bf16", 1.0, "cudnn"), (2, "fp8_tensorwise", None, "cudnn"),
-     (2, "fp8_tensorwise", 1.0, "cudnn"), (2, "fp8_rowwise", 1.0, "cudnn")],
+     (2, "fp8_tensorwise", 1.0, "cudnn"), (2, "fp8_rowwise", 1.0, "cudnn"),
+     (4, "bf16", 1.0, "cudnn"), (4, "fp8_tensorwise", None, "cudnn"),
+     (4, "fp8_tensorwise", 1.0, "cudnn")],
 )  # fmt: skip
 def test_a_replayed_step_trains_as_one_launched_by_kernel(
     num_gpus: int, precision: str, max_grad_norm: float | None, attention: str, tmp_path: Path

@@ -17,6 +17,7 @@ from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.core.records import StoredRun
 from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes_graph import reserved
 
 MACHINE = "h100x4"
 OWN_HEAD = "llama-3.2-1b-untied"
@@ -87,7 +88,7 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
         f"H100: {per_cent(two['llama-3.2-3b']['lead_pct'])}, "
         f"{per_cent(two['qwen3-4b']['lead_pct'])} at batch 1 | not measured |",
         f"| H100: {per_cent(two['llama-3.2-1b']['lead_pct'])} at batch 1 | not measured |",
-        f"at batch 1; H100: {per_cent(eight['lead_pct'])} at 2 |",
+        f"at batch 1; H100: {per_cent(eight['lead_pct'])}ᵘ at 2 |",
     ]  # fmt: skip
 
 
@@ -104,7 +105,13 @@ def _four_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     of_graph = lead["setting"].str.contains(GRAPH)
     graph, by_kernel = one(lead[of_graph]), one(lead[~of_graph])
     tied = one(leads[leads["studies"].eq("machine")], model="llama-3.2-1b")
+    gib = reach.assign(graph=is_graph, gib=reserved(reach)).pivot(
+        index="precision", columns="graph", values="gib"
+    )
+    bf16, fp8 = (gib.loc[name].map("{:.1f}".format) for name in ("bf16", TENSORWISE))
     return [
+        f"Reserved are {bf16[True]} GiB instead of {bf16[False]} in BF16, {fp8[True]} instead of "
+        f"{fp8[False]} in FP8",
         f"tokens/s at batch 1 change by {gain['bf16']} in BF16 and {gain[TENSORWISE]} in FP8",
         f"leads by {per_cent(graph['lead_pct'])} ({ends(graph)}) instead of "
         f"{per_cent(by_kernel['lead_pct'])}",
@@ -119,12 +126,14 @@ def _law_texts(there: list[StoredRun]) -> list[str]:
     leads: Any = lead_table(cells)
     sure = leads[leads["host_pct"] < HOST_PCT]
     graph = one(sure[sure["setting"].str.contains(GRAPH)], num_gpus=4)
-    late = leads[leads["host_pct"] > 100]
+    late, half = leads[leads["host_pct"] > 100], leads[leads["host_pct"].between(HOST_PCT, 100)]
+    assert [*half["model"]] == ["llama-3.1-8b"] and {*late["model"]} <= {OWN_HEAD, "llama-3.2-1b"}
     memory = memory_table(cells)["error_pct"].abs()
     off = sure["error_points"].abs()
     return [
         f"{len(sure)} leads off by {off.mean():.1f} points on average and {off.max():.1f} at most",
         f"peaks of {len(memory)} arms by {memory.max():.1f} % at most",
-        f"by {late['error_points'].abs().max():.1f} points",
+        f"off by {half['error_points'].abs().max():.1f} points, where the host is late by "
+        f"{late['error_points'].abs().max():.1f} points",
         f"law, frozen before, had said {per_cent(graph['predicted_pct'])}",
     ]

@@ -335,7 +335,7 @@ def _machine_texts(leads: pd.DataFrame) -> list[str]:
         f"{per_cent(fp8['lead_pct'])} at batch 2 ({rates[0]} against {rates[1]} tokens/s a GPU; "
         f"rowwise {per_cent(rowwise['lead_pct'])}), at {memory[0]:.1f} GiB instead of "
         f"{memory[1]:.1f}",
-        f"| 14B | does not fit | not measured | {per_cent(fp8['lead_pct'])} at batch 2 |",
+        f"| Qwen3-14B | does not fit | not measured | {per_cent(fp8['lead_pct'])}ᵘ at batch 2 |",
     ]
 
 

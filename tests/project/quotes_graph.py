@@ -95,7 +95,7 @@ def pool_texts() -> list[str]:
     runs = runs_frame([run for run in stored("h200x4") if run.record.study == "graph-pool"])
     gains = switch_table(runs).set_index(["model", "precision"])["gain_pct"]
     shared = runs["setting"].str.contains(SHARED_POOL).rename("is_shared")
-    gib = runs.assign(gib=_reserved(runs)).groupby(["model", "precision", shared])["gib"]
+    gib = runs.assign(gib=reserved(runs)).groupby(["model", "precision", shared])["gib"]
     assert (gib.max() - gib.min()).max() < 0.01
     mean = gib.mean().unstack()
     said = []
@@ -133,7 +133,7 @@ def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
     """How much more memory a graph reserves, GiB, by model, precision and batch."""
     place = ["model", "precision", "micro_batch_size", "is_graph"]
     mean = (
-        runs.assign(gib=_reserved(runs))
+        runs.assign(gib=reserved(runs))
         .groupby([*place[:3], "repeat", place[3]])["gib"]
         .mean()
         .unstack()
@@ -141,7 +141,7 @@ def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
     return (mean[True] - mean[False]).dropna().groupby(level=place[:3]).mean().to_dict()
 
 
-def _reserved(runs: pd.DataFrame) -> Any:
+def reserved(runs: pd.DataFrame) -> Any:
     """Return what torch had reserved in each run, GiB."""
     records = {run.record.run_id: run.record for run in committed_runs()}
     return runs["run_id"].map(

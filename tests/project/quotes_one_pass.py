@@ -53,7 +53,7 @@ def one_pass_texts() -> list[str]:
         f"in a third session it gained {per_cent(host['gain_pct'])} (95 % CI "
         f"{per_cent(host['gain_low_95']).removesuffix(' %')} to "
         f"{per_cent(host['gain_high_95']).removesuffix(' %')}",
-        f"at batch 1, {now['llama-3.2-3b', 4]} at 4 |",
+        f"at batch 1, {now['llama-3.2-3b', 4]}ᵘ at 4 |",
         f"FP8 then leads by {_listed(now)} instead of {_listed(then)}",
         f"Peak of the 8B in FP8 {eight['memory_peak_gib']:.1f} GiB instead of "
         f"{before['memory_peak_gib']:.1f}",

@@ -192,8 +192,10 @@ def _in_todays_form(row: pd.Series) -> tuple[RunConfig, dict[str, Any]]:
     """
     setting = row["setting"]
     tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
+    spread = re.search(r"(\d+) nodes", setting)
     config = make_config(
         {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
+         "num_nodes": int(spread[1]) if spread else 1,
          "strategy": "none" if "not sharded" in setting else "fsdp2",
          "sequence_length": int(tokens), "micro_batch_size": int(batch)}
     )  # fmt: skip

@@ -217,7 +217,7 @@ class Advisor:
         if surer and todays.max_grad_norm != CLIPPED and not is_aside:
             clipped = aside(changed(todays, {"max_grad_norm": CLIPPED})).verdict
         if verdicts[0].action == MORE and fits and not is_aside:
-            instead = decided_with(todays, shape, capacity, MOST_TOKENS, aside)
+            instead = decided_with(todays, shape, capacity, MOST_TOKENS, decide, aside)
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config, gpu))),
@@ -290,14 +290,9 @@ class Advisor:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = predicted_speed(
-                config,
-                way,
-                law,
-                self.nine_of_ten[gpu_name == FITTED_GPU],
-                num_beyond(way),
-                base,
+                config, way, law, self.nine_of_ten[gpu_name == FITTED_GPU], num_beyond(way), base,
                 beside,
-            )
+            )  # fmt: skip
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = f"no {unknown} GPU is in the records" if lead else ""

@@ -31,7 +31,7 @@ def predicted_speed(
     lead_error, step_error = errors.at(step.host_pct)
     basis = "where the host is busy" if step.host_shows else "where the GPU decides"
     if step.host_shows and step.host_pct < speed.LATE_PCT:
-        basis = f"between those {basis} and those where the GPU decides"
+        basis = "where the host may be busy (between where it is and where the GPU decides)"
     if beside and beside.off_points > lead_error:
         lead_error, basis = beside.off_points, NEXT_TO_THIS
         step_error = max(step_error, lead_error)
@@ -54,7 +54,7 @@ def chosen(options: Sequence[Option]) -> Option:
 
     Of the recipe that is expected to be the fastest: of its ways to gather those that may pay, the
     one whose lead is surely the largest; of several that surely pay, or may all cost as much, the
-    fastest, so that a wider interval alone does not change the answer.
+    fastest.
     """
     leads = [(option, lead) for option in options if (lead := option.lead_pct)]
     recipe = max(leads, key=lambda each: each[1].value)[0].precision

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from fp8study.analysis.advice.answer import Advice
@@ -26,6 +27,7 @@ def decided_with(
     shape: ModelShape,
     capacity: float,
     most_tokens: int,
+    decide: Callable[[ResolvedConfig], ResolvedConfig],
     answer: Callable[[ResolvedConfig], Advice],
 ) -> tuple[Changed, Quantity | None] | None:
     """Return a larger batch at which FP8 surely pays and neither precision makes fewer tokens/s.
@@ -35,6 +37,7 @@ def decided_with(
         shape: Its model's.
         capacity: Of a GPU, GiB.
         most_tokens: Of a pass on one GPU.
+        decide: Decides anew what the path makes of a run with another batch.
         answer: Answers for another BF16 run.
 
     Returns:
@@ -42,8 +45,8 @@ def decided_with(
         FP8 makes, %; and FP8's lead there.
     """
     asked = _rates(answer(config))
-    for changes, way in _larger(config, shape, capacity, most_tokens):
-        found = answer(way)
+    for changes, larger in _larger(config, shape, capacity, most_tokens):
+        found = answer(way := decide(larger))
         if found.verdict.action in (FP8, CHECK):
             faster = [rate / before for rate, before in zip(_rates(found), asked, strict=True)]
             if min(faster) >= 1:
@@ -60,17 +63,16 @@ def _rates(advice: Advice) -> list[float]:
 def _larger(
     config: ResolvedConfig, shape: ModelShape, capacity: float, most_tokens: int
 ) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
-    for roomier in _ROOMIER:
-        for times in (2, 4):
-            batch = times * config.micro_batch_size
+    """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits."""
+    batch = 2 * config.micro_batch_size
+    while batch * config.sequence_length <= most_tokens:
+        for roomier in _ROOMIER:
             changes = {"micro_batch_size": batch} | {
                 name: value for name, value in roomier.items() if getattr(config, name) != value
             }
-            if batch * config.sequence_length > most_tokens or len(changes) <= len(roomier):
-                continue
-            try:
+            with suppress(UserError):  # refused on so many GPUs
                 way = changed(config, changes)
-            except UserError:  # refused on so many GPUs, or beyond a field's range
-                continue
-            if has_room(memory.predicted_memory(way, shape).held, capacity):
-                yield changes, way
+                if has_room(memory.predicted_memory(way, shape).held, capacity):
+                    yield changes, way
+                    break
+        batch *= 2

@@ -187,7 +187,7 @@ def unusual_switches(config: dict[str, Any]) -> list[str]:
 def has_usual_path(config: dict[str, Any]) -> bool:
     """Return whether a run sets no switch of its own: of today's tuned path, or an earlier one."""
     by_gpus = {1: [NORM_BY_KERNEL], 2: [COPY_ENGINES, NORM_AS_SUMMED]}
-    num_gpus = config.get("num_gpus", 0)
+    num_gpus = 0 if config.get("num_nodes", 1) > 1 else config.get("num_gpus", 0)
     later = by_gpus.get(num_gpus, [])
     forms = [{IN_ONE_PASS, *later[:number]} for number in range(len(later) + 1)]
     graphs = [form | {GRAPH} for form in forms if num_gpus in (1, 4) or COPY_ENGINES in form]

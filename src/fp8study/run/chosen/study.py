@@ -37,7 +37,7 @@ _QUESTION = (
 )
 _EXPECTATION = (
     "FP8 tensorwise leads by the more, the larger model and batch are, and loses for a 1B at batch "
-    "1 on more than two GPUs; rowwise lies between. Losses end within the margin."
+    "1 on more than four GPUs; rowwise lies between. Losses end within the margin."
 )
 BUDGET_MINUTES = 20.0
 #: The selection decides these itself.

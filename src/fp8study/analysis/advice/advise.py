@@ -212,12 +212,17 @@ class Advisor:
                 way, gpu, gpu_name, capacity, measured, tokens, as_asked, learning_rate, True
             )
 
+        def anew(way: ResolvedConfig) -> ResolvedConfig:
+            return decide(
+                way if as_asked else changed(way, {"update_kernel": None, "step_launch": None})
+            )
+
         clipped = instead = None
         surer = {CHECK: (FP8,), MORE: (FP8, CHECK)}.get(verdicts[0].action, ())
         if surer and todays.max_grad_norm != CLIPPED and not is_aside:
             clipped = aside(changed(todays, {"max_grad_norm": CLIPPED})).verdict
         if verdicts[0].action == MORE and fits and not is_aside:
-            instead = decided_with(todays, shape, capacity, MOST_TOKENS, decide, aside)
+            instead = decided_with(todays, shape, capacity, MOST_TOKENS, anew, aside)
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config, gpu))),

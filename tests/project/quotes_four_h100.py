@@ -12,7 +12,7 @@ from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import run_path, runs_frame
-from fp8study.analysis.runs.naming import GRAPH, SHARED_POOL
+from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.core.records import StoredRun
@@ -95,6 +95,7 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
 def _four_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     reach = runs[runs["study"] == "graph-reach"]
     assert (set(reach["num_gpus"]), len(reach), set(reach["model"])) == ({4}, 4, {OWN_HEAD})
+    assert not reach["arm"].str.contains(FP8_HEAD).any()
     is_graph = reach["setting"].str.contains(GRAPH)
     rate = reach.assign(graph=is_graph).pivot(
         index="precision", columns="graph", values="tokens_per_second_per_gpu"
@@ -116,7 +117,7 @@ def _four_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         f"leads by {per_cent(graph['lead_pct'])} ({ends(graph)}) instead of "
         f"{per_cent(by_kernel['lead_pct'])}",
         f"{per_cent(tied['lead_pct'])} with BF16 all-gather",
-        f"| H100: {per_cent(graph['lead_pct'])} at batch 1 |",
+        f"| H100, head in BF16: {per_cent(graph['lead_pct'])} at batch 1 |",
     ]
 
 

@@ -13,18 +13,20 @@ from fp8study.analysis.floors import (
     KERNELS,
     SEED,
     ladder_table,
+    pooled_table,
     scatter_table,
     validation_curve,
 )
 from fp8study.analysis.runs.frames import metrics_frame
 from fp8study.core.records import load_runs
+from fp8study.report import loss_sentences, rows
 from tests.factories import make_record, store
 from tests.table_factories import frame
 
 STEPS = (30, 60)
 
 
-def _store(results: Path, seed: int, last: float, **changes: Any) -> None:
+def _store(results: Path, seed: int, last: float, place: str = "local", **changes: Any) -> None:
     """Store a run whose loss on unseen text falls from 6 to `last`, as does that on its own."""
     scored = [{"step": step, "loss": loss} for step, loss in zip(STEPS, (6.0, last), strict=True)]
     config = {name: changes.pop(name) for name in ("attention",) if name in changes}
@@ -34,7 +36,7 @@ def _store(results: Path, seed: int, last: float, **changes: Any) -> None:
         judgement={"margin_pct": 0.25, "speed_only": False}, **changes,
     )  # fmt: skip
     record.config.update(config)
-    store(results, "local", record)
+    store(results, place, record)
 
 
 @pytest.fixture
@@ -85,6 +87,34 @@ def test_runs_that_scored_once_or_never_have_no_curve(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision))
     assert validation_curve(load_runs(tmp_path), frame(tmp_path)).empty
+
+
+def _store_on(results: Path, place: str, gaps: dict[int, float]) -> None:
+    """Store by seed an FP8 run that ends so many % above its BF16 one, at 5."""
+    for seed, gap in gaps.items():
+        _store(results, seed, 5.0, place)
+        _store(results, seed, 5.0 * (1 + gap / 100), place, precision="fp8_tensorwise")
+
+
+def test_machines_are_pooled_by_seed_and_compared_on_their_own(tmp_path: Path) -> None:
+    _store_on(tmp_path, "reference/one", {0: 0.2, 1: 0.1})
+    assert pooled_table(load_runs(tmp_path), frame(tmp_path)).empty
+    _store_on(tmp_path, "reference/two", {0: -0.4, 2: 0.0})
+    _store(tmp_path, 0, 5.0 * 1.003, "reference/two", attention="flash")
+    table = pooled_table(load_runs(tmp_path), frame(tmp_path)).set_index("what")
+    fp8 = table.loc["FP8 tensorwise"]
+    assert (fp8["num_runs"], fp8["num_pairs"], fp8["machines"]) == (4, 3, "one, two")
+    assert fp8["gap_pct"] == pytest.approx(0.0, abs=1e-9)  # of -0.1, 0.1 and 0
+    assert fp8["high_90"] == pytest.approx(2.919986 * 0.1 / 3**0.5)  # Student's t, 2 degrees
+    assert fp8["size_pct"] == pytest.approx((0.21 / 4) ** 0.5)
+    assert table.loc[KERNELS, "gap_pct"] == pytest.approx(0.3)
+    assert fp8["verdict"] == "equivalent" and table.loc[KERNELS, "verdict"] == "undecided"
+    told = loss_sentences.pooled(table.reset_index())
+    assert "FP8 tensorwise equivalent (+0.00 %, 3 seeds)" in told
+    assert "of the size of 0.23 %; that of BF16 by other, as exact kernels is 0.30 %" in told
+    shown = rows.pooled(table.reset_index())
+    assert shown["what"].tolist() == ["FP8 tensorwise v BF16", "BF16 by other kernels"]
+    assert shown["interval"].tolist() == ["\u22120.17\u00a0to\u00a0+0.17", ""]
 
 
 def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:

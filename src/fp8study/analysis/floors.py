@@ -32,6 +32,11 @@ CURVE_COLUMNS = [
     *_PLACE, "rung", "step", "num_pairs", "gap_pct", "low_95", "high_95", "margin_pct", "verdict",
     "run_ids",
 ]  # fmt: skip
+_POOL = ["study", "model", "num_gpus", "learning_rate", "num_steps"]
+POOLED_COLUMNS = [
+    *_POOL, "what", "precision", "machines", "num_runs", "epochs", "num_pairs", "gap_pct",
+    "size_pct", "low_90", "high_90", "low_95", "high_95", "margin_pct", "verdict", "run_ids",
+]  # fmt: skip
 SCATTER_COLUMNS = [
     "model", "learning_rate", "lr_warmup_steps", "num_arms", "num_pairs", "scatter_pct",
     "num_risen", "num_runs", "num_to_decide", "run_ids",
@@ -133,6 +138,17 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     says against what: a precision against BF16, `KERNELS` (BF16 against BF16), or `AGAIN` (the arm
     against its own first run).
     """
+    both = _scored_pairs(stored_runs, runs)
+    rows: list[dict[str, object]] = []
+    for _, group in both.groupby(["arm_key", "rung"], sort=False):
+        for step, scored in group.groupby("step"):
+            row = {name: scored[name].iloc[0] for name in [*_PLACE, "rung"]} | {"step": step}
+            rows.append(row | judged_pairs(scored["gap_pct"].tolist(), scored, "gap_pct"))
+    return pd.DataFrame(rows, columns=CURVE_COLUMNS)
+
+
+def _scored_pairs(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
+    """Return every two runs that `validation_curve` compares, at each step that both scored."""
     curves = scored_points(stored_runs)
     against_bf16 = healthy_pairs(runs).rename(columns={"run_id_bf16": "run_id_base"})
     labels = against_bf16["precision"].map(PRECISION_LABELS)
@@ -142,13 +158,39 @@ def validation_curve(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd
     ours = pairs.merge(curves, on=PLACE)
     base = curves.rename(columns={"run_id": "run_id_base", "scored": "scored_base"})
     both = ours.merge(base, on=["machine", "study", "run_id_base", "step"])
-    both["gap_pct"] = 100 * (both["scored"] / both["scored_base"] - 1)
-    rows: list[dict[str, object]] = []
-    for _, group in both.groupby(["arm_key", "rung"], sort=False):
-        for step, scored in group.groupby("step"):
-            row = {name: scored[name].iloc[0] for name in [*_PLACE, "rung"]} | {"step": step}
-            rows.append(row | judged_pairs(scored["gap_pct"].tolist(), scored, "gap_pct"))
-    return pd.DataFrame(rows, columns=CURVE_COLUMNS)
+    return both.assign(gap_pct=100 * (both["scored"] / both["scored_base"] - 1))
+
+
+def pooled_table(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.DataFrame:
+    """Pool what several machines say of one study's final loss on text that no run trained on.
+
+    The columns of `POOLED_COLUMNS`, one row per ``what``: an arm of FP8 against BF16, or of the
+    studies that have such an arm `KERNELS` or `AGAIN`, as in `validation_curve`. Two runs are
+    compared on their own machine alone; of ``num_runs`` such gaps those of a seed are averaged, and
+    the means of ``num_pairs`` seeds judged, as a seed's text and first weights are the same
+    everywhere. ``gap_pct`` is their mean in % of the other run's loss, ``size_pct`` the root mean
+    square of all gaps: what a gap of one seed is like, whichever its sign.
+    """
+    both = _scored_pairs(stored_runs, runs)
+    last = both[both["step"] == both.groupby(["machine", "run_ids"])["step"].transform("max")]
+    is_floor = last["rung"].isin([AGAIN, KERNELS])
+    last = last.assign(what=last["rung"].where(is_floor, last["arm"]))
+    last = last.assign(like=last["setting"].mask(is_floor, ""))
+    by_study = last[~is_floor].groupby([*_POOL, "what", "like"])["machine"].nunique()
+    several = {key[: len(_POOL)] for key in by_study[by_study > 1].index}
+    rows = []
+    for key, group in last.groupby([*_POOL, "what", "like"], sort=False):
+        is_pooled = group["machine"].nunique() > 1 or group["what"].iloc[0] in (AGAIN, KERNELS)
+        if key[: len(_POOL)] in several and is_pooled:
+            seeds = group.groupby("seed")["gap_pct"].mean().tolist()
+            rows.append(dict(zip([*_POOL, "what"], key, strict=False)) | {
+                "precision": group["precision"].iloc[0],
+                "machines": ", ".join(sorted(group["machine"].unique())),
+                "num_runs": len(group),
+                "epochs": group["epochs"].max(),
+                "size_pct": math.sqrt((group["gap_pct"] ** 2).mean()),
+            } | judged_pairs(seeds, group, "gap_pct"))  # fmt: skip
+    return pd.DataFrame(rows, columns=POOLED_COLUMNS)
 
 
 def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

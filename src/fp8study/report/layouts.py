@@ -81,6 +81,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "lr_warmup_steps": ("warm-up, steps", "d"),
     "num_arms": ("arms", "d"),
     "scatter_pct": ("scatter, % of loss", ".2f"),
+    "size_pct": ("size of one gap, %", ".2f"),
     "num_to_decide": ("seeds to decide", "d"),
     "risen": ("runs with a rise", ""),
     "where": ("loss", ""),
@@ -186,6 +187,12 @@ LOSS_GAP = _layout(
 SCATTER = _layout(
     "model rate lr_warmup_steps num_arms num_pairs scatter_pct num_to_decide risen",
     num_pairs="pairs",
+)
+POOLED = _layout(
+    "what num_runs num_pairs gap_pct interval size_pct verdict machines",
+    "{model}, {study}: {num_steps} steps, learning rate {rate}; margin ±{margin_pct} %",
+    num_runs="pairs",
+    num_pairs="seeds",
 )
 VERDICTS = _layout("where num_judged span equivalent different undecided detectable num_few")
 PASSES = _layout("label num_pairs passes", "{title}")

@@ -7,6 +7,7 @@ import pandas as pd
 from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
+from fp8study.analysis.floors import AGAIN, KERNELS
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
@@ -110,6 +111,29 @@ def _left_out(gaps: pd.DataFrame) -> str:
 
 def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
     return gaps[~gaps["stale"].fillna(False).astype(bool)]
+
+
+def pooled(table: pd.DataFrame) -> str:
+    """Say what machines find together, from `floors.pooled_table`, and beside what floor."""
+    parts = []
+    for (study, model), rows in table.groupby(["study", "model"], sort=False):
+        own = rows.set_index("what")["size_pct"]
+        floor = own.get(KERNELS, own.get(AGAIN))
+        fp8 = rows[~rows["what"].isin([KERNELS, AGAIN])]
+        arms = [
+            f"{row['what']} {row['verdict']} ({number(row['gap_pct'], '+.2f')} %, "
+            f"{count(row['num_pairs'], 'seed')})"
+            for _, row in fp8.iterrows()
+        ]
+        said = f"**{escape(f'{model}, {study}')}:** {'; '.join(arms)}."
+        if floor is not None:
+            kernels = "BF16 by other, as exact kernels" if KERNELS in own else "the same run again"
+            said += (
+                f" One seed's gap is of the size of {span(fp8['size_pct'], '.2f')} %; "
+                f"that of {kernels} is {number(floor, '.2f')} %."
+            )
+        parts.append(said)
+    return "\n\n".join(parts)
 
 
 def scatter(table: pd.DataFrame) -> str:

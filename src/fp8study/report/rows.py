@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fp8study.analysis import instruments, stats
+from fp8study.analysis.floors import AGAIN, KERNELS
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, together
@@ -182,6 +183,17 @@ def scatter(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         rate=table["learning_rate"].map(rate),
         risen=[f"{some} of {every}" for some, every in risen],
+    )
+
+
+def pooled(table: pd.DataFrame) -> pd.DataFrame:
+    """`fp8study.analysis.floors.pooled_table` in words: the 90 % interval, and floors as such."""
+    said = table["what"].map({KERNELS: "BF16 by other kernels", AGAIN: "the same run again"})
+    ends = zip(table["low_90"], table["high_90"], strict=True)
+    return table.assign(
+        what=said.fillna(table["what"] + " v BF16"),
+        rate=table["learning_rate"].map(rate),
+        interval=["" if pd.isna(low) else stats.interval_text(low, high) for low, high in ends],
     )
 
 

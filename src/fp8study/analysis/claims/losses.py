@@ -20,6 +20,7 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
+from fp8study.analysis.floors import AGAIN, pooled_table
 from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
@@ -200,9 +201,14 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     if len(first):
         same = out_of(first["verdict"] == "equivalent")
         kept = f"; in loss {same} of their arms are equivalent to BF16 after one pass over a text"
+    together = pooled_table(tables.stored, tables.runs)
+    together = together[together["precision"].isin(order) & ~together["what"].isin([AGAIN])]
+    if len(together):
+        same = out_of(together["verdict"] == "equivalent")
+        kept += f"; on text never repeated {same} are, machines together"
     return claim.found(
-        verdict, spread(apart), *groups, errors, first, faster=out_of(faster), finer=out_of(finer),
-        errors=means, third=third, kept=kept,
+        verdict, spread(apart), *groups, errors, first, together, faster=out_of(faster),
+        finer=out_of(finer), errors=means, third=third, kept=kept,
     )  # fmt: skip
 
 

@@ -13,12 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fp8study.analysis import decision
-from fp8study.analysis.advice.evidence import (
-    BF16_HEAD,
-    MEASURED,
-    MODELLED,
-    PREDICTED,
-)
+from fp8study.analysis.advice.evidence import BF16_HEAD
+from fp8study.analysis.advice.figures import MEASURED, MODELLED, PREDICTED
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.cells import cells_of, read_runs
@@ -48,7 +44,7 @@ def option(found, precision, gathers=False):
 
 
 def test_figures_of_a_cell_that_was_run_are_its_records():
-    found = advice("llama-3.1-8b", 4, batch=2)
+    found = advice("llama-3.1-8b", 4, batch=2, update_kernel="torch")
     bf16, fp8 = option(found, "bf16"), option(found, "fp8_tensorwise", gathers=True)
     for side in (bf16, fp8):
         rate = side.tokens_per_second_per_gpu
@@ -78,8 +74,11 @@ def test_what_was_measured_at_batches_next_to_it_is_told():
     before = " update_kernel=torch"
     # Its steps at batch 1 would be one graph today, of which none by kernel tells.
     assert [c.what for c in found.nearest] == [f"micro_batch_size=10{before}"]
-    measured = advice("llama-3.2-1b", batch=10, gpu="h100-80gb")
+    measured = advice("llama-3.2-1b", batch=10, gpu="h100-80gb", update_kernel="torch")
     assert not measured.nearest
+    now = advice("llama-3.2-1b", batch=10, gpu="h100-80gb")
+    assert now.verdict.lead_pct.kind == PREDICTED and not now.settings
+    assert [(c.what, c.then) for c in now.nearest] == [(before[1:], measured.verdict.lead_pct)]
     assert found.nearest[0].then == measured.verdict.lead_pct
     assert f"measured with micro_batch_size=10{before}: +15." in advice_text(found)
     asked = advice("llama-3.2-1b", batch=8, gpu="h100-80gb", update_kernel="one_pass")
@@ -197,7 +196,6 @@ def test_of_steps_as_one_graph_no_record_by_kernel_tells(
     gathers = ", FP8 all-gather" if num_gpus == 2 else ""
     earlier = f", {BF16_HEAD}" if is_timed and model.endswith("untied") and num_gpus == 1 else ""
     assert found.verdict.label == f"FP8 tensorwise{gathers}{earlier}"
-    assert found.todays_lead is None
     assert all("--set step_launch=as_graph" in command for command in found.commands)
 
 

@@ -11,13 +11,8 @@ import pytest
 
 from fp8study.analysis.advice.answer import Option
 from fp8study.analysis.advice.by_law import chosen
-from fp8study.analysis.advice.evidence import (
-    BF16_HEAD,
-    MEASURED,
-    PREDICTED,
-    Decisions,
-    Quantity,
-)
+from fp8study.analysis.advice.evidence import BF16_HEAD, Decisions
+from fp8study.analysis.advice.figures import MEASURED, PREDICTED, Quantity
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws.cells import read_runs
@@ -131,20 +126,21 @@ def test_an_answer_is_of_todays_kernels_where_earlier_ones_were_faster_by_chance
     assert found.verdict.lead_pct.value == ours[today]
 
 
-def test_beside_the_answer_of_an_earlier_form_stands_what_todays_made_next_to_it() -> None:
-    found = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200"))
-    assert found.verdict.lead_pct.kind == MEASURED
-    assert found.verdict.label == "FP8 tensorwise, BF16 all-gather"
-    assert found.todays_label == "FP8 tensorwise, FP8 all-gather"  # as `run` has it
-    said = " ".join(advice_text(found).split())
-    assert f"as the tuned path is now, with {found.todays_label}: " in said
-    clipped = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200", {"max_grad_norm": 1.0}))
-    assert clipped.todays_lead is None
-    told = {change.what: change.then for change in found.nearest}
-    assert told["max_grad_norm=1"] == clipped.verdict.lead_pct
+def test_beside_the_answer_stands_what_an_earlier_form_made_of_it_and_todays_next_to_it() -> None:
+    given = ("llama-3.1-8b", 2, 4096, 1, "h200")
+    found, before, clipped = (
+        answer(question_for([], *given, others))
+        for others in ({}, {"update_kernel": "torch"}, {"max_grad_norm": 1.0})
+    )
+    assert found.verdict.lead_pct.kind == PREDICTED and not found.settings
+    assert before.verdict.lead_pct.kind == clipped.verdict.lead_pct.kind == MEASURED
+    assert [(change.what, change.then) for change in found.nearest[:2]] == [
+        ("update_kernel=torch fp8_all_gather=false", before.verdict.lead_pct),
+        ("max_grad_norm=1, one layout", clipped.verdict.lead_pct),
+    ]
 
 
-def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
+def test_an_earlier_form_that_was_timed_is_named(tmp_path: Path) -> None:
     """Every run on one GPU has NCCL for its collectives, and none is of that form for it."""
     alone = {"model": "llama-3.2-1b", "strategy": "none", "path": "tuned", "max_grad_norm": 1.0,
              "sequence_length": 4096, "micro_batch_size": 8, "master_dtype": "fp32",
@@ -160,7 +156,8 @@ def test_an_answer_names_the_form_that_it_rests_on(tmp_path: Path) -> None:
             store(tmp_path, "reference/box", record)
     asked = question_for([], "llama-3.2-1b", 1, 4096, 8, "h200", {"max_grad_norm": 1.0})
     said = " ".join(advice_text(answer(asked, tmp_path)).split())
-    assert "without gradient_norm=separate, as the tuned path is now" in said
+    assert "predicted. measured with gradient_norm=separate: +30.0 %" in said
+    assert "FP8 tensorwise has no interval: too few predictions were tested" in said
 
 
 @pytest.mark.parametrize(
@@ -203,7 +200,7 @@ def test_the_readers_own_machine_answers_for_the_plain_path_first(tmp_path: Path
     fields = {"model": "llama-3.2-1b", "num_gpus": 1, "sequence_length": 4096, "path": "tuned"}
     asked = make_config(fields | {"micro_batch_size": 1}).resolved()
     ((changed, lead),) = Decisions(runs).nearest(asked, "NVIDIA H200", as_asked=False)
-    assert changed["path"] == "plain" and lead.value == pytest.approx(10)
+    assert changed == "path=plain master_dtype=fp32" and lead.value == pytest.approx(10)
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

@@ -9,10 +9,7 @@ import pytest
 
 from fp8study.analysis.advice import question
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.evidence import (
-    MEASURED,
-    MODELLED,
-)
+from fp8study.analysis.advice.figures import MEASURED, MODELLED
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account, speed
@@ -147,7 +144,7 @@ def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_i
     )
     assert "measured next to it" not in advice_text(ask("llama-3.2-1b", 2, "h200"))
     beside = said(answer(question_for([], "llama-3.1-8b", 2, 4096, 2, "h200")))
-    assert "measured with micro_batch_size=1 fp8_all_gather=false update_kernel=torch" in beside
+    assert "measured with micro_batch_size=1 update_kernel=torch fp8_all_gather=false" in beside
     assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
     assert "points, 2 times what nine of ten leads were within where the GPU" in said(longer)

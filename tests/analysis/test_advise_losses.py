@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.evidence import MEASURED, PREDICTED
+from fp8study.analysis.advice.figures import MEASURED, PREDICTED
 from fp8study.analysis.advice.loss_evidence import nearest_losses, read_loss_gaps
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws.shape import shape_of

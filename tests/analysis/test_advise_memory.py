@@ -38,16 +38,17 @@ def test_fp8_that_fits_as_it_was_updated_before_is_answered_for_so() -> None:
 
 
 def test_an_update_that_was_asked_for_is_answered_for() -> None:
-    """Records of the path before, which a 4B has, answer where nothing was asked."""
-    given = {"update_kernel": "one_pass"}
-    open_, asked = (
-        answer(question_for([], "qwen3-4b", 1, 4096, 4, "h200", of)) for of in (None, given)
+    """Records of the path before, which a 4B has, answer where it is asked for alone."""
+    now, before = (
+        answer(question_for([], "qwen3-4b", 1, 4096, 4, "h200", of))
+        for of in (None, {"update_kernel": "torch"})
     )
-    assert open_.config["update_kernel"] == "torch" and open_.verdict.machine
-    assert open_.todays_lead.value == pytest.approx(asked.verdict.lead_pct.value)
-    assert asked.config["update_kernel"] == "one_pass" and not asked.verdict.machine
-    assert asked.todays_lead is None
-    full = answer(question_for([], "llama-3.1-8b", 1, 4096, 2, "h200", given))
+    assert now.config["update_kernel"] == "one_pass" and not now.verdict.machine
+    assert before.config["update_kernel"] == "torch" and before.verdict.machine
+    assert now.nearest[0].then == before.verdict.lead_pct
+    full = answer(
+        question_for([], "llama-3.1-8b", 1, 4096, 2, "h200", {"update_kernel": "one_pass"})
+    )
     assert full.config["update_kernel"] == "one_pass"
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from fp8study.analysis.advice.evidence import (
-    MODELLED,
-)
+from fp8study.analysis.advice.figures import MODELLED
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.presets import PRESETS
 from fp8study.core.studies import load_study

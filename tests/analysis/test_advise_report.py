@@ -6,7 +6,8 @@ import pytest
 
 from fp8study.analysis import decision
 from fp8study.analysis.advice.advise import Advisor
-from fp8study.analysis.advice.evidence import MEASURED, Decisions
+from fp8study.analysis.advice.evidence import Decisions
+from fp8study.analysis.advice.figures import MEASURED
 from fp8study.analysis.advice.loss_evidence import read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs, recorded_config
 from fp8study.core.hardware import find_peak

@@ -278,16 +278,16 @@ def test_rowwise_runs_pair_with_bf16_ones_whose_gradients_stay_narrow(tmp_path: 
     assert leads_table(frame(tmp_path))["lead_pct"].tolist() == [pytest.approx(10)]
 
 
-def test_advice_rests_on_the_path_as_it_was_until_todays_is_timed(tmp_path: Path) -> None:
+def test_advice_tells_of_the_path_as_it_was_until_todays_is_timed(tmp_path: Path) -> None:
     for number in (0, 1):
         _store(tmp_path, number, 12_000.0 + number, **BEFORE)
     asked = _asked(tmp_path)
-    config, verdict = _verdict(tmp_path, asked)
-    assert config.update_kernel == "torch" and verdict.lead_pct.value > 19
+    timed, ((what, lead),) = _told(tmp_path, asked)
+    assert not timed and what == "update_kernel=torch" and lead.value > 19
     for number in (2, 3):
         _store(tmp_path, number, 13_000.0 + number)
-    config, verdict = _verdict(tmp_path, asked)
-    assert config == asked and verdict.lead_pct.value > 29
+    (found,), near = _told(tmp_path, asked)
+    assert found.decision["lead_pct"] > 29 and not near
 
 
 def _asked(results: Path) -> Any:
@@ -296,13 +296,11 @@ def _asked(results: Path) -> Any:
     return make_config(record.config | left | {"precision": "bf16"}).resolved()
 
 
-def _verdict(results: Path, asked: Any) -> tuple[Any, Any]:
-    """Return the BF16 run that is answered for, and the verdict on it."""
+def _told(results: Path, asked: Any) -> tuple[Any, Any]:
+    """Return what was decided for a BF16 run, and what was timed next to it."""
     runs = read_runs(results)
     decisions, gpu = Decisions(runs), runs[0][1].machine["gpu_name"]
-    config = decisions.measured_as(asked, gpu)
-    (found,) = decisions.of(config, gpu)
-    return config, decisions.verdict_of(config, found, None)
+    return decisions.of(asked, gpu), decisions.nearest(asked, gpu, as_asked=False)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Option
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option
 from fp8study.analysis.advice.commands import STUDY
-from fp8study.analysis.advice.evidence import (
-    MEASURED,
-    MODELLED,
-    PREDICTED,
-)
+from fp8study.analysis.advice.figures import MEASURED, MODELLED, PREDICTED
 from fp8study.analysis.laws.account import (
     FEWEST_LEADS,
     MEAN_POINTS,
@@ -19,7 +15,7 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
-from fp8study.report.verdict_text import answer_lines, chosen_option, lead_text
+from fp8study.report.verdict_text import answer_lines, lead_text
 from fp8study.report.words import count, number, rate, recipe, span
 
 #: What the parts of a step and of memory are called.
@@ -92,22 +88,27 @@ def _memory(advice: Advice) -> list[str]:
             "check it; other trainers need not"
         )
     if not advice.fits:
-        found = [
-            f"{c.what} ({c.then.value:.0f} GiB, {c.then.kind}"
-            + (f"; FP8 then {lead_text(c.lead_pct, ' %', '+.0f')})" if c.lead_pct else ")")
-            for c in advice.remedies
-        ]
-        lines.append(f"  would fit  {'; '.join(found) or 'with nothing tried here'}")
+        found = "; ".join(map(_remedy, advice.remedies))
+        lines.append(f"  would fit  {found or 'with nothing tried here'}")
         if any("master_dtype=bf16" in remedy.what for remedy in advice.remedies):
             lines.append("  BF16 master weights round small updates away: check the loss first")
     return lines
+
+
+def _remedy(change: Change) -> str:
+    lead, rate = change.lead_pct, change.tokens_per_second_per_gpu
+    assert rate is not None
+    said = f"{change.what} ({change.then.value:.0f} GiB, {change.then.kind}"
+    if lead is not None:
+        said += f"; FP8 then {lead_text(lead, ' %', '+.0f')}, {lead.kind}"
+    return f"{said}; {rate.value:,.0f} tokens/s a GPU)"
 
 
 def _options(advice: Advice) -> list[str]:
     head = f"{'':<{_LABEL}}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
     return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors),
-            *_interval(chosen_option(advice)), _days(advice)]  # fmt: skip
+            *_interval(advice.chosen), _days(advice)]  # fmt: skip
 
 
 def _law_errors(tests: tuple[LawErrors, ...]) -> str:
@@ -208,7 +209,7 @@ def _is_off(option: Option, base: float) -> bool:
 def _limits(advice: Advice) -> list[str]:
     by = "law with what was measured here" if advice.measured else "law"
     lines = ["", f"What a step takes (by the {by}, ms):"]
-    config, options = advice.config, (advice.options[0], chosen_option(advice))
+    config, options = advice.config, (advice.options[0], advice.chosen)
     tokens = (config["micro_batch_size"] * config["sequence_length"]
               * config["gradient_accumulation_steps"])  # fmt: skip
     for (precision, parts), option in zip(advice.step_parts_ms.items(), options, strict=True):

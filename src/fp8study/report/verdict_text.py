@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 
-from fp8study.analysis.advice.answer import Advice, Option
+from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.evidence import (
     BF16_HEAD,
     CLIPPED,
     COMPILED_SWIGLU,
     EARLIER_KERNELS,
-    MODELLED,
     ONE_LAYOUT,
     Beside,
-    Quantity,
     Verdict,
 )
+from fp8study.analysis.advice.figures import MODELLED, Quantity
 from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
-from fp8study.analysis.laws.nearby import EARLIER
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
-from fp8study.core.config import set_by_hand
 from fp8study.report.words import count, interval, machine_name, number, rate
 
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
@@ -34,7 +31,7 @@ def answer_lines(advice: Advice) -> list[str]:
         return [alone if advice.fp8_fits else _too_large(advice)]
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
-    option = chosen_option(advice)
+    option = advice.chosen
     beside = _beside(option.label, option.beside)
     return [
         said, *_instead(advice), *_own_memory(advice), *_loss(advice, advice.verdict),
@@ -103,7 +100,7 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
 
 
 def _today(advice: Advice) -> list[str]:
-    """Say what is to be expected of the path as it is, where it was measured as it was before."""
+    """Say what is to be expected of the path's kernels, where FP8 was timed before it had them."""
     label = advice.verdict.label
     for kernels in EARLIER_KERNELS:
         label = label.removesuffix(f", {kernels}")
@@ -111,16 +108,8 @@ def _today(advice: Advice) -> list[str]:
         now = next((o.lead_pct for o in advice.options if o.label == label), None)
         if advice.verdict.label.endswith(had) and now is not None:
             return [f"  with {gives}, as the tuned path is now: {lead_text(now, ' %')}, {now.kind}"]
-    if (lead := advice.todays_lead) is None:
-        since = "  timed before the path's kernels wrote FP8 in both layouts, which no law knows"
-        return [since] * advice.verdict.label.endswith(ONE_LAYOUT)
-    chosen = {name: set_by_hand(advice.config, name) for form in EARLIER for name in form}
-    form = next(form for form in reversed(EARLIER) if form.items() <= chosen.items())
-    given = " ".join(f"{name}={value}" for name, value in form.items())
-    other = f", with {advice.todays_label}" * (advice.todays_label != label)
-    return [
-        f"  without {given}, as the tuned path is now{other}: {lead_text(lead, ' %')}, {lead.kind}"
-    ]
+    since = "  timed before the path's kernels wrote FP8 in both layouts, which no law knows"
+    return [since] * advice.verdict.label.endswith(ONE_LAYOUT)
 
 
 def _larger(advice: Advice) -> list[str]:
@@ -132,11 +121,6 @@ def _larger(advice: Advice) -> list[str]:
         f"  FP8 alone has room for {larger.what}: tokens/s {faster} over BF16 at batch "
         f"{advice.config['micro_batch_size']}, {larger.then.kind}"
     ]
-
-
-def chosen_option(advice: Advice) -> Option:
-    """Return the FP8 of the verdict."""
-    return next(option for option in advice.options if option.label == advice.verdict.label)
 
 
 def _beside(label: str, beside: Beside | None) -> list[str]:

@@ -23,20 +23,22 @@ from fp8study.analysis.advice.commands import (
 )
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
-    MEASURED,
-    MODELLED,
     ONE_LAYOUT,
-    PREDICTED,
     Decided,
     Decisions,
+    measured_beside,
+    predicted_verdict,
+    way_of,
+)
+from fp8study.analysis.advice.figures import (
+    MEASURED,
+    MODELLED,
+    PREDICTED,
     Quantity,
     Row,
     lead_apart,
-    measured_beside,
     of_cell,
     of_row,
-    predicted_verdict,
-    way_of,
 )
 from fp8study.analysis.advice.loss_evidence import nearest_losses
 from fp8study.analysis.advice.otherwise import decided_with
@@ -56,8 +58,6 @@ from fp8study.analysis.laws.nearby import (
     changes,
     cures,
     larger_alone,
-    lead_by_law,
-    tensorwise,
     ways,
     written,
 )
@@ -98,8 +98,7 @@ class Advisor:
         tested = account.lead_table(cells)
         self.pairs = pairs_of(cells)
         self.nine_of_ten = {
-            is_fitted_to: account.nine_of_ten(tested, name)
-            for is_fitted_to, name in ((True, FITTED_GPU), (False, ""))
+            of_fitted: account.nine_of_ten(tested, of_fitted) for of_fitted in (True, False)
         }
         self.law_errors = account.law_errors(tested, account.memory_table(cells))
 
@@ -128,8 +127,7 @@ class Advisor:
             capacity: Its memory, GiB.
             measured: What was measured of the model's layers on this GPU, if anything.
             tokens: As `Advice.tokens`.
-            as_asked: No records of the path as it was before answer for it, as its update was
-                asked for.
+            as_asked: What is told beside it keeps its form of the path, as it was asked for.
             learning_rate: At which FP8's loss must be known to be BF16's, if one is asked for.
             is_aside: What other questions would answer is left out.
 
@@ -153,10 +151,6 @@ class Advisor:
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
-        def remedy(cure: Changed) -> Change:
-            lead = by_law(cure[1], lead_by_law(cure[1], shape, law))
-            return replace(change(cure, _OPTIONS), lead_pct=lead)
-
         def with_ends(faster: Change, way: ResolvedConfig) -> Change:
             """Say how far a rate may be off over that of another run, by the errors of steps."""
             if unknown:
@@ -169,10 +163,10 @@ class Advisor:
         def decide(way: ResolvedConfig) -> ResolvedConfig:
             return way if as_asked else decided_anew(way, gpu)
 
-        todays = config
-        config = config if as_asked else self.decisions.measured_as(config, gpu_name)
         decided = self.decisions.of(config, gpu_name)
-        unknown = "" if measured or gpu.architecture in self.architectures else gpu.architecture
+        unknown = "" if within.is_known else "too few predictions were tested"
+        if not measured and gpu.architecture not in self.architectures:
+            unknown = f"no {gpu.architecture} GPU is in the records"
         options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
@@ -188,13 +182,6 @@ class Advisor:
             self.loss_gaps, self.runs, shape, best.precision, config.num_gpus
         )
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
-        expected, expected_of = None, ""
-        if todays != config:
-            way = as_fp8(todays, best.precision, best.gathers_fp8)
-            if best.precision == "fp8_tensorwise":
-                way = tensorwise(todays, shape)[0]  # as `run` gathers
-            expected_of = label_of(way)
-            expected = predicted_speed(todays, way, law, within, num_beyond(way))[1]
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
         filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
@@ -203,7 +190,7 @@ class Advisor:
             if option.fits(capacity) and filled.building <= capacity
         ]  # fmt: skip
         commands, study = to_check(checked, gpu)
-        cured = [] if fits else cures(config, shape, capacity)
+        cured = [] if fits or is_aside else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK
 
@@ -217,12 +204,20 @@ class Advisor:
                 way if as_asked else changed(way, {"update_kernel": None, "step_launch": None})
             )
 
+        def remedy(cure: Changed) -> Change:
+            found = aside(anew(cure[1]))
+            rate = found.chosen.tokens_per_second_per_gpu
+            return replace(
+                change(cure, _OPTIONS),
+                lead_pct=found.verdict.lead_pct, tokens_per_second_per_gpu=rate,
+            )  # fmt: skip
+
         clipped = instead = None
         surer = {CHECK: (FP8,), MORE: (FP8, CHECK)}.get(verdicts[0].action, ())
-        if surer and todays.max_grad_norm != CLIPPED and not is_aside:
-            clipped = aside(changed(todays, {"max_grad_norm": CLIPPED})).verdict
+        if surer and config.max_grad_norm != CLIPPED and not is_aside:
+            clipped = aside(changed(config, {"max_grad_norm": CLIPPED})).verdict
         if verdicts[0].action == MORE and fits and not is_aside:
-            instead = decided_with(todays, shape, capacity, MOST_TOKENS, anew, aside)
+            instead = decided_with(config, shape, capacity, MOST_TOKENS, anew, aside)
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config, gpu))),
@@ -231,13 +226,9 @@ class Advisor:
             tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action in surer else None,
-            todays_lead=expected,
-            todays_label=expected_of,
-            nearest=() if decided and config == todays else tuple(
-                Change(" ".join(written(fields)), lead)
-                for fields, lead in self.decisions.nearest(
-                    todays, gpu_name, as_asked or bool(decided)
-                )
+            nearest=() if verdicts[0].num_pairs else tuple(
+                Change(what, lead)
+                for what, lead in self.decisions.nearest(config, gpu_name, as_asked)
             ),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
@@ -288,7 +279,7 @@ class Advisor:
     ) -> list[Option]:
         """Return BF16, then what was timed, machine by machine, then the others by speed.
 
-        How far the law is off on an `unknown` architecture is not known: no interval.
+        Why it is `unknown` how far the law is off, where there is no interval.
         """
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
@@ -300,7 +291,7 @@ class Advisor:
             )  # fmt: skip
             if unknown:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
-                basis = f"no {unknown} GPU is in the records" if lead else ""
+                basis = unknown if lead else ""
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             if row is not None:
                 rate, lead, gib = of_row(row, way.is_fp8)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fp8study.analysis.advice.evidence import MEASURED, Beside, Quantity, Verdict
+from fp8study.analysis.advice.evidence import Beside, Verdict
+from fp8study.analysis.advice.figures import MEASURED, Quantity
 from fp8study.analysis.laws import account
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.room import HEADROOM
@@ -50,7 +51,9 @@ class Change:
     then: Quantity
     """GiB of a remedy; else FP8's lead, or how much faster it is, %."""
     lead_pct: Quantity | None = None
-    """FP8 tensorwise's with a remedy."""
+    """FP8's with that, as it is answered where that is asked about."""
+    tokens_per_second_per_gpu: Quantity | None = None
+    """Of that FP8."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,7 @@ class Advice:
     config: dict[str, Any]
     """The BF16 run that is spoken of, resolved."""
     settings: tuple[str, ...]
-    """What is set in it so that it fits, so that the tuned path takes its model, or as it was
-    measured."""
+    """What is set in it so that it fits, or so that the tuned path takes its model."""
     gpu: str
     capacity_gib: float
     tokens: float
@@ -69,12 +71,8 @@ class Advice:
     verdict: Verdict
     clipped: Verdict | None
     """With gradients clipped at 1, where they are not and more is known if they are."""
-    todays_lead: Quantity | None
-    """Where it was measured as the tuned path was before: the same recipe's lead on today's."""
-    todays_label: str
-    """What that FP8 is called; empty without one."""
     nearest: tuple[Change, ...]
-    """Where today's path was not measured: its lead next to it, where it was."""
+    """Where it was not measured: FP8's lead next to it, where that was."""
     elsewhere: tuple[Verdict, ...]
     """The same setting on other machines with this GPU, as the report has them."""
     fits: bool
@@ -123,3 +121,8 @@ class Advice:
     """What would check the loss, if that is all that the verdict asks for; else empty."""
     loss_command_rate: float
     """The learning rate at which it does."""
+
+    @property
+    def chosen(self) -> Option:
+        """The FP8 of the verdict."""
+        return next(option for option in self.options if option.label == self.verdict.label)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8study.analysis.advice.answer import NEXT_TO_THIS, Option
-from fp8study.analysis.advice.evidence import MODELLED, PREDICTED, Beside, Quantity
+from fp8study.analysis.advice.evidence import Beside
+from fp8study.analysis.advice.figures import MODELLED, PREDICTED, Quantity
 from fp8study.analysis.decision import WORTH_PCT
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.nearby import Law

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from fp8study.analysis.advice.figures import MEASURED, Quantity, Row, lead_of
 from fp8study.analysis.decision import (
     CHECK,
     FP8,
@@ -24,11 +24,11 @@ from fp8study.analysis.decision import (
     loss_of,
     nearest_loss,
 )
+from fp8study.analysis.floors import pooled_table
 from fp8study.analysis.laws.account import label_of
-from fp8study.analysis.laws.cells import Cell
 from fp8study.analysis.laws.frozen import Runs, constants_of
 from fp8study.analysis.laws.layer import has_fp8_head
-from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed
+from fp8study.analysis.laws.nearby import EARLIER, as_fp8, changed, written
 from fp8study.analysis.laws.speed_constants import SpeedConstants
 from fp8study.analysis.laws.speed_fit import Pair
 from fp8study.analysis.leads import leads_table, with_own_heads
@@ -49,8 +49,6 @@ from fp8study.core.hardware import find_peak
 from fp8study.core.recipes import RECIPES
 from fp8study.core.records import StoredRun
 
-#: A row of the report's tables of leads or decisions, with the ids of its runs by precision.
-Row = Mapping[str, Any]
 #: What a prediction shares with the pairs that were measured next to it.
 _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
            "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
@@ -62,21 +60,6 @@ CLIPPED = 1.0
 EARLIER_KERNELS = COMPILED_SWIGLU, ONE_LAYOUT, BF16_HEAD = (
     "compiled SwiGLU", "one layout", "BF16 loss head"
 )  # fmt: skip
-MEASURED, PREDICTED, MODELLED = "measured", "predicted", "modelled"
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number, where it is from, and how far it may be off."""
-
-    value: float
-    kind: str
-    """`MEASURED`, `PREDICTED` or `MODELLED`."""
-    low: float | None = None
-    high: float | None = None
-    """A 95 % interval of what was measured; else what nine of ten predictions stay within."""
-    run_ids: tuple[str, ...] = ()
-    """``machine/study/run_id`` of what was measured."""
 
 
 @dataclass(frozen=True)
@@ -160,25 +143,9 @@ class Decisions:
             self.runs = runs_frame(stored)
         self.leads = with_own_heads(leads_table(self.runs))
         self.gaps = loss_gap_table(self.runs)
+        self.pooled = pooled_table(stored, self.runs)
         self.losses = judged_losses(self.gaps, self.runs)
         self.in_bf16 = {*self.runs.loc[self.runs["precision"] == "bf16", "run_ids"]}
-
-    def measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> ResolvedConfig:
-        """Return a BF16 run as it was measured, with FP8 runs in its place.
-
-        Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
-        forms: the latest that has one, or else the earliest that was timed. Steps that are one
-        graph are no slow host's: of them none by kernel tells.
-        """
-        forms = [bf16, *(changed(bf16, form) for form in EARLIER)]
-        forms = [form for form in forms if form.step_launch == bf16.step_launch]
-        found = {form: self.of(form, gpu_name) for form in forms}
-        known = (
-            form for form, there in found.items()
-            if any(not math.isnan(each.decision["ci_low_pct"]) for each in there)
-        )  # fmt: skip
-        timed = (form for form in reversed(forms) if found[form])
-        return next(known, next(timed, bf16))
 
     def of(self, bf16: ResolvedConfig, gpu_name: str) -> Sequence[Decided]:
         """Return what was decided for a BF16 run's setting, by machine.
@@ -222,25 +189,28 @@ class Decisions:
 
     def nearest(
         self, bf16: ResolvedConfig, gpu_name: str, as_asked: bool
-    ) -> list[tuple[dict[str, Any], Quantity]]:
-        """Return FP8's lead where it was timed next to a BF16 run, with the fields that differ.
+    ) -> list[tuple[str, Quantity]]:
+        """Return in what FP8's lead was timed next to a BF16 run, and that lead.
 
-        With gradients clipped, or not, as it has it; at the batches below and above; each in the
-        form whose records answer, unless it is to be `as_asked`. Then on the plain path at its own
-        batch.
+        As the path was before; with gradients clipped, or not, as it has it; at the batches below
+        and above; each in the latest form that was timed, unless it is to be `as_asked`. Then on
+        the plain path at its own batch.
         """
 
-        def timed(changes: dict[str, Any]) -> list[tuple[dict[str, Any], Quantity]]:
-            way = asked = changed(bf16, changes)
+        def timed(changes: dict[str, Any]) -> list[tuple[str, Quantity]]:
+            way = changed(bf16, changes)
             if not as_asked:
-                way = asked = decided_anew(asked, find_peak(gpu_name))
-            way = way if as_asked else self.measured_as(way, gpu_name)
-            first = next((found.decision for found in self.of(way, gpu_name)), None)
-            lead = None if first is None else lead_of(first)
-            if first is not None and BF16_GATHERED in first["arm"]:
+                way = decided_anew(way, find_peak(gpu_name))
+                form = self._measured_as(way, gpu_name)
+                way, changes = changed(way, form), changes | form
+            found = self.of(way, gpu_name) if changes else ()
+            if not found or (lead := lead_of(first := found[0].decision)) is None:
+                return []
+            if BF16_GATHERED in first["arm"]:
                 changes = changes | {"fp8_all_gather": False}
-            form = next(form for form in ({}, *EARLIER) if changed(asked, form) == way)
-            return [(changes | form, lead)] if lead is not None else []
+            last = way_of(way, first)[1].rpartition(", ")[2]
+            said = [" ".join(written(changes)), *[last] * (last in EARLIER_KERNELS)]
+            return [(", ".join(said), lead)]
 
         here = self._of_model(bf16, gpu_name)
         own, sizes = bf16.micro_batch_size, self.leads.loc[here, "micro_batch_size"].astype(int)
@@ -253,11 +223,29 @@ class Decisions:
         for name in ("micro_batch_size", "sequence_length"):
             plain &= self.leads[name] == getattr(bf16, name)
         there = [
-            ({"path": "plain", "master_dtype": found.decision["master_dtype"]}, lead)
+            (f"path=plain master_dtype={found.decision['master_dtype']}", lead)
             for found in self._decide(plain)
             if (lead := lead_of(found.decision)) is not None
         ]
-        return [*clipped, *below[-1:], *above[:1], *there[:1]]
+        return [*timed({}), *clipped, *below[-1:], *above[:1], *there[:1]]
+
+    def _measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> dict[str, Any]:
+        """Return by what a BF16 run is one that was measured, with FP8 runs in its place.
+
+        Where no lead of today's path has an interval, that may be the path in one of its `EARLIER`
+        forms: the latest that has one, or else the earliest that was timed. Steps that are one
+        graph are no slow host's: of them none by kernel tells.
+        """
+        forms = [({}, bf16), *((form, changed(bf16, form)) for form in EARLIER)]
+        found = [
+            (form, there) for form, way in forms
+            if way.step_launch == bf16.step_launch and (there := self.of(way, gpu_name))
+        ]  # fmt: skip
+        known = (
+            form for form, there in found
+            if any(not math.isnan(each.decision["ci_low_pct"]) for each in there)
+        )  # fmt: skip
+        return next(known, found[-1][0] if found else {})
 
     def _decide(self, chosen: pd.Series) -> Sequence[Decided]:
         """Return what is decided by some of the leads, in the order of `of`."""
@@ -294,42 +282,6 @@ def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:
     lacking = zip(EARLIER_KERNELS, KERNELS, has, strict=True)
     parts += [then for then, now, asked in lacking if asked and now not in said][:1]
     return way, ", ".join([label_of(way), *parts])
-
-
-def of_row(row: Row, is_fp8: bool) -> tuple[Quantity, Quantity | None, Quantity]:
-    """Return tokens/s, FP8's lead and memory as a row of the report has them."""
-    side = "" if is_fp8 else "_bf16"
-    ids = tuple(row[f"ids{side}"])
-
-    def quantity(name: str) -> Quantity:
-        low, high = (row[f"{name}{side}_{end}"] for end in ("low", "high"))
-        return Quantity(row[f"{name}{side}"], MEASURED, low, high, ids)
-
-    lead = lead_of(row) if is_fp8 else None
-    return quantity("tokens_per_second_per_gpu"), lead, quantity("memory_peak_gib")
-
-
-def lead_of(row: Row) -> Quantity | None:
-    """Return FP8's lead as a row of the report has it; None where no timing holds."""
-    if math.isnan(row["lead_pct"]):
-        return None
-    low, high = (
-        None if math.isnan(row[end]) else row[end] for end in ("ci_low_pct", "ci_high_pct")
-    )
-    return Quantity(row["lead_pct"], MEASURED, low, high, (*row["ids"], *row["ids_bf16"]))
-
-
-def of_cell(cell: Cell, gib: Quantity) -> tuple[Quantity, Quantity]:
-    """Return tokens/s and memory of runs that have no partner in their session."""
-    rates, ids = [rate for _, rate in cell.rates], tuple(cell.ids)
-    rate = Quantity(statistics.median(rates), MEASURED, min(rates), max(rates), ids)
-    return rate, Quantity(cell.peak_gib, MEASURED, run_ids=ids) if cell.peak_gib else gib
-
-
-def lead_apart(rate: Quantity, base: Quantity) -> Quantity:
-    """Return FP8's lead of runs that are no pair: without an interval, as sessions differ."""
-    ids = (*rate.run_ids, *base.run_ids)
-    return Quantity(100 * (rate.value / base.value - 1), MEASURED, run_ids=ids)
 
 
 def predicted_verdict(

@@ -8,11 +8,12 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis.claims.rules import count
+from fp8study.analysis.floors import AGAIN
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, interval_text
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 
@@ -28,6 +29,16 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
         for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
     ]
     return pd.concat(tables) if tables else pd.DataFrame()
+
+
+def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
+    """Write rows of `fp8study.analysis.floors.pooled_table` as those of `read_loss_gaps`."""
+    ends = zip(pooled["low_90"], pooled["high_90"], strict=True)
+    return pooled.assign(
+        loss="validation", stale=False, swept=False, learnt_pct=float("nan"), arm=pooled["what"],
+        machine=pooled["machines"].str.replace(", ", "+"),
+        interval=["90 %: " + interval_text(low, high) for low, high in ends],
+    )[pooled["precision"].ne("bf16") & pooled["what"].ne(AGAIN)]  # fmt: skip
 
 
 def nearest_losses(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.evidence import Quantity
+from fp8study.analysis.advice.figures import Quantity
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws import memory
 from fp8study.analysis.laws.nearby import Changed, changed
@@ -56,8 +56,7 @@ def decided_with(
 
 def _rates(advice: Advice) -> list[float]:
     """Return the tokens/s of BF16, and of the FP8 that an advice speaks of."""
-    fp8 = next(option for option in advice.options if option.label == advice.verdict.label)
-    return [each.tokens_per_second_per_gpu.value for each in (advice.options[0], fp8)]
+    return [o.tokens_per_second_per_gpu.value for o in (advice.options[0], advice.chosen)]
 
 
 def _larger(

@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.evidence import Decisions
-from fp8study.analysis.advice.loss_evidence import read_loss_gaps
+from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.here import find
@@ -201,7 +203,8 @@ def _advisor(results: Path) -> Advisor:
         (folder / "run.json" for folder in files),
         lambda: Decisions([*runs, *own]),
     )
-    return Advisor(runs, read_loss_gaps(results), decisions)
+    gaps = pd.concat([read_loss_gaps(results), pooled_losses(decisions.pooled)])
+    return Advisor(runs, gaps, decisions)
 
 
 def _batch(config: RunConfig, shape: ModelShape, capacity: float) -> int:

@@ -265,6 +265,11 @@ class NineOfTen:
     late: tuple[float, float]
     """Where the host is busy for more than `LATE_PCT` of the GPU's time."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether predictions were tested in both cases."""
+        return not any(map(math.isnan, (*self.sure, *self.late)))
+
     def at(self, host_pct: float) -> tuple[float, float]:
         """Return those where the host is busy for so much, % of the GPU's time.
 
@@ -277,12 +282,12 @@ class NineOfTen:
         return lead, step
 
 
-def nine_of_ten(leads: pd.DataFrame, gpu_name: str) -> NineOfTen:
-    """Return within what nine of ten predictions of `lead_table` are, for such a GPU.
+def nine_of_ten(leads: pd.DataFrame, of_fitted_gpu: bool) -> NineOfTen:
+    """Return within what nine of ten predictions of `lead_table` are, for `FITTED_GPU` or others.
 
-    Where other kinds of GPU than `FITTED_GPU` have leads enough, those say it of them.
+    Where these have leads enough, they say it by themselves. NaN where there is none at all.
     """
-    alike = leads[leads["test"].eq(OTHER_GPU) == (gpu_name != FITTED_GPU)]
+    alike = leads[leads["test"].eq(OTHER_GPU) != of_fitted_gpu]
     found = []
     for low, high in ((-1.0, HOST_PCT), (LATE_PCT, math.inf)):
         own, every = (each[each["host_pct"].between(low, high)] for each in (alike, leads))

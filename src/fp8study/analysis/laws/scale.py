@@ -115,7 +115,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
     peak = find_peak(FITTED_GPU)
     if not tested["num_gpus"].gt(1).any() or peak is None or peak.memory_gb is None:
         return pd.DataFrame()
-    rows, within = [], nine_of_ten(tested, FITTED_GPU)
+    rows, within = [], nine_of_ten(tested, of_fitted_gpu=True)
     timed = [cell for cell in cells if is_fitted(cell)]
     for model, num_gpus in ASKED:
         shape = shape_of(model)

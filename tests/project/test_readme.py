@@ -247,7 +247,7 @@ def new_text() -> list[str]:
         f"rowwise {rowwise}, four", f"BF16 weight gradients, {third}, four",
         f"of the size of {sizes[0]} (tensorwise), {sizes[1]} (rowwise) and {sizes[2]} (BF16",
         f"apart by {floors[0]}, the same run done again by {floors[1]}",
-        f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds on three",
+        f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds on",
     ]  # fmt: skip
 
 

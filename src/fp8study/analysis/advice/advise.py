@@ -205,7 +205,7 @@ class Advisor:
             )
 
         def remedy(cure: Changed) -> Change:
-            found = aside(anew(cure[1]))
+            found = aside(cure[1] if "update_kernel" in cure[0] else anew(cure[1]))
             rate = found.chosen.tokens_per_second_per_gpu
             return replace(
                 change(cure, _OPTIONS),

@@ -143,9 +143,9 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     place = ["gpu", "name", "num_gpus", "micro_batch_size"]
     assert not table.duplicated(place).any() and len(table) < len(report.decisions)
     tuned = report.decisions[report.decisions["path"] == "tuned"]
-    timed = {*zip(tuned["model"], tuned["num_gpus"], strict=True)}
-    plain = table[table["is_plain"]]
-    assert len(plain) and not timed & {*zip(plain["name"], plain["num_gpus"], strict=True)}
+    plain, where = table[table["is_plain"]], ["gpu_name", "model", "num_gpus"]
+    timed = {*tuned[where].itertuples(index=False, name=None)}
+    assert len(plain) and not timed & {*plain[where].itertuples(index=False, name=None)}
     shown, _ = answer.matrix(report)
     cells = " ".join(shown.drop(columns=["gpu", "name", "run_ids"]).to_numpy().ravel())
     assert cells.count("loss\u00a0equal") <= table["action"].eq(decision.FP8).sum()
@@ -173,3 +173,15 @@ def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() 
     latest = there[~there["behind"]].sort_values(["num_sessions", "num_pairs"], ascending=False)
     assert latest["lead_pct"].iloc[0] == row["lead_pct"]
     assert decision.forms_behind(pd.Series(row)) == 0
+
+
+def test_what_was_slower_by_kernel_is_open_where_steps_are_one_graph_today() -> None:
+    report = load_report(ROOT / "results")
+    asked = {"machine": "h100x1", "model": "llama-3.2-1b", "num_gpus": 1, "micro_batch_size": 1}
+    is_it = (report.decisions[list(asked)] == list(asked.values())).all(axis=1)
+    timed = report.decisions[is_it & report.decisions["path"].eq("tuned")]
+    assert set(timed["action"]) == {decision.BF16}
+    table = answer.settled(report)
+    row = table[(table[list(asked)] == list(asked.values())).all(axis=1)]
+    assert row["action"].tolist() == [decision.MORE]
+    assert row["lead_pct"].iloc[0] in timed["lead_pct"].tolist()

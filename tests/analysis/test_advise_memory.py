@@ -90,12 +90,15 @@ def test_what_does_not_fit_is_told_with_what_would():
     assert found.verdict.action == NO_ROOM
     (more, *_), said = found.remedies, " ".join(advice_text(found).split())
     assert more.what == "--set reshard_after_forward=true --num-gpus 2"
-    there = answer(question_for([], "llama-3.1-8b", 2, 4096, None, "h100-80gb"))
-    assert there.fits and "reshard_after_forward=true" in there.settings
-    leads = [o.lead_pct.value for o in there.options if o.precision == "fp8_tensorwise"]
-    assert more.lead_pct.value == pytest.approx(max(leads), abs=1)
-    told = f"{more.lead_pct.value:+.0f} %"
-    assert f"It does not fit. With {more.what} it does: FP8 then {told} tokens/s" in said
+    largest = answer(question_for([], "llama-3.1-8b", 2, 4096, None, "h100-80gb"))
+    assert largest.fits and "reshard_after_forward=true" in largest.settings
+    given = {"reshard_after_forward": True}
+    there = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h100-80gb", given))
+    assert there.fits and more.lead_pct == there.verdict.lead_pct
+    assert more.tokens_per_second_per_gpu == there.chosen.tokens_per_second_per_gpu
+    told = f"{more.lead_pct.value:+.0f} % ("
+    assert f"It does not fit. With {more.what} it does: FP8 then {told}" in said
+    assert f"; {more.tokens_per_second_per_gpu.value:,.0f} tokens/s a GPU" in said
 
 
 def test_of_fp8_only_what_fits_is_recommended():

@@ -111,7 +111,7 @@ def test_machines_are_pooled_by_seed_and_compared_on_their_own(tmp_path: Path) -
     assert fp8["verdict"] == "equivalent" and table.loc[KERNELS, "verdict"] == "undecided"
     told = loss_sentences.pooled(table.reset_index())
     assert "FP8 tensorwise equivalent (+0.00 %, 3 seeds)" in told
-    assert "of the size of 0.23 %; that of BF16 by other, as exact kernels is 0.30 %" in told
+    assert "of the size of 0.23 %; that of BF16 by other kernels, as exact, is 0.30 %" in told
     shown = rows.pooled(table.reset_index())
     assert shown["what"].tolist() == ["FP8 tensorwise v BF16", "BF16 by other kernels"]
     assert shown["interval"].tolist() == ["\u22120.17\u00a0to\u00a0+0.17", ""]

@@ -155,6 +155,7 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     assert cells.count("loss\u00a0undecided") == len(tested)
     for gap in tested["loss_gap_pct"]:
         assert f":\u00a0{gap:+.2f}\u00a0%".replace("-", "\u2212") in cells
+    assert "on text kept out, machines together, llama-3.2-1b on 1 GPU" in answer.decide(report)
     still = f"tested and still open in {len(tested)}" if len(tested) else "faster settings; no run"
     assert still in answer.decide(report)
 

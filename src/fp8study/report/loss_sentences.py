@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.floors import AGAIN, KERNELS
+from fp8study.analysis.floors import AGAIN, KERNELS, pooled_table
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
@@ -61,7 +61,19 @@ def equal_so_far(report: Report) -> str:
         f"{escape(str(model))} {', '.join(_up_to(own.sort_values('num_gpus')))}"
         for model, own in most.groupby("model", sort=True)
     ]
+    models += _equal_together(report)
     return f"Equivalent so far: {'; '.join(models)}." if models else ""
+
+
+def _equal_together(report: Report) -> list[str]:
+    """Say of which models FP8 is equivalent on text kept out, by several machines together."""
+    table = pooled_table(report.stored, report.runs)
+    same = table[table["verdict"].eq("equivalent") & ~table["what"].isin([AGAIN, KERNELS])]
+    return [
+        f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)} at a learning "
+        f"rate of {rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"
+        for (model, *_), rows in same.groupby(["model", "learning_rate", "num_steps"])
+    ]
 
 
 def _up_to(most: pd.DataFrame) -> list[str]:
@@ -127,10 +139,10 @@ def pooled(table: pd.DataFrame) -> str:
         ]
         said = f"**{escape(f'{model}, {study}')}:** {'; '.join(arms)}."
         if floor is not None:
-            kernels = "BF16 by other, as exact kernels" if KERNELS in own else "the same run again"
+            other = "BF16 by other kernels, as exact," if KERNELS in own else "the same run again"
             said += (
                 f" One seed's gap is of the size of {span(fp8['size_pct'], '.2f')} %; "
-                f"that of {kernels} is {number(floor, '.2f')} %."
+                f"that of {other} is {number(floor, '.2f')} %."
             )
         parts.append(said)
     return "\n\n".join(parts)

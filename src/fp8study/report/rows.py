@@ -193,6 +193,7 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(
         what=said.fillna(table["what"] + " v BF16"),
         rate=table["learning_rate"].map(rate),
+        num_steps=table["num_steps"].map("{:,.0f}".format),
         interval=["" if pd.isna(low) else stats.interval_text(low, high) for low, high in ends],
     )
 

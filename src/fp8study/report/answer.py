@@ -41,8 +41,8 @@ def settled(report: Report) -> pd.DataFrame:
     Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
     untied twin as its model. Today's path comes before the path before it, then its latest form
     that has an interval, then what is decided, then what has the most sessions and pairs. The plain
-    path counts where no other was timed. Where steps are one graph on today's path, a loss by
-    kernel leaves it open: that was a slow host's.
+    path counts where no other was timed. Where steps are one graph on today's path, a setting in
+    which FP8 was no faster by kernel is open: the host's launches decided that.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and

@@ -32,13 +32,18 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
 
 
 def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
-    """Write rows of `fp8study.analysis.floors.pooled_table` as those of `read_loss_gaps`."""
+    """Write the FP8 rows of `fp8study.analysis.floors.pooled_table` as those of `read_loss_gaps`.
+
+    Those with an interval.
+    """
+    is_fp8 = pooled["precision"].ne("bf16") & pooled["what"].ne(AGAIN)
+    pooled = pooled[is_fp8 & pooled["low_90"].notna()]
     ends = zip(pooled["low_90"], pooled["high_90"], strict=True)
     return pooled.assign(
         loss="validation", stale=False, swept=False, learnt_pct=float("nan"), arm=pooled["what"],
         machine=pooled["machines"].str.replace(", ", "+"),
         interval=["90 %: " + interval_text(low, high) for low, high in ends],
-    )[pooled["precision"].ne("bf16") & pooled["what"].ne(AGAIN)]  # fmt: skip
+    )  # fmt: skip
 
 
 def nearest_losses(

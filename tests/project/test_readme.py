@@ -10,7 +10,6 @@ import pytest
 from fp8study.analysis import instruments as instrument_tables
 from fp8study.analysis.claims.finding import Verdict
 from fp8study.analysis.claims.ledger import judge
-from fp8study.analysis.floors import AGAIN, KERNELS, kernel_pairs, pooled_table, validation_curve
 from fp8study.analysis.losses import effective_batch_table, loss_gap_table, pass_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
@@ -40,6 +39,7 @@ from tests.project.quotes_four_h200 import four_h200_texts
 from tests.project.quotes_graph import graph_texts, narrow_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
+from tests.project.quotes_new_text import done_text, new_text, null_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
 from tests.project.quotes_today import today_texts
@@ -214,76 +214,6 @@ def parity_texts(runs: pd.DataFrame) -> list[str]:
     ]
     (steps,) = set(first["step"])
     return [*spans, f"seen {last['passes'].iloc[0]:.1f} times", f"({steps} steps)"]
-
-
-def new_text() -> list[str]:
-    """What is said of the study new-text, by machine and of all together."""
-
-    def said(row: pd.Series, low: str, high: str, level: int) -> str:
-        ends = (per_cent(row[name], 2).removesuffix(" %") for name in (low, high))
-        return f"{per_cent(row['gap_pct'], 2)} ({level} % CI {' to '.join(ends)})"
-
-    texts = []
-    for machine in ("h200x2", "h100x4"):
-        chosen = shorten_arms(runs_frame(stored(machine)))
-        chosen = chosen[chosen["study"] == "new-text"]
-        row = one(loss_gap_table(chosen), precision="fp8_tensorwise")
-        assert (row["verdict"], row["num_pairs"]) == ("undecided", 3)
-        texts.append(said(row, "gap_pct_low_95", "gap_pct_high_95", 95))
-    every = [run for run in committed_runs() if run.record.study == "new-text"]
-    table = pooled_table(every, shorten_arms(runs_frame(every))).set_index("what")
-    order = ["FP8 tensorwise", "FP8 rowwise", "FP8 rowwise, BF16 weight gradient"]
-    rows = [table.loc[what] for what in order]
-    assert [row["verdict"] for row in rows] == ["equivalent", "equivalent", "undecided"]
-    assert [row["num_pairs"] for row in rows] == [5, 4, 4]
-    tensorwise, rowwise, third = (said(row, "low_90", "high_90", 90) for row in rows)
-    sizes = [f"{row['size_pct']:.2f} %" for row in rows]
-    floors = [
-        f"{table.loc[rung, 'size_pct']:.2f} % ({table.loc[rung, 'num_runs']} pairs)"
-        for rung in (KERNELS, AGAIN)
-    ]
-    return [
-        *texts, f"tensorwise {tensorwise}, five seeds in {rows[0]['num_runs']} pairs",
-        f"rowwise {rowwise}, four", f"BF16 weight gradients, {third}, four",
-        f"of the size of {sizes[0]} (tensorwise), {sizes[1]} (rowwise) and {sizes[2]} (BF16",
-        f"apart by {floors[0]}, the same run done again by {floors[1]}",
-        f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds on",
-    ]  # fmt: skip
-
-
-def null_texts(runs: pd.DataFrame) -> list[str]:
-    """What is said of BF16 by another attention kernel, on new text."""
-    chosen = runs[runs["study"] == "new-text"]
-    kernels = kernel_pairs(chosen)
-    apart = 100 * (kernels["loss_last20_mean"] / kernels["loss_last20_mean_base"] - 1).abs()
-    assert len(apart) == 3
-    gap = one(loss_gap_table(chosen), precision="fp8_tensorwise")
-    held_out = one(loss_gap_table(chosen, loss="validation_loss"), precision="fp8_tensorwise")
-    assert gap["num_pairs"] == held_out["num_pairs"] == 2
-    curve = validation_curve(stored("h200x4"), chosen)
-    end, soon = (one(curve, rung=KERNELS, step=step) for step in (1500, 188))
-    fp8 = one(curve, rung="FP8 tensorwise", step=188)
-    low, high = (per_cent(end[f"{side}_95"], 2).removesuffix(" %") for side in ("low", "high"))
-    return [
-        f"by {apart.min():.2f} to {apart.max():.2f} %",
-        f"FP8's gaps there are {per_cent(gap['gap_pct'], 2)} in training and "
-        f"{per_cent(held_out['gap_pct'], 2)} on held-out text (two seeds)",
-        f"{per_cent(end['gap_pct'], 2)} ({low} to {high}) on held-out text",
-        f"{per_cent(soon['gap_pct'], 2)} after 188 steps, and FP8 at {per_cent(fp8['gap_pct'], 2)}",
-    ]
-
-
-def done_text() -> str:
-    """How many runs of the study new-text are there, by machine."""
-    done = [{run.record.run_id for run in stored(machine) if run.record.study == "new-text"}
-            for machine in ("h200x2", "h200x4", "h100x4")]  # fmt: skip
-    planned = {run.run_id for run in load_study("new-text").runs}
-    assert set.union(*done) <= planned
-    two, four, h100 = map(len, done)
-    return (
-        f"`new-text` has {len(set.union(*done))} of its {len(planned)} runs, all of a 1B: {two} on "
-        f"two H200, {four} on four, {h100} on four H100"
-    )
 
 
 def test_every_finding_is_in_the_records(quotable: list[str]) -> None:

@@ -22,6 +22,7 @@ from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
 
 AGAIN = "the same run again"
 KERNELS = "other kernels"
+_FLOORS = (AGAIN, KERNELS)
 SEED = "another seed"
 FAULT = "stale optimizer"
 
@@ -173,14 +174,14 @@ def pooled_table(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.Dat
     """
     both = _scored_pairs(stored_runs, runs)
     last = both[both["step"] == both.groupby(["machine", "run_ids"])["step"].transform("max")]
-    is_floor = last["rung"].isin([AGAIN, KERNELS])
-    last = last.assign(what=last["rung"].where(is_floor, last["arm"]))
-    last = last.assign(like=last["setting"].mask(is_floor, ""))
-    by_study = last[~is_floor].groupby([*_POOL, "what", "like"])["machine"].nunique()
+    of_fp8 = ~last["rung"].isin(_FLOORS)
+    last = last.assign(what=last["arm"].where(of_fp8, last["rung"]))
+    last = last.assign(like=last["setting"].where(of_fp8, ""))
+    by_study = last[of_fp8].groupby([*_POOL, "what", "like"])["machine"].nunique()
     several = {key[: len(_POOL)] for key in by_study[by_study > 1].index}
     rows = []
     for key, group in last.groupby([*_POOL, "what", "like"], sort=False):
-        is_pooled = group["machine"].nunique() > 1 or group["what"].iloc[0] in (AGAIN, KERNELS)
+        is_pooled = group["machine"].nunique() > 1 or group["what"].iloc[0] in _FLOORS
         if key[: len(_POOL)] in several and is_pooled:
             seeds = group.groupby("seed")["gap_pct"].mean().tolist()
             rows.append(dict(zip([*_POOL, "what"], key, strict=False)) | {
@@ -191,6 +192,11 @@ def pooled_table(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.Dat
                 "size_pct": math.sqrt((group["gap_pct"] ** 2).mean()),
             } | judged_pairs(seeds, group, "gap_pct"))  # fmt: skip
     return pd.DataFrame(rows, columns=POOLED_COLUMNS)
+
+
+def pooled_fp8(pooled: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `pooled_table` that hold FP8 against BF16: those that are no floor."""
+    return pooled[~pooled["what"].isin(_FLOORS)]
 
 
 def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

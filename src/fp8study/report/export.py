@@ -10,7 +10,7 @@ import pandas as pd
 from fp8study.analysis import instruments
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
-from fp8study.analysis.floors import ladder_table, pooled_table, scatter_table, validation_curve
+from fp8study.analysis.floors import ladder_table, scatter_table, validation_curve
 from fp8study.analysis.laws import scale
 from fp8study.analysis.losses import (
     effective_batch_table,
@@ -50,7 +50,7 @@ TABLES: dict[str, Callable[[Report], pd.DataFrame]] = {
     "matched-loss": lambda report: matched_loss_table(report.metrics, report.runs),
     "noise-ladder": lambda report: ladder_table(report.runs),
     "noise-rungs": lambda report: rungs(ladder_table(report.runs)),
-    "pooled-gaps": lambda report: pooled_table(report.stored, report.runs),
+    "pooled-gaps": lambda report: report.pooled_gaps,
     "scatter": lambda report: scatter_table(report.metrics, report.runs),
     "validation-curve": lambda report: validation_curve(report.stored, report.runs),
     "noise-scale": lambda report: noise.over_runs(noise.scale_table, report.stored),

@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.floors import AGAIN, KERNELS, pooled_table
+from fp8study.analysis.floors import AGAIN, KERNELS, pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
@@ -67,8 +67,8 @@ def equal_so_far(report: Report) -> str:
 
 def _equal_together(report: Report) -> list[str]:
     """Say of which models FP8 is equivalent on text kept out, by several machines together."""
-    table = pooled_table(report.stored, report.runs)
-    same = table[table["verdict"].eq("equivalent") & ~table["what"].isin([AGAIN, KERNELS])]
+    fp8 = pooled_fp8(report.pooled_gaps)
+    same = fp8[fp8["verdict"].eq("equivalent")]
     return [
         f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)} at a learning "
         f"rate of {rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"
@@ -131,7 +131,7 @@ def pooled(table: pd.DataFrame) -> str:
     for (study, model), rows in table.groupby(["study", "model"], sort=False):
         own = rows.set_index("what")["size_pct"]
         floor = own.get(KERNELS, own.get(AGAIN))
-        fp8 = rows[~rows["what"].isin([KERNELS, AGAIN])]
+        fp8 = pooled_fp8(rows)
         arms = [
             f"{row['what']} {row['verdict']} ({number(row['gap_pct'], '+.2f')} %, "
             f"{count(row['num_pairs'], 'seed')})"

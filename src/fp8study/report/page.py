@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from fp8study.analysis.decision import decision_table
+from fp8study.analysis.floors import pooled_table
 from fp8study.analysis.instruments import instruments_frame
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
@@ -40,6 +41,8 @@ class Report:
     loss_gaps: pd.DataFrame
     validation_gaps: pd.DataFrame
     """As ``loss_gaps``, of the validation loss."""
+    pooled_gaps: pd.DataFrame
+    """Of the losses on text kept out, several machines together."""
     leads: pd.DataFrame
     """FP8's lead in every setting of today."""
     decisions: pd.DataFrame
@@ -128,6 +131,7 @@ def report_of(stored: Sequence[StoredRun]) -> Report:
         leads=leads,
         decisions=own_first(decision_table(leads, gaps, runs)),
         validation_gaps=loss_gap_table(runs, "validation_loss"),
+        pooled_gaps=pooled_table(stored, runs),
         instruments=instruments_frame(stored, runs),
         stored=stored,
         unreadable=(),

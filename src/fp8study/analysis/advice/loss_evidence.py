@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis.claims.rules import count
-from fp8study.analysis.floors import AGAIN
+from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
@@ -36,8 +36,8 @@ def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
 
     Those with an interval.
     """
-    is_fp8 = pooled["precision"].ne("bf16") & pooled["what"].ne(AGAIN)
-    pooled = pooled[is_fp8 & pooled["low_90"].notna()]
+    pooled = pooled_fp8(pooled)
+    pooled = pooled[pooled["low_90"].notna()]
     ends = zip(pooled["low_90"], pooled["high_90"], strict=True)
     return pooled.assign(
         loss="validation", stale=False, swept=False, learnt_pct=float("nan"), arm=pooled["what"],

@@ -20,7 +20,7 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.floors import AGAIN, pooled_table
+from fp8study.analysis.floors import pooled_fp8, pooled_table
 from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
@@ -201,9 +201,8 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     if len(first):
         same = out_of(first["verdict"] == "equivalent")
         kept = f"; in loss {same} of their arms are equivalent to BF16 after one pass over a text"
-    together = pooled_table(tables.stored, tables.runs)
-    is_fp8 = together["precision"].isin(order) & together["what"].ne(AGAIN)
-    together = together[is_fp8 & together["epochs"].le(1)]
+    together = pooled_fp8(pooled_table(tables.stored, tables.runs))
+    together = together[together["precision"].isin(order) & together["epochs"].le(1)]
     if len(together):
         same = out_of(together["verdict"] == "equivalent")
         kept += f"; on text never repeated {same} are, machines together"

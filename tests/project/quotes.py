@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.leads import leads_table
-from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import GRAPH
 from fp8study.analysis.runs.pairing import shorten_arms
@@ -41,129 +40,8 @@ def ends(lead: pd.Series) -> str:
     )
 
 
-def tuned_texts(runs: pd.DataFrame) -> list[str]:
-    """What is said of the tuned path."""
-    speed = throughput_table(runs[runs["study"].str.startswith("beside-torchtitan")])
-    speed = speed[~speed["setting"].str.contains("clipped")]
-    assert speed["setting"].str.contains("tuned").all()
-    assert set(speed["num_runs"]) == {3}
-    fp8 = speed[speed["precision"] == "fp8_tensorwise"]
-    fp8 = fp8.assign(batch=fp8["setting"].str.extract(r"batch (\d)", expand=False))
-    small = fp8[fp8["model"] == "llama-3.2-1b-untied"]
-    largest = throughput_table(runs[runs["study"] == "best-batch"])
-    tensorwise, rowwise = (
-        one(largest.dropna(subset="speedup_pct"), precision=f"fp8_{kind}", num_runs=1)
-        for kind in ("tensorwise", "rowwise")
-    )
-    assert "batch 5" in tensorwise["setting"] == rowwise["setting"]
-    big = {n: one(fp8, model="llama-3.1-8b", num_gpus=n) for n in (1, 4)}
-    shared = throughput_table(runs[runs["study"] == "tuned-loss-fsdp"])
-    shared = shared[(shared["path"] == "tuned") & (shared["num_gpus"] == 2)]
-    leads = leads_table(runs)
-    leads = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
-    two = one(leads[leads["studies"] == "tuned-loss-fsdp"], num_gpus=2)
-    pooled = one(leads, model="llama-3.2-1b-untied", micro_batch_size=1)
-    assert two["num_pairs"] == 3
-    paired = leads_table(runs[runs["study"].str.startswith("beside-torchtitan")])
-    keys = ["model", "num_gpus", "setting"]
-    both = fp8.merge(paired[paired["precision"] == "fp8_tensorwise"], on=keys)
-    assert len(both) == len(fp8) == 4
-    moved = (both["speedup_pct"] - both["lead_pct"]).abs().max()
-    rate = {
-        p: one(shared, precision=p)["tokens_per_second_per_gpu"] for p in set(shared["precision"])
-    }
-    return [
-        *(
-            f"on {n} GPU{'s' if n > 1 else ''} at batch {row['batch']}"
-            f"{', not sharded,' if row['strategy'] == 'none' else ''} "
-            f"{per_cent(row['speedup_pct'])} ({row['tokens_per_second_per_gpu']:,.0f} tokens/s"
-            for n, row in big.items()
-        ),
-        f"at batch 5 {per_cent(tensorwise['speedup_pct'])} "
-        f"({tensorwise['tokens_per_second_per_gpu']:,.0f}), rowwise "
-        f"{per_cent(rowwise['speedup_pct'])} ({rowwise['tokens_per_second_per_gpu']:,.0f}; one run",
-        *(f"{per_cent(one(small, batch=b)['speedup_pct'])} at batch {b}" for b in "18"),
-        f"{per_cent(two['lead_pct'])} on 2 GPUs, the mean of three pairs (95 % CI {ends(two)})",
-        f"of another study {per_cent(pooled['lead_pct'])}, 95 % CI {ends(pooled)})",
-        f"moves them by at most {moved:.1f} points",
-        f"{rate['fp8_tensorwise']:,.0f} against {rate['bf16']:,.0f} tokens/s, give "
-        f"{per_cent(100 * (rate['fp8_tensorwise'] / rate['bf16'] - 1))}",
-    ]
-
-
-def clipped(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows that clip gradients, as torchtitan always does."""
-    return table[table["max_grad_norm"].notna()]
-
-
-def peer_texts() -> list[str]:
-    """What is said of torchtitan beside the tuned path as it was, both clipping gradients."""
-    table = _out_of_blocks(peer_table(stored()))
-    assert (set(table["num_runs"]), set(table["num_peer_runs"])) == ({3}, {3})
-    assert (table["ratio_interval"].str.split(" to ").str[0].astype(float) > 1).all()
-    rows = clipped(table)
-    is_big = rows["model"] == "llama-3.1-8b"
-    ratio = rows[is_big].set_index(["num_gpus", "precision"])["ratio"]
-    small = rows.loc[~is_big, "ratio"]
-    return [
-        *set(table["peer"]),
-        "8B "
-        + ", ".join(
-            f"{ratio[n, 'bf16']:.2f} (BF16) and {ratio[n, 'fp8_tensorwise']:.2f} times (FP8) "
-            f"on {n} GPU{'s' if n > 1 else ''}"
-            for n in (1, 4)
-        ),
-        f"the 1B {small.min():.2f} to {small.max():.2f} times",
-    ]
-
-
-def _out_of_blocks(peers: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the session in which trainers did not take turns on a GPU."""
-    return peers[peers["num_blocks"].isna() & peers["num_peer_runs"].gt(0)]
-
-
-def todays_peer_texts() -> list[str]:
-    """What is said of torchtitan and Accelerate by turns with the tuned path as it is."""
-    table = peer_table(stored())
-    table = table[table["num_blocks"].notna()]
-    assert set(table["num_blocks"]) == {4}
-    rows = table.assign(peer=table["peer"].str.split().str[0]).set_index(
-        ["peer", "model", "precision"]
-    )
-    told = []
-    for model, batch in (("llama-3.1-8b", 1), ("llama-3.2-1b-untied", 8)):
-        bf16, fp8 = (rows.loc["torchtitan", model, name] for name in ("bf16", "fp8_tensorwise"))
-        name = "an 8B" if batch == 1 else "a 1B"
-        told.append(
-            f"{name} at batch {batch} {bf16['ratio']:.2f} times as fast in BF16, "
-            f"{fp8['ratio']:.2f} in FP8, which leads by {per_cent(fp8['lead_pct'])}, "
-            f"torchtitan's by {per_cent(fp8['peer_lead_pct'])}"
-        )
-        told.append(
-            f"{name.split()[1]}'s 95 % CIs are {bf16['ratio_interval']} and {fp8['ratio_interval']}"
-        )
-        told.append(
-            f"{bf16['reserved_gib']:.1f} and {fp8['reserved_gib']:.1f} GiB, torchtitan "
-            f"{bf16['peer_reserved_gib']:.1f} and {fp8['peer_reserved_gib']:.1f}"
-        )
-    ratio = rows["ratio"]
-    plain = [f"{ratio['accelerate', model, name]:.2f}" for name in ("bf16", "fp8_tensorwise")]
-    return [*told, f"than Accelerate the 1B is {plain[0]} and {plain[1]} times as fast"]
-
-
-def memory_text() -> str:
-    """What is said of the memory that the tuned path reserved for the 8B."""
-    peers = _out_of_blocks(clipped(peer_table(stored()).query("model == 'llama-3.1-8b'")))
-    less = peers["peer_reserved_gib"] - peers["reserved_gib"]
-    assert len(less) == 4
-    assert min(less) > 0
-    one_gpu, four = (f"{part.min():.1f} to {part.max():.1f} GiB less"
-                     for _, part in less.groupby(peers["num_gpus"]))  # fmt: skip
-    return f"reserves {one_gpu} than torchtitan on 1 GPU and {four} on 4"
-
-
 def further_texts(runs: pd.DataFrame) -> list[str]:
-    """What is said of leads on the plain path, between 1B and 8B, and with clipped gradients."""
+    """What is said of leads on the plain path, of few runs each."""
     speed = throughput_table(runs[runs["precision"].isin(["bf16", "fp8_tensorwise"])])
     fp8 = speed[~speed["stale"] & speed["speedup_pct"].notna()]
     plain = fp8[(fp8["path"] == "plain") & fp8["setting"].str.contains("4096")]
@@ -172,18 +50,11 @@ def further_texts(runs: pd.DataFrame) -> list[str]:
     alone = plain[plain["study"] != "document-b"]  # whose master weights are BF16
     alone = one(alone, model="llama-3.1-8b", strategy="none")
     two = one(plain, study="tuned-loss-fsdp", num_gpus=2, num_runs=3)["speedup_pct"]
-    corners = fp8[(fp8["study"] == "corner-arms") & (fp8["num_runs"] <= 2)].set_index("model")
-    corner = {m: per_cent(corners.loc[m, "speedup_pct"]) for m in corners.index}
-    beside = fp8[fp8["study"].str.startswith("beside-torchtitan")]
-    clipped = beside[beside["setting"].str.contains("clipped") & beside["model"].str.contains("8b")]
-    lead = clipped[clipped["num_runs"] == 3].set_index("num_gpus")["speedup_pct"]
-    assert (alone["num_runs"], len(lead), len(corner)) == (1, 2, 3)
+    assert alone["num_runs"] == 1
     return [
         f"At batch 8 on 1 GPU {per_cent(batch_8)} (one run)",
         f"not sharded it is {per_cent(alone['speedup_pct'])} (one run)",
         f"{per_cent(two)} on 2 GPUs (three runs)",
-        f"3B {corner['llama-3.2-3b']}, Qwen3-4B {corner['qwen3-4b']}, 8B {corner['llama-3.1-8b']}",
-        f"{per_cent(lead[1])} and {per_cent(lead[4])}",
     ]
 
 
@@ -191,8 +62,6 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     """What is said of leads over all sessions, and of document A's grid."""
     leads = leads_table(runs)
     leads = leads[(leads["precision"] == "fp8_tensorwise") & leads["lead_pct"].notna()]
-    tuned = leads[(leads["path"] == "tuned") & ~leads["setting"].str.contains("clipped")]
-    four = one(tuned, model="llama-3.1-8b", num_gpus=4)
     in_grid = leads["studies"].str.startswith(
         "document-a-grid"
     )  # some of them pooled with rowwise's
@@ -232,12 +101,11 @@ def lead_texts(runs: pd.DataFrame) -> list[str]:
     )  # fmt: skip
     return [
         f"Rowwise, at 4,096: {by_row}, where tensorwise has {by_tensor} in the same blocks",
-        f"over all five pairs of today's form {per_cent(four['lead_pct'])}",
         f"pooled {per_cent(plain['lead_pct'])} (95 % CI {ends(plain)})",
         f"At batch 1 the host is late: by kernel {spans['min']['tuned'].removesuffix(' %')} to "
         f"{spans['max']['tuned']} on one to four GPUs (plain, on four, {spans['min']['plain']} at "
         "worst)",
-        "; ".join(f"{name} {', '.join(grid[model])}" for name, model in models.items()),
+        *(f"| {name} | {' | '.join(grid[model])} |" for name, model in models.items()),
         *(f"{grid['llama-3.2-3b', n]} and {grid['qwen3-4b', n]} at" for n in (2048, 4096)),
         f"at 8,192 ({grid['llama-3.2-3b', 8192]} and {grid['qwen3-4b', 8192]}) it is undecided, "
         "one or two runs each",

@@ -2,12 +2,10 @@
 
 import pandas as pd
 
-from fp8study.analysis.laws.account import lead_table
-from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.losses import loss_gap_table
 from fp8study.analysis.runs.frames import runs_frame
-from fp8study.analysis.runs.naming import BOTH_LAYOUTS, FAST_ACCUMULATION, FP8_HEAD
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import ROOT
 from tests.project.quotes import ends, one, per_cent, stored
@@ -15,8 +13,6 @@ from tests.project.quotes import ends, one, per_cent, stored
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
 LARGE, SMALL = "llama-3.1-8b", "llama-3.2-1b"
 UNTIED = "llama-3.2-1b-untied"
-#: The settings of kernel-form: GPUs and model.
-FORMS = ((1, LARGE), (2, LARGE), (1, UNTIED))
 
 
 def four_h200_texts() -> list[str]:
@@ -24,113 +20,21 @@ def four_h200_texts() -> list[str]:
     runs = shorten_arms(runs_frame(stored("h200x4")))
     leads = leads_table(runs)
     scaling = leads_table(runs[runs["study"] == "scaling"])
-    law = lead_table(cells_of(read_runs(ROOT / "results")))
-    own = law["run_ids"].str.contains("h200x4/scaling/[^ ]*fp8")
-    said = law[own & law["model"].eq(LARGE)]
-    at_one = said[said["tokens"].eq(4096)].set_index("num_gpus")["predicted_pct"].map(per_cent)
     assert len(scaling) == 11
     assert set(scaling["num_pairs"]) == {2} and set(scaling["max_grad_norm"]) == {1}
-    forecast = f"the law, frozen before, had said {at_one[2]} and {at_one[4]}"
     return [
-        *_scaling_texts(scaling, leads), *_machine_texts(leads), *_loss_texts(runs), forecast,
-        *_kernel_texts(runs), *_today_texts(runs, leads), *_eight_b_loss_texts(runs),
+        *_scaling_texts(scaling), *_machine_texts(leads), *_eight_b_loss_texts(runs),
         *_sharded_loss_texts(runs), *_head_texts(runs, leads), *_head_reach_texts(runs, leads),
         *_head_loss_texts(runs),
-        *_sums_texts(leads_table(runs[runs["study"] == "accumulation-form"])),
     ]  # fmt: skip
-
-
-def _kernel_texts(runs: pd.DataFrame) -> list[str]:
-    """What is said of kernels that the compiler launches, and of those that write both layouts."""
-    here = runs[runs["study"] == "kernel-form"]
-    launched = "own kernels launched by compiler"
-
-    def rate(num_gpus: int, model: str, kind: str) -> pd.Series:
-        there = here[(here["num_gpus"] == num_gpus) & (here["model"] == model)]
-        words, in_fp8 = there["setting"], there["precision"] != "bf16"
-        by_compiler, both = words.str.contains(launched), there["arm"].str.contains("both layouts")
-        apart, aside = (
-            words.str.contains(text) for text in ("separate transposes", "reduce stream")
-        )
-        chosen = {
-            "bf16": ~in_fp8 & ~aside, "bf16 beside": ~in_fp8 & aside,
-            "plain": in_fp8 & ~by_compiler, "launched": by_compiler & ~apart & ~both,
-            "apart": by_compiler & apart, "both": by_compiler & both,
-        }[kind]  # fmt: skip
-        rates = there[chosen].set_index("repeat")["tokens_per_second_per_gpu"].sort_index()
-        assert [*rates.index] == [0, 1]
-        return rates
-
-    def gained(kind: str, than: str) -> list[str]:
-        return [
-            per_cent(100 * (rate(*form, kind) / rate(*form, than) - 1).mean()) for form in FORMS
-        ]
-
-    alone, apart, both = (
-        gained("launched", "plain"),
-        gained("apart", "launched"),
-        gained("both", "apart"),
-    )
-    now, then = gained("both", "bf16"), gained("plain", "bf16")
-    aside = per_cent(100 * (rate(2, LARGE, "bf16 beside") / rate(2, LARGE, "bf16") - 1).mean())
-    return [
-        f"Alone it changes an 8B's by {alone[0]} on one GPU and {alone[1]} on two, a 1B's at "
-        f"batch 8 by {alone[2]}",
-        f"an 8B's FP8 gains {apart[0]} on one GPU and {apart[1]} on two, a 1B's at batch 8 "
-        f"{apart[2]}",
-        f"by `cast_kernels=both_layouts` {both[0]}, {both[1]} and {both[2]} more",
-        f"FP8 then leads by {now[0]}, {now[1]} and {now[2]} instead of {then[0]}, {then[1]} and "
-        f"{then[2]}",
-        f"BF16 gains {aside} there by `gradient_copy=reduce_stream`",
-    ]
-
-
-def _today_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
-    """What is said of kernels that write both layouts, as the path launches them."""
-    here = runs[runs["study"] == "both-layouts"]
-    pooled = leads["studies"].str.contains("both-layouts")
-    own = leads[leads["arm"].str.endswith(BOTH_LAYOUTS) & pooled]
-    own = own.set_index(["num_gpus", "model", "micro_batch_size"])
-
-    def gained(*place: object) -> list[float]:
-        """By block, %."""
-        in_fp8 = here[here["precision"] != "bf16"]
-        rows = in_fp8.set_index(["num_gpus", "model", "micro_batch_size"]).loc[place]
-        both = rows["arm"].str.contains(BOTH_LAYOUTS)
-        now, then = (
-            some.set_index("repeat")["tokens_per_second_per_gpu"].sort_index()
-            for some in (rows[both], rows[~both])
-        )
-        assert [*now.index] == [*then.index] == [0, 1]
-        return [*(100 * (now / then - 1))]
-
-    alone, two, small = (1, LARGE, 1), (2, LARGE, 2), (1, UNTIED, 8)
-    told = {place: per_cent(own.loc[place, "lead_pct"]) for place in (alone, two, small)}
-    assert all(own.loc[place, "num_pairs"] == 4 for place in told)
-    assert {own.loc[place, "num_sessions"] for place in told} == {2, 3}
-    spans = {place: ends(own.loc[place]) for place in told}
-    more = [per_cent(sum(gained(*place)) / 2) for place in told]
-    by_block = [
-        " and ".join(map(per_cent, gained(1, model, 1))) for model in (UNTIED, "llama-3.2-3b")
-    ]
-    return [
-        f"an 8B's FP8 gains {more[0]} on one GPU and {more[1]} on two by all three, a 1B's at "
-        f"batch 8 {more[2]}, and leads by {told[alone]} (95 % CI {spans[alone]}), {told[two]} "
-        f"({spans[two]}) and {told[small]} ({spans[small]}), four pairs each",
-        f"a 1B at batch 1 changes by {by_block[0]} in its two blocks, a 3B by {by_block[1]}",
-    ]
 
 
 def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     """What is said of a loss head in FP8, as the path has it: both hosts, and both blocks."""
-    other = shorten_arms(runs_frame(stored("h200x1")))
     places = (1, LARGE, 1), (2, LARGE, 2), (1, UNTIED, 8)
     names = ["num_gpus", "model", "micro_batch_size"]
-    own, elsewhere = (
-        table[table["arm"].str.contains(FP8_HEAD)].set_index(names)
-        for table in (leads, leads_table(other))
-    )
-    here = pd.concat([runs, other])
+    own = leads[leads["arm"].str.contains(FP8_HEAD)].set_index(names)
+    here = pd.concat([runs, runs_frame(stored("h200x1"))])
     here = here[(here["study"] == "head-form") & (here["precision"] != "bf16")]
     assert len(here) == 12
     rates = here.assign(has_head=here["arm"].str.contains(FP8_HEAD)).pivot(
@@ -145,17 +49,14 @@ def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         [f"{-own.loc[place, f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
         for place in places[:2]
     ]
-    there = [per_cent(elsewhere.loc[place, "lead_pct"]) for place in places[::2]]
     peak = [f"{-own.loc[place, 'memory_change_pct']:.1f} %" for place in places]
     return [
         f"leads by {told[0]} (95 % CI {spans[0]}), with {less[0][0]} less memory "
         f"and {less[0][1]} less energy per token",
         f"| 8B | **{told[0]} at batch 1: FP8** | {told[1]} at batch 2 |",
-        f"FP8 gains {more[0]} (8B, batch 1, one GPU), {more[1]} (8B, batch 2, two) and {more[2]} "
-        f"(1B, batch 8, one), and leads by {told[0]} (95 % CI {spans[0]}), {told[1]} ({spans[1]}) "
-        f"and {told[2]} ({spans[2]}); in the other block, on another host, by {there[0]} and "
-        f"{there[1]} on one GPU",
-        f"It takes {peak[0]}, {peak[1]} and {peak[2]} less memory than BF16",
+        f"gives {more[0]} (8B, batch 1, one GPU), {more[1]} (8B, batch 2, two) and {more[2]} "
+        f"(1B, batch 8, one). FP8 then leads by {told[0]} (95 % CI {spans[0]}), {told[1]} "
+        f"({spans[1]}) and {told[2]} ({spans[2]}), with {peak[0]}, {peak[1]} and {peak[2]} less",
         f"{told[2]} at 8 |",
     ]
 
@@ -177,17 +78,12 @@ def _head_reach_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
     pairs = told["num_pairs"].to_dict()  # of two GPUs graph-pool has two more
     assert (pairs.pop(tied), pairs.pop(two), {*pairs.values()}) == (0, 4, {2})
     gained = [per_cent(gains.loc[place].mean()) for place in (two, alone, tied, four)]
-    (lead, other), (span, other_span) = (
-        [each(told.loc[place]) for place in (two, alone)]
-        for each in (lambda row: per_cent(row["lead_pct"]), ends)
-    )
+    other = per_cent(told.loc[alone, "lead_pct"])
     ends_of_four = [per_cent(told.loc[four, f"lead_{end}_pct"]) for end in ("low", "high")]
     return [
-        f"a 1B's FP8 gains {gained[0]} by it at batch 1 on two GPUs and {gained[1]} at batch 2 on "
-        f"one, each step a CUDA graph, {gained[2]} at batch 8 where the head is the embedding, an "
-        f"8B's {gained[3]} at batch 1 on four",
-        f"FP8 then leads by {lead} (95 % CI {span}) and {other} ({other_span})",
-        f"on four by {ends_of_four[0]} on one host and {ends_of_four[1]} on another",
+        f"1B's FP8 gains {gained[0]} by it at batch 1 on two GPUs and {gained[1]} at batch 2 on "
+        f"one, each step a CUDA graph, an 8B's {gained[3]} at batch 1 on four",
+        f"FP8 leads by {ends_of_four[0]} on one host and {ends_of_four[1]} on another",
         f"{ends_of_four[0].removesuffix(' %')}, {ends_of_four[1]} at batch 1; H100",
         f"| 1B, own head | {other} at batch 2,",
     ]
@@ -216,23 +112,6 @@ def _head_loss_texts(runs: pd.DataFrame) -> list[str]:
         f"Within a seed it ends {per_cent(apart.min(), 2)[:-2]} to {per_cent(apart.max(), 2)} from "
         "FP8 with the head in BF16",
         f"reaches one held-out loss in {share} % less time (95 % CI {low} to {high})",
-    ]
-
-
-def _sums_texts(leads: pd.DataFrame) -> list[str]:
-    """What is said of an 8B's speed if all GEMMs add up with fewer bits."""
-    told = {}
-    for num_gpus in (1, 2):
-        rows = leads[(leads["num_gpus"] == num_gpus) & (leads["model"] == LARGE)]
-        fast = rows["arm"].str.contains(FAST_ACCUMULATION)
-        (now,), (usual,) = rows[fast].to_dict("records"), rows[~fast].to_dict("records")
-        assert now["num_pairs"] == usual["num_pairs"] == 2
-        ratio = now["tokens_per_second_per_gpu"] / usual["tokens_per_second_per_gpu"]
-        told[num_gpus] = per_cent(100 * (ratio - 1)), per_cent(now["lead_pct"])
-    (one_gain, one_lead), (two_gain, two_lead) = told[1], told[2]
-    return [
-        f"by {one_gain} on one GPU and {two_gain} on two, at batch 2, where FP8 then leads by "
-        f"{one_lead} and {two_lead}",
     ]
 
 
@@ -292,22 +171,17 @@ def _kept(rows: pd.DataFrame, precision: str, fewest: int) -> list[str]:
     return [f"{100 * rates[n] / rates[fewest]:.1f} %" for n in (2, 4) if n > fewest]
 
 
-def _scaling_texts(scaling: pd.DataFrame, all_leads: pd.DataFrame) -> list[str]:
+def _scaling_texts(scaling: pd.DataFrame) -> list[str]:
     def of(model: str, batch: int) -> tuple[pd.DataFrame, list[str]]:
         rows = scaling[(scaling["model"] == model) & (scaling["micro_batch_size"] == batch)]
         rows = rows.sort_values("num_gpus")
         return rows, [per_cent(lead) for lead in rows["lead_pct"]]
 
     (wide, wide_leads), (alone, leads) = of(LARGE, 4), of(LARGE, 1)
-    (small, small_leads), (late, late_leads) = of(SMALL, 4), of(SMALL, 1)
+    (small, small_leads), (late, _) = of(SMALL, 4), of(SMALL, 1)
     assert [list(rows["num_gpus"]) for rows in (wide, alone)] == [[2, 4], [1, 2, 4]]
     kept = {name: _kept(wide, name, 2)[0] for name in RATES}
-    (bf16, fp8), (bf16_late, fp8_late) = (
-        [" and ".join(_kept(rows, name, 1)) for name in RATES] for rows in (alone, late)
-    )
-    in_both = all_leads[all_leads["studies"] == "head-reach, scaling"]
-    on_four = one(in_both, model=LARGE, num_gpus=4)
-    assert on_four["num_pairs"] == on_four["num_sessions"] == 4
+    bf16, fp8 = (" and ".join(_kept(alone, name, 1)) for name in RATES)
     to_four = [_kept(small, name, 1)[1] for name in RATES]
     return [
         f"makes {kept['BF16']} (BF16) and {kept['FP8']} (FP8) of what one of two makes of an 8B, "
@@ -316,33 +190,19 @@ def _scaling_texts(scaling: pd.DataFrame, all_leads: pd.DataFrame) -> list[str]:
         f"{', '.join(small_leads[:2])} and {small_leads[2]} (1B, on 1, 2 and 4)",
         f"an 8B keeps {bf16} on 2 and 4 GPUs in BF16, {fp8} in FP8",
         f"leads by {', '.join(leads[:2])} and {leads[2]}",
-        f"A 1B keeps {bf16_late} in BF16, {fp8_late} in FP8",
-        f"which is at {', '.join(late_leads[:2])} and {late_leads[2]}",
-        f"with its head in BF16 by {per_cent(on_four['lead_pct'])} (95 % CI {ends(on_four)}; four "
-        "pairs of four sessions)",
+        f"do not scale in FP8 ({_kept(late, 'FP8', 1)[1]} on four)",
     ]
 
 
 def _machine_texts(leads: pd.DataFrame) -> list[str]:
     own = leads[leads["studies"] == "machine"]
-    late = one(own, model=SMALL, num_gpus=4)
     four = own[own["model"] == "qwen3-14b"]
     fp8, rowwise = (one(four, precision=name) for name in ("fp8_tensorwise", "fp8_rowwise"))
     rates = [f"{fp8[RATES[name]]:,.0f}" for name in ("FP8", "BF16")]
     memory = fp8["memory_peak_gib"], fp8["memory_peak_gib_bf16"]
     return [
-        f"({per_cent(late['lead_pct'])} on 4 with BF16 all-gather, unclipped)",
         f"{per_cent(fp8['lead_pct'])} at batch 2 ({rates[0]} against {rates[1]} tokens/s a GPU; "
         f"rowwise {per_cent(rowwise['lead_pct'])}), at {memory[0]:.1f} GiB instead of "
         f"{memory[1]:.1f}",
         f"| Qwen3-14B | does not fit | not measured | {per_cent(fp8['lead_pct'])}ᵘ at batch 2 |",
     ]
-
-
-def _loss_texts(runs: pd.DataFrame) -> list[str]:
-    own = runs[runs["study"] == "machine"]
-    gaps = [one(loss_gap_table(own, loss=name), model=SMALL)
-            for name in ("loss_last20_mean", "validation_loss")]  # fmt: skip
-    assert {gap["num_pairs"] for gap in gaps} == {2}
-    train, held_out = (per_cent(gap["gap_pct"], 2) for gap in gaps)
-    return [f"ends at {train} from BF16 at batch 21 on one GPU, {held_out} on held-out text"]

@@ -8,7 +8,6 @@ from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
 from fp8study.analysis.runs.pairing import shorten_arms
-from fp8study.analysis.speed import switch_table
 from tests.checkout import committed_runs
 from tests.project.quotes import ends, one, per_cent, stored
 
@@ -20,29 +19,20 @@ NARROW = [(SMALL, 1), (SMALL, 2), (MIDDLE, 1), (LARGE, 1), (SMALL, 8)]
 
 
 def graph_texts() -> list[str]:
-    """What graph-form and graph-reach measured, by block."""
+    """Rows of what steps gain as a graph, block by block: on two H200s, then on one."""
     runs, leads = _graphs("h200x4")
     runs = runs[runs["study"] != "graph-narrow"]
     graphs = leads[leads["is_graph"] & leads["num_gpus"].eq(2)]
-    two, large = (one(graphs, model=model, micro_batch_size=1) for model in (SMALL, LARGE))
-    assert (two["num_pairs"], two["num_sessions"], large["num_pairs"]) == (5, 4, 1)
-    less = [f"{-two[f'{what}_change_pct']:.1f} %" for what in ("memory", "energy")]
-    fp8, bf16 = _gains(runs, SMALL, 2, 1)
-    (fp8_alone, bf16_alone), (fp8_more, bf16_more) = (_gains(runs, SMALL, 1, n) for n in (1, 2))
-    span = f"{per_cent(two['lead_pct'])} (95 % CI {ends(two)})"
+    two = one(graphs, model=SMALL, micro_batch_size=1)
+    assert (two["num_pairs"], two["num_sessions"]) == (5, 4)
+    gains = " | ".join(_gains(runs, SMALL, 2, 1))
     return [
-        f"a 1B's tokens/s at batch 1 on two H200, clipped, change by {fp8} in FP8, by {bf16} in "
-        "BF16, block by block",
-        f"FP8 then leads by {span[:-1]}; five pairs of four sessions), with {less[0]} less memory "
-        f"and {less[1]} less energy",
-        f"An 8B's FP8 there changes by {_gains(runs, LARGE, 2, 1)[0]} in one block and leads by "
-        f"{per_cent(large['lead_pct'])} (one pair)",
-        f"On one H200 the 1B changes by {fp8_alone} in FP8, by {bf16_alone} in BF16 at batch 1, by "
-        f"{fp8_more} and {bf16_more} at batch 2, with FP32 gradients",
+        f"1B, batch 1, two H200 | {gains} | {per_cent(two['lead_pct'])} ({ends(two)}) |",
+        *_narrow_texts(),
     ]
 
 
-def narrow_texts() -> list[str]:
+def _narrow_texts() -> list[str]:
     """What graph-narrow measured on one GPU of two machines, by block."""
     both = [_graphs(machine) for machine in ("h200x2", "h200x4")]
     runs = pd.concat(runs for runs, _ in both)
@@ -50,19 +40,13 @@ def narrow_texts() -> list[str]:
     alone = both[0][1][lambda leads: leads["is_graph"] & leads["num_gpus"].eq(1)]
     small = one(alone, model=SMALL, micro_batch_size=1)
     assert small["num_pairs"] == 2
-    (fp8, bf16), *others = (_gains(runs, model, 1, batch) for model, batch in NARROW)
-    told = [f"{gain} (BF16 {plain})" for gain, plain in others]
-    rest = [_leads(runs, *place, is_graph=True) for place in NARROW[1:]]
-    more = _more_reserved(runs)
-    slow, quick = _leads(runs, MIDDLE, 1, is_graph=False).split(" and ")
+    leads = [_leads(runs, *place, is_graph=True) for place in NARROW]
+    leads[0] = f"{per_cent(small['lead_pct'])} ({ends(small)})"
+    names = {SMALL: "1B", MIDDLE: "3B", LARGE: "8B"}
     return [
-        f"by kernel the 3B was at {slow} there, at {quick} on the second",
-        f"by {fp8} in FP8 and {bf16} in BF16 at batch 1, at 2 by {told[0]}, a 3B at 1 by "
-        f"{told[1]}, an 8B at 1 by {told[2]}, a 1B at 8 by {told[3]}; two blocks each",
-        f"FP8 then leads by {per_cent(small['lead_pct'])} (95 % CI {ends(small)}; two pairs), "
-        f"{rest[0]}; {rest[1]}; {rest[2]}; {rest[3]}",
-        f"The 8B's FP8 reserves {more.pop((LARGE, 'fp8_tensorwise', 1)):.1f} GiB more, the others "
-        f"up to {max(more.values()):.1f}",
+        f"| {names[model]}, batch {batch}, one H200 | {gain} | {plain} | {lead} |"
+        for (model, batch), lead in zip(NARROW, leads, strict=True)
+        for gain, plain in [_gains(runs, model, 1, batch)]
     ]
 
 
@@ -93,7 +77,6 @@ def tied_texts() -> list[str]:
 def pool_texts() -> list[str]:
     """What graph-pool measured on two GPUs: memory reserved in GiB, and tokens/s."""
     runs = runs_frame([run for run in stored("h200x4") if run.record.study == "graph-pool"])
-    gains = switch_table(runs).set_index(["model", "precision"])["gain_pct"]
     shared = runs["setting"].str.contains(SHARED_POOL).rename("is_shared")
     gib = runs.assign(gib=reserved(runs)).groupby(["model", "precision", shared])["gib"]
     assert (gib.max() - gib.min()).max() < 0.01
@@ -106,9 +89,7 @@ def pool_texts() -> list[str]:
             f"{mean.loc[(model, precision), False]:.1f}"
             for precision in ("bf16", "fp8_tensorwise")
         ]
-        changes = [per_cent(gains[model, precision]) for precision in ("bf16", "fp8_tensorwise")]
-        said += [f"{words} {pairs[0]} in BF16 and {pairs[1]} in FP8",
-                 f"by {changes[0]} and {changes[1]}"]  # fmt: skip
+        said.append(f"{words} {pairs[0]} in BF16 and {pairs[1]} in FP8")
     leads = leads_table(shorten_arms(runs_frame(stored("h200x4"))))  # all say how pairs scatter
     lead = one(leads[leads["setting"].str.contains(SHARED_POOL)], model=SMALL, num_pairs=2)
     return [*said, f"at 8 | {per_cent(lead['lead_pct'])} at batch 1 |"]
@@ -127,18 +108,6 @@ def _graphs(machine: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         table.assign(is_graph=table["setting"].str.contains(GRAPH)) for table in (runs, leads)
     )
     return runs, leads
-
-
-def _more_reserved(runs: pd.DataFrame) -> dict[Any, float]:
-    """How much more memory a graph reserves, GiB, by model, precision and batch."""
-    place = ["model", "precision", "micro_batch_size", "is_graph"]
-    mean = (
-        runs.assign(gib=reserved(runs))
-        .groupby([*place[:3], "repeat", place[3]])["gib"]
-        .mean()
-        .unstack()
-    )
-    return (mean[True] - mean[False]).dropna().groupby(level=place[:3]).mean().to_dict()
 
 
 def reserved(runs: pd.DataFrame) -> Any:

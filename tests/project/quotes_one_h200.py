@@ -6,7 +6,6 @@ import pandas as pd
 
 from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.claims.tables import Tables
-from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
@@ -18,58 +17,7 @@ MACHINE = "h200x1"
 
 def one_h200_texts() -> list[str]:
     """What is said of one H200."""
-    return [*narrow_texts(), *by_turns_texts(), *learning_rate_texts(), *same_loss_texts(),
-            *eight_b_texts()]  # fmt: skip
-
-
-def narrow_texts() -> list[str]:
-    """What is said of gradients that stay in BF16, of two blocks in as many sessions."""
-    runs = shorten_arms(runs_frame(stored("h200x1")))
-    runs = runs[runs["study"].str.startswith("narrow-gradients")]
-    assert len(switch_table(runs)) == 5  # both sessions in one row; quoted is each by itself
-    gains = pd.concat(switch_table(own) for _, own in runs.groupby("study"))
-    assert len(gains) == 10
-    by = ["model", "precision", "setting"]
-    blocks = gains.sort_values("study").groupby(by)["gain_pct"].agg(list)
-    narrow, both = (
-        f"gradients in the compute dtype{more}" for more in ("", ", separate transposes")
-    )
-    big, small, fp8 = "llama-3.1-8b", "llama-3.2-1b-untied", "fp8_tensorwise"
-    alone, all_of_it, bf16 = (
-        " and ".join(per_cent(gain) for gain in blocks[big, *arm])
-        for arm in ((fp8, narrow), (fp8, both), ("bf16", narrow))
-    )
-    chosen = gains[(gains["model"] == big) & (gains["setting"] == both)]
-    peak = chosen["memory_peak_gib"] / (1 + chosen["memory_change_pct"] / 100)
-    more = (chosen["memory_peak_gib"] - peak).median()
-    most = max(blocks[small, "bf16", narrow] + blocks[small, fp8, both])
-    return [
-        f"FP8 {alone}, with `transposes=separate` {all_of_it} for {more:.1f} GiB more; "
-        f"BF16 {bf16}.",
-        f"1B at batch 8: {per_cent(most)} at most",
-    ]
-
-
-def by_turns_texts() -> list[str]:
-    """What is said of torchtitan by turns with the tuned path and its switches, in four blocks."""
-    table = peer_table(stored(MACHINE))
-    titan = table[table["peer"] == "torchtitan 0.2.2"]
-    assert set(titan["num_blocks"]) == {4}
-    bf16, fp8 = (one(titan, precision=name) for name in ("bf16", "fp8_tensorwise"))
-    assert set(table.loc[table["peer"].str.startswith("accelerate"), "ratio_interval"]) == {
-        "out of memory"
-    }
-
-    def leads(side: str) -> str:
-        low, high = (per_cent(fp8[f"{side}lead_{end}_pct"]) for end in ("low", "high"))
-        return f"{per_cent(fp8[f'{side}lead_pct'])} ({low.removesuffix(' %')} to {high[:-2]})"
-
-    times = [f"{row['ratio']:.2f} ({row['ratio_interval']})" for row in (bf16, fp8)]
-    return [
-        f"8B {times[0]} times in BF16, {times[1]} in FP8, and FP8 leads by {leads('')}, "
-        f"torchtitan's by {leads('peer_')}",
-        f"FP8: {fp8['reserved_gib']:.1f} GiB, torchtitan {fp8['peer_reserved_gib']:.1f}",
-    ]
+    return [*learning_rate_texts(), *same_loss_texts(), *eight_b_texts()]
 
 
 def learning_rate_texts() -> list[str]:

@@ -23,27 +23,23 @@ from tests.project.quotes import (
     ROOT,
     further_texts,
     lead_texts,
-    memory_text,
     one,
     path_texts,
-    peer_texts,
     per_cent,
     stored,
-    todays_peer_texts,
-    tuned_texts,
 )
-from tests.project.quotes_attention import attention_texts
 from tests.project.quotes_document_b import document_b_texts
 from tests.project.quotes_four_h100 import four_h100_texts
 from tests.project.quotes_four_h200 import four_h200_texts
-from tests.project.quotes_graph import graph_texts, narrow_texts, pool_texts, tied_texts
+from tests.project.quotes_graph import graph_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
 from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_new_text import done_text, new_text, null_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
-from tests.project.quotes_today import today_texts
-from tests.project.quotes_two_h200 import two_gpu_peer_texts, two_h200_texts
+from tests.project.quotes_peers import all_pairs_text, peer_rows
+from tests.project.quotes_switches import switch_rows
+from tests.project.quotes_two_h200 import two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -146,22 +142,17 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *null_texts(runs),
         *h100_texts(),
         *two_h200_texts(),
-        *two_gpu_peer_texts(),
         *one_h200_texts(),
         *four_h200_texts(),
         *four_h100_texts(),
         *graph_texts(),
-        *narrow_texts(),
         *pool_texts(),
         *tied_texts(),
-        *attention_texts(),
         *one_pass_texts(),
-        *today_texts(),
+        *switch_rows(),
+        *peer_rows(),
+        all_pairs_text(),
         *loss_texts(),
-        *tuned_texts(runs),
-        *peer_texts(),
-        *todays_peer_texts(),
-        memory_text(),
         *path_texts(runs),
         *further_texts(runs),
         *lead_texts(runs),

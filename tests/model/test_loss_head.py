@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fp8study.analysis.laws import memory
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
@@ -318,7 +317,3 @@ def test_strides_do_not_matter(compiles: bool) -> None:
         strict=True,
     ):
         torch.testing.assert_close(a, b)
-
-
-def test_the_law_of_memory_counts_the_tokens_that_the_heads_take_at_a_time() -> None:
-    assert (memory.CHUNK, memory.GROUP) == (chunked_head.CHUNK, fp8_head.GROUP)

@@ -133,19 +133,8 @@ def test_the_table_of_verdicts_names_machines_as_they_are(tmp_path: Path) -> Non
     assert row["where"] == "training, my_box"
 
 
-def test_how_far_pairs_scatter_is_told_from_the_least_to_the_most() -> None:
-    row = {"model": "a", "learning_rate": 5e-5, "lr_warmup_steps": 1, "num_to_decide": 4,
-           "num_risen": 0, "num_runs": 6}  # fmt: skip
-    most = row | {
-        "learning_rate": 2.5e-4,
-        "lr_warmup_steps": 20,
-        "num_to_decide": 42,
-        "num_risen": 2,
-    }
-    table = pd.DataFrame([row, most])
-    told = loss_sentences.scatter(table)
-    assert "from 4 seeds at a rate of 5e\u20115 after 1 warm-up step (a) to 42 seeds at" in told
-    shown = rows.scatter(table)
+def test_the_table_of_scatter_writes_rates_and_how_many_runs_rose() -> None:
+    row = {"learning_rate": 5e-5, "num_risen": 0, "num_runs": 6}
+    shown = rows.scatter(pd.DataFrame([row, row | {"learning_rate": 2.5e-4, "num_risen": 2}]))
     assert shown["rate"].tolist() == ["5e\u20115", "2.5e\u20114"]
     assert shown["risen"].tolist() == ["0 of 6", "2 of 6"]
-    assert "seeds" not in loss_sentences.scatter(table[:1])

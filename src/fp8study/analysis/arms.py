@@ -25,7 +25,7 @@ import pandas as pd
 
 from fp8study.analysis.runs.frames import key_of, runs_frame
 from fp8study.analysis.runs.naming import arm_label
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, welch_t_interval
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, Interval, count, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import BY_HAND, varying
@@ -277,7 +277,7 @@ def side_line(side: str, folder: str, records: list[RunRecord]) -> str:
     days = sorted({record.started_at[:10] for record in records})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     commits = _values(str(r.git.get("commit") or "unknown")[:10] for r in records)
-    number = f"{len(records)} run{'' if len(records) == 1 else 's'}"
+    number = count(len(records), "run")
     return f"{side}: {folder}: {number}, {when}, {hardware}, commit {commits}"
 
 
@@ -301,8 +301,7 @@ class Ratio:
         """Write the interval, or say why there is none."""
         if self.interval is not None:
             return f"{self.interval.low:.3f} to {self.interval.high:.3f}"
-        fewest = min(self.counts)
-        return f"no interval: {fewest} run{'' if fewest == 1 else 's'}"
+        return f"no interval: {count(min(self.counts), 'run')}"
 
 
 def ratio_of(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:

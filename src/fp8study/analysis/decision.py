@@ -14,7 +14,7 @@ import pandas as pd
 from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels, with_fp8_head
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
@@ -159,7 +159,7 @@ def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the arms on GPUs whose loss got a verdict, with what their settings are."""
     gaps = comparisons(gaps)
     tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
-    found = gaps[tested & ~gaps["stale"].astype(bool) & (gaps["device"] == "cuda")]
+    found = healthy(gaps[tested & (gaps["device"] == "cuda")])
     other = [name for name in (*_FIELDS, "learning_rate") if name not in found]
     facts = runs.drop_duplicates("arm_key").set_index("arm_key")[other]
     return found.join(facts, on="arm_key")

@@ -16,7 +16,7 @@ from fp8study.analysis import stats
 from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
 from fp8study.analysis.runs.frames import PLACE, place_of
 from fp8study.analysis.runs.naming import PRECISION_LABELS
-from fp8study.analysis.runs.pairing import in_fp8, newest_per_seed, paired_losses
+from fp8study.analysis.runs.pairing import healthy, in_fp8, newest_per_seed, paired_losses
 from fp8study.core.audit_rules import LOSS_RISE
 from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
 
@@ -48,14 +48,14 @@ def _usable(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of `asked_on_gpus` that completed and train all."""
     asked = asked_on_gpus(runs)
     done = (asked["status"] == "completed") & asked["loss_last20_mean"].notna()
-    return asked[done & ~asked["stale"]]
+    return healthy(asked[done])
 
 
 def reruns(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the repeats of a seed, each with the first one's run_id and loss (``…_base``)."""
-    healthy = _usable(runs)
-    first = newest_per_seed(healthy)
-    return _joined(healthy[~healthy.index.isin(first.index)], first, ["arm_key", "pair_key"])
+    usable = _usable(runs)
+    first = newest_per_seed(usable)
+    return _joined(usable[~usable.index.isin(first.index)], first, ["arm_key", "pair_key"])
 
 
 def kernel_pairs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -87,10 +87,10 @@ def ladder_table(runs: pd.DataFrame) -> pd.DataFrame:
     with two runs of one arm, whose noise is known; runs on a CPU are left out, and so are studies
     of speed alone, whose few steps end anywhere.
     """
-    healthy = _usable(runs)
-    newest = newest_per_seed(healthy)
+    usable = _usable(runs)
+    newest = newest_per_seed(usable)
     bf16 = newest[newest["precision"] == "bf16"]
-    noise = [*_apart(healthy, ["arm_key", "pair_key"], AGAIN), *_apart(bf16, ["arm_key"], SEED)]
+    noise = [*_apart(usable, ["arm_key", "pair_key"], AGAIN), *_apart(bf16, ["arm_key"], SEED)]
     pairs = paired_losses(asked_on_gpus(runs))
     rungs = pairs["precision"].map(PRECISION_LABELS).fillna("other").mask(pairs["stale"], FAULT)
     tables = [

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fp8study.analysis.runs.frames import PLACE, place_of
 from fp8study.analysis.runs.pairing import (
+    healthy,
     in_fp8,
     medians_by,
     medians_of_repeats,
@@ -91,8 +92,8 @@ def _by_arm(frame: pd.DataFrame, columns: dict[str, str]) -> pd.DataFrame:
 
 def beside_bf16(table: pd.DataFrame, base: pd.DataFrame, columns: list[str]) -> pd.DataFrame:
     """Add columns of each row's partner, a healthy BF16 arm in `base`, as ``…_bf16``."""
-    healthy = base[(base["precision"] == "bf16") & ~base["stale"].astype(bool)]
-    theirs = healthy.drop_duplicates("partner_key").set_index("partner_key")[columns]
+    bf16 = healthy(base[base["precision"] == "bf16"])
+    theirs = bf16.drop_duplicates("partner_key").set_index("partner_key")[columns]
     return table.join(theirs.add_suffix("_bf16"), on="partner_key")
 
 
@@ -205,7 +206,7 @@ def energy_table(frame: pd.DataFrame) -> pd.DataFrame:
     values["power_cap_pct"] = values["power_cap_pct"].fillna(0.0).where(sampled)
     seeds = medians_of_repeats(chosen.assign(**values), [*columns])
     pairs = pairs_of(seeds, "joule_per_token")
-    pairs = pairs[~(pairs["stale"] | pairs["timing_void"] | pairs["timing_void_bf16"])]
+    pairs = healthy(pairs[~(pairs["timing_void"] | pairs["timing_void_bf16"])])
     table = medians_of_seeds(seeds, pairs, [*columns], ARM)
     change = 100 * (pairs["joule_per_token"] / pairs["joule_per_token_bf16"] - 1)
     table["change_pct"] = change.groupby(pairs["arm_key"]).median()
@@ -312,7 +313,7 @@ def break_even_table(frame: pd.DataFrame) -> pd.DataFrame:
                "step_time_ms", "step_time_ms_bf16", "break_even_steps",
                "run_ids"]  # fmt: skip
     timed = (frame["device"] == "cuda") & frame["warm_up_seconds"].notna()
-    calm = frame[timed & ~frame["stale"] & ~frame["timing_void"]]
+    calm = healthy(frame[timed & ~frame["timing_void"]])
     if calm.empty:
         return pd.DataFrame(columns=columns)
     counts = calm[["compile_cache_hits", "compile_cache_misses"]].astype(float).to_numpy()

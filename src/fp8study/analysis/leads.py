@@ -25,6 +25,8 @@ from fp8study.core.presets import SWEPT
 from fp8study.core.records import RESULTS
 
 LEVEL = 0.95
+#: Of each key an interval's ends, in %, and whether it is by how far sessions differ.
+_Ends = dict[Hashable, tuple[float, float, bool]]
 
 _RATE, _MEMORY, _ENERGY = "tokens_per_second_per_gpu", "memory_peak_gib", "energy_joule_per_token"
 _MEASURED = [_RATE, _MEMORY, _ENERGY, "tflops_per_gpu", "step_time_ms_median"]
@@ -102,19 +104,9 @@ def leads_table(runs: pd.DataFrame) -> pd.DataFrame:
         row["tokens_per_gpu"] = math.prod(int(row[name]) for name in SETTING[4:7])
         rows.append(row | {"key": key} | _measured(group) | _lead(group, by_session))
     table = pd.DataFrame(rows)
-    ends: dict[Hashable, tuple[float, float]] = {}
-    of_days: dict[Hashable, bool] = {}
-    num_sessions = by_session.groupby("key").size()
-    # One whose step time had not settled, as where the host is busy, has its own spread alone.
-    moves = pairs.groupby("key")["unsteady"].transform("any")
     # What one GPU varies by says nothing of several, which also wait for each other.
-    several = pairs["num_gpus"] > 1
-    for _, alike in pairs.groupby(["machine", "path", several, pairs["key"].where(moves, -1)]):
-        ends |= intervals(alike, by_session)
-        keys = alike["key"].unique()
-        of_days |= dict.fromkeys(keys, bool(num_sessions.reindex(keys).gt(1).any()))
-    table["ci_of_days"] = table["key"].map(of_days)
-    table[["ci_low_pct", "ci_high_pct"]] = [ends[key] for key in table["key"]]
+    ends = intervals(pairs, by_session, "machine", "path", pairs["num_gpus"] > 1)
+    table = table.join(ends, on="key")
     by = ["machine", "model", "num_gpus", "micro_batch_size", "sequence_length", "setting", "arm"]
     return table.sort_values(by, kind="stable")[LEAD_COLUMNS].reset_index(drop=True)
 
@@ -148,31 +140,50 @@ def _lead(pairs: pd.DataFrame, by_session: pd.Series) -> dict[str, object]:
         "lead_high_pct": _percent(known.max()),
         "num_pairs": len(known),
         "num_sessions": len(sessions),
-        "sessions": "; ".join(f"{at}: {_percent(lead):+.1f} %" for at, lead in sessions.items()),
+        "sessions": sessions_text(sessions.map(_percent)),
     }
 
 
-def intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tuple[float, float]]:
-    """Return the 95 % interval of each setting's lead, in %, by its key; of settings that pool.
+def sessions_text(leads: pd.Series) -> str:
+    """List each session's lead, in %."""
+    return "; ".join(f"{at}: {lead:+.1f} %" for at, lead in leads.items())
 
-    `pairs` have a ``key``, a ``log``, the logarithm of their ratio, and a ``baseline``: keys that
-    share it are ratios to the same runs. `by_session` are the logarithms' means.
 
-    Student's t, on the logarithm. Its standard deviation is pooled over all settings: that between
+def intervals(pairs: pd.DataFrame, by_session: pd.Series, *alike: str | pd.Series) -> pd.DataFrame:
+    """Return the 95 % interval of each setting's lead, in %, by its key.
+
+    `pairs` have a ``key``, a ``log``, the logarithm of their ratio, whether it is ``unsteady``, and
+    a ``baseline``: keys that share it are ratios to the same runs. `by_session` are the logarithms'
+    means. Settings pool that are `alike` in these columns.
+
+    Student's t, on the logarithm. Its standard deviation is pooled over settings: that between
     their sessions if any was timed in several, else that between the pairs of the one session, so
     that two blocks of three settings tell more than each setting's own two. Of keys that share
-    their baseline, whose runs move them alike, one counts for its degrees of freedom. Missing where
-    nothing was repeated.
+    their baseline, whose runs move them alike, one counts for its degrees of freedom.
+
+    Returns:
+        ``ci_low_pct`` and ``ci_high_pct``, missing where nothing was repeated, and ``ci_of_days``:
+        whether it is by how far sessions differ.
     """
+    # One whose step time had not settled, as where the host is busy, has its own spread alone.
+    moves = pairs.groupby("key")["unsteady"].transform("any")
+    ends: _Ends = {}
+    for _, group in pairs.groupby([*alike, pairs["key"].where(moves, -1)]):
+        ends |= _pooled(group, by_session)
+    names = ["ci_low_pct", "ci_high_pct", "ci_of_days"]
+    return pd.DataFrame.from_dict(ends, orient="index", columns=names)
+
+
+def _pooled(pairs: pd.DataFrame, by_session: pd.Series) -> _Ends:
     keys = list(pairs["key"].unique())
     by_pair = pairs.dropna(subset="log").set_index("key")["log"]
-    several = [key for key in keys if key in by_session and len(by_session[key]) > 1]
-    unit = by_session if several else by_pair
+    of_days = any(key in by_session and len(by_session[key]) > 1 for key in keys)
+    unit = by_session if of_days else by_pair
     samples: dict[Hashable, pd.Series] = {key: unit.loc[[key]] for key in keys if key in unit}
     spare = pd.Series({key: len(sample) - 1 for key, sample in samples.items()}, dtype=int)
     baseline = pairs.drop_duplicates("key").set_index("key")["baseline"]
     freedom = spare.groupby(baseline).max().sum()
-    ends: dict[Hashable, tuple[float, float]] = dict.fromkeys(keys, (math.nan, math.nan))
+    ends: _Ends = dict.fromkeys(keys, (math.nan, math.nan, of_days))
     if not freedom:
         return ends
     squares = sum(sample.var(ddof=0) * len(sample) for sample in samples.values())
@@ -180,7 +191,7 @@ def intervals(pairs: pd.DataFrame, by_session: pd.Series) -> dict[Hashable, tupl
     quantile = distributions.t.ppf(0.5 + LEVEL / 2, freedom)
     for key, sample in samples.items():
         half = quantile * math.sqrt(variance / len(sample))
-        ends[key] = (_percent(sample.mean() - half), _percent(sample.mean() + half))
+        ends[key] = (_percent(sample.mean() - half), _percent(sample.mean() + half), of_days)
     return ends
 
 

@@ -22,6 +22,7 @@ from fp8study.analysis.runs.pairing import (
     ARM,
     DIVERGED,
     diverged_alone,
+    healthy,
     newest_per_seed,
     ordered,
     paired_losses,
@@ -97,8 +98,8 @@ def loss_gap_table(
     is_swept = alike["learning_rate"].transform("nunique") > 2
     few = table["num_pairs"] + table["num_diverged"] < stats.MIN_PAIRS_FOR_INTERVAL
     table["swept"] = few & table["arm_key"].isin(set(runs.loc[is_swept, "arm_key"]))
-    healthy = table[~table["stale"].astype(bool)]
-    return ordered(table.assign(p_holm=stats.adjusted(healthy, ["machine", "study", "model"])))
+    p_holm = stats.adjusted(healthy(table), ["machine", "study", "model"])
+    return ordered(table.assign(p_holm=p_holm))
 
 
 def unswept(gaps: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +127,7 @@ def formats_table(runs: pd.DataFrame) -> pd.DataFrame:
     verdict of `stats.judged`; an arm of which a seed diverged is called `DIVERGED`.
     ``memory_change_pct`` is of the peaks, where both were measured.
     """
-    newest = newest_per_seed(runs[~runs["speed_only"] & ~runs["stale"]])
+    newest = newest_per_seed(healthy(runs[~runs["speed_only"]]))
     newest = newest.assign(optimizer_state=newest["optimizer_state"].fillna(_USUAL_STATE))
     is_other = newest["optimizer_state"].ne(_USUAL_STATE) | newest["precision"].eq("fp16")
     newest = newest[newest["study"].isin(set(newest.loc[is_other, "study"]))]
@@ -199,8 +200,7 @@ def asked_on_gpus(runs: pd.DataFrame) -> pd.DataFrame:
 
 def healthy_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the pairs of `asked_on_gpus`, both runs of which train all."""
-    pairs = paired_losses(asked_on_gpus(runs))
-    return pairs[~pairs["stale"]]
+    return healthy(paired_losses(asked_on_gpus(runs)))
 
 
 def effective_batch_table(runs: pd.DataFrame) -> pd.DataFrame:
@@ -210,8 +210,7 @@ def effective_batch_table(runs: pd.DataFrame) -> pd.DataFrame:
     the ``way`` that it was reached: GPUs, micro-batch, accumulation.
     """
     chosen = runs[runs["study"].str.startswith("effective-batch")]
-    gaps = loss_gap_table(chosen)
-    gaps = gaps[~gaps["stale"].astype(bool)].reset_index(drop=True)
+    gaps = healthy(loss_gap_table(chosen)).reset_index(drop=True)
     by_arm = chosen.drop_duplicates("arm_key").set_index("arm_key")
     return _with_ways(gaps, by_arm.reindex(gaps["arm_key"])).sort_values(
         ["machine", "model", "arm", "effective_batch", "way"], kind="stable"
@@ -289,8 +288,7 @@ def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """
     newest = newest_per_seed(runs[~runs["speed_only"]])
     bf16 = newest[(newest["precision"] == "bf16") & (newest["status"] == "completed")]
-    healthy = bf16[(bf16["device"] == "cuda") & ~bf16["stale"]]
-    curves = healthy.merge(smoothed(metrics), on=PLACE)
+    curves = healthy(bf16[bf16["device"] == "cuda"]).merge(smoothed(metrics), on=PLACE)
     frames = [pd.DataFrame(columns=SPREAD_COLUMNS)]
     for _, group in curves.groupby("arm_key", sort=False):
         table = group.pivot(index="step", columns="run_id", values="smooth").dropna()

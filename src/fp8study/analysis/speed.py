@@ -8,14 +8,13 @@ nothing of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fp8study.analysis import stats
-from fp8study.analysis.leads import intervals
+from fp8study.analysis.leads import intervals, sessions_text
 from fp8study.analysis.runs.frames import MIXED, PLACE, held_seconds
 from fp8study.analysis.runs.naming import (
     BEFORE,
@@ -31,6 +30,7 @@ from fp8study.analysis.runs.pairing import (
     DIVERGED,
     as_one_study,
     calm,
+    healthy,
     medians_by,
     medians_of_repeats,
     medians_of_seeds,
@@ -154,8 +154,9 @@ def switch_table(runs: pd.DataFrame) -> pd.DataFrame:
         `stats.judged`, where sessions state one margin, and `DIVERGED` where a seed did so that the
         plain path trained.
     """
-    counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda") & ~runs["stale"]
-    usable = as_one_study(runs.assign(session=sessions_of(runs))[counts].fillna({"repeat": 0}))
+    counts = runs["status"].isin(RESULTS) & (runs["device"] == "cuda")
+    counted = healthy(runs.assign(session=sessions_of(runs))[counts])
+    usable = as_one_study(counted.fillna({"repeat": 0}))
     named = [
         spelled_out(*each)
         for each in zip(usable["setting"], usable["precision"], usable["arm"], strict=True)
@@ -208,26 +209,21 @@ def _with_gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add to each row of a switch its gain, over all its blocks, with an interval."""
     if not rows:
         return rows
-    pairs = pd.concat([row["pairs"].assign(key=key) for key, row in enumerate(rows)])
-    pairs = pairs.assign(baseline=pairs["key"].map([row["baseline"] for row in rows].__getitem__))
+    pairs = pd.concat([
+        row["pairs"].assign(key=key, baseline=row["baseline"], machine=row["machine"],
+                            several=row["num_gpus"] > 1)
+        for key, row in enumerate(rows)
+    ])  # fmt: skip
     by_session = pairs.groupby(["key", "session"])["log"].mean()
-    machine, several = (
-        pairs["key"].map([row[name] for row in rows].__getitem__)
-        for name in ("machine", "num_gpus")
-    )
-    ends: dict[Hashable, tuple[float, float]] = {}
-    # As of leads: what had not settled, and several GPUs, have their own spread.
-    moves = pairs.groupby("key")["unsteady"].transform("any")
-    for _, alike in pairs.groupby([machine, several > 1, pairs["key"].where(moves, -1)]):
-        ends |= intervals(alike, by_session)
+    ends = intervals(pairs, by_session, "machine", "several").reindex(range(len(rows)))
     for key, row in enumerate(rows):
         gains = 100 * np.expm1(by_session.get(key, by_session[:0]))
-        low, high = ends.get(key, (math.nan, math.nan))
         row |= {
             "gain_pct": 100 * np.expm1(np.log1p(gains / 100).mean()),
-            "gain_low_95": low, "gain_high_95": high,
+            "gain_low_95": ends.loc[key, "ci_low_pct"],
+            "gain_high_95": ends.loc[key, "ci_high_pct"],
             "num_blocks": int((pairs["key"] == key).sum()), "num_sessions": len(gains),
-            "sessions": "; ".join(f"{at}: {gain:+.1f} %" for at, gain in gains.items()),
+            "sessions": sessions_text(gains),
         }  # fmt: skip
     return rows
 

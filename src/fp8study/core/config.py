@@ -19,7 +19,7 @@ import yaml
 
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
-from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, TYPES, Fields
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, PLAIN_TODAY, TYPES, Fields
 from fp8study.core.files import write_whole
 from fp8study.core.path.switches import RETIRED, RETIRED_VALUES
 from fp8study.core.recipes import ALIASES, RECIPES
@@ -207,12 +207,12 @@ def completed(values: Mapping[str, Any], device: str | None = None) -> dict[str,
     if known.get("fp8_emulate") == {"cpu": True, "cuda": False}.get(device or ""):
         known["fp8_emulate"] = None
     # A switch that was not there yet was not set, whatever its path would choose today.
-    live = {name: value for name, value in PLAIN.items() if name in FIELDS}
     retired = {name: field.plain for name, field in RETIRED.items() if name not in values}
     gone = {name: known[name] for name, to in RETIRED_VALUES.items() if known.get(name) in to}
     known |= {name: RETIRED_VALUES[name][value] for name, value in gone.items()}
     try:
-        return {**values, **make_config(live | known).resolved().to_dict(), **retired, **gone}
+        today = make_config(PLAIN_TODAY | known).resolved().to_dict()
+        return {**values, **today, **retired, **gone}
     except UserError:
         return dict(values)
 

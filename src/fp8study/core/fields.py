@@ -287,6 +287,8 @@ DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Fields
 
 #: The switches of a training path, retired ones too, and what the plain path makes of them.
 PLAIN: dict[str, Any] = {n: f.plain for n, f in (FIELDS | RETIRED).items() if f.words}
+#: The same without the retired ones.
+PLAIN_TODAY = {name: value for name, value in PLAIN.items() if name in FIELDS}
 
 
 #: Switches of a pair that do something in BF16, too: runs may differ in what the path makes of

@@ -16,6 +16,12 @@ GEMMS = ("output", "grad_input", "grad_weight")
 #: What torch's FP8 GEMMs need both dimensions of a weight to be multiples of, and, for the weight's
 #: gradient, the tokens of a pass.
 ALIGNMENT = 16
+#: Tokens whose logits the chunked loss head makes at a time. A multiple of 16, as FP8 GEMMs ask;
+#: large enough that a GEMM with them keeps a GPU busy.
+CHUNK = 2048
+#: Tokens whose gradients by their logits an FP8 one keeps for one GEMM, a byte each. More take a
+#: sum.
+GROUP = 16_384
 
 
 def is_aligned(*sides: int) -> bool:

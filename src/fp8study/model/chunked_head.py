@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fp8study.core.recipes import CHUNK as CHUNK  # the FP8 head takes ours
 from fp8study.model.compiling import compiled
 
-#: Tokens whose logits exist at a time. A multiple of 16, as FP8 GEMMs ask; large enough that
-#: a GEMM with them keeps a GPU busy.
-CHUNK = 2048
 #: Rows of the weight's gradient that are added at a time where that takes a GEMM of its own.
 _ROWS = 8192
 #: The label that no loss is taken of, in transformers as in torch.

@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from fp8study.core.recipes import GROUP
 from fp8study.model import chunked_head
 from fp8study.model.chunked_head import IGNORED, gradient, hand_out, loss_and_sums
 from fp8study.model.compiling import compiled
 from fp8study.model.float8 import fp8_layouts, to_fp8, turned
 from fp8study.model.swiglu import GRADIENT
 
-#: Tokens whose gradients are kept for one GEMM, a byte for each of their logits. More take a sum.
-GROUP = 16_384
 #: The largest number of the gradient's format.
 MOST = torch.finfo(GRADIENT).max
 

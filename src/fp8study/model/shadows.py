@@ -24,6 +24,7 @@ import dataclasses
 import torch
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.fields import PLAIN_TODAY
 from fp8study.core.recipes import FP8_RECIPES
 from fp8study.model.build import build_model
 from fp8study.model.float8 import convert_to_float8, is_converted
@@ -49,10 +50,8 @@ class Shadows:
         self.models: dict[str, torch.nn.Module] = {}
         # The strategy under which all recipes are allowed; nothing is sharded here.
         unsharded = dataclasses.replace(
-            config, strategy="fsdp2", fp8_all_gather=False, weight_cast="each_pass",
-            update_kernel="torch", gradient_dtype="master", transposes="fused", swiglu="compiled",
-            gradient_norm="separate", cast_kernels="one_layout", step_launch="by_kernel",
-        )  # fmt: skip
+            config, strategy="fsdp2", fp8_all_gather=False, **PLAIN_TODAY
+        )
         for precision in ("fp32", "bf16", *FP8_RECIPES):
             model = rebuilt(config.model, trained, self._weights[_weights_of(precision)])
             if precision in FP8_RECIPES:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.instruments import KINDS
+from fp8study.analysis.runs.pairing import healthy
 from fp8study.core.recipes import FP8_RECIPES
 from fp8study.report.words import count, each_machine, escape, number, recipe, span
 
@@ -31,7 +32,7 @@ def ends(table: pd.DataFrame) -> str:
 @each_machine()
 def verdict_counts(gaps: pd.DataFrame) -> str:
     """Count the verdicts of a table of loss gaps; stale arms and those without one are left out."""
-    judged = gaps[gaps["gap_pct_low_90"].notna() & ~gaps["stale"].astype(bool)]
+    judged = healthy(gaps[gaps["gap_pct_low_90"].notna()])
     if judged.empty:
         return ""
     noun = "gap" if len(judged) == 1 else "gaps"

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fp8study.analysis.losses import gap_by_step, seed_spread
-from fp8study.analysis.runs.pairing import FAILURE_STUDIES, newest_per_seed
+from fp8study.analysis.runs.pairing import FAILURE_STUDIES, healthy, newest_per_seed
 from fp8study.report.page import Report
 from fp8study.report.plots import curve_table, smooth, thin
 from fp8study.report.plotstyle import (
@@ -121,8 +121,8 @@ def study_curves(report: Report) -> Iterator[tuple[pd.DataFrame, Figure, pd.Data
     for _, rows in table.groupby(["machine", "study"], sort=False):
         asked = report.runs.merge(rows[SETTING].drop_duplicates(), on=SETTING)
         wanted = report.runs[report.runs["partner_key"].isin(asked["partner_key"])]
-        healthy = wanted[~wanted["stale"] & (wanted["status"] == "completed")]
-        runs = _beside_partners(newest_per_seed(healthy))
+        done = healthy(wanted[wanted["status"] == "completed"])
+        runs = _beside_partners(newest_per_seed(done))
         yield rows, _curves_figure(report.metrics, runs), curve_table(report.metrics, runs)
 
 

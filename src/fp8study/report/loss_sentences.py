@@ -7,10 +7,10 @@ import pandas as pd
 from fp8study.analysis.claims.rules import on_gpus
 from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.floors import AGAIN, KERNELS, pooled_fp8
+from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
 from fp8study.report.page import Report
@@ -30,7 +30,7 @@ from fp8study.report.words import (
 
 def answer(report: Report) -> str:
     """Say what decided studies found on text kept out."""
-    gaps = _healthy(comparisons(report.validation_gaps))
+    gaps = healthy(comparisons(report.validation_gaps))
     gaps = gaps[gaps["device"] == "cuda"]
     decided = gaps[gaps["verdict"].isin([*CONCLUSIVE, DIVERGED])]
     lost = decided["verdict"].eq(DIVERGED) | (
@@ -52,7 +52,7 @@ def answer(report: Report) -> str:
 
 def equal_so_far(report: Report) -> str:
     """Say of which models losses are equivalent: on how many GPUs, up to which learning rate."""
-    gaps = _healthy(comparisons(report.loss_gaps))
+    gaps = healthy(comparisons(report.loss_gaps))
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
@@ -87,7 +87,7 @@ def _up_to(most: pd.DataFrame) -> list[str]:
 
 def notes(report: Report) -> str:
     """Say what the table of verdicts cannot: what diverged, text seen again, what is missing."""
-    gaps, unseen = _healthy(report.loss_gaps), _healthy(report.validation_gaps)
+    gaps, unseen = healthy(report.loss_gaps), healthy(report.validation_gaps)
     if gaps.empty:
         return f"**Loss: no answer yet.** No FP8 run has a BF16 partner: {how_to_get()}."
     parts = [] if (gaps["device"] == "cuda").any() else ["**Loss:** no pair on GPUs yet."]
@@ -118,52 +118,6 @@ def _left_out(gaps: pd.DataFrame) -> str:
         f"**Left out: {count(len(gaps), 'comparison')} of training losses**, none different "
         f"({studies}). BF16's own loss ended less than {LEAST_LEARNT_PCT:g} % below what token "
         "frequencies alone give: there is nothing that FP8 could have spoiled."
-    )
-
-
-def _healthy(gaps: pd.DataFrame) -> pd.DataFrame:
-    return gaps[~gaps["stale"].fillna(False).astype(bool)]
-
-
-def pooled(table: pd.DataFrame) -> str:
-    """Say what machines find together, from `floors.pooled_table`, and beside what floor."""
-    parts = []
-    for (study, model), rows in table.groupby(["study", "model"], sort=False):
-        own = rows.set_index("what")["size_pct"]
-        floor = own.get(KERNELS, own.get(AGAIN))
-        fp8 = pooled_fp8(rows)
-        arms = [
-            f"{row['what']} {row['verdict']} ({number(row['gap_pct'], '+.2f')} %, "
-            f"{count(row['num_pairs'], 'seed')})"
-            for _, row in fp8.iterrows()
-        ]
-        said = f"**{escape(f'{model}, {study}')}:** {'; '.join(arms)}."
-        if floor is not None:
-            other = "BF16 by other kernels, as exact," if KERNELS in own else "the same run again"
-            said += (
-                f" One seed's gap is of the size of {span(fp8['size_pct'], '.2f')} %; "
-                f"that of {other} is {number(floor, '.2f')} %."
-            )
-        parts.append(said)
-    return "\n\n".join(parts)
-
-
-def scatter(table: pd.DataFrame) -> str:
-    """Say what decides how many seeds a verdict takes, from `floors.scatter_table`."""
-    how = (
-        "To check your own setting with few: `make reproduce STUDY=check-loss "
-        "SET='model=qwen3-4b micro_batch_size=4 corpus=text:my.txt'`."
-    )
-    if len(table) < 2:
-        return how
-    least, most = (
-        f"{count(row['num_to_decide'], 'seed')} at a rate of {rate(row['learning_rate'])} after "
-        f"{count(row['lr_warmup_steps'], 'warm-up step')} ({escape(row['model'])})"
-        for row in (table.iloc[0], table.iloc[-1])
-    )
-    return (
-        f"**How far pairs scatter decides how many seeds a verdict takes:** from {least} to "
-        f"{most}. The rows differ in batch, steps and text as well: the cause is not shown. {how}"
     )
 
 

@@ -14,7 +14,7 @@ from fp8study.analysis import instruments, stats
 from fp8study.analysis.floors import AGAIN, KERNELS
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import run_path
-from fp8study.analysis.runs.pairing import DIVERGED, together
+from fp8study.analysis.runs.pairing import DIVERGED, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report import layouts
@@ -144,8 +144,7 @@ def verdicts(report: Report) -> pd.DataFrame:
     """
     found = []
     for kind, gaps in (("training", report.loss_gaps), ("unseen text", report.validation_gaps)):
-        healthy = gaps[~gaps["stale"].fillna(False).astype(bool)]
-        for machine, rows in named_machines(healthy):
+        for machine, rows in named_machines(healthy(gaps)):
             for device, known in rows.groupby("device", sort=False):
                 cpu = "" if device == "cuda" else ", a CPU that emulates FP8"
                 row = verdict_row(known)
@@ -188,10 +187,10 @@ def scatter(table: pd.DataFrame) -> pd.DataFrame:
 
 def pooled(table: pd.DataFrame) -> pd.DataFrame:
     """`fp8study.analysis.floors.pooled_table` in words: the 90 % interval, and floors as such."""
-    said = table["what"].map({KERNELS: "BF16 by other kernels", AGAIN: "the same run again"})
+    floors = {KERNELS: f"BF16 by {KERNELS}", AGAIN: AGAIN}
     ends = zip(table["low_90"], table["high_90"], strict=True)
     return table.assign(
-        what=said.fillna(table["what"] + " v BF16"),
+        what=[floors.get(what, f"{what} v BF16") for what in table["what"]],
         rate=table["learning_rate"].map(rate),
         num_steps=table["num_steps"].map("{:,.0f}".format),
         interval=["" if pd.isna(low) else stats.interval_text(low, high) for low, high in ends],
@@ -215,7 +214,7 @@ def losses_of(gaps: pd.DataFrame, unseen: pd.DataFrame) -> pd.DataFrame:
     known = gaps["gap_pct_low_95"].notna() | gaps["verdict"].eq(DIVERGED)
     beside = {name: f"unseen_{name}" for name in ("gap_pct", "judged")}
     kept_out = unseen.set_index("arm_key")[[*beside]].rename(columns=beside)
-    table = with_labels(gaps[known & ~gaps["stale"].astype(bool)].join(kept_out, on="arm_key"))
+    table = with_labels(healthy(gaps[known]).join(kept_out, on="arm_key"))
     ends = table[["gap_pct_low_90", "gap_pct_high_90"]].astype(float)
     return table.assign(
         interval=[interval(low, high, "+.2f") for low, high in ends.to_numpy()],
@@ -225,7 +224,7 @@ def losses_of(gaps: pd.DataFrame, unseen: pd.DataFrame) -> pd.DataFrame:
 def judged(gaps: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a `loss_gap_table` on GPUs, healthy, with an interval."""
     known = (gaps["device"] == "cuda") & gaps["gap_pct_low_95"].notna()
-    return gaps[known & ~gaps["stale"].astype(bool)]
+    return healthy(gaps[known])
 
 
 def usual(gaps: pd.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.pairing import SESSION_GAP
+from fp8study.analysis.runs.pairing import SESSION_GAP, healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.answer import counted, longest
 from fp8study.report.page import Report
@@ -155,7 +155,7 @@ def _unknown(report: Report, runs: pd.DataFrame) -> str:
     settings, leads, gaps = (
         t[t["machine"] == machine] for t in (report.decisions, report.leads, report.loss_gaps)
     )
-    gaps = comparisons(gaps[~gaps["stale"].astype(bool)])
+    gaps = comparisons(healthy(gaps))
     once, full = (settings["num_sessions"] == 1).sum(), (leads["num_pairs"] == 0).sum()
     few = (gaps["num_pairs"] < MIN_PAIRS_FOR_INTERVAL).sum()
     lost = (runs["status"] != "completed").sum()

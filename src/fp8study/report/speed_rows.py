@@ -16,6 +16,7 @@ from fp8study.analysis.runs.naming import (
     NORMS,
     SHARED_POOL,
 )
+from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.small_steps import form_of, todays_form
 from fp8study.core.path.switches import RETIRED
 from fp8study.report.words import count, interval, machine_name, number, own_first, rate, recipe
@@ -27,9 +28,10 @@ def decisions(table: pd.DataFrame) -> pd.DataFrame:
     An interval has a † where it is of one pair, a ‡ where it says nothing of other sessions.
     """
     kinds = zip(table["num_pairs"], table["ci_of_days"], strict=True)
+    ends = _intervals(table, "ci_low_pct", "ci_high_pct")
     marks = ["†" if pairs == 1 else "‡" * (not of_days) for pairs, of_days in kinds]
     return table.assign(
-        ci=[text and text + mark for text, mark in zip(_intervals(table), marks, strict=True)],
+        ci=[text and text + mark for text, mark in zip(ends, marks, strict=True)],
         action=table["action"].str.replace(r"(?<![,:]) ", "\u00a0", regex=True),
         loss=[_loss(row) for _, row in table.iterrows()],
         form=[_form(row) for _, row in table.iterrows()],
@@ -46,8 +48,8 @@ def by_path(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     return table[first], table[~first]
 
 
-def _intervals(table: pd.DataFrame) -> list[str]:
-    ends = table[["ci_low_pct", "ci_high_pct"]].to_numpy()
+def _intervals(table: pd.DataFrame, *names: str) -> list[str]:
+    ends = table[[*names]].to_numpy()
     return [interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends]
 
 
@@ -111,10 +113,9 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     parts = table["setting"] + table["setting_plain"]
     known = table["gain_pct"].notna() & (table["num_blocks"] > 1)
     found = table[known & ~parts.str.contains(EARLIER_FORM)]
-    ends = found[["gain_low_95", "gain_high_95"]].to_numpy()
     return own_first(
         found.assign(
-            ci=[interval(low, high, "+.1f").replace(" ", "\u00a0") for low, high in ends],
+            ci=_intervals(found, "gain_low_95", "gain_high_95"),
             recipe=found["precision"].map(recipe),
             gpus=[count(int(number), "GPU") for number in found["num_gpus"]],
             setting=found["setting"].map(_as_it_is),
@@ -163,7 +164,7 @@ def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:
     keys = ["machine", "model", "num_gpus", "setting"]
     parts = []
     for _, row in decided.iterrows():
-        here = kernels[(kernels[keys] == row[keys]).all(axis=1) & ~kernels["stale"].astype(bool)]
+        here = healthy(kernels[(kernels[keys] == row[keys]).all(axis=1)])
         pair = [here[here["arm"] == arm].tail(1) for arm in ("BF16", row["arm"])]
         if all(len(part) for part in pair):
             name = f"{setting_name(row)}:"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 
 from fp8study.analysis.runs.naming import PRECISION_LABELS
+from fp8study.analysis.stats import count as count
 from fp8study.core.hardware import GPU_PEAKS, find_peak
 
 #: Says something of a table.
@@ -35,12 +36,6 @@ def missing(what: str, study: str) -> str:
 def no_gpu_records(study: str = "") -> str:
     """Say that there is nothing from a GPU, as plain text for tables and figures."""
     return f"No GPU records here yet: {how_to_get(study).replace('`', '')}."
-
-
-def count(number: int, noun: str) -> str:
-    """Put a number before its noun, in the plural where it is not one."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
 
 
 def recipe(precision: object) -> str:

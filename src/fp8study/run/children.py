@@ -29,6 +29,8 @@ from typing import Any
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 #: A scheduler's, some time before it ends a run: of use to one that can save its state.
 _WARNING_OF_END = signal.SIGUSR1
+#: Seconds that a process has after each signal to end it.
+_PATIENCE_S = 15.0
 #: What torchrun reports of the rank that failed first; it names that one last.
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank", re.MULTILINE)
 _TORCHRUN_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+)", re.MULTILINE)
@@ -86,24 +88,19 @@ def follow_parent(whole_group: bool = False, sign: signal.Signals = signal.SIGTE
     threading.Thread(target=watch, daemon=True).start()
 
 
-def end(child: subprocess.Popen[Any], patience_s: float = 15.0) -> None:
-    """Stop a child and its group, ever more firmly.
-
-    Args:
-        child: Started with ``start_new_session=True``, so that it leads a group.
-        patience_s: Seconds to wait after each signal.
-    """
+def end(child: subprocess.Popen[Any]) -> None:
+    """Stop a child, started with ``start_new_session=True``, and its group, ever more firmly."""
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if child.poll() is not None:
             return
         os.killpg(child.pid, sign)
         try:
-            child.wait(timeout=patience_s)
+            child.wait(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
             continue
 
 
-def end_left(leader: int, patience_s: float = 15.0) -> None:
+def end_left(leader: int, patience_s: float = _PATIENCE_S) -> None:
     """Stop what is left of a group whose leader was killed, if anything is."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGTERM)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Finding, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, on_gpus, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, ends, on_gpus, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.analysis.runs.pairing import pairs_of, together
+from fp8study.analysis.stats import count
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 

@@ -12,7 +12,6 @@ from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, ju
 from fp8study.analysis.claims.rules import (
     by_parts,
     by_share,
-    count,
     ends,
     equal_losses,
     out_of,
@@ -20,12 +19,12 @@ from fp8study.analysis.claims.rules import (
     with_pairs,
 )
 from fp8study.analysis.claims.tables import Tables, along
-from fp8study.analysis.floors import pooled_fp8, pooled_table
 from fp8study.analysis.losses import gap_curves, judged_pairs, pass_table, passes_by
 from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, pairs_of, together
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy, pairs_of, together
+from fp8study.analysis.stats import count
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
@@ -81,8 +80,7 @@ def _gaps(tables: Tables, field: str) -> pd.DataFrame:
     runs = _with_text(tables, field)
     scored = runs["validation_sequences"].fillna(0) > 0
     runs = runs.assign(final=runs["validation_loss"].where(scored, runs["loss_last20_mean"]))
-    pairs = pairs_of(runs[~runs["speed_only"]], "final")
-    pairs = pairs[~pairs["stale"]]
+    pairs = healthy(pairs_of(runs[~runs["speed_only"]], "final"))
     return pairs.assign(gap=100 * (pairs["final"] / pairs["final_bf16"] - 1))
 
 
@@ -201,7 +199,7 @@ def recipes_in_order(tables: Tables, claim: Claim) -> Finding:
     if len(first):
         same = out_of(first["verdict"] == "equivalent")
         kept = f"; in loss {same} of their arms are equivalent to BF16 after one pass over a text"
-    together = pooled_fp8(pooled_table(tables.stored, tables.runs))
+    together = tables.pooled_gaps
     together = together[together["precision"].isin(order) & together["epochs"].le(1)]
     if len(together):
         same = out_of(together["verdict"] == "equivalent")

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, count, ends, out_of, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, ends, out_of, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, count
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
 

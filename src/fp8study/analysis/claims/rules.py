@@ -110,10 +110,6 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     return claim.found(verdict, mean_gap(judged), paired, **words)
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def listed(words: Collection[object]) -> str:
     """Join words by commas and an ``and``."""
     *first, last = map(str, words)

@@ -13,7 +13,8 @@ from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import smoothed
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import PRECISION_LABELS
-from fp8study.analysis.runs.pairing import in_fp8, together
+from fp8study.analysis.runs.pairing import healthy, in_fp8, together
+from fp8study.analysis.stats import count
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
@@ -67,7 +68,7 @@ def learning_rate_breaks(tables: Tables, claim: Claim) -> Finding:
         never=broke.isna().sum(), warmer=out_of(warmer),
         finer=out_of(finer["stable"] > finer["stable_before"]),
         rates=listed(_edges(runs[runs["run_ids"].isin(held)])),
-        seeds=f"{seeds} seed{'s' if seeds > 1 else ''}",
+        seeds=count(seeds, "seed"),
     )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def _swept_runs(tables: Tables) -> pd.DataFrame:
     """Return the runs whose losses count, with their sweep, whether one ``is_lost`` and when."""
     runs = tables.of_records(_swept, "sweep").merge(tables.runs.drop(columns="run_ids"), on=PLACE)
     runs = runs[runs["status"].isin(["completed", "diverged"]) & (runs["device"] == "cuda")]
-    runs = runs[~runs["stale"]]
+    runs = healthy(runs)
     runs = runs.assign(limit=runs[["loss_start", "unigram_loss"]].min(axis=1))
     runs = runs.merge(_last_below(runs, tables.metrics), on=PLACE, how="left")
     is_diverged = runs["status"] == "diverged"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from fp8study.analysis import instruments
+from fp8study.analysis.floors import pooled_fp8, pooled_table
 from fp8study.analysis.losses import comparisons, effective_batch_table, says_nothing
 from fp8study.analysis.runs.frames import PLACE, place_of, run_path
 from fp8study.analysis.runs.naming import COLD_CACHE
@@ -118,6 +119,11 @@ class Tables:
     @cached_property
     def effective_batches(self) -> pd.DataFrame:
         return self._of_gpus(comparisons(effective_batch_table(self.runs)))
+
+    @cached_property
+    def pooled_gaps(self) -> pd.DataFrame:
+        """FP8's rows of `pooled_table`: gaps on text kept out, several machines together."""
+        return pooled_fp8(pooled_table(self.stored, self.runs))
 
     @cached_property
     def communication(self) -> pd.DataFrame:

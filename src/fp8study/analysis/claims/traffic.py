@@ -8,10 +8,11 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
-from fp8study.analysis.claims.rules import by_parts, by_rows, count, ends, spread
+from fp8study.analysis.claims.rules import by_parts, by_rows, ends, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.pairing import in_fp8
+from fp8study.analysis.stats import count
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import StoredRun
 

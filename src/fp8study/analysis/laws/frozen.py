@@ -43,14 +43,15 @@ def constants_of(
 ) -> _Constants:
     """Return a law's constants: of a freeze, by default the newest.
 
-    Of all its records, or of those `without` a model.
+    Of all its records, or of those `without` a model; of memory the newest alone knows these.
 
     Raises:
         ValueError: The freeze lacks one; where a fit begins is no result of it.
     """
     found = freezes()[freeze][name]
     values = {name: entry["value"] for name, entry in found["constants"].items()}
-    values |= found["without"].get(without, {})
+    if without is not None:
+        values |= found["without"].get(without, {})
     missing = [each for each in inspect.signature(law).parameters if each not in values]
     if missing:
         raise ValueError(f"{PATH.name}: {name}: freeze {freeze} has no {', '.join(missing)}")

@@ -33,12 +33,9 @@ from fp8study.analysis.laws.layer import (
 )
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.recipes import CHUNK, GROUP
 
 GIB = 2**30
-#: Tokens whose logits the chunked loss head makes at a time (`fp8study.model.chunked_head.CHUNK`).
-CHUNK = 2048
-#: Tokens whose gradient by their logits an FP8 one keeps (`fp8study.model.fp8_head.GROUP`).
-GROUP = 16_384
 
 
 @dataclass(frozen=True)

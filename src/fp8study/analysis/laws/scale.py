@@ -19,8 +19,6 @@ from fp8study.analysis.laws.account import label_of, lead_table, nine_of_ten, te
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
-    NETWORK,
-    Network,
     exposed_ms,
     num_nodes_for,
     traffic,
@@ -37,14 +35,13 @@ from fp8study.core.hardware import find_peak
 
 #: The questions of `scale_table`: model and GPUs.
 ASKED = (("llama-3.1-70b", 64), ("llama-3.1-405b", 512))
-#: The models and numbers of GPUs of `scaling_table`.
-MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")
-NUMBERS = tuple(GPUS_PER_NODE * 2**n for n in range(8))
 #: The most tokens of a GPU and pass in `scale_table`.
 _MOST_TOKENS = 16384
 _TITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
-#: Others' figures: GPU, precision, GPUs before and after, tokens per second and GPU before and
-#: after. All are Llama 3.1 8B under FSDP2 with torch.compile, 2 × 8192 tokens a GPU, 400 Gb/s each.
+#: The model of others' figures.
+_MODEL = "llama-3.1-8b"
+#: Those figures: GPU, precision, GPUs before and after, tokens per second and GPU before and after.
+#: All are under FSDP2 with torch.compile, 2 × 8192 tokens a GPU, 400 Gb/s each.
 PUBLISHED = (
     ("H100", "bf16", 8, 128, 6667, 6514, "llama3_h100_202412_torchtitan.md"),
     ("H100", "fp8_tensorwise", 8, 128, 8532, 8380, "llama3_h100_202412_torchtitan.md"),
@@ -71,19 +68,17 @@ def run_at_scale(model: str, num_gpus: int, **values: Any) -> ResolvedConfig:
     return make_config(chosen | values).resolved()
 
 
-def facts_of(
-    config: ResolvedConfig, shape: ModelShape, network: Network = NETWORK
-) -> dict[str, Any]:
+def facts_of(config: ResolvedConfig, shape: ModelShape) -> dict[str, Any]:
     """Return what the speed law says of one run on H200s.
 
     ``received_gib`` is what a GPU receives in a step, and ``between_gib`` what its own link to the
     network brings of it; ``exposed_pct``: of the step, waiting for communication;
     ``efficiency_pct``: tokens per second and GPU over those within one node of eight.
     """
-    law = speed.predicted_step(config, shape, network=network)
+    law = speed.predicted_step(config, shape)
     of_one = dataclasses.replace(config, num_gpus=GPUS_PER_NODE, num_nodes=1, sharding="full")
     moved, steps = traffic(config, shape), config.gradient_accumulation_steps
-    waits = steps * exposed_ms(config, shape, _busy_ms(law) / steps, _link(), network)
+    waits = steps * exposed_ms(config, shape, _busy_ms(law) / steps, _link())
     return {
         "tokens_per_second_per_gpu": 1000 * config.tokens_per_step / config.num_gpus / law.total,
         "step_ms": law.total,
@@ -151,33 +146,6 @@ def _named(config: ResolvedConfig) -> dict[str, Any]:
         "sharding": config.sharding, "precision": config.precision, "label": label_of(config),
         "activation_checkpointing": config.activation_checkpointing,
     }  # fmt: skip
-
-
-def scaling_table(cells: Sequence[Cell], network: Network = NETWORK) -> pd.DataFrame:
-    """Efficiency from 8 to 1,024 GPUs, one sequence of 8,192 tokens a GPU; all is modelled.
-
-    Layers of models beyond 8B are recomputed. Sharded over all GPUs, and within nodes (``hybrid``)
-    where that fits an H200. Empty as `scale_table`.
-    """
-    peak = find_peak(FITTED_GPU)
-    if peak is None or peak.memory_gb is None or not any(_is_spread(cell) for cell in cells):
-        return pd.DataFrame()
-    rows = []
-    for model in MODELS:
-        shape, recomputes = shape_of(model), model != MODELS[0]
-        for number in NUMBERS:
-            for sharding in ("full", "hybrid")[: 1 + (number > GPUS_PER_NODE)]:
-                bf16 = run_at_scale(
-                    model, number, sharding=sharding, sequence_length=8192,
-                    activation_checkpointing=recomputes,
-                )  # fmt: skip
-                for config in (bf16, as_fp8(bf16, "fp8_tensorwise")):
-                    gib = memory.predicted_memory(config, shape).total
-                    fits = has_room(gib, peak.memory_gb)
-                    if fits or sharding == "full":
-                        facts = {"memory_gib": gib, "fits": fits}
-                        rows.append(_named(config) | facts | facts_of(config, shape, network))
-    return pd.DataFrame(rows)
 
 
 def _is_spread(cell: Cell) -> bool:
@@ -250,16 +218,16 @@ def published_table() -> pd.DataFrame:
     """
     rows = []
     for gpu, precision, before, after, rate_before, rate_after, page in PUBLISHED:
-        shape = shape_of(MODELS[0])
+        shape = shape_of(_MODEL)
         steps = []
         for number in (before, after):
             bf16 = run_at_scale(
-                MODELS[0], number, path="plain", sequence_length=8192, micro_batch_size=2
+                _MODEL, number, path="plain", sequence_length=8192, micro_batch_size=2
             )
             config = bf16 if precision == "bf16" else as_fp8(bf16, precision)
             steps.append(speed.predicted_step(config, shape, find_peak(gpu)).total)
         rows.append({
-            "gpu_name": gpu, "model": MODELS[0], "precision": precision, "from_gpus": before,
+            "gpu_name": gpu, "model": _MODEL, "precision": precision, "from_gpus": before,
             "to_gpus": after, "published_pct": 100 * rate_after / rate_before,
             "predicted_pct": 100 * steps[0] / steps[1], "source": _TITAN + page,
         })  # fmt: skip

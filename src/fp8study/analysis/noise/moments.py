@@ -302,19 +302,17 @@ E5M2 = Format("E5M2", 5, 2, has_infinity=True)
 BF16 = Format("BF16", 8, 7, has_infinity=True)
 
 
-def running_sum(
-    term: float, count: int, accumulator: Format | None, values: Format | None = None
-) -> float:
-    """Add a number to itself many times, rounding after each addition.
+def running_sum(term: float, count: int, accumulator: Format | None) -> float:
+    """Add a number to itself many times; it and each sum are rounded to the accumulator's format.
 
-    Without an `accumulator` the sum is in FP32. `values` is the format that the term is rounded to
-    first; by default the accumulator's.
+    Without an `accumulator` they are in FP32.
     """
-    rounding = values or accumulator
-    operand = np.float32(rounding.round(float(np.float32(term))) if rounding else term)
-    total = np.float32(0)
+
+    def rounded(value: float | np.float32) -> np.float32:
+        exact = np.float32(value)
+        return exact if accumulator is None else np.float32(accumulator.round(float(exact)))
+
+    operand, total = rounded(term), np.float32(0)
     for _ in range(count):
-        total = np.float32(total + operand)
-        if accumulator is not None:
-            total = np.float32(accumulator.round(float(total)))
+        total = rounded(total + operand)
     return float(total)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8study.core.config import completed
-from fp8study.core.fields import FIELDS, PLAIN
+from fp8study.core.fields import FIELDS, PLAIN, PLAIN_TODAY
 from fp8study.core.path.choices import HEAD
 from fp8study.core.path.switches import RETIRED
 from fp8study.core.recipes import GATHERED_IN_FP8, RECIPES, SIXTEEN_BIT
@@ -200,7 +200,7 @@ def set_besides(config: dict[str, Any], given: Mapping[str, Any]) -> list[str]:
     switches = {name: (FIELDS | RETIRED)[name].words for name in PLAIN}
     others = {name: value for name, value in config.items() if name not in PLAIN}
     # Of a configuration that is refused today, nothing is known to be usual.
-    undecided = dict.fromkeys(name for name in PLAIN if name in FIELDS)
+    undecided = dict.fromkeys(PLAIN_TODAY)
     if not given:  # torch's update refuses a graph, from which follows what others are
         undecided["step_launch"] = config.get("step_launch")
     usual = completed(others | undecided | dict(given)) | _LATER

@@ -55,6 +55,11 @@ def in_fp8(runs: pd.DataFrame) -> pd.Series:
     return ~runs["precision"].isin(SIXTEEN_BIT)
 
 
+def healthy(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs, or arms, that train every weight which they should."""
+    return table[~table["stale"].eq(True)]
+
+
 def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest result of every seed of an arm: a repeat is no further seed.
 
@@ -81,7 +86,7 @@ def pairs_of(runs: pd.DataFrame, value: str) -> pd.DataFrame:
     newest = newest_per_seed(runs)
     usable = newest[(newest["status"] == "completed") & newest[value].notna()]
     baseline = (
-        usable[(usable["precision"] == "bf16") & ~usable["stale"]]
+        healthy(usable[usable["precision"] == "bf16"])
         .sort_values("ended_at", kind="stable")
         .drop_duplicates("pair_key", keep="last")
         .set_index("pair_key")[["run_id", "run_ids", value, "memory_peak_gib", "timing_void"]]
@@ -102,9 +107,9 @@ def diverged_alone(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the FP8 runs that diverged where the BF16 run of the same seed did not."""
     newest = newest_per_seed(runs)
     sound = (newest["status"] == "completed") & newest["loss_last20_mean"].notna()
-    baseline = newest.loc[sound & ~newest["stale"] & (newest["precision"] == "bf16"), "pair_key"]
+    baseline = healthy(newest[sound & (newest["precision"] == "bf16")])
     gone = newest[(newest["status"] == "diverged") & in_fp8(newest)]
-    return gone[gone["pair_key"].isin(set(baseline))]
+    return gone[gone["pair_key"].isin(set(baseline["pair_key"]))]
 
 
 def sessions_of(runs: pd.DataFrame) -> pd.Series:

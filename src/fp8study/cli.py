@@ -24,13 +24,19 @@ from fp8study.run.machine import this_machine
 from fp8study.run.terminal import (
     AsJson,
     Budget,
+    FurtherFields,
+    GlobalBatch,
+    Ignored,
+    MicroBatch,
     OneLineErrors,
     OutDir,
     Overrides,
     ProfileName,
+    Reference,
     RunDir,
     StudyName,
     TablesDir,
+    Tokens,
     complain,
     parse_assignments,
     say,
@@ -112,14 +118,11 @@ def advise(
     model: Annotated[str, typer.Option(help="A preset, or a folder with a config.json.")],
     num_gpus: Annotated[int | None, typer.Option(help="1 to 1024; default: those here.")] = None,
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")
-    ] = None,
+    micro_batch_size: MicroBatch = None,
+    global_batch: GlobalBatch = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
-    tokens: Annotated[
-        float | None, typer.Option(help="To train on, as 160e9; default: 20 per active weight.")
-    ] = None,
-    set_: Overrides = None,
+    tokens: Tokens = None,
+    set_: FurtherFields = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure this GPU, a minute.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -132,7 +135,7 @@ def advise(
     with using_model(model), warnings_in_a_line():
         asked = question_for(
             here, model, num_gpus, sequence_length, micro_batch_size, gpu,
-            parse_assignments(set_), tokens,
+            parse_assignments(set_), tokens, global_batch,
         )  # fmt: skip
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
@@ -239,12 +242,8 @@ def show(run_dir: RunDir) -> None:
 def compare(
     a: Annotated[Path, typer.Argument(help="A folder of results, or a run's folder.")],
     b: Annotated[Path, typer.Argument(help="The one to be judged.")],
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
-    ] = None,
-    reference: Annotated[
-        list[str] | None, typer.Option(help="field=value of the arms to divide by; repeatable.")
-    ] = None,
+    ignore: Ignored = None,
+    reference: Reference = None,
     as_json: AsJson = False,
 ) -> None:
     """Show two folders of results side by side, arm by arm, as ratios B/A.

@@ -224,7 +224,8 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
 
 def test_what_was_set_is_set_in_the_check_too():
     found = advice("llama-3.2-1b", gradient_accumulation_steps=8, max_grad_norm=1)
-    assert advice_text(found).splitlines()[0].endswith("batch 1 a GPU, 8 passes a step")
+    first, second = advice_text(found).splitlines()[:2]
+    assert first.endswith("batch 1 a GPU, 8 passes a step") and "8 sequences a step" in second
     wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
     assert found.commands and all(wanted in command for command in found.commands)
 
@@ -233,8 +234,10 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
     """It makes the very setting of the study's runs, in both precisions."""
     found = advice("llama-3.2-1b", 1, 4096, 8, gpu="h200")
     assert found.verdict.action == decision.CHECK
-    assert f"  {found.loss_command}" in advice_text(found).splitlines()
-    command, *fields = found.loss_command.split(" --set ")
+    check = found.loss_check
+    assert f"  {check.command}" in advice_text(found).splitlines()
+    assert "(then ask again: what was run here counts)" in advice_text(found)
+    command, *fields = check.command.split(" --set ")
     study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
     told = {name: found.config[name] for name in (
         "model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
@@ -242,10 +245,23 @@ def test_a_loss_that_is_to_be_checked_has_its_command():
     for run in study.runs:
         assert {name: getattr(run.config, name) for name in told} == told
     assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
-    several = advice("llama-3.1-8b", 32, 4096, 3, gpu="h100-80gb").loss_command
+    (tokens,) = {run.config.num_steps * run.config.tokens_per_step for run in study.runs}
+    assert (check.num_runs, check.tokens) == (len(study.runs), tokens)
+    rates = [o.tokens_per_second_per_gpu.value for o in (found.options[0], found.chosen)]
+    assert check.gpu_hours == pytest.approx(6 * sum(tokens / rate for rate in rates) / 3600)
+    several = advice("llama-3.1-8b", 32, 4096, 3, gpu="h100-80gb").loss_check.command
     assert several.startswith("fp8study reproduce check-loss --profile slurm --set model=")
     assert "num_nodes=4" in several and "fp8_all_gather=true" not in several
-    assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_command  # BF16 it is
+    assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_check  # BF16 it is
+
+
+def test_losses_are_compared_at_a_batch_at_which_bf16_fits_too():
+    found = advice("llama-3.1-8b", 8, 4096, 4, gpu="h100-80gb", max_grad_norm=1)
+    assert found.verdict.action == decision.CHECK and found.fp8_fits and not found.fits
+    smaller = advice("llama-3.1-8b", 8, 4096, found.loss_check.micro_batch_size, "h100-80gb")
+    assert smaller.fits and found.loss_check.micro_batch_size < 4
+    assert f"micro_batch_size={found.loss_check.micro_batch_size} " in found.loss_check.command
+    assert "where BF16 fits, too" in advice_text(found)
 
 
 def test_fp8_weights_are_gathered_from_even_shards_alone():
@@ -258,6 +274,7 @@ def test_fp8_weights_are_gathered_from_even_shards_alone():
     [
         ({"gpu": None}, "no NVIDIA GPU is visible here; name one of"),
         ({"gpu": "h10"}, "did you mean 'h100'"),
+        ({"gpu": "h20"}, "'h20' is not known; name one of"),
         ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
         ({"gpu": "a100-80gb"}, "A100 has no FP8 matrix units"),
         ({"gpu": "A100 40GB"}, "A100 has no FP8 matrix units"),

@@ -91,8 +91,8 @@ def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
     assert "add --set learning_rate=RATE" in " ".join(advice_text(open_).split())
     assert "learning_rate=RATE" not in " ".join(advice_text(low).split())
     assert "its loss is BF16's" not in advice_text(high)
-    assert "--set learning_rate=0.0003" in high.loss_command
-    assert "at a learning rate of 3e\u20114:" in advice_text(high)
+    assert "--set learning_rate=0.0003" in high.loss_check.command
+    assert "at a learning rate of 3e\u20114: 12 runs" in " ".join(advice_text(high).split())
 
 
 @pytest.mark.parametrize(("batch", "action"), [(2, FP8), (1, CHECK)])
@@ -100,6 +100,13 @@ def test_a_small_model_is_decided_where_its_loss_was_judged(batch: int, action: 
     """Clipped, with its loss head in FP8, that was at batch 2."""
     found = advice("llama-3.2-1b", batch=batch, max_grad_norm=1.0, learning_rate=1e-5)
     assert (found.kept_in_bf16, found.verdict.action) == ((), action)
+
+
+def test_the_loss_that_the_verdict_rests_on_is_told_first() -> None:
+    found = advice("llama-3.1-8b", max_grad_norm=1.0, learning_rate=2e-5)
+    loss = found.verdict.loss
+    assert found.verdict.action == FP8
+    assert found.loss_evidence[0].endswith(f"; {loss['loss_machine']}/{loss['loss_study']}")
 
 
 def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
@@ -113,7 +120,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert other.clipped == found.clipped
     assert "max_grad_norm=1" in [change.what for change in other.nearest]
     assert advice("llama-3.1-8b", learning_rate=3e-4).clipped is None
-    assert "--set max_grad_norm=none" in found.loss_command
+    assert "--set max_grad_norm=none" in found.loss_check.command
 
 
 def test_a_smaller_model_than_any_is_told_so() -> None:

@@ -37,10 +37,11 @@ def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
     assert "a network that gives each GPU 40 GB/s" in text and "never timed" in text
     asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
     assert not asked.fits and not asked.settings
+    assert "no command does" in text and "first holds the whole model" in text
     both = "--set reshard_after_forward=true --set activation_checkpointing=true"
-    assert both in [remedy.what for remedy in asked.remedies]
+    assert f"--micro-batch-size 1 {both}" in [remedy.what for remedy in asked.remedies]
     (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies
-    assert alone.what.startswith(both) and "--num-gpus" in alone.what
+    assert alone.what.startswith(f"--micro-batch-size 1 {both}") and "--num-gpus" in alone.what
     assert alone.then.kind == MODELLED
 
 

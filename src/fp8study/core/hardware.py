@@ -46,7 +46,8 @@ class GpuPeak:
 
 #: What the name of a GPU begins with, and its architecture.
 _PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "GH": "Hopper",
-          "H": "Hopper", "L40": "Ada", "RTX 40": "Ada", "A100": "Ampere"}  # fmt: skip
+          "H": "Hopper", "L4": "Ada", "RTX 40": "Ada", "RTX 6000 Ada": "Ada",
+          "A100": "Ampere"}  # fmt: skip
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
     GpuPeak(
@@ -68,6 +69,16 @@ GPU_PEAKS = (
     GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
     GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),
     GpuPeak("L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed"),
+    GpuPeak("L4", 121, 242.5, 0.3, 24, 32, "NVIDIA L4 datasheet, sparsity removed"),
+    GpuPeak(
+        "RTX 6000 Ada",
+        364.25,
+        728.5,
+        0.96,
+        48,
+        32,
+        "NVIDIA RTX 6000 Ada Generation datasheet, sparsity removed",
+    ),
     GpuPeak(
         "RTX 5090", 209.5, 419, 1.792, 32, 64, "NVIDIA Blackwell whitepaper, FP32 accumulation"
     ),
@@ -77,7 +88,7 @@ GPU_PEAKS = (
 
 #: What a driver puts before and behind the names in the table, in lower case with hyphens.
 _BEFORE = re.compile(r"^(?:(?:nvidia|tesla|geforce)-)+")
-_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac))*"
+_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation))*"
 #: The size in a driver's name of what holds a GPU's CPU, too.
 _WITH_HOST = {"GH200": 480}
 #: GPUs of others, and what is no GPU.
@@ -119,9 +130,10 @@ def named_gpu(slug: str) -> GpuPeak:
                 f"{', '.join(peak.slug for peak in kinds)}"
             )
     if not fitting:
-        # Of another size, that of the same name; H800 is no H100.
+        # Of another size, that of the same name; H800 is no H100, nor H20 an H200.
         known = (*alike, *(peak.slug for peak in GPU_PEAKS), *(peak.part for peak in GPU_PEAKS))
-        close = nearest(next(iter(alike), wanted), known, 0.8)
+        is_h20 = re.fullmatch("h20" + _BEHIND, wanted)
+        close = "" if is_h20 else nearest(next(iter(alike), wanted), known, 0.8)
         raise UserError(f"--gpu: '{slug}' is not known{close}; name one of {names}")
     return fitting[0]
 

@@ -35,6 +35,7 @@ def render_report(only_if_changed: bool = False) -> Path:
     inputs = fingerprint()
     if only_if_changed and index.exists() and stamp.exists() and stamp.read_text() == inputs:
         return index
+    print("rendering the report: two to three minutes on two cores", file=sys.stderr, flush=True)
     quarto = shutil.which("quarto")
     if quarto is None:
         render_site(project, preload="fp8study.report.page:load_report")

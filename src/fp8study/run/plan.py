@@ -27,7 +27,7 @@ from fp8study.run.terminal import fit, using_model
 #: Always told, whatever they are; any other field is where it differs from its default.
 _MAIN = (
     "model", "precision", "num_gpus", "strategy", "sequence_length", "micro_batch_size",
-    "num_steps", "corpus",
+    "num_steps", "learning_rate", "corpus",
 )  # fmt: skip
 #: Told of each run where its study says what it is there for.
 _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")

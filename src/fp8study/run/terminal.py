@@ -46,6 +46,25 @@ ProfileName = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="field=value of the run; repeatable.")
 ]
+FurtherFields = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="As max_grad_norm=1, learning_rate=3e-4, master_dtype=bf16."),
+]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")
+]
+GlobalBatch = Annotated[
+    int | None, typer.Option("--global-batch-size", help="Sequences a step; default: one pass's.")
+]
+Tokens = Annotated[
+    float | None, typer.Option(help="To train on, as 160e9; default: 20 per active weight.")
+]
+Ignored = Annotated[
+    list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
+]
+Reference = Annotated[
+    list[str] | None, typer.Option(help="field=value of the arms to divide by; repeatable.")
+]
 RunDir = Annotated[Path, typer.Argument(help="A run's folder, or its run.json.")]
 OutDir = Annotated[
     Path | None, typer.Option(parser=_folder, metavar="PATH", help="The run's folder.")

@@ -15,12 +15,7 @@ import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
 from fp8study.analysis.advice.by_law import chosen, predicted_speed
-from fp8study.analysis.advice.commands import (
-    CHECK_LOSS,
-    command_for_loss,
-    settings,
-    to_check,
-)
+from fp8study.analysis.advice.commands import check_of_loss, settings, to_check
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
     ONE_LAYOUT,
@@ -59,20 +54,21 @@ from fp8study.analysis.laws.nearby import (
     cures,
     larger_alone,
     ways,
+    with_batch,
     written,
 )
+from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
 from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
-from fp8study.core.studies import load_study
 
 #: Fields as options of this command.
 _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
-    **{name: f"--set {name}={{}}" for name in SAVERS},
+    **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 MOST_TOKENS = 32768
@@ -179,7 +175,7 @@ class Advisor:
             verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(
-            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus
+            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, verdicts[0].loss
         )
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         shown = {"bf16": config, best.precision: fp8}
@@ -192,7 +188,11 @@ class Advisor:
         commands, study = to_check(checked, gpu)
         cured = [] if fits or is_aside else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
-        asks_for_loss = bool(checked) and verdicts[0].action == CHECK
+        # Losses are compared at a batch at which BF16 fits, too.
+        room = 0 if fits else largest_batch_of([config, fp8], shape, capacity, MOST_TOKENS)
+        resized = with_batch(fp8, room) if room else {}
+        asks_for_loss = bool(checked) and verdicts[0].action == CHECK and (fits or bool(resized))
+        rates = [o.tokens_per_second_per_gpu.value for o in (options[0], best)]
 
         def aside(way: ResolvedConfig) -> Advice:
             return self.advise(
@@ -207,8 +207,9 @@ class Advisor:
         def remedy(cure: Changed) -> Change:
             found = aside(cure[1] if "update_kernel" in cure[0] else anew(cure[1]))
             rate = found.chosen.tokens_per_second_per_gpu
+            fields = {"micro_batch_size": cure[1].micro_batch_size} | cure[0]
             return replace(
-                change(cure, _OPTIONS),
+                change((fields, *cure[1:]), _OPTIONS),
                 lead_pct=found.verdict.lead_pct, tokens_per_second_per_gpu=rate,
             )  # fmt: skip
 
@@ -262,8 +263,8 @@ class Advisor:
             ),
             commands=commands, study=study,
             learning_rate=learning_rate,
-            loss_command=command_for_loss(fp8, gpu, learning_rate) if asks_for_loss else "",
-            loss_command_rate=learning_rate or load_study(CHECK_LOSS).runs[0].config.learning_rate,
+            loss_check=check_of_loss(changed(fp8, resized), gpu, rates, learning_rate)
+            if asks_for_loss else None,
         )  # fmt: skip
 
     def _options(

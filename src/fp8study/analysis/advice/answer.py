@@ -57,6 +57,21 @@ class Change:
 
 
 @dataclass(frozen=True)
+class LossCheck:
+    """The study that compares FP8's losses with BF16's, if that is all that a verdict asks for."""
+
+    command: str
+    num_runs: int
+    learning_rate: float
+    micro_batch_size: int
+    """As asked or, where BF16 does not fit so, the largest with room for both."""
+    tokens: int
+    """That a run reads."""
+    gpu_hours: float
+    """That the steps of all runs take, at the rates of the answer."""
+
+
+@dataclass(frozen=True)
 class Advice:
     """The answer for one model on one kind of GPU."""
 
@@ -117,10 +132,7 @@ class Advice:
     """The study's file that the command needs, of several nodes."""
     learning_rate: float | None
     """As asked; None: the verdict is for the rate of the loss that it rests on."""
-    loss_command: str
-    """What would check the loss, if that is all that the verdict asks for; else empty."""
-    loss_command_rate: float
-    """The learning rate at which it does."""
+    loss_check: LossCheck | None
 
     @property
     def chosen(self) -> Option:

@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
+from fp8study.analysis.advice.answer import LossCheck
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
 from fp8study.analysis.small_steps import is_by_kernel_alone
 from fp8study.core.config import ResolvedConfig, set_by_hand
 from fp8study.core.hardware import GpuPeak
+from fp8study.core.studies import load_study
 
 #: The study of any setting's losses.
 CHECK_LOSS = "check-loss"
@@ -50,15 +52,28 @@ def _command(words: str, fields: Mapping[str, Any]) -> str:
     return " --set ".join([words, *map(shlex.quote, written(fields))])
 
 
-def command_for_loss(
-    fp8: ResolvedConfig, gpu: GpuPeak | None, learning_rate: float | None = None
-) -> str:
-    """Write the command that compares an FP8 run's losses with BF16's; none for other recipes.
+def check_of_loss(
+    fp8: ResolvedConfig,
+    gpu: GpuPeak | None,
+    rates: Sequence[float],
+    learning_rate: float | None = None,
+) -> LossCheck | None:
+    """Say how an FP8 run's losses are compared with BF16's; None for other recipes.
 
-    At a learning rate, or at that of `CHECK_LOSS`.
+    At a learning rate, or at that of `CHECK_LOSS`; `rates` are both precisions' tokens/s a GPU.
     """
     if fp8.precision != "fp8_tensorwise":
-        return ""
+        return None
+    runs = load_study(CHECK_LOSS).runs
+    tokens = runs[0].config.num_steps * fp8.tokens_per_step
+    seconds = len(runs) / len(rates) * sum(tokens / rate for rate in rates)
+    return LossCheck(
+        _command_for_loss(fp8, gpu, learning_rate), len(runs),
+        learning_rate or runs[0].config.learning_rate, fp8.micro_batch_size, tokens, seconds / 3600,
+    )  # fmt: skip
+
+
+def _command_for_loss(fp8: ResolvedConfig, gpu: GpuPeak | None, learning_rate: float | None) -> str:
     told = ("precision", "path", *["fp8_all_gather"] * bool(fp8.fp8_all_gather))
     said = {name: value for name, value in _said(fp8, gpu).items() if name not in told}
     cluster = " --profile slurm" * (fp8.num_nodes > 1)

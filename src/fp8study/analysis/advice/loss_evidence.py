@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from fp8study.analysis.claims.rules import count
+from fp8study.analysis.advice.figures import Row
 from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, interval_text
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, num_kernels
+from fp8study.analysis.runs.pairing import healthy
+from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, count, interval_text
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 
@@ -47,18 +49,24 @@ def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
 
 
 def nearest_losses(
-    table: pd.DataFrame, runs: Runs, shape: ModelShape, precision: str, num_gpus: int
+    table: pd.DataFrame,
+    runs: Runs,
+    shape: ModelShape,
+    precision: str,
+    num_gpus: int,
+    judged: Row = MappingProxyType({}),
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is known of FP8's loss, and what that leaves open.
 
-    First of the nearest model, on the nearest number of GPUs with three pairs; then of its most
-    pairs and, where it is the model asked about, at the other learning rates of that study; then
-    of the most pairs of all, then of the longest training: of each the loss on text kept out, where
-    that was scored.
+    First what the verdict rests on, the loss that was `judged` in this very setting, in the path's
+    latest form; then of the nearest model, on the nearest number of GPUs with three pairs; then of
+    its most pairs and, where it is the model asked about, at the other learning rates of that
+    study; then of the most pairs of all, then of the longest training: of each the loss on text
+    kept out, where that was scored.
     """
     if len(table):
         table = comparisons(table)
-        table = table[(table["precision"] == precision) & ~table["stale"].astype(bool)]
+        table = healthy(table[table["precision"] == precision])
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
         table = table.astype({"num_gpus": int})  # of tables of which some are empty
         # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
@@ -88,8 +96,15 @@ def nearest_losses(
         "fewer": -nearest["num_gpus"],
     }).reset_index(drop=True)  # fmt: skip
     here = nearest.iloc[order.sort_values([*order], kind="stable").index[:1]]
+    own = nearest.head(0)
+    if judged.get("loss_is_same"):
+        where = [judged["loss_machine"], judged["loss_study"]]
+        own = nearest[(nearest[["machine", "study"]] == where).all(axis=1)]
+        own = own[own["arm"].map(num_kernels).eq(own["arm"].map(num_kernels).max())].head(1)
     same = table[(table["away"] == 0) & (table["study"] == near["study"].iloc[0])]
-    rows = pd.concat([here, near, same, table.head(1), longest, table.drop_duplicates("study")])
+    rows = pd.concat(
+        [own, here, near, same, table.head(1), longest, table.drop_duplicates("study")]
+    )
     evidence = []
     for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
         gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")

@@ -10,7 +10,7 @@ from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.figures import Quantity
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws import memory
-from fp8study.analysis.laws.nearby import Changed, changed
+from fp8study.analysis.laws.nearby import Changed, changed, with_batch
 from fp8study.analysis.laws.room import has_room
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
@@ -62,11 +62,14 @@ def _rates(advice: Advice) -> list[float]:
 def _larger(
     config: ResolvedConfig, shape: ModelShape, capacity: float, most_tokens: int
 ) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
-    """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits."""
+    """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits.
+
+    Where a step has several passes it has fewer then, as long as they come out even.
+    """
     batch = 2 * config.micro_batch_size
-    while batch * config.sequence_length <= most_tokens:
+    while batch * config.sequence_length <= most_tokens and (resized := with_batch(config, batch)):
         for roomier in _ROOMIER:
-            changes = {"micro_batch_size": batch} | {
+            changes = resized | {
                 name: value for name, value in roomier.items() if getattr(config, name) != value
             }
             with suppress(UserError):  # refused on so many GPUs

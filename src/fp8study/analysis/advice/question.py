@@ -40,7 +40,7 @@ from fp8study.core.recipes import ARITHMETICS
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
            "learning_rate")  # fmt: skip
 #: Those that have an option of their own.
-_OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size")
+_OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
@@ -92,6 +92,7 @@ def question_for(
     gpu: str | None,
     others: Mapping[str, Any] | None = None,
     tokens: float | None = None,
+    global_batch_size: int | None = None,
 ) -> Question:
     """Ask about a model on a number of GPUs, by default all that are here.
 
@@ -105,6 +106,7 @@ def question_for(
         gpu: A `GpuPeak.slug`, in place of those here.
         others: Further fields of a run.
         tokens: As `Advice.tokens`.
+        global_batch_size: Sequences a step on all GPUs, in as many passes as they then take.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
@@ -128,6 +130,10 @@ def question_for(
         values["loss_head"] = "plain"
     config = make_config(values, "advise")
     check_model(config)
+    if global_batch_size is not None:
+        values |= _parted(values, global_batch_size, micro_batch_size, shape, capacity)
+        micro_batch_size = values["micro_batch_size"]
+        config = make_config(values, "advise")
     as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
     if micro_batch_size is None:
         if not _batch(config, shape, capacity):  # what saves memory first
@@ -143,6 +149,44 @@ def question_for(
     name, as_asked = None if gpu else gpus[0][0], bool({*FORM} & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
     return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)
+
+
+def _parted(
+    values: Mapping[str, Any],
+    sequences: int,
+    micro_batch_size: int | None,
+    shape: ModelShape,
+    capacity: float,
+) -> dict[str, int]:
+    """Part a step's sequences among GPUs and passes: in the largest batch that fits, if one does.
+
+    Raises:
+        UserError: They do not come out even, or the number of passes is asked for, too.
+    """
+    if "gradient_accumulation_steps" in values:
+        raise UserError(
+            "--global-batch-size: gradient_accumulation_steps follows from it; leave one out"
+        )
+    least = values["num_gpus"] * (micro_batch_size or 1)
+    a_gpu, rest = divmod(sequences, least)
+    if rest or sequences < 1:
+        near = max(1, round(sequences / least)) * least
+        raise UserError(
+            f"--global-batch-size: {sequences} is no multiple of the {least} of a pass on "
+            f"{values['num_gpus']} GPUs; try {near}"
+        )
+    a_gpu *= micro_batch_size or 1
+    batches = [n for n in range(a_gpu, 0, -1) if a_gpu % n == 0]
+    batches = [micro_batch_size] if micro_batch_size else batches
+    parts = [{"micro_batch_size": n, "gradient_accumulation_steps": a_gpu // n} for n in batches]
+    return next(
+        (
+            part for part in parts
+            if _batch(make_config({**values, **part}, "advise"), shape, capacity)
+            >= part["micro_batch_size"]
+        ),
+        parts[-1],
+    )  # fmt: skip
 
 
 def _checked_number(num_gpus: int) -> int:

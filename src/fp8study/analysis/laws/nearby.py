@@ -109,6 +109,20 @@ def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfi
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
 
 
+def with_batch(config: ResolvedConfig, micro_batch_size: int) -> dict[str, Any]:
+    """Return the changes to a batch a GPU; empty where passes do not come out even.
+
+    A step of several passes keeps its tokens, by as many more or fewer of them.
+    """
+    passes = config.gradient_accumulation_steps
+    if passes == 1:
+        return {"micro_batch_size": micro_batch_size}
+    passes, rest = divmod(passes * config.micro_batch_size, micro_batch_size)
+    if rest:
+        return {}
+    return {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": passes}
+
+
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
     """Return the run after these changes, and its GiB."""
     tried = changed(config, changes)
@@ -145,7 +159,8 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     most = (config.micro_batch_size - 1) * config.sequence_length
     batch = largest_batch_of([config], shape, capacity, most)
-    one = [{"micro_batch_size": 2 ** (batch.bit_length() - 1)}] if batch else []
+    powers = (2**n for n in reversed(range(batch.bit_length())))
+    one = list(itertools.islice(filter(None, (with_batch(config, n) for n in powers)), 1))
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:

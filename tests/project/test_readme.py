@@ -37,7 +37,7 @@ from tests.project.quotes_losses import assert_by_rate, loss_texts
 from tests.project.quotes_new_text import done_text, new_text, null_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
-from tests.project.quotes_peers import all_pairs_text, peer_rows
+from tests.project.quotes_peers import all_pairs_texts, peer_rows
 from tests.project.quotes_switches import switch_rows
 from tests.project.quotes_two_h200 import two_h200_texts
 
@@ -151,7 +151,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *one_pass_texts(),
         *switch_rows(),
         *peer_rows(),
-        all_pairs_text(),
+        *all_pairs_texts(),
         *loss_texts(),
         *path_texts(runs),
         *further_texts(runs),

@@ -49,7 +49,7 @@ def switch_rows() -> list[str]:
 
 def _cell(gains: pd.DataFrame, place: tuple[str, int, int], studies: str, words: str) -> str:
     """What FP8 gains there and, in brackets, BF16; of several forms the one with most switches."""
-    there = (gains[["model", "num_gpus", "batch"]] == place).all(axis=1)
+    there = (gains[["model", "num_gpus", "batch"]] == list(place)).all(axis=1)
     there &= gains["place"].isin(studies.split())
     rows = gains[there & gains["setting"].map(lambda said: bool(re.fullmatch(words, said)))]
     rows = rows.sort_values("setting", key=lambda column: column.str.len())

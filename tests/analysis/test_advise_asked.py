@@ -66,6 +66,8 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
         assert config.micro_batch_size * passes * 8 == sequences
         assert batch in (None, config.micro_batch_size)
     assert parted(16).config.micro_batch_size == 2  # of one pass, whose gradients are sharded
+    large = question_for([], "llama-3.1-70b", 64, 4096, None, "h100-80gb", {}, None, 256).config
+    assert (large.micro_batch_size, large.activation_checkpointing) == (4, True)  # saves memory
     for cure in answer(parted(128, 2)).remedies:
         if "--num-gpus" not in cure.what:
             batch, passes = (

@@ -157,8 +157,10 @@ def _parted(
     micro_batch_size: int | None,
     shape: ModelShape,
     capacity: float,
-) -> dict[str, int]:
+) -> dict[str, Any]:
     """Part a step's sequences among GPUs and passes: in the largest batch that fits, if one does.
+
+    With what saves memory, if none does without and no batch is asked for.
 
     Raises:
         UserError: They do not come out even, or the number of passes is asked for, too.
@@ -179,14 +181,16 @@ def _parted(
     batches = [n for n in range(a_gpu, 0, -1) if a_gpu % n == 0]
     batches = [micro_batch_size] if micro_batch_size else batches
     parts = [{"micro_batch_size": n, "gradient_accumulation_steps": a_gpu // n} for n in batches]
-    return next(
-        (
-            part for part in parts
-            if _batch(make_config({**values, **part}, "advise"), shape, capacity)
-            >= part["micro_batch_size"]
-        ),
-        parts[-1],
-    )  # fmt: skip
+
+    def config(part: Mapping[str, Any]) -> RunConfig:
+        return make_config({**values, **part}, "advise")
+
+    def with_savers(part: dict[str, int]) -> dict[str, Any]:
+        return part | savers(config(part).resolved(), shape, capacity)
+
+    found = parts if micro_batch_size else [*parts, *map(with_savers, parts)]
+    fits = (p for p in found if _batch(config(p), shape, capacity) >= p["micro_batch_size"])
+    return next(fits, parts[-1])
 
 
 def _checked_number(num_gpus: int) -> int:

@@ -81,11 +81,11 @@ def test_an_advice_says_how_far_the_laws_were_off_as_the_page_does(
         assert by_test[row["test"]].mean_pct == pytest.approx(row["mean_pct"])
     text = " ".join(advice_text(found).split())
     ends = [number(leads["most_points"].agg(end), ".1f") for end in ("min", "max")]
-    within = f"nine of ten within {' to '.join(dict.fromkeys(ends))} (goal: at most 6)"
+    within = f"nine of ten within {' to '.join(dict.fromkeys(ends))}"
     is_few = leads["num_cells"].sum() < account.FEWEST_LEADS  # where nine of ten mean nothing
     assert (within in text) != is_few and ("too few to say" in text) == is_few
     told = f"{leads['num_cells'].sum()} leads"
-    elsewhere = f"{told} on other GPUs, their models left out"
+    elsewhere = f"{told} on other GPUs off by"
     assert (elsewhere in text) == is_elsewhere and told in text
     missed = f"({sizes['num_missed'].sum()} of {sizes['num_cells'].sum()} by more than 5 %)"
     assert missed in text

@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_told_with_what_would():
     assert not found.fits
     assert found.verdict.action == NO_ROOM
     (more, *_), said = found.remedies, " ".join(advice_text(found).split())
-    assert more.what == "--set reshard_after_forward=true --num-gpus 2"
+    assert more.what == "--micro-batch-size 1 --set reshard_after_forward=true --num-gpus 2"
     largest = answer(question_for([], "llama-3.1-8b", 2, 4096, None, "h100-80gb"))
     assert largest.fits and "reshard_after_forward=true" in largest.settings
     given = {"reshard_after_forward": True}

@@ -28,6 +28,8 @@ from fp8study.core.hardware import (
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA L4", "L4"),
     ],
 )
 def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None:
@@ -46,6 +48,8 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
         ("NVIDIA B300 SXM6 AC", "b300-270gb"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
         ("rtx4090", "rtx-4090-24gb"),
+        ("NVIDIA L4", "l4-24gb"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-48gb"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("Tesla A100", "a100"),
         *((each, peak.slug) for peak in GPU_PEAKS for each in (peak.slug, peak.name_part)),
@@ -58,7 +62,7 @@ def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("l4", "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100$"),
+        ("h20", "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100$"),
         ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),
         ("NVIDIA H100", "several sizes of memory; name one of h100-pcie-80gb, .*, h100-80gb$"),

@@ -123,7 +123,7 @@ def named_gpu(slug: str) -> GpuPeak:
     fitting = [peak for peak in alike.values() if peak.memory_gb is None
                or sizes <= {peak.memory_gb, _WITH_HOST.get(peak.name_part)}]  # fmt: skip
     if fitting and asked != wanted == fitting[0].part:
-        kinds = [peak for peak in GPU_PEAKS if peak.part.startswith(wanted)]
+        kinds = [peak for peak in GPU_PEAKS if f"{peak.part}-".startswith(f"{wanted}-")]
         if len({peak.memory_gb for peak in kinds}) > 1:
             raise UserError(
                 f"--gpu: '{slug}' is sold with several sizes of memory; name one of "

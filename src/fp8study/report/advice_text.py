@@ -73,13 +73,17 @@ def _loss_check(advice: Advice) -> list[str]:
     at = rate(check.learning_rate)
     yours = " (yours: add --set learning_rate=RATE)" * (advice.learning_rate is None)
     fitting = f", at batch {check.micro_batch_size}, where BF16 fits, too" * (not advice.fits)
-    text = f"{check.tokens / 1e6:,.3g} million tokens, about "
-    text += f"{check.tokens * _BYTES_PER_TOKEN / 1e6:,.3g} MB"
+    millions, megabytes = (_short(check.tokens * each / 1e6) for each in (1, _BYTES_PER_TOKEN))
     return _listed(
         f"To check its loss at a learning rate of {at}{yours}{fitting}: {check.num_runs} runs, "
-        f"{check.gpu_hours:,.2g} GPU hours of steps, a text of {text} to read it once:",
+        f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
+        f"about {megabytes} MB, to read it once:",
         [check.command],
     )
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _speed_check(advice: Advice) -> list[str]:

@@ -71,13 +71,7 @@ GPU_PEAKS = (
     GpuPeak("L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed"),
     GpuPeak("L4", 121, 242.5, 0.3, 24, 32, "NVIDIA L4 datasheet, sparsity removed"),
     GpuPeak(
-        "RTX 6000 Ada",
-        364.25,
-        728.5,
-        0.96,
-        48,
-        32,
-        "NVIDIA RTX 6000 Ada Generation datasheet, sparsity removed",
+        "RTX 6000 Ada", 364.25, 728.5, 0.96, 48, 32, "NVIDIA RTX 6000 Ada datasheet, no sparsity"
     ),
     GpuPeak(
         "RTX 5090", 209.5, 419, 1.792, 32, 64, "NVIDIA Blackwell whitepaper, FP32 accumulation"

@@ -21,9 +21,7 @@ from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.cli import app
 from fp8study.core.errors import UserError
 from fp8study.core.records import read_record
-from fp8study.core.studies import load_study
 from fp8study.report.advice_text import advice_text
-from fp8study.run.terminal import parse_assignments
 from tests.checkout import ROOT
 
 RESULTS = ROOT / "results" / "reference"
@@ -228,40 +226,6 @@ def test_what_was_set_is_set_in_the_check_too():
     assert first.endswith("batch 1 a GPU, 8 passes a step") and "8 sequences a step" in second
     wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
     assert found.commands and all(wanted in command for command in found.commands)
-
-
-def test_a_loss_that_is_to_be_checked_has_its_command():
-    """It makes the very setting of the study's runs, in both precisions."""
-    found = advice("llama-3.2-1b", 1, 4096, 8, gpu="h200")
-    assert found.verdict.action == decision.CHECK
-    check = found.loss_check
-    assert f"  {check.command}" in advice_text(found).splitlines()
-    assert "(then ask again: what was run here counts)" in advice_text(found)
-    command, *fields = check.command.split(" --set ")
-    study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
-    told = {name: found.config[name] for name in (
-        "model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
-        "master_dtype", "gradient_accumulation_steps", "max_grad_norm")}  # fmt: skip
-    for run in study.runs:
-        assert {name: getattr(run.config, name) for name in told} == told
-    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
-    (tokens,) = {run.config.num_steps * run.config.tokens_per_step for run in study.runs}
-    assert (check.num_runs, check.tokens) == (len(study.runs), tokens)
-    rates = [o.tokens_per_second_per_gpu.value for o in (found.options[0], found.chosen)]
-    assert check.gpu_hours == pytest.approx(6 * sum(tokens / rate for rate in rates) / 3600)
-    several = advice("llama-3.1-8b", 32, 4096, 3, gpu="h100-80gb").loss_check.command
-    assert several.startswith("fp8study reproduce check-loss --profile slurm --set model=")
-    assert "num_nodes=4" in several and "fp8_all_gather=true" not in several
-    assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_check  # BF16 it is
-
-
-def test_losses_are_compared_at_a_batch_at_which_bf16_fits_too():
-    found = advice("llama-3.1-8b", 8, 4096, 4, gpu="h100-80gb", max_grad_norm=1)
-    assert found.verdict.action == decision.CHECK and found.fp8_fits and not found.fits
-    smaller = advice("llama-3.1-8b", 8, 4096, found.loss_check.micro_batch_size, "h100-80gb")
-    assert smaller.fits and found.loss_check.micro_batch_size < 4
-    assert f"micro_batch_size={found.loss_check.micro_batch_size} " in found.loss_check.command
-    assert "where BF16 fits, too" in advice_text(found)
 
 
 def test_fp8_weights_are_gathered_from_even_shards_alone():

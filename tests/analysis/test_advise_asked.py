@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,48 +48,6 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
     assert again.fits
     assert again.options[0].memory_gib.value == pytest.approx(cure.then.value)
     assert "Set for it: master_dtype=bf16" in advice_text(again)
-
-
-def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
-    """In the largest batch that fits; fewer tokens a step are no remedy."""
-
-    def parted(sequences: int, batch: int | None = None) -> Any:
-        clipped = {"max_grad_norm": 1.0}
-        return question_for(
-            [], "llama-3.1-8b", 8, 4096, batch, "h100-80gb", clipped, None, sequences
-        )
-
-    for sequences, batch in ((8, None), (16, None), (48, None), (48, 3), (1008, 2)):
-        config = parted(sequences, batch).config
-        passes = config.gradient_accumulation_steps
-        assert config.micro_batch_size * passes * 8 == sequences
-        assert batch in (None, config.micro_batch_size)
-    assert parted(16).config.micro_batch_size == 2  # of one pass, whose gradients are sharded
-    large = question_for([], "llama-3.1-70b", 64, 4096, None, "h100-80gb", {}, None, 256).config
-    assert (large.micro_batch_size, large.activation_checkpointing) == (4, True)  # saves memory
-    for cure in answer(parted(128, 2)).remedies:
-        if "--num-gpus" not in cure.what:
-            batch, passes = (
-                int((re.findall(rf"{name}[ =](\d+)", cure.what) or [usual])[0])
-                for name, usual in (("batch-size", 2), ("accumulation_steps", 8))
-            )
-            assert batch * passes == 16, cure.what
-
-
-@pytest.mark.parametrize(
-    ("sequences", "batch", "fields", "named"),
-    [
-        (100, None, {}, "100 is no multiple of the 8 of a pass on 8 GPUs; try 96"),
-        (128, 3, {}, "128 is no multiple of the 24 .* try 120"),
-        (0, None, {}, "try 8"),
-        (128, None, {"gradient_accumulation_steps": 2}, "follows from it; leave one out"),
-    ],
-)
-def test_a_global_batch_that_does_not_come_out_even_is_refused(
-    sequences: int, batch: int | None, fields: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(UserError, match=f"--global-batch-size: .*{named}"):
-        question_for([], "llama-3.2-1b", 8, 4096, batch, "h200", fields, None, sequences)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""The checks that an advice asks for, and a step's sequences parted among GPUs and passes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fp8study.analysis import decision
+from fp8study.analysis.advice.question import answer, question_for
+from fp8study.core.errors import UserError
+from fp8study.core.studies import load_study
+from fp8study.report.advice_text import advice_text
+from fp8study.run.terminal import parse_assignments
+from tests.analysis.test_advise import advice
+from tests.checkout import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_a_loss_that_is_to_be_checked_has_its_command():
+    """It makes the very setting of the study's runs, in both precisions."""
+    found = advice("llama-3.2-1b", 1, 4096, 8, gpu="h200")
+    assert found.verdict.action == decision.CHECK
+    check = found.loss_check
+    assert f"  {check.command}" in advice_text(found).splitlines()
+    assert "(then ask again: what was run here counts)" in advice_text(found)
+    command, *fields = check.command.split(" --set ")
+    study = load_study(command.removeprefix("fp8study reproduce "), parse_assignments(fields))
+    told = {name: found.config[name] for name in (
+        "model", "num_gpus", "strategy", "sequence_length", "micro_batch_size", "path",
+        "master_dtype", "gradient_accumulation_steps", "max_grad_norm")}  # fmt: skip
+    for run in study.runs:
+        assert {name: getattr(run.config, name) for name in told} == told
+    assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
+    (tokens,) = {run.config.num_steps * run.config.tokens_per_step for run in study.runs}
+    assert (check.num_runs, check.tokens) == (len(study.runs), tokens)
+    rates = [o.tokens_per_second_per_gpu.value for o in (found.options[0], found.chosen)]
+    assert check.gpu_hours == pytest.approx(6 * sum(tokens / rate for rate in rates) / 3600)
+    several = advice("llama-3.1-8b", 32, 4096, 3, gpu="h100-80gb").loss_check.command
+    assert several.startswith("fp8study reproduce check-loss --profile slurm --set model=")
+    assert "num_nodes=4" in several and "fp8_all_gather=true" not in several
+    assert not advice("llama-3.2-1b", 1, 4096, 1, gpu="h200").loss_check  # BF16 it is
+
+
+def test_losses_are_compared_at_a_batch_at_which_bf16_fits_too():
+    found = advice("llama-3.1-8b", 8, 4096, 4, gpu="h100-80gb", max_grad_norm=1)
+    assert found.verdict.action == decision.CHECK and found.fp8_fits and not found.fits
+    smaller = advice("llama-3.1-8b", 8, 4096, found.loss_check.micro_batch_size, "h100-80gb")
+    assert smaller.fits and found.loss_check.micro_batch_size < 4
+    assert f"micro_batch_size={found.loss_check.micro_batch_size} " in found.loss_check.command
+    assert "where BF16 fits, too" in advice_text(found)
+
+
+def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
+    """In the largest batch that fits; fewer tokens a step are no remedy."""
+
+    def parted(sequences: int, batch: int | None = None) -> Any:
+        clipped = {"max_grad_norm": 1.0}
+        return question_for(
+            [], "llama-3.1-8b", 8, 4096, batch, "h100-80gb", clipped, None, sequences
+        )
+
+    for sequences, batch in ((8, None), (16, None), (48, None), (48, 3), (1008, 2)):
+        config = parted(sequences, batch).config
+        passes = config.gradient_accumulation_steps
+        assert config.micro_batch_size * passes * 8 == sequences
+        assert batch in (None, config.micro_batch_size)
+    assert parted(16).config.micro_batch_size == 2  # of one pass, whose gradients are sharded
+    large = question_for([], "llama-3.1-70b", 64, 4096, None, "h100-80gb", {}, None, 256).config
+    assert (large.micro_batch_size, large.activation_checkpointing) == (4, True)  # saves memory
+    for cure in answer(parted(128, 2)).remedies:
+        if "--num-gpus" not in cure.what:
+            batch, passes = (
+                int((re.findall(rf"{name}[ =](\d+)", cure.what) or [usual])[0])
+                for name, usual in (("batch-size", 2), ("accumulation_steps", 8))
+            )
+            assert batch * passes == 16, cure.what
+
+
+@pytest.mark.parametrize(
+    ("sequences", "batch", "fields", "named"),
+    [
+        (100, None, {}, "100 is no multiple of the 8 of a pass on 8 GPUs; try 96"),
+        (128, 3, {}, "128 is no multiple of the 24 .* try 120"),
+        (0, None, {}, "try 8"),
+        (128, None, {"gradient_accumulation_steps": 2}, "follows from it; leave one out"),
+    ],
+)
+def test_a_global_batch_that_does_not_come_out_even_is_refused(
+    sequences: int, batch: int | None, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError, match=f"--global-batch-size: .*{named}"):
+        question_for([], "llama-3.2-1b", 8, 4096, batch, "h200", fields, None, sequences)

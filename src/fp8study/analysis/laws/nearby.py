@@ -206,10 +206,10 @@ def larger_alone(
     before = [(changed(way, BEFORE), BEFORE) for way in ways if way.weight_cast == "each_update"]
     for way, given in [*((way, {}) for way in ways), *before]:
         batch = largest_batch_of([way], shape, capacity, most_tokens)
-        if batch > config.micro_batch_size:
-            larger = dataclasses.replace(way, micro_batch_size=batch)
+        if batch > config.micro_batch_size and (resized := with_batch(way, batch)):
+            larger = dataclasses.replace(way, **resized)
             faster = 100 * (rate(larger) / now - 1)
-            found.append(({"micro_batch_size": batch} | given, larger, faster))
+            found.append((resized | given, larger, faster))
     best = max(found, key=lambda each: each[2], default=None)
     least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
     return best if best and best[2] >= least else None

@@ -21,7 +21,7 @@ from tests.factories import make_record
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose one of"]),
+        (["plan", "smok"], ["STUDY", "'smok'", "did you mean 'smoke'", "choose a file of"]),
         (["plan", "pipelines/studies/smoke.yaml"], ["is no study (did you mean 'smoke'?)"]),
         (["plan", "../studies/smoke"], ["is no study (did you mean 'smoke'?)"]),
         (
@@ -31,6 +31,15 @@ from tests.factories import make_record
         (["advise", "--model=x", "--num-gpus=eight"], ["--num-gpus: 'eight' is no whole number"]),
         (["plan", ""], ["STUDY: '' is no study; choose one of"]),
         (["plan", "../secret"], ["STUDY", "choose one of"]),
+        (["advise", "--model=x", "--tokens=160BB"], ["'160BB' is no number; write 160e9, 160B"]),
+        (
+            ["advise", "--model=qwen3-4b", "--gpu=h200", "--tokens", "0.5 m"],
+            ["--tokens: 500000 is outside 1e+06"],
+        ),
+        (
+            ["advise", "--model=qwen3-4b", "--gpu=h200", "--tokens=2000T"],
+            ["--tokens: 2e+15 is outside"],
+        ),
         (["plan", "smoke", "--set", "seed"], ["--set", "'seed'", "write field=value"]),
         (
             ["plan", "smoke", "--set", "sed=1"],

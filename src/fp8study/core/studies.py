@@ -174,8 +174,11 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
         names = study_names()
         if not names:
             raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")
-        close = nearest(Path(name).stem, names)  # of a path to its file as well
-        raise UserError(f"STUDY: '{name}' is no study{close}; choose one of {', '.join(names)}")
+        close = nearest(Path(name).stem, names, 0.6)  # of a path to its file as well
+        where = (
+            f"choose a file of '{studies_dir()}'" if close else f"choose one of {', '.join(names)}"
+        )
+        raise UserError(f"STUDY: '{name}' is no study{close}; {where}")
     check_names(overrides or {}, "--set")
     return expanded(name, read_study(path), str(path), overrides)
 

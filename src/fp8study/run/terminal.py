@@ -30,6 +30,15 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+def _number_of_tokens(text: str) -> float:
+    """Read 160e9, 160B or 1.5T."""
+    number, suffix = text.strip(), text.strip()[-1:].upper()
+    try:
+        return float(number[:-1]) * _SCALES[suffix] if suffix in _SCALES else float(number)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' is no number; write 160e9, 160B or 1.5T") from None
+
+
 # Arguments and options that several commands have.
 StudyName = Annotated[
     str | None, typer.Argument(help="A file of pipelines/studies; by default machine, chosen for "
@@ -57,8 +66,9 @@ GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch-size", help="Sequences a step; default: one pass's.")
 ]
 Tokens = Annotated[
-    float | None, typer.Option(help="To train on, as 160e9; default: 20 per active weight.")
-]
+    float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
+                               help="To train on, as 160B; default: 20 per active weight.")
+]  # fmt: skip
 Ignored = Annotated[
     list[str] | None, typer.Option(help="A field in which arms may differ; repeatable.")
 ]
@@ -74,6 +84,9 @@ TablesDir = Annotated[
                               help="Write the tables there as CSV files, and no pages.")
 ]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+#: How numbers of tokens are abbreviated.
+_SCALES = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 #: What could not be done when the system refuses, and what helps.
 _REMEDIES = {

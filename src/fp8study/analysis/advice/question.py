@@ -204,7 +204,7 @@ def _check_tokens(tokens: float | None) -> None:
     least, most = _TOKENS
     if tokens is not None and not least <= tokens <= most:  # nor what is no number
         raise UserError(
-            f"--tokens: {tokens:g} is outside {least:.0e} to {most:.0e}; give a number, as 160e9"
+            f"--tokens: {tokens:g} is outside {least:.0e} to {most:.0e}; give a number, as 160B"
         )
 
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,12 @@ def read_field(name: str, value: Any) -> Any:
     Raises:
         UserError: The field cannot have it.
     """
+    # A thousand records hold the same few values.
+    is_scalar = value is None or isinstance(value, str | int | float)
+    return (_read_once if is_scalar else _read)(name, value)
+
+
+def _read(name: str, value: Any) -> Any:
     if name == "precision" and isinstance(value, str):
         value = ALIASES.get(value, value)
         if value.lower() in ALIASES:
@@ -167,6 +174,9 @@ def read_field(name: str, value: Any) -> Any:
         value = tuple(sorted(set(value)))
     FIELDS[name].check(name, value, DEFAULTS[name])
     return value
+
+
+_read_once = lru_cache(maxsize=4096, typed=True)(_read)
 
 
 def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunConfig:

@@ -176,8 +176,10 @@ def test_unknown_study_is_refused_with_the_nearest_name(checkout: Path) -> None:
     write_study(checkout, "quick")
     write_study(checkout, "smoke")
     assert study_names() == ["quick", "smoke"]
-    with pytest.raises(UserError, match=r"^STUDY: 'smok' .*mean 'smoke'\?\); .*quick, smoke"):
+    with pytest.raises(UserError, match=r"^STUDY: 'smok' .*mean 'smoke'\?\); .*pipelines/studies'"):
         load_study("smok")
+    with pytest.raises(UserError, match=r"^STUDY: 'other' is no study; choose one of quick, smoke"):
+        load_study("other")
 
 
 def test_invalid_override_is_refused(checkout: Path) -> None:

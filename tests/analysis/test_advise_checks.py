@@ -73,13 +73,28 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
     assert parted(16).config.micro_batch_size == 2  # of one pass, whose gradients are sharded
     large = question_for([], "llama-3.1-70b", 64, 4096, None, "h100-80gb", {}, None, 256).config
     assert (large.micro_batch_size, large.activation_checkpointing) == (4, True)  # saves memory
-    for cure in answer(parted(128, 2)).remedies:
+    remedies = answer(parted(128, 2)).remedies
+    assert any(cure.what.endswith("--set gradient_reduction=each_pass") for cure in remedies)
+    for cure in remedies:
         if "--num-gpus" not in cure.what:
             batch, passes = (
                 int((re.findall(rf"{name}[ =](\d+)", cure.what) or [usual])[0])
                 for name, usual in (("batch-size", 2), ("accumulation_steps", 8))
             )
             assert batch * passes == 16, cure.what
+
+
+def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> None:
+    def parted(fields: dict[str, Any]) -> Any:
+        return question_for([], "llama-3.1-8b", 8, 4096, None, "h100-80gb", fields, None, 512)
+
+    asked = parted({"gradient_reduction": "each_pass"})
+    batches = [question.config.micro_batch_size for question in (parted({}), asked)]
+    assert batches == [1, 2]
+    text = advice_text(answer(asked))
+    assert "Set for it: gradient_reduction=each_pass" in text and "whole between" not in text
+    assert text.count("  gradients reduced after each pass: never timed") == 1
+    assert text.count("--set gradient_reduction=each_pass") == 2  # to check its speed
 
 
 @pytest.mark.parametrize(

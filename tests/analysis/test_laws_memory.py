@@ -87,6 +87,16 @@ def test_two_gpus_halve_the_states():
     assert one.building == two.building == pytest.approx(4 * 1_235_814_400 / 2**30)
 
 
+def test_gradients_between_passes_are_whole_or_a_share():
+    config = RunConfig(model="llama-3.1-8b", path="tuned", num_gpus=8, micro_batch_size=2,
+                       gradient_accumulation_steps=4)  # fmt: skip
+    shared = dataclasses.replace(config, gradient_reduction="each_pass")
+    laws = [predicted_memory(c, shape_of("llama-3.1-8b")) for c in (config, shared)]
+    whole = 4 * 8_030_261_248 / 2**30
+    assert [law.gradients for law in laws] == pytest.approx([whole, whole / 8])
+    assert {law.moment for law in laws} == {"loss"}
+
+
 @pytest.mark.parametrize(
     ("masters", "state", "num_bytes"),
     [("fp32", "fp32", 8), ("fp32", "bf16", 4), ("fp32", "fp8", 2 + 2 / 64),

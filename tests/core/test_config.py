@@ -38,7 +38,7 @@ OTHER: dict[str, Any] = {
     "optimizer_step": "in_backward", "attention": "cudnn", "reshard_after_forward": False,
     "compile_mode": "reduce-overhead", "step_launch": "as_graph", "combo_kernels": "together",
     "gather_cast": "compiled", "allocator": "expandable",
-    "clipping": "in_update", "gradient_pool": "shared",
+    "clipping": "in_update", "gradient_reduction": "each_pass", "gradient_pool": "shared",
     "gradient_copy": "foreach",
     "attention_mask": "causal", "weight_cast": "each_update", "update_kernel": "one_pass",
     "gradient_dtype": "compute", "transposes": "separate", "swiglu": "kernels",
@@ -80,9 +80,10 @@ def test_every_field_survives_the_file_and_changes_the_digest(name: str, tmp_pat
         "swiglu": KEPT,
         "cast_kernels": KEPT,
         "gradient_norm": COPIES,
+        "gradient_reduction": {"gradient_accumulation_steps": 2},
         "step_launch": ONE_PASS | {"attention_mask": "causal"},
     }.get(name, {})
-    spread = ("num_nodes", "gradient_pool", "gradient_copy", "collectives")
+    spread = ("num_nodes", "gradient_reduction", "gradient_pool", "gradient_copy", "collectives")
     usual |= {"num_gpus": 2} if name in spread else {}
     sharded = ("cpu_ram_efficient_loading", "reshard_after_forward")
     usual |= {"strategy": "fsdp2"} if name in sharded else {}

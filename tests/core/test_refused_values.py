@@ -16,6 +16,7 @@ SHARED = {"gradient_pool": "shared", "num_gpus": 2}
 KEPT = {"precision": "fp8", "strategy": "none", "weight_cast": "each_update"}
 ONE_PASS = {"strategy": "none", "update_kernel": "one_pass"}
 COPIES = {"num_gpus": 2, "collectives": "copy_engines"}
+PASSES = {"num_gpus": 2, "gradient_accumulation_steps": 2, "gradient_reduction": "each_pass"}
 NARROW = ONE_PASS | {"gradient_dtype": "compute"}
 GRAPH = ONE_PASS | {"step_launch": "as_graph", "attention_mask": "causal"}
 
@@ -157,7 +158,13 @@ def test_wrong_value_is_refused_in_one_line(values: dict[str, Any], words: list[
         ({"collectives": "copy_engines"}, "collectives", "several GPUs"),
         ({"num_gpus": 4, "num_nodes": 2, "collectives": "copy_engines"}, "collectives", "use nccl"),
         ({"num_gpus": 2, "collectives": "copy_engines", "gradient_accumulation_steps": 2},
-         "collectives", "use nccl"),
+         "collectives", "use nccl, or gradient_reduction=each_pass"),
+        (PASSES | {"num_gpus": 1}, "gradient_reduction", "several GPUs"),
+        (PASSES | {"gradient_accumulation_steps": 1}, "gradient_reduction", "leave it out"),
+        (PASSES | {"master_dtype": "bf16"}, "gradient_reduction", "use last_pass"),
+        (PASSES | {"gradient_pool": "shared"}, "gradient_pool", "last_pass"),
+        (PASSES | {"collectives": "copy_engines", "gradient_norm": "as_summed"}, "gradient_norm",
+         "use separate"),
         ({"num_gpus": 2, "gradient_norm": "as_summed"}, "gradient_norm", "copy_engines"),
         ({"num_gpus": 2, "gradient_copy": "reduce_stream"}, "gradient_copy", "copy_engines"),
         ({"gradient_norm": "by_kernel"}, "gradient_norm", "strategy=none"),

@@ -18,7 +18,7 @@ from fp8study.core.records import read_metrics
 from fp8study.run.launch import RunFailed
 from tests.checkout import tiny_folder
 from tests.train.tiny_runs import Run, Train, launch_tiny
-from tests.train.updates_worker import ONE_PASS
+from tests.train.updates_worker import ONE_PASS, PASSES
 
 WORKER = Path(__file__).with_name("updates_worker.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
@@ -121,6 +121,18 @@ def test_shards_updated_in_one_pass_are_those_of_torchs_own(
     assert own == pytest.approx(plain, rel=0.05)
     assert found["mean_difference"] < 5e-5  # of weights that moved by 1e-2 and more
     assert found["scales_agree"] == [True] * 3 * ("fp8" in case)
+
+
+@pytest.mark.parametrize("case", PASSES)
+def test_gradients_reduced_after_each_pass_add_up_to_those_of_the_last(
+    compared: Callable[..., dict[str, Any]], case: str
+) -> None:
+    found = compared("fsdp2", 2)[f"passes-{case}"]
+    plain, own = found["norms"]
+    assert own[0] == pytest.approx(plain[0], rel=1e-6)
+    assert own == pytest.approx(plain, rel=0.05)
+    assert found["mean_difference"] < 5e-5  # of weights that moved by 1e-2 and more
+    assert found["most_alive"] == 1  # every share, from the first pass on
 
 
 def test_gathering_can_be_tuned_without_changing_weights(

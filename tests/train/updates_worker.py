@@ -60,6 +60,12 @@ ONE_PASS: dict[str, dict[str, Any]] = {
     "fp8": {"precision": "fp8"},
     "fp8 in backward": {"precision": "fp8", "optimizer_step": "in_backward"},
 }
+PASSES: dict[str, dict[str, Any]] = {
+    "": {},
+    "in backward": {"optimizer_step": "in_backward"},
+    "copy engines": {"collectives": "copy_engines"},
+    "one pass": {"update_kernel": "one_pass", "gradient_copy": "foreach"},
+}
 
 
 def tiny(config: RunConfig, tied: bool) -> Any:
@@ -104,7 +110,7 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
             if is_last:
                 updates.expect(wants_norm=True, look=look)
             ids = torch.randint(0, 256, (2, 16), generator=generator)
-            with gradient_sync(model, is_last):
+            with gradient_sync(model, is_last, config):
                 loss = model(input_ids=ids, labels=ids).loss
                 (loss / config.gradient_accumulation_steps).backward()
         norm = updates.finish()
@@ -118,6 +124,11 @@ def largest_difference(weights: list[torch.Tensor], expected: list[torch.Tensor]
     return max(float((a - b).abs().max()) for a, b in zip(weights, expected, strict=True))
 
 
+def mean_difference(weights: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    apart = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
+    return float(torch.cat(apart).mean())
+
+
 def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
     """Compare gradients scaled by the update's own kernel with gradients scaled before it."""
     results = []
@@ -128,8 +139,7 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
         }  # fmt: skip
         results.append(train(make_config(values | changes), tied=False))
     (expected, norms, _), (weights, own_norms, _) = results
-    differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
-    return {"mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms]}
+    return {"mean_difference": mean_difference(weights, expected), "norms": [norms, own_norms]}
 
 
 def one_pass(num_gpus: int, **changes: Any) -> dict[str, Any]:
@@ -151,9 +161,8 @@ def one_pass(num_gpus: int, **changes: Any) -> dict[str, Any]:
     sharding._scale_as_noted = watched
     weights, own_norms, _ = train(make_config(values | {"update_kernel": "one_pass"}), tied=False)
     sharding._scale_as_noted = scale
-    differences = [(a - b).abs().flatten() for a, b in zip(weights, expected, strict=True)]
     return {
-        "mean_difference": float(torch.cat(differences).mean()), "norms": [norms, own_norms],
+        "mean_difference": mean_difference(weights, expected), "norms": [norms, own_norms],
         "scales_agree": agreed,
     }  # fmt: skip
 
@@ -297,6 +306,23 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     }
 
 
+def passes(num_gpus: int, **changes: Any) -> dict[str, Any]:
+    """Compare gradients reduced after each backward pass with those reduced after the last."""
+    results = [
+        train(make_config({
+            "model": "tiny-llama", "strategy": "fsdp2", "compile": False, "num_gpus": num_gpus,
+            "gradient_accumulation_steps": 3, "gradient_reduction": when,
+        } | (changes if when == "each_pass" else {})), tied=False)
+        for when in ("last_pass", "each_pass")
+    ]  # fmt: skip
+    (expected, norms, _), (weights, own_norms, most_alive) = results
+    return {
+        "mean_difference": mean_difference(weights, expected),
+        "norms": [norms, own_norms],
+        "most_alive": most_alive,
+    }
+
+
 def main() -> None:
     """Compare all combinations that can hold."""
     state = PartialState(cpu=True)
@@ -333,6 +359,8 @@ def main() -> None:
     if state.num_processes > 1:
         for name, changes in ONE_PASS.items():
             found[f"one pass-{name}"] = one_pass(state.num_processes, **changes)
+        for name, changes in PASSES.items():
+            found[f"passes-{name}"] = passes(state.num_processes, **changes)
         found["gathering"] = gathering(state.num_processes)
         found["norming"] = norming(state.num_processes)
         found["reducing"] = reducing(state.num_processes)

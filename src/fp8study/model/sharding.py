@@ -217,10 +217,13 @@ def _scale_as_noted(model: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def gradient_sync(model: torch.nn.Module, is_last: bool) -> Iterator[None]:
-    """Communicate gradients of a model from `prepare` only in a step's last backward pass."""
+def gradient_sync(model: torch.nn.Module, is_last: bool, config: ResolvedConfig) -> Iterator[None]:
+    """Communicate gradients of a model from `prepare` in a step's last backward pass, or in each.
+
+    Under DDP in the last.
+    """
     if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(is_last)
+        model.set_requires_gradient_sync(is_last or config.gradient_reduction == "each_pass")
     waits = isinstance(model, torch.nn.parallel.DistributedDataParallel) and not is_last
     with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
         yield

@@ -113,6 +113,7 @@ def _memory(advice: Advice) -> list[str]:
     ]
     parts = sorted(advice.memory_parts_gib.items(), key=lambda part: -part[1].value)
     whole = advice.config["gradient_accumulation_steps"] > 1 and advice.config["num_gpus"] > 1
+    whole &= advice.config["gradient_reduction"] == "last_pass"
     words = _PARTS | {"gradients": "gradients, whole between passes"} if whole else _PARTS
     named = [f"{words.get(n, n)} {gib.value:,.1f}" for n, gib in parts if gib.value >= 0.1]
     lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")

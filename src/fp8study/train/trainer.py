@@ -278,7 +278,7 @@ class Trainer:
         return ids_BT
 
     def _micro_step(self, ids_BT: torch.Tensor, is_last: bool) -> torch.Tensor:
-        with gradient_sync(self.model, is_last):
+        with gradient_sync(self.model, is_last, self.config):
             loss = self.model(input_ids=ids_BT, labels=ids_BT).loss
             loss = loss / self.config.gradient_accumulation_steps
             self.updates.scaled(loss).backward()

@@ -128,12 +128,11 @@ def question_for(
     values |= others or {}
     if needs_plain_head(model):
         values["loss_head"] = "plain"
-    config = make_config(values, "advise")
-    check_model(config)
     if global_batch_size is not None:
         values |= _parted(values, global_batch_size, micro_batch_size, shape, capacity)
         micro_batch_size = values["micro_batch_size"]
-        config = make_config(values, "advise")
+    config = make_config(values, "advise")
+    check_model(config)
     as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
     if micro_batch_size is None:
         if not _batch(config, shape, capacity):  # what saves memory first
@@ -183,7 +182,9 @@ def _parted(
     parts = [{"micro_batch_size": n, "gradient_accumulation_steps": a_gpu // n} for n in batches]
 
     def config(part: Mapping[str, Any]) -> RunConfig:
-        return make_config({**values, **part}, "advise")
+        several = part["gradient_accumulation_steps"] > 1  # else it is refused
+        said = {n: v for n, v in values.items() if several or n != "gradient_reduction"}
+        return make_config({**said, **part}, "advise")
 
     def with_savers(part: dict[str, int]) -> dict[str, Any]:
         return part | savers(config(part).resolved(), shape, capacity)

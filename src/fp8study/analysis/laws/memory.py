@@ -296,11 +296,12 @@ def _gradients_kept(
     """Return bytes of gradients that are there during the forward pass, over all ranks.
 
     Those that no optimizer frees; with accumulation all, which FSDP2 keeps whole, in FP32, until
-    they are reduced.
+    they are reduced after the last pass.
     """
     if config.gradient_accumulation_steps == 1:
         return weight_bytes * untrained
     whole = config.strategy == "fsdp2" and config.num_gpus > 1
+    whole &= config.gradient_reduction == "last_pass"
     return (4 * config.num_shards if whole else weight_bytes) * shape.num_parameters
 
 

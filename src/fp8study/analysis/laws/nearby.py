@@ -59,7 +59,8 @@ def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
 
 #: What saves memory on the same GPUs, in the order of what it costs.
 SAVERS: dict[str, Any] = {
-    "reshard_after_forward": True, "activation_checkpointing": True, "master_dtype": "bf16",
+    "gradient_reduction": "each_pass", "reshard_after_forward": True,
+    "activation_checkpointing": True, "master_dtype": "bf16",
 }  # fmt: skip
 _SAME_TASK = {name: value for name, value in SAVERS.items() if "master" not in name}
 #: Fields that are changed, the run then, and a figure of it.
@@ -88,6 +89,7 @@ _FOLLOWING = {
     "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE),
     "step_launch": ("gradient_pool", "gradient_dtype"),
+    "gradient_reduction": ("gradient_pool",),
     "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
     "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
@@ -104,6 +106,8 @@ def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfi
     fields = dataclasses.asdict(config)
     for name in changes:
         fields |= dict.fromkeys(_FOLLOWING.get(name, ()))
+    if changes.get("gradient_accumulation_steps") == 1:
+        fields |= dict.fromkeys(("gradient_reduction", *_FOLLOWING["gradient_reduction"]))
     if "num_gpus" in changes:
         fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"}
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
@@ -134,15 +138,26 @@ def _savings(
 ) -> list[Changed]:
     """Return the smallest combinations of some `SAVERS` that make a run fit."""
     names = [name for name, value in among.items() if getattr(config, name) != value
-             and (config.strategy == "fsdp2" or "reshard" not in name)]  # fmt: skip
+             and (config.strategy == "fsdp2" or "reshard" not in name)
+             and (config.num_gpus > 1 or "reduction" not in name)]  # fmt: skip
     for number in range(1, len(names) + 1):
         tries = (
-            _cure(config, shape, {name: among[name] for name in chosen})
+            _cure(config, shape, _of_use({name: among[name] for name in chosen}, config))
             for chosen in itertools.combinations(names, number)
         )
         if found := [cure for cure in tries if has_room(cure[2], capacity)]:
             return found
     return []
+
+
+def _of_use(changes: Mapping[str, Any], config: ResolvedConfig) -> dict[str, Any]:
+    """Leave `SAVERS` out that say nothing of a run on several GPUs, or are refused beside others."""
+    passes, dtype = (
+        changes.get(name, getattr(config, name))
+        for name in ("gradient_accumulation_steps", "master_dtype")
+    )
+    adds_up = passes > 1 and dtype == "fp32"
+    return {n: value for n, value in changes.items() if adds_up or n != "gradient_reduction"}
 
 
 def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[str, Any]:
@@ -168,11 +183,11 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
-    saved = first(_SAME_TASK | changes for changes in more)
+    saved = first(_of_use(_SAME_TASK | changes, config) for changes in more)
     both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
     others = both if both[:1] == saved else plain
     found = [*first(before), *first(one), *others, *_savings(config, shape, capacity, SAVERS)]
-    return found or first(SAVERS | changes for changes in more)
+    return found or first(_of_use(SAVERS | changes, config) for changes in more)
 
 
 def written(
@@ -297,6 +312,9 @@ def beyond(
             f"links between GPUs: {gpu.link_gb_per_s:g} GB/s assumed, as in the datasheet and "
             f"without bridges; measured were an {FITTED_GPU}'s"
         )
+    ways = {c.config.gradient_reduction for c in known}
+    if config.gradient_reduction not in {"last_pass", *ways}:
+        found.append("gradients reduced after each pass: never timed")
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")
     if config.is_fp8 and config.precision not in {c.config.precision for c in known}:

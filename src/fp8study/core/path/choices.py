@@ -30,6 +30,7 @@ def resharding(c: Any) -> bool | str:
 def gradient_pool(c: Any) -> str:
     """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
+    keeps_whole &= c.gradient_reduction != "each_pass"  # as it was made, not added to another
     later = c.optimizer_step == "after_backward"
     # In a graph's own memory it was tried on two GPUs alone (docs/log.md, 89).
     is_tried = c.step_launch != "as_graph" or c.num_gpus == 2

@@ -137,10 +137,23 @@ class Switches:
             (lambda c: c.clipping == "in_update" and c.optimizer_state != "fp32",
              "needs torch's own AdamW, not that of optimizer_state={optimizer_state}; use separate "
              "or optimizer_state=fp32")))
+    gradient_reduction: Literal["last_pass", "each_pass"] | None = switch(
+        "last_pass", "last_pass", "gradients reduced {}", "After which of a step's backward passes "
+        "FSDP2 reduces gradients: each GPU keeps them whole, in FP32, until the last, or its share "
+        "from the first on; not yet timed.", refused=(
+            (lambda c: c.gradient_reduction == "each_pass" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_reduction == "each_pass" and c.gradient_accumulation_steps == 1,
+             "says nothing with gradient_accumulation_steps=1; leave it out"),
+            (lambda c: c.gradient_reduction == "each_pass" and c.master_dtype != "fp32",
+             "would add gradients up in master_dtype={master_dtype}; use last_pass, or "
+             "master_dtype=fp32")))
     gradient_pool: Literal["own", "shared"] | None = switch(
         "own", choices.gradient_pool, "gradients' memory {}", "`shared`: FSDP2's reduced gradients "
         "take the memory that the activations leave.", refused=(
             (lambda c: c.gradient_pool == "shared" and not is_sharded(c), _NOT_REDUCED),
+            (lambda c: c.gradient_pool == "shared" and c.gradient_reduction == "each_pass",
+             "does not go with gradient_reduction=each_pass, which adds reduced gradients up; use "
+             "own, or last_pass"),
             (lambda c: c.gradient_pool == "shared" and c.sharding == "hybrid",
              "does not go with sharding=hybrid, which reduces them again across nodes; use own"),
             (lambda c: c.gradient_pool == "shared" and c.optimizer_step == "in_backward",
@@ -251,9 +264,10 @@ class Switches:
             (lambda c: c.collectives == "copy_engines" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.collectives == "copy_engines" and c.num_nodes > 1,
              "reads GPUs of its own host only, not of num_nodes={num_nodes}; use nccl"),
-            (lambda c: c.collectives == "copy_engines" and c.gradient_accumulation_steps > 1,
+            (lambda c: c.collectives == "copy_engines" and c.gradient_accumulation_steps > 1
+             and c.gradient_reduction == "last_pass",
              "would round to BF16 what gradient_accumulation_steps={gradient_accumulation_steps} "
-             "adds up in FP32; use nccl"),
+             "adds up in FP32; use nccl, or gradient_reduction=each_pass"),
             (lambda c: c.collectives == "copy_engines" and RECIPES[c.precision].scales_loss,
              "sends BF16, and precision={precision} has none; use nccl")))
     gradient_norm: Literal["separate", "by_kernel", "as_summed"] | None = switch(
@@ -269,6 +283,8 @@ class Switches:
              and not (c.collectives == "copy_engines" and c.num_gpus == 2),
              "is found as copy engines' gradients of two GPUs are added up; use num_gpus=2 and "
              "collectives=copy_engines, or separate"),
+            (lambda c: c.gradient_norm == "as_summed" and c.gradient_accumulation_steps > 1,
+             "is of one backward pass's gradients; use separate"),
             (lambda c: c.gradient_norm == "as_summed" and c.optimizer_step == "in_backward",
              "is of all gradients together; use optimizer_step=after_backward, or separate"),
             (lambda c: c.gradient_norm == "as_summed" and c.max_grad_norm is not None

@@ -5,7 +5,7 @@ from typing import Any
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.matched import equal_time_table
+from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report.page import Report, report_of
 from tests.project.quotes import one, per_cent, stored
 
@@ -20,7 +20,7 @@ def loss_texts() -> list[str]:
     eight = report_of([run for run in stored(MACHINE) if run.record.study.startswith("loss-8b")])
     return [
         *_arms_texts(report), *_again_texts(report), *_eight_b_again_texts(eight),
-        *_batch_2_texts(),
+        *_batch_2_texts(), *_growth_texts(),
     ]  # fmt: skip
 
 
@@ -157,6 +157,23 @@ def _batch_2_texts() -> list[str]:
             share, low, high = (f"{saved[n]:.1f}" for n in ("saved_pct", "low_95", "high_95"))
             said.append(f"one held-out loss in {share} % less time (95 % CI {low} to {high})")
     return said
+
+
+def _growth_texts() -> list[str]:
+    """What is said of one loss that all batches come down to."""
+    found = report_of([run for run in stored(MACHINE) if run.record.study == "batch-growth"])
+    rows = matched_loss_table(found.metrics, found.runs)
+    assert {*rows["effective_batch"]} == {1, 8, 32}
+    one_, eight, most = (per_cent(gap, 2) for gap in rows["gap_pct"])
+    slope, low, high = (
+        f"{rows[name].iloc[0]:+.3f}".replace("-", "−")
+        for name in ("slope_points", "slope_low_95", "slope_high_95")
+    )
+    return [
+        f"{one_} of BF16's loss at a batch of 1, {eight} at 8 and {most} at 32, where BF16 has come "
+        f"down to {rows['loss'].iloc[0]:.2f} nats; with each doubling {slope} points (95 % CI {low} "
+        f"to {high})",
+    ]
 
 
 def _ends_of(row: Any) -> str:

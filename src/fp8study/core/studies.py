@@ -171,14 +171,11 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     """
     path = _path_of(name)
     if Path(name).name != name or not path.is_file():  # a study is no path
-        names = study_names()
-        if not names:
+        if not (names := study_names()):
             raise UserError(f"STUDY: there are none in '{studies_dir()}'; run in a checkout")
         close = nearest(Path(name).stem, names, 0.6)  # of a path to its file as well
-        where = (
-            f"choose a file of '{studies_dir()}'" if close else f"choose one of {', '.join(names)}"
-        )
-        raise UserError(f"STUDY: '{name}' is no study{close}; {where}")
+        those = f"a file of '{studies_dir()}'" if close else "one of " + ", ".join(names)
+        raise UserError(f"STUDY: '{name}' is no study{close}; choose {those}")
     check_names(overrides or {}, "--set")
     return expanded(name, read_study(path), str(path), overrides)
 

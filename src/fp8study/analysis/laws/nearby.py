@@ -151,7 +151,7 @@ def _savings(
 
 
 def _of_use(changes: Mapping[str, Any], config: ResolvedConfig) -> dict[str, Any]:
-    """Leave `SAVERS` out that say nothing of a run on several GPUs, or are refused beside others."""
+    """Leave `SAVERS` out that say nothing of a run on several GPUs, or are refused beside one."""
     passes, dtype = (
         changes.get(name, getattr(config, name))
         for name in ("gradient_accumulation_steps", "master_dtype")

@@ -170,9 +170,9 @@ def _growth_texts() -> list[str]:
         for name in ("slope_points", "slope_low_95", "slope_high_95")
     )
     return [
-        f"{one_} of BF16's loss at a batch of 1, {eight} at 8 and {most} at 32, where BF16 has come "
-        f"down to {rows['loss'].iloc[0]:.2f} nats; with each doubling {slope} points (95 % CI {low} "
-        f"to {high})",
+        f"{one_} of BF16's loss at a batch of 1, {eight} at 8 and {most} at 32, where BF16 has "
+        f"come down to {rows['loss'].iloc[0]:.2f} nats; with each doubling {slope} points (95 % CI "
+        f"{low} to {high})",
     ]
 
 

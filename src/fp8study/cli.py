@@ -127,7 +127,7 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Answer for a model and GPUs, from what was measured and the laws fitted to it."""
-    from fp8study.analysis.advice.question import answer, question_for
+    from fp8study.analysis.advice.question import AS_TRAINED, answer, question_for
     from fp8study.analysis.laws.here import keep
     from fp8study.report.advice_text import advice_text
 
@@ -135,7 +135,7 @@ def advise(
     with using_model(model), warnings_in_a_line():
         asked = question_for(
             here, model, num_gpus, sequence_length, micro_batch_size, gpu,
-            parse_assignments(set_), tokens, global_batch,
+            AS_TRAINED | parse_assignments(set_), tokens, global_batch,
         )  # fmt: skip
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch

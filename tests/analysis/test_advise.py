@@ -128,12 +128,18 @@ def test_a_cell_between_the_measured_ones_is_predicted_with_an_interval():
     ("changes", "words"),
     [
         ({"gpu": "h100-nvl-94gb"}, "scaled by datasheets"),
-        ({"gpu": "h100-80gb", "num_gpus": 8}, "8 GPUs; measured: 1 to 4"),
-        ({"gpu": "h100-80gb", "sequence_length": 8192}, "8,192 tokens a sequence; measured: 2,048"),
-        ({"num_gpus": 64}, "64 GPUs; measured: 1 to"),
+        ({"gpu": "h100-80gb", "num_gpus": 8}, "8 GPUs; measured on H100: 1 to 4"),
+        (
+            {"gpu": "h100-80gb", "sequence_length": 8192},
+            "8,192 tokens a sequence; measured on H100: 2,048",
+        ),
+        ({"num_gpus": 64}, "64 GPUs; measured on H200: 1 to"),
         ({"sequence_length": 16384}, "16,384 tokens a sequence"),
         ({"model": "llama-3.1-70b", "num_gpus": 4}, "70.6 billion weights"),
-        ({"gradient_accumulation_steps": 1_000_000}, "1,000,000 passes a step; measured: 1"),
+        (
+            {"gradient_accumulation_steps": 1_000_000},
+            "1,000,000 passes a step; measured on H200: 1",
+        ),
     ],
 )
 def test_what_is_beyond_the_records_is_modelled_and_says_so(changes, words):

@@ -104,14 +104,15 @@ def test_the_same_run_with_clipped_gradients_is_told_first() -> None:
     assert found.nearest[0].then.value in {*leads.loc[here, "lead_pct"]}
 
 
-def test_beside_what_one_layout_made_stands_no_prediction_of_a_law_that_knows_no_other() -> None:
+def test_beside_what_one_layout_made_stands_what_the_law_says_of_both() -> None:
     found = answer(question_for([], "llama-3.2-1b", 1, 4096, 4, "h200", {"max_grad_norm": 1.0}))
     assert found.verdict.label == "FP8 tensorwise, one layout"
-    assert [o.label for o in found.options if o.precision == "fp8_tensorwise"] == [
-        found.verdict.label
-    ]
+    options = {o.label: o for o in found.options if o.precision == "fp8_tensorwise"}
+    assert [*options] == [found.verdict.label, "FP8 tensorwise"]
+    now = options["FP8 tensorwise"].lead_pct
+    assert now is not None and now.kind == PREDICTED
     said = " ".join(advice_text(found).split())
-    assert "timed before the path's kernels wrote FP8 in both layouts, which no law knows" in said
+    assert f"as the tuned path is now: {now.value:+.1f} % (" in said
 
 
 def test_an_answer_is_of_todays_kernels_where_earlier_ones_were_faster_by_chance() -> None:

@@ -88,13 +88,15 @@ def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> Non
     def parted(fields: dict[str, Any]) -> Any:
         return question_for([], "llama-3.1-8b", 8, 4096, None, "h100-80gb", fields, None, 512)
 
-    asked = parted({"gradient_reduction": "each_pass"})
-    batches = [question.config.micro_batch_size for question in (parted({}), asked)]
-    assert batches == [1, 2]
-    text = advice_text(answer(asked))
-    assert "Set for it: gradient_reduction=each_pass" in text and "whole between" not in text
-    assert text.count("  gradients reduced after each pass: never timed") == 1
-    assert text.count("--set gradient_reduction=each_pass") == 2  # to check its speed
+    asked = {way: parted({"gradient_reduction": way}) for way in ("last_pass", "each_pass")}
+    assert [way.config.micro_batch_size for way in asked.values()] == [1, 2]
+    assert parted({}).config == asked["each_pass"].config
+    whole, shared = (advice_text(answer(question)) for question in asked.values())
+    assert "Set for it: gradient_reduction=each_pass" in shared and "whole between" not in shared
+    assert shared.count("  gradients reduced after each pass: never timed") == 1
+    assert shared.count("--set gradient_reduction=each_pass") == 2  # to check its speed
+    parts = answer(asked["each_pass"]).memory_parts_gib["gradients"].value
+    assert f"  --set gradient_reduction=each_pass keeps a GPU's share of them: {parts:.1f}" in whole
 
 
 @pytest.mark.parametrize(

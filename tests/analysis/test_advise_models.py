@@ -100,7 +100,7 @@ def test_a_vocabulary_that_was_not_measured_is_beyond(of_70b, size, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(content | {"vocab_size": size}))
     own, other = (advice(model, 64, gpu="h200").beyond for model in (of_70b, str(tmp_path)))
     assert not any("vocabulary" in line for line in own)
-    assert f"{size:,} tokens in the vocabulary; measured: 128,256 to 151,936" in other
+    assert f"{size:,} tokens in the vocabulary; measured on H200: 128,256 to 151,936" in other
 
 
 def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):

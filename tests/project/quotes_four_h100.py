@@ -84,7 +84,8 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
         f"less memory and {energy} less energy",
         f"H100: {per_cent(two['llama-3.2-3b']['lead_pct'])}, "
         f"{per_cent(two['qwen3-4b']['lead_pct'])} at batch 1 |",
-        f"| H100: {per_cent(two['llama-3.2-1b']['lead_pct'])} at batch 1 | not measured |",
+        f"| H100: {per_cent(two['llama-3.2-1b']['lead_pct'])} at batch 1 |",
+        f"at batch 1; H100: **{per_cent(head['lead_pct'])}: FP8** |",
         f"at batch 1; H100: {per_cent(eight['lead_pct'])}ᵘ at 2 |",
     ]  # fmt: skip
 

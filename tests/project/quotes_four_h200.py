@@ -189,6 +189,7 @@ def _scaling_texts(scaling: pd.DataFrame) -> list[str]:
         f"and {to_four[0]} and {to_four[1]} of what one alone makes of a 1B",
         f"by {' and '.join(wide_leads)} (8B, on 2 and 4 GPUs",
         f"{', '.join(small_leads[:2])} and {small_leads[2]} (1B, on 1, 2 and 4)",
+        f"| {small_leads[2]} at batch 4 |",
         f"an 8B keeps {bf16} on 2 and 4 GPUs in BF16, {fp8} in FP8",
         f"leads by {', '.join(leads[:2])} and {leads[2]}",
         f"do not scale in FP8 ({_kept(late, 'FP8', 1)[1]} on four)",

@@ -117,6 +117,11 @@ def _memory(advice: Advice) -> list[str]:
     words = _PARTS | {"gradients": "gradients, whole between passes"} if whole else _PARTS
     named = [f"{words.get(n, n)} {gib.value:,.1f}" for n, gib in parts if gib.value >= 0.1]
     lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")
+    if whole:
+        share = advice.memory_parts_gib["gradients"].value / advice.config["num_gpus"]
+        lines.append(
+            f"  --set gradient_reduction=each_pass keeps a GPU's share of them: {share:.1f}"
+        )
     if not advice.fits:
         found = "; ".join(map(_remedy, advice.remedies))
         lines.append(f"  would fit  {found or 'with nothing tried here'}")
@@ -239,7 +244,9 @@ def _sources(advice: Advice) -> list[str]:
 def _is_off(option: Option, base: float) -> bool:
     """Whether a measured lead is notably another than the ratio of the rates beside it."""
     lead, ratio = option.lead_pct, option.tokens_per_second_per_gpu.value / base
-    return lead is not None and lead.kind == MEASURED and abs(100 * (ratio - 1) - lead.value) > 1
+    if lead is None or lead.kind != MEASURED:
+        return False
+    return abs(100 * (ratio - 1) - lead.value) > 0.5
 
 
 def _limits(advice: Advice) -> list[str]:

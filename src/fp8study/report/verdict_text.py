@@ -20,7 +20,10 @@ from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.report.words import count, interval, machine_name, number, rate
 
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
-_SINCE = {COMPILED_SWIGLU: "SwiGLU's kernels", BF16_HEAD: "its loss head in FP8"}
+_SINCE = {
+    COMPILED_SWIGLU: "SwiGLU's kernels", ONE_LAYOUT: "FP8 in both layouts, and what came since",
+    BF16_HEAD: "its loss head in FP8",
+}  # fmt: skip
 
 
 def answer_lines(advice: Advice) -> list[str]:
@@ -34,9 +37,23 @@ def answer_lines(advice: Advice) -> list[str]:
     option = advice.chosen
     beside = _beside(option.label, option.beside)
     return [
-        said, *_instead(advice), *_own_memory(advice), *_loss(advice, advice.verdict),
+        said, *_kept_from(advice), *_instead(advice), *_own_memory(advice),
+        *_loss(advice, advice.verdict),
         *_clipped(advice), *also, *near, *_today(advice), *beside, *_larger(advice),
     ]  # fmt: skip
+
+
+def _kept_from(advice: Advice) -> list[str]:
+    """Say what keeps FP8 from more: experts, and master weights that no update in one pass has."""
+    said = []
+    if any("experts" in text for text in advice.left_out):
+        said.append(
+            "  its experts stay in BF16, as torchao converts none: FP8 is attention's alone"
+        )
+    if advice.config["master_dtype"] == "bf16":
+        said.append("  BF16 master weights: without steps as one graph, FP8 weights that are kept, "
+                    "and the loss head in FP8")  # fmt: skip
+    return said
 
 
 def _instead(advice: Advice) -> list[str]:
@@ -108,8 +125,7 @@ def _today(advice: Advice) -> list[str]:
         now = next((o.lead_pct for o in advice.options if o.label == label), None)
         if advice.verdict.label.endswith(had) and now is not None:
             return [f"  with {gives}, as the tuned path is now: {lead_text(now, ' %')}, {now.kind}"]
-    since = "  timed before the path's kernels wrote FP8 in both layouts, which no law knows"
-    return [since] * advice.verdict.label.endswith(ONE_LAYOUT)
+    return []
 
 
 def _larger(advice: Advice) -> list[str]:
@@ -137,6 +153,10 @@ def verdict_text(verdict: Verdict) -> str:
     """Write what to do, as the report's first page does, and why."""
     lead, where = verdict.lead_pct, verdict.machine and f" on {_where(verdict)}"
     says = "no timing that holds"
+    if verdict.num_void:
+        says += (
+            f" (in {count(verdict.num_void, 'run')} torch took memory from the driver meanwhile)"
+        )
     if lead is not None:
         says = f"tokens/s {lead_text(lead, ' %')}, {lead.kind}"
     unsteady = ""

@@ -57,7 +57,11 @@ Overrides = Annotated[
 ]
 FurtherFields = Annotated[
     list[str] | None,
-    typer.Option("--set", help="As max_grad_norm=1, learning_rate=3e-4, master_dtype=bf16."),
+    typer.Option(
+        "--set",
+        help="As learning_rate=3e-4, master_dtype=bf16; max_grad_norm is "
+        "1, as in pre-training, or what is said.",
+    ),
 ]
 MicroBatch = Annotated[
     int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")

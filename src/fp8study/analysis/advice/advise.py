@@ -18,7 +18,6 @@ from fp8study.analysis.advice.by_law import chosen, predicted_speed
 from fp8study.analysis.advice.commands import check_of_loss, settings, to_check
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
-    ONE_LAYOUT,
     Decided,
     Decisions,
     measured_beside,
@@ -318,9 +317,7 @@ class Advisor:
             way, label = way_of(config, row)
             timed.setdefault(label, option(way, label, row))
         every = {label_of(way): way for way in ways(config, shape)[1:]}
-        # Of what one layout costs the law knows nothing.
-        told = {*timed, *(label.removesuffix(f", {ONE_LAYOUT}") for label in timed)}
-        others = [option(way, label) for label, way in every.items() if label not in told]
+        others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
 

@@ -118,6 +118,8 @@ class Verdict:
     """As the report calls it."""
     loss: Row = field(default_factory=dict)
     """The nearest loss that was judged, as `decision.LOSS_COLUMNS`; empty where none was."""
+    num_void: int = 0
+    """Of its runs, those whose timing the allocator may have made."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class Decided:
     """Every arm that was timed there: rows of `leads_table`, the largest lead first, likewise."""
     num_unsteady: int
     """Of the runs that were decided on, those whose step time had not settled."""
+    num_void: int
+    """And those whose timing is void."""
 
 
 class Decisions:
@@ -174,7 +178,7 @@ class Decisions:
             action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss, learning_rate))
         return Verdict(
             action, way_of(bf16, row)[1], lead_of(row), found.machine, found.num_unsteady,
-            bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss),
+            bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss), found.num_void,
         )  # fmt: skip
 
     def loss(
@@ -255,9 +259,10 @@ class Decisions:
 
     def _decided(self, row: dict[Any, Any], rows: pd.DataFrame) -> Decided:
         arms = rows[rows["machine"] == row["machine"]].to_dict("records")
-        unsteady = self.runs.loc[self.runs["run_ids"].isin(row["run_ids"].split()), "unsteady"]
+        runs = self.runs[self.runs["run_ids"].isin(row["run_ids"].split())]
         decision, *leads = (self._with_ids(each) for each in (row, *arms))
-        return Decided(row["machine"], decision, leads, int(unsteady.sum()))
+        counts = (int(runs[name].sum()) for name in ("unsteady", "timing_void"))
+        return Decided(row["machine"], decision, leads, *counts)
 
     def _with_ids(self, row: dict[Any, Any]) -> dict[str, Any]:
         ids = row["run_ids"].split()

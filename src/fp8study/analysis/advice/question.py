@@ -12,7 +12,7 @@ import pandas as pd
 
 from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.evidence import Decisions
+from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import num_nodes_for
@@ -39,6 +39,8 @@ from fp8study.core.recipes import ARITHMETICS
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
            "learning_rate")  # fmt: skip
+#: What the command line takes to be asked, unless something else is: pre-training clips.
+AS_TRAINED = {"max_grad_norm": CLIPPED}
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size")
 #: The most GPUs that are spoken of.
@@ -159,7 +161,8 @@ def _parted(
 ) -> dict[str, Any]:
     """Part a step's sequences among GPUs and passes: in the largest batch that fits, if one does.
 
-    With what saves memory, if none does without and no batch is asked for.
+    With gradients that each pass reduces, where they leave room for a larger one; with what else
+    saves memory, if none does without; neither where a batch is asked for.
 
     Raises:
         UserError: They do not come out even, or the number of passes is asked for, too.
@@ -189,7 +192,14 @@ def _parted(
     def with_savers(part: dict[str, int]) -> dict[str, Any]:
         return part | savers(config(part).resolved(), shape, capacity)
 
-    found = parts if micro_batch_size else [*parts, *map(with_savers, parts)]
+    may_share = values["num_gpus"] > 1 and values.get("master_dtype", "fp32") == "fp32"
+    may_share &= "gradient_reduction" not in values
+    shared = {"gradient_reduction": "each_pass"} if may_share else {}
+    found: list[dict[str, Any]] = [*parts]
+    if not micro_batch_size:
+        several = ({**p, **shared} if p["gradient_accumulation_steps"] > 1 else p for p in parts)
+        found = [each for both in zip(parts, several, strict=True) for each in both]
+        found += map(with_savers, parts)
     fits = (p for p in found if _batch(config(p), shape, capacity) >= p["micro_batch_size"])
     return next(fits, parts[-1])
 

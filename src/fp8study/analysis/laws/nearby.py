@@ -186,7 +186,9 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
     saved = first(_of_use(_SAME_TASK | changes, config) for changes in more)
     both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
     others = both if both[:1] == saved else plain
-    found = [*first(before), *first(one), *others, *_savings(config, shape, capacity, SAVERS)]
+    free = _savings(config, shape, capacity, {"gradient_reduction": "each_pass"})
+    saving = [cure for cure in _savings(config, shape, capacity, SAVERS) if cure not in free]
+    found = [*first(before), *free, *first(one), *others, *saving]
     return found or first(_of_use(SAVERS | changes, config) for changes in more)
 
 
@@ -277,6 +279,7 @@ def beyond(
     """
     is_known = knows_gpu(gpu_name, timed)
     known = [cell for cell in timed if cell.gpu == (gpu_name if is_known else FITTED_GPU)]
+    where = gpu.name_part if is_known else FITTED_GPU.removeprefix("NVIDIA ")
     spans: dict[str, tuple[float, list[Any], str]] = {
         "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
         "billion weights": (shape.num_parameters / 1e9,
@@ -291,7 +294,7 @@ def beyond(
                           [c.config.gradient_accumulation_steps for c in known], ",d"),
     }  # fmt: skip
     found = [
-        f"{format(value, spec)} {what}; measured: "
+        f"{format(value, spec)} {what}; measured on {where}: "
         + " to ".join(dict.fromkeys(format(end, spec) for end in (min(seen), max(seen))))
         for what, (value, seen, spec) in spans.items()
         if not min(seen) <= value <= max(seen)

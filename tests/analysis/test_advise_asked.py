@@ -115,6 +115,13 @@ def test_beside_what_one_layout_made_stands_what_the_law_says_of_both() -> None:
     assert f"as the tuned path is now: {now.value:+.1f} % (" in said
 
 
+def test_a_timing_that_does_not_hold_has_its_reason() -> None:
+    found = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200", {"max_grad_norm": 1.0}))
+    assert found.verdict.lead_pct is None and found.verdict.num_void == 2
+    said = " ".join(advice_text(found).split())
+    assert "no timing that holds (in 2 runs torch took memory from the driver meanwhile)" in said
+
+
 def test_an_answer_is_of_todays_kernels_where_earlier_ones_were_faster_by_chance() -> None:
     leads = load_report(ROOT / "results").leads
     here = leads["model"].eq("llama-3.2-3b") & leads["setting"].str.endswith("by kernel")

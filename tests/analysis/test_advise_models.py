@@ -86,6 +86,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     assert len(ways) == 3
     assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
+    assert "  its experts stay in BF16, as torchao converts none" in advice_text(found)
     # Nor does FP8 spare the experts' copies in BF16 and activations.
     bf16, *fp8 = (option.memory_gib.value for option in advice(str(folder), 1).options)
     copies = 2 * 4 * 2 * 2048 * (4096 + 512) / 2**30  # bytes, layers, two of each size

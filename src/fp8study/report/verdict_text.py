@@ -61,8 +61,10 @@ def _instead(advice: Advice) -> list[str]:
     found = advice.instead
     if found is None or found.lead_pct is None:
         return []
+    # Of what is modelled nobody has timed the like.
+    pays = "should pay" if found.lead_pct.kind == MODELLED else "surely pays"
     return [
-        f"  With {found.what} FP8 surely pays: tokens/s {lead_text(found.lead_pct, ' %')}, "
+        f"  With {found.what} FP8 {pays}: tokens/s {lead_text(found.lead_pct, ' %')}, "
         f"{found.lead_pct.kind}, and {number(found.then.value, '.0f')} % more than here"
     ]
 

@@ -26,6 +26,8 @@ _PARTS = {
 }  # fmt: skip
 #: Of English text, for vocabularies of today.
 _BYTES_PER_TOKEN = 4
+#: A lead is told by session where its interval reaches so far.
+_FAR_POINTS = 10
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 #: More than that would break the table's columns: characters of a label, and GiB.
@@ -234,11 +236,19 @@ def _sources(advice: Advice) -> list[str]:
         if ids:
             more = f" and {len(ids) - 1} more (--json)" if len(ids) > 1 else ""
             apart = "; no pair with BF16, so no interval" if option.is_apart else ""
-            lines.append(f"  {option.label}: {ids[0]}{more}{apart}")
+            lines.append(f"  {option.label}: {ids[0]}{more}{apart}{_by_session(option)}")
     base = advice.options[0].tokens_per_second_per_gpu.value
     if any(_is_off(option, base) for option in advice.options):
         lines.append("  tokens/s are medians of all runs, leads means of each session's own")
     return lines
+
+
+def _by_session(option: Option) -> str:
+    """List the leads of sessions that are far apart, as those of hosts of unlike speed are."""
+    leads, lead = option.session_leads, option.lead_pct
+    if not leads or lead is None or lead.high is None or lead.high - lead.value < _FAR_POINTS:
+        return ""
+    return f"; by session {', '.join(number(each, '+.1f') for each in leads)} %"
 
 
 def _is_off(option: Option, base: float) -> bool:

@@ -20,6 +20,17 @@ def furthest(ones: list[float], others: list[float]) -> float:
     return max(abs(one / other - 1) for one, other in zip(ones, others, strict=True))
 
 
+def save_model(folder: Path, ties: bool) -> None:
+    """Save layers of a few milliseconds, so that copies run beside GEMMs; the embedding is larger.
+
+    Its configuration, that is: weights are drawn.
+    """
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 6,
+             "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 64_000,
+             "tie_word_embeddings": ties}  # fmt: skip
+    LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(folder)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
 @pytest.mark.parametrize(("num_gpus", "ties"), [(2, False), (2, True), (4, False)])
 def test_copy_engines_move_what_nccl_moves(
@@ -27,11 +38,7 @@ def test_copy_engines_move_what_nccl_moves(
 ) -> None:
     if torch.cuda.device_count() < num_gpus:
         pytest.skip(f"needs {num_gpus} GPUs")
-    # Layers of a few milliseconds, so that copies run beside GEMMs; the embedding is the largest.
-    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 6,
-             "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 64_000,
-             "tie_word_embeddings": ties}  # fmt: skip
-    LlamaConfig(architectures=["LlamaForCausalLM"], **shape).save_pretrained(tmp_path / "model")
+    save_model(tmp_path / "model", ties)
     norms, losses, moved = {}, {}, {}
     for name in ("nccl", "again", "copy_engines"):
         collectives = "copy_engines" if name == "copy_engines" else "nccl"
@@ -61,3 +68,33 @@ def test_copy_engines_move_what_nccl_moves(
     assert {*ours} - gathered == {("reduce_scatter", "bfloat16")}
     half = theirs["reduce_scatter", "float32"] / 2
     assert ours["reduce_scatter", "bfloat16"] == pytest.approx(half)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_gradients_that_each_pass_reduces_are_those_of_the_last(
+    tmp_path: Path, precision: str
+) -> None:
+    save_model(tmp_path / "model", False)
+    ways = {
+        "last": {}, "again": {}, "each": {"gradient_reduction": "each_pass"},
+        "copied": {"gradient_reduction": "each_pass", "collectives": "copy_engines"},
+    }  # fmt: skip
+    norms, losses, peaks = {}, {}, {}
+    for name, changes in ways.items():
+        config = make_config(
+            {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned",
+             "precision": precision, "max_grad_norm": 1.0, "sequence_length": 2048,
+             "gradient_accumulation_steps": 3, "num_steps": 8, "num_warmup_steps": 2,
+             "learning_rate": 1e-5} | changes
+        ).resolved()  # fmt: skip
+        record = launch(config, tmp_path / name, show=str)
+        rows = read_metrics(tmp_path / name)
+        losses[name] = [row["loss"] for row in rows]
+        norms[name] = [row["gradient_norm"] for row in rows]
+        peaks[name] = record.results["memory_peak_gib"]
+    floor = furthest(norms["again"], norms["last"])
+    print(f"two runs {floor:.2%} apart; GiB: {peaks}")
+    for name in ("each", "copied"):
+        assert losses[name] == pytest.approx(losses["last"], rel=1e-3)
+        assert furthest(norms[name], norms["last"]) <= min(2 * floor, 0.02) + 0.01
+        assert peaks[name] < peaks["last"] - 0.5  # 1.2 GiB are half of whole FP32 gradients

@@ -201,6 +201,58 @@ def test_fields_that_may_differ_are_named(tmp_path: Path) -> None:
         compared(tmp_path, "num_step")
 
 
+#: In what an FP8 run of the tuned path differs from its BF16 partner.
+_OF_FP8 = {"precision": "fp8_tensorwise", "skip": [], "weight_cast": "each_update"}
+
+
+def options_to_paste(error: UserError) -> list[str]:
+    """Return the fields that the end of a refusal names, where all of it is options."""
+    line = str(error).rpartition("name each field that may differ: ")[2]
+    assert re.fullmatch(r"--ignore \w+(?: --ignore \w+)*", line)
+    return line.split()[1::2]
+
+
+@pytest.mark.parametrize("given", [(), ("precision",)], ids=str)
+def test_the_options_that_a_refusal_ends_with_pair_the_arms(
+    tmp_path: Path, given: tuple[str, ...]
+) -> None:
+    """Fields that follow from the precision are told apart, too; it took a try for each three."""
+    put(tmp_path / "a", num_steps=70, learning_rate=1e-5, strategy="none")
+    put(tmp_path / "a", strategy="none")
+    put(tmp_path / "b", config={"num_steps": 80, "strategy": "none"} | _OF_FP8)
+    with pytest.raises(UserError, match="shares no arm") as caught:
+        compared(tmp_path, *given)
+    named = options_to_paste(caught.value)
+    assert {*named} == {"num_steps", *_OF_FP8}
+    (row,) = compared(tmp_path, *named).rows
+    assert "precision bf16 → fp8_tensorwise" in row["notes"]
+    for name in named:  # and none of them can be left out
+        with pytest.raises(UserError, match="shares no arm"):
+            compared(tmp_path, *(other for other in named if other != name))
+
+
+def test_a_field_that_is_retired_can_be_ignored(tmp_path: Path) -> None:
+    put(tmp_path / "a", config={"nccl_ctas": None})
+    put(tmp_path / "b", config={"nccl_ctas": 8})
+    with pytest.raises(UserError, match="shares no arm") as caught:
+        compared(tmp_path)
+    assert options_to_paste(caught.value) == ["nccl_ctas"]
+    assert len(compared(tmp_path, "nccl_ctas").rows) == 1
+
+
+def test_arms_that_have_little_in_common_are_told_how_to_ignore(tmp_path: Path) -> None:
+    much: dict[str, Any] = {
+        "num_steps": 80, "learning_rate": 1e-5, "micro_batch_size": 2, "sequence_length": 512,
+        "master_dtype": "bf16", "lr_warmup_steps": 3, "seed": 0, "compile": False,
+        "max_grad_norm": 2.0, "validation_sequences": 3, "num_gpus": 4, "strategy": "fsdp2",
+        "precision": "fp8_rowwise", "untrained": ["lm_head"], "activation_checkpointing": True,
+    }  # fmt: skip
+    put(tmp_path / "a")
+    put(tmp_path / "b", config=much)
+    with pytest.raises(UserError, match=r"may differ, as in --ignore precision$"):
+        compared(tmp_path)
+
+
 def test_a_run_copied_into_a_folder_twice_counts_once(tmp_path: Path) -> None:
     put(tmp_path / "a")
     put(tmp_path / "b")

@@ -196,9 +196,18 @@ def _plain(value: Any) -> str:
 
 def differing(one: Arm, other: Arm, free: Iterable[str] = ()) -> list[str]:
     """Name the fields in which two arms differ, with both values, but for those that are `free`."""
-    fixed = (name for name in one.config if name not in {*free})
-    names = [name for name in fixed if one.config[name] != other.config.get(name)]
-    return [f"{n}: {_plain(one.config[n])} v {_plain(other.config.get(n))}" for n in names]
+    names, a, b = differing_fields(one, other, free), one.config, other.config
+    return [f"{name}: {_plain(a.get(name))} v {_plain(b.get(name))}" for name in names]
+
+
+def differing_fields(one: Arm, other: Arm, free: Iterable[str] = ()) -> list[str]:
+    """Name the fields in which two arms differ, but for those that are `free`.
+
+    A field that one of them lacks counts, as it makes them two arms.
+    """
+    a, b, missing = one.config, other.config, object()
+    names = [name for name in {**a, **b} if name not in {*free}]
+    return [name for name in names if a.get(name, missing) != b.get(name, missing)]
 
 
 #: What a rate depends on besides the configuration.

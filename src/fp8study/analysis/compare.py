@@ -18,6 +18,7 @@ from fp8study.analysis.arms import (
     arm_caveats,
     arm_names,
     differing,
+    differing_fields,
     geometric_mean,
     group_arms,
     machine_differences,
@@ -31,9 +32,14 @@ from fp8study.core.config import FIELD_NAMES, completed, read_field
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
+from fp8study.core.path.switches import RETIRED
 
 #: So many differing fields are named where an arm has no partner.
 _MOST_FIELDS = 3
+#: So many are written as options to paste; arms that differ in more are not of one question.
+_MOST_OPTIONS = 12
+#: What may be ignored: arms may be told apart by a field that only older records have.
+_IGNORABLE = (*FIELD_NAMES, *RETIRED)
 #: Fields that follow from another one, and may differ where that one does.
 _FOLLOWERS = {
     "precision": varying("pair"), "path": varying("switch"), "num_gpus": ("strategy",),
@@ -74,7 +80,7 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
     Raises:
         UserError: A folder without records, an unknown field, or no arm that is in both.
     """
-    _check_fields(ignored, "--ignore")
+    _check_fields(ignored, "--ignore", _IGNORABLE)
     records = read_folder(a, "A"), read_folder(b, "B")
     arms_a, arms_b = (group_arms(found, ignored) for found in records)
     names = arm_names(arms_b | arms_a)
@@ -95,8 +101,7 @@ def compare_folders(a: Path, b: Path, ignored: Sequence[str] = ()) -> Comparison
     )
     if not rows:
         raise UserError(
-            f"B: '{b}' shares no arm with '{a}': {alone[0]}; name each field that may differ, "
-            "as in --ignore precision"
+            f"B: '{b}' shares no arm with '{a}': {_how_to_pair(arms_a, arms_b, names, ignored)}"
         )
     sides = side_line("A", str(a), records[0]), side_line("B", str(b), records[1])
     return Comparison(sides, rows, tuple(alone))
@@ -107,20 +112,39 @@ def _speed(pair: tuple[Arm, Arm | None] | None) -> Ratio | None:
     return ratio_of(*_over(pair[0], pair[1])) if pair and pair[1] else None
 
 
-def _check_fields(names: Sequence[str], option: str) -> None:
+def _check_fields(names: Sequence[str], option: str, known: Sequence[str] = FIELD_NAMES) -> None:
     for name in names:
-        if name not in FIELD_NAMES:
+        if name not in known:
             raise UserError(
-                f"{option}: '{name}' is no field{nearest(name, FIELD_NAMES)}; "
+                f"{option}: '{name}' is no field{nearest(name, known)}; "
                 f"known: {', '.join(FIELD_NAMES)}"
             )
 
 
-def _nearest_arm(arm: Arm, others: dict[str, Arm], side: str) -> str:
+def _nearest_arm(arm: Arm, others: Mapping[str, Arm], side: str) -> str:
     """Say in what an arm differs from the other folder's arm that is most like it."""
     fields = min((differing(arm, other) for other in others.values()), key=len, default=[])
     more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
     return f" (nearest in {side} differs in {', '.join(fields[:_MOST_FIELDS])}{more})"
+
+
+def _how_to_pair(
+    ours: Mapping[str, Arm], theirs: Mapping[str, Arm], names: Mapping[str, str],
+    ignored: Sequence[str],
+) -> str:  # fmt: skip
+    """Name the arm of A that is most like one of B, and write the options that pair the two.
+
+    All fields are written, as ignoring one does not free those that follow from it.
+    """
+    pairs = (
+        (k, differing_fields(one, other)) for k, one in ours.items() for other in theirs.values()
+    )
+    key, fields = min(pairs, key=lambda pair: len(pair[1]))
+    remedy = ", as in --ignore precision"
+    if 0 < len(fields) <= _MOST_OPTIONS and {*fields} <= {*_IGNORABLE}:
+        remedy = ": " + " ".join(f"--ignore {name}" for name in dict.fromkeys([*ignored, *fields]))
+    who = f"{names[key]}{_nearest_arm(ours[key], theirs, 'B')}"
+    return f"only in A: {who}; name each field that may differ{remedy}"
 
 
 def _compared(a: Arm, b: Arm, ignored: Sequence[str]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from fp8study.run.machine import this_machine
 from fp8study.run.terminal import (
     AsJson,
     Budget,
+    ClaimIds,
+    Document,
     FurtherFields,
     GlobalBatch,
     Ignored,
@@ -33,10 +35,12 @@ from fp8study.run.terminal import (
     Overrides,
     ProfileName,
     Reference,
+    ResultsDir,
     RunDir,
     StudyName,
     TablesDir,
     Tokens,
+    VerdictName,
     complain,
     parse_assignments,
     say,
@@ -281,11 +285,10 @@ def bench(
 
 @app.command()
 def claims(
-    results: Annotated[
-        Path | None, typer.Option(help="A folder that holds local/ and reference/.")
-    ] = None,
-    document: Annotated[str | None, typer.Option(help="Only those of document A, B or C.")] = None,
-    verdict: Annotated[str | None, typer.Option(help="Only those with this verdict.")] = None,
+    ids: ClaimIds = None,
+    results: ResultsDir = None,
+    document: Document = None,
+    verdict: VerdictName = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge the claims of three documents by the records, this machine's own ones first."""
@@ -293,7 +296,7 @@ def claims(
     from fp8study.report.ledger import ledger_text
     from fp8study.report.page import load_report
 
-    check_choice(document, verdict)
+    check_choice(document, verdict, ids or [])
     found = load_report(results or results_dir())
     for line in found.unreadable:
         complain(line)
@@ -302,12 +305,9 @@ def claims(
             f"results: '{results or results_dir()}' holds no record below local/ or reference/; "
             "name a folder that does, or make reproduce first"
         )
-    ledger = [
-        each
-        for each in judge(found)
-        if document in (None, each.claim.document) and verdict in (None, each.finding.verdict)
-    ]
-    _print(json.loads(claims_table(ledger).to_json(orient="records")), ledger_text(ledger), as_json)
+    ledger = judge(found, ids or [], document, verdict)
+    content = json.loads(claims_table(ledger).to_json(orient="records"))
+    _print(content, ledger_text(ledger, counts=not ids), as_json)
 
 
 @app.command()

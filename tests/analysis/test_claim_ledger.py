@@ -15,6 +15,7 @@ from fp8study.analysis.claims.finding import TESTS, Finding, Verdict
 from fp8study.analysis.claims.ledger import (
     Judged,
     all_claims,
+    check_choice,
     claims_table,
     judge,
     judge_claim,
@@ -22,6 +23,7 @@ from fp8study.analysis.claims.ledger import (
     machine_gpus,
     settles,
 )
+from fp8study.core.errors import UserError
 from fp8study.core.studies import load_study
 from fp8study.report.ledger import ledger_text
 from fp8study.report.page import load_report, report_of
@@ -155,6 +157,29 @@ def test_the_table_has_plain_cells_and_one_row_a_claim(ledger: list[Any]) -> Non
     assert set(table["document"]) == {"A", "B", "C"}
     assert not table["why"].str.contains(r"\bnan\b|None", regex=True).any()
     assert all(re.fullmatch(r"(\S+/\S+/\S+ ?)*", runs) for runs in table["run_ids"])
+
+
+def test_claims_are_chosen_by_id_document_and_verdict(ledger: list[Any]) -> None:
+    report = report_of(committed_runs())
+    some = judge(report, ["B03", "A01"])
+    assert some == [each for each in ledger if each.claim.id in ("A01", "B03")]
+    text = ledger_text(some, counts=False)
+    assert text.startswith("A01  ") and "\n\nB03  " in text
+    assert not [word for word in ("A02  ", "C01  ", "all\n") if word in text]
+    assert judge(report, ["B03", "A01"], document="B") == [e for e in some if e.claim.id == "B03"]
+    assert judge(report, ["A01", "B03"], verdict="contradicted") == [
+        each for each in some if each.finding.verdict is NO
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("A1", "A01"), ("b03", "B03"), ("C-04", "C04"), ("D", "")]
+)
+def test_an_unknown_id_is_told_the_nearest_one(given: str, meant: str) -> None:
+    check_choice(None, None, ["A29", "C01"])
+    hint = re.escape(f" (did you mean '{meant}'?)") * bool(meant)
+    with pytest.raises(UserError, match=rf"^ID: '{given}' is no claim{hint}; give one of A01 to"):
+        check_choice(None, None, ["A01", given])
 
 
 def test_runs_of_a_cpu_are_judged_without_a_word_on_speed() -> None:

@@ -48,6 +48,8 @@ from tests.factories import make_record
         (["plan", "smoke", "--set", "precision=[bf16"], ["--set", "precision"]),
         (["plan", "smoke", "--set", "skip=*.no_such"], ["skip: '*.no_such' matches no"]),
         (["plan", "--lst"], ["--lst", "plan --help"]),
+        (["claims", "A1"], ["ID: 'A1' is no claim (did you mean 'A01'?); give one of A01 to A29"]),
+        (["claims", "A01", "zzz"], ["ID: 'zzz' is no claim; give one of", "C01 to C14"]),
         (
             ["plan", "smoke", "--set", "seed=4", "--set", "seed = 8"],
             ["--set: 'seed' is given twice", "leave all but one out"],

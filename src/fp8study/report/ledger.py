@@ -134,13 +134,14 @@ def tally(ledger: Sequence[Judged]) -> pd.DataFrame:
     return table.rename_axis("verdict").reset_index()
 
 
-def ledger_text(ledger: Sequence[Judged]) -> str:
-    """Write the ledger for a terminal: what this machine's own runs answer comes first."""
+def ledger_text(ledger: Sequence[Judged], counts: bool = True) -> str:
+    """Write the ledger for a terminal: what this machine's own runs answer comes first.
+
+    `counts`: with the table of verdicts before it, which says nothing of a few chosen claims.
+    """
     if not ledger:
         return "no such claim"
-    lines = [f"{'':19}" + "".join(f"{name:>5}" for name in _COUNTED)]
-    for row in tally(ledger).to_dict("records"):
-        lines.append(f"{row['verdict']:19}" + "".join(f"{row[name]:>5}" for name in _COUNTED))
+    lines = _tally_lines(ledger) if counts else []
     answered = {each.claim.id for each in ledger if each.is_own}
     own = [each for each in ledger if each.claim.id in answered]
     others = [each for each in ledger if each.claim.id not in answered]
@@ -153,7 +154,14 @@ def ledger_text(ledger: Sequence[Judged]) -> str:
     for heading, of in (("the reference alone", alone), ("no run", by_none)):
         lines += ["", f"Answered by {heading}"] if own and of else []
         lines += [line for each in of for line in _entry(each)]
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
+
+
+def _tally_lines(ledger: Sequence[Judged]) -> list[str]:
+    lines = [f"{'':19}" + "".join(f"{name:>5}" for name in _COUNTED)]
+    for row in tally(ledger).to_dict("records"):
+        lines.append(f"{row['verdict']:19}" + "".join(f"{row[name]:>5}" for name in _COUNTED))
+    return lines
 
 
 def _beside(each: Judged) -> list[str]:

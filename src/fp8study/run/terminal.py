@@ -87,6 +87,12 @@ TablesDir = Annotated[
     Path | None, typer.Option(parser=_folder, metavar="PATH",
                               help="Write the tables there as CSV files, and no pages.")
 ]  # fmt: skip
+ClaimIds = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Only these claims, as A01.")
+]
+ResultsDir = Annotated[Path | None, typer.Option(help="A folder that holds local/ and reference/.")]
+Document = Annotated[str | None, typer.Option(help="Only those of document A, B or C.")]
+VerdictName = Annotated[str | None, typer.Option(help="Only those with this verdict.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: How numbers of tokens are abbreviated.

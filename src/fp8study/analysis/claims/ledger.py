@@ -24,7 +24,7 @@ from fp8study.analysis.claims import (  # noqa: F401
 )
 from fp8study.analysis.claims.finding import TESTS, Claim, Finding, Verdict
 from fp8study.analysis.claims.tables import Frames, Tables
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, nearest
 from fp8study.core.hardware import find_peak
 from fp8study.core.studies import estimated_minutes, load_study
 
@@ -73,11 +73,11 @@ def machine_classes(gpus: Mapping[str, str], pooled: bool = False) -> dict[str, 
     return classes
 
 
-def check_choice(document: str | None, verdict: str | None) -> None:
-    """Refuse a document, or a verdict, that no claim can have.
+def check_choice(document: str | None, verdict: str | None, ids: Sequence[str] = ()) -> None:
+    """Refuse a document, or a verdict, that no claim can have, and ids that none has.
 
     Raises:
-        UserError: It names the valid ones.
+        UserError: It names the valid ones, or for each id the nearest.
     """
     for name, value, known in (
         ("--document", document, ("A", "B", "C")),
@@ -85,10 +85,30 @@ def check_choice(document: str | None, verdict: str | None) -> None:
     ):
         if value is not None and value not in known:
             raise UserError(f"{name}: '{value}' is none of {', '.join(known)}; choose one")
+    of = {claim.id: claim.document for claim in all_claims()}
+    ends = ([name for name in of if of[name] == letter] for letter in sorted({*of.values()}))
+    known_ids = ", ".join(f"{names[0]} to {names[-1]}" for names in ends)
+    wrong = [
+        f"ID: '{name}' is no claim{nearest(_in_two_digits(name), of)}; give one of {known_ids}"
+        for name in ids
+        if name not in of
+    ]
+    if wrong:
+        raise UserError("\n".join(wrong))
 
 
-def judge(frames: Frames) -> list[Judged]:
-    """Judge every claim by every class of machines.
+def _in_two_digits(name: str) -> str:
+    """Write an id's number as ids do: A1 is as near to A11 as to A01 otherwise."""
+    return re.sub(r"^(\D+)(\d)$", r"\g<1>0\2", name)
+
+
+def judge(
+    frames: Frames,
+    ids: Sequence[str] = (),
+    document: str | None = None,
+    verdict: str | None = None,
+) -> list[Judged]:
+    """Judge every claim, or those of some ids, a document or a verdict, by every class of machines.
 
     One's own comes first, then those that decide, then that of the most runs.
 
@@ -102,6 +122,8 @@ def judge(frames: Frames) -> list[Judged]:
     )
     ledger = []
     for claim in all_claims():
+        if (ids and claim.id not in ids) or document not in (None, claim.document):
+            continue
         tables = by_architecture if claim.pooled else by_gpu
         found = {kind: judge_claim(claim, of_class) for kind, of_class in tables.items()}
         telling = {kind: finding for kind, finding in found.items() if finding.runs}
@@ -115,7 +137,8 @@ def judge(frames: Frames) -> list[Judged]:
             names = " and ".join(sorted({gpus[label] for label in labels}))
             own = f"{_OURS}, " if _OWN in labels else ""
             name = f"{own}{names} ({', '.join(labels)})" if labels else ""
-            ledger.append(Judged(claim, name, finding, _OWN in labels))
+            if verdict in (None, finding.verdict):
+                ledger.append(Judged(claim, name, finding, _OWN in labels))
     return ledger
 
 

@@ -15,7 +15,7 @@ from fp8study.analysis.advice.by_law import chosen
 from fp8study.analysis.advice.evidence import BF16_HEAD, Decisions
 from fp8study.analysis.advice.figures import MEASURED, PREDICTED, Quantity
 from fp8study.analysis.advice.question import answer, question_for
-from fp8study.analysis.decision import CHECK
+from fp8study.analysis.decision import CHECK, TO_TRAIN_IN
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.runs.naming import GRAPH, NORM_AS_SUMMED
 from fp8study.core.config import make_config
@@ -86,6 +86,8 @@ def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> No
     for row in plain:
         found = ask(row["model"], row["num_gpus"], "h200")
         assert found.verdict.lead_pct.kind != MEASURED
+        said = [TO_TRAIN_IN[action] for action in (row["action"], found.verdict.action)]
+        assert said != ["bf16", "fp8"]
         (near,) = found.nearest
         assert near.what == f"path=plain master_dtype={row['master_dtype']}"
         assert near.then.value == pytest.approx(row["lead_pct"])

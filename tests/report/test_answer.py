@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -186,3 +187,28 @@ def test_what_was_slower_by_kernel_is_open_where_steps_are_one_graph_today() -> 
     row = table[(table[list(asked)] == list(asked.values())).all(axis=1)]
     assert row["action"].tolist() == [decision.MORE]
     assert row["lead_pct"].iloc[0] in timed["lead_pct"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"num_gpus": 4}, "open"),
+        ({"num_gpus": 4, "master_dtype": "bf16"}, "open"),
+        ({"num_gpus": 1, "strategy": "none"}, "open"),
+        ({"num_gpus": 4, "micro_batch_size": 16}, "BF16"),
+        ({"num_gpus": 4, "gradient_accumulation_steps": 2}, "BF16"),
+        ({"num_gpus": 8}, "BF16"),  # for which the path makes no graph
+    ],
+    ids=str,
+)
+def test_what_was_slower_on_the_plain_path_is_open_where_the_tuned_one_makes_a_graph(
+    changes: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    """The page said BF16 of a Qwen3-4B on four H200, and `advise` FP8, predicted."""
+    store_leads(tmp_path, 1, *SLOWER, model="qwen3-4b", **changes)
+    (row,) = cells(tmp_path)
+    gpus, batch = (changes.get(name, 1) for name in ("num_gpus", "micro_batch_size"))
+    cell = row["1 GPU" if gpus == 1 else f"{gpus} GPUs"]
+    assert cell == f"{kind} at batch {batch} (\u22129.0 %, plain path)"
+    kept, said = "BF16 is to be kept in 1.", told(tmp_path)[0]
+    assert said.endswith(", 1 open." if kind == "open" else f", {kept}")

@@ -175,6 +175,20 @@ def todays_form(row: pd.Series) -> Form:
     return Form(alone, False, alone and clips)
 
 
+def is_by_kernel_no_more(row: pd.Series) -> bool:
+    """Return whether the tuned path launches as one graph what a row timed by kernel.
+
+    Of a row of the plain path, whether it does in the same setting if nothing is set.
+    """
+    if row["path"] == "tuned":
+        return todays_form(row).graph and not form_of(row["setting"]).graph
+    if any(word in row["setting"] for word in _NEVER):
+        return False
+    with suppress(UserError, ValueError):  # as in `todays_form`
+        return _in_todays_form(row)[1] == AS_GRAPH
+    return False
+
+
 def puts_head_in_fp8(row: pd.Series) -> bool:
     """Return whether the tuned path has the loss head of a row's model in FP8 by itself there."""
     with suppress(UserError, ValueError):

@@ -14,7 +14,7 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import num_kernels
 from fp8study.analysis.runs.pairing import together
-from fp8study.analysis.small_steps import form_of, todays_form
+from fp8study.analysis.small_steps import is_by_kernel_no_more
 from fp8study.core.hardware import find_peak
 from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
@@ -42,7 +42,7 @@ def settled(report: Report) -> pd.DataFrame:
     untied twin as its model. Today's path comes before the path before it, then its latest form
     that has an interval, then what is decided, then what has the most sessions and pairs. The plain
     path counts where no other was timed. Where steps are one graph on today's path, a setting in
-    which FP8 was no faster by kernel is open: the host's launches decided that.
+    which FP8 was no faster by kernel, on either path, is open: the host's launches decided that.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
@@ -63,7 +63,7 @@ def settled(report: Report) -> pd.DataFrame:
     )
     slower = (decision.BF16, decision.TRY, decision.LITTLE)
     table["action"] = [
-        decision.MORE if row["action"] in slower and _is_one_graph_now(row) else row["action"]
+        decision.MORE if row["action"] in slower and is_by_kernel_no_more(row) else row["action"]
         for _, row in table.iterrows()
     ]
     place = ["gpu", "name", "num_gpus"]
@@ -78,12 +78,6 @@ def settled(report: Report) -> pd.DataFrame:
     )
     order = ["_other", "_rows", "gpu", "num_parameters", "num_gpus", "micro_batch_size"]
     return chosen.sort_values(order, kind="stable")
-
-
-def _is_one_graph_now(row: pd.Series) -> bool:
-    """Return whether the tuned path launches as one graph what was timed by kernel."""
-    is_tuned = row["path"] == "tuned"
-    return is_tuned and todays_form(row).graph and not form_of(row["setting"]).graph
 
 
 def _gpu(row: pd.Series) -> str:

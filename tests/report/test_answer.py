@@ -212,3 +212,13 @@ def test_what_was_slower_on_the_plain_path_is_open_where_the_tuned_one_makes_a_g
     assert cell == f"{kind} at batch {batch} (\u22129.0 %, plain path)"
     kept, said = "BF16 is to be kept in 1.", told(tmp_path)[0]
     assert said.endswith(", 1 open." if kind == "open" else f", {kept}")
+
+
+def test_a_lead_is_of_all_machines_with_the_gpu_that_timed_the_same(tmp_path: Path) -> None:
+    """One machine's stood there alone, and another's was 2 points above it."""
+    store_leads(tmp_path, 1, *FASTER, place="reference/one")
+    store_leads(tmp_path, 2, 1.31, 1.32, place="reference/two")
+    store_leads(tmp_path, 4, 1.51, 1.52, place="reference/three", precision="fp8_rowwise")
+    (row,) = cells(tmp_path)
+    assert row["1 GPU"] == "FP8 at batch 1 (+21.0 to +31.5 %, plain path)"
+    assert {name.split("/")[0] for name in row["run_ids"].split()} == {"one", "two"}

@@ -46,7 +46,9 @@ def settled(report: Report) -> pd.DataFrame:
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
-        ``is_before``: whether it is of the path before today's.
+        ``is_before``: whether it is of the path before today's; ``least_pct`` and ``most_pct``, the
+        leads of all machines with that GPU and the very setting and arm, whose runs ``run_ids``
+        are.
     """
     table, sizes = report.decisions, report.runs.groupby("model")["num_parameters"].max()
     table = table.assign(
@@ -62,6 +64,12 @@ def settled(report: Report) -> pd.DataFrame:
         _open=table["action"] == decision.MORE,
     )
     slower = (decision.BF16, decision.TRY, decision.LITTLE)
+    same = table.groupby(["gpu", "model", "num_gpus", "setting", "arm"], dropna=False)
+    table = table.assign(
+        least_pct=same["lead_pct"].transform("min"),
+        most_pct=same["lead_pct"].transform("max"),
+        run_ids=same["run_ids"].transform(together),
+    )
     table["action"] = [
         decision.MORE if row["action"] in slower and is_by_kernel_no_more(row) else row["action"]
         for _, row in table.iterrows()
@@ -233,7 +241,8 @@ def _cell(rows: pd.DataFrame) -> str:
     parts = []
     for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):
         same = pd.DataFrame(group)
-        leads, batch = same["lead_pct"].dropna(), span(same["micro_batch_size"], ".0f")
+        leads = pd.concat([same["least_pct"], same["most_pct"]]).dropna()
+        batch = span(same["micro_batch_size"], ".0f")
         facts = [span(leads, "+.1f", " %")] if len(leads) else ["no timing that holds"]
         facts += filter(None, more)
         words = (f"{kind} at batch {batch}", f"({', '.join(facts)})")

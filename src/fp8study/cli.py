@@ -199,13 +199,14 @@ def run(
     """Train one run without a notebook; fields that are not set are this machine's defaults."""
     import time
 
+    from fp8study.run.chosen.estimates import check_memory
     from fp8study.run.launch import RunFailed, check_possible, launch, stopped
 
-    machine = this_machine()
     with warnings_in_a_line():
-        config = config_for(machine, parse_assignments(set_), "--set")
+        config = config_for(machine := this_machine(), parse_assignments(set_), "--set")
     with using_model(config.model):
         check_possible(config, machine)
+        check_memory(config, machine)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"
     run_dir = out or results_dir() / "local" / "adhoc" / name
     try:
@@ -217,7 +218,7 @@ def run(
         raise stopped(config, run_dir, set_ or []) from None
     finally:
         print()  # ends the line of its progress, before any complaint
-    why = f" ({record.status_detail})" if record.status_detail else ""
+    why = f" ({record.status_detail})" * bool(record.status_detail)
     say(f"{record.status}: {run_dir}/run.json{why}{warnings_text(record.warnings)}")
 
 

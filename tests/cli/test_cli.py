@@ -70,6 +70,7 @@ from tests.factories import make_record
         (["advise", "--gpu", "h200", "--model", ""], ["model: it is empty; choose one of"]),
         (["run", "--set", "model=tiny-lama"], ["model", "did you mean 'tiny-llama'"]),
         (["run", "--set", "corpus=tinystory"], ["corpus", "did you mean 'tinystories'"]),
+        (["run", "--set", "model=llama-3.1-70b"], ["memory: llama-3.1-70b", "of this host's"]),
         (["run", "--out", ""], ["--out", "it is empty; give a folder"]),
         (["report", "--tables", " "], ["--tables", "it is empty; give a folder"]),
         (["report"], ["report", "_quarto.yml", "checkout"]),

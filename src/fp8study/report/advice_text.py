@@ -119,7 +119,7 @@ def _memory(advice: Advice) -> list[str]:
     words = _PARTS | {"gradients": "gradients, whole between passes"} if whole else _PARTS
     named = [f"{words.get(n, n)} {gib.value:,.1f}" for n, gib in parts if gib.value >= 0.1]
     lines.append(f"  {parts[0][1].kind}  {', '.join(named)}")
-    if whole:
+    if whole and advice.config["master_dtype"] == "fp32":
         share = advice.memory_parts_gib["gradients"].value / advice.config["num_gpus"]
         lines.append(
             f"  --set gradient_reduction=each_pass keeps a GPU's share of them: {share:.1f}"

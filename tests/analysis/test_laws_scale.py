@@ -11,6 +11,7 @@ from fp8study.analysis.laws.communication import (
     communication_ms,
     exposed_ms,
     num_nodes_for,
+    received,
     traffic,
 )
 from fp8study.analysis.laws.nearby import as_fp8
@@ -53,6 +54,18 @@ def test_a_gpu_receives_whole_tensors_less_its_share():
     assert full.between == pytest.approx(full.total / 8)  # each of a node's links brings a part
     assert hybrid.forward == moved.forward
     assert hybrid.between == pytest.approx(7 / 8 * 8 * SHAPE.num_parameters / 8)
+
+
+def test_gradients_travel_after_each_pass_that_reduces_them():
+    ways = [spread(64, gradient_accumulation_steps=4, gradient_reduction=way)
+            for way in ("last_pass", "each_pass")]  # fmt: skip
+    (last, between), (each, _) = (received(config, SHAPE) for config in ways)
+    gradients = 63 / 64 * 4 * SHAPE.num_parameters
+    assert each - last == pytest.approx(3 * gradients)
+    assert each == pytest.approx(4 * traffic(ways[0], SHAPE).total)
+    assert between == pytest.approx(last / 8)
+    once, *waits = (exposed_ms(config, SHAPE, 50.0, LINK) for config in (spread(64), *ways))
+    assert once < waits[0] < waits[1] == pytest.approx(4 * once)
 
 
 def test_ddp_adds_whole_gradients_up_in_two_rounds():

@@ -1,9 +1,10 @@
 """The communication part of the speed law: bytes over links, and what hides behind computing.
 
 FSDP2 gathers a layer's weights before each pass through it and scatters its reduced gradients
-after; under hybrid sharding replicas on other nodes then add theirs; DDP adds whole gradients.
-NCCL does each in rings through all GPUs of the group. A ring is as fast as its slowest link, and
-begins anew with each call: one hop after another, which counts where there are many GPUs.
+after, of a step's last backward pass or of each; under hybrid sharding replicas on other nodes then
+add theirs; DDP adds whole gradients. NCCL does each in rings through all GPUs of the group. A ring
+is as fast as its slowest link, and begins anew with each call: one hop after another, which counts
+where there are many GPUs.
 
 Within a node the link's rate is read from records, and hops are part of what was fitted. Between
 nodes nothing was measured: `Network` is assumed.
@@ -80,21 +81,37 @@ def gathers_again(config: ResolvedConfig) -> float:
     return {True: 1.0, "half": 0.5, False: 0.0}[config.reshard_after_forward or False]
 
 
-def traffic(config: ResolvedConfig, shape: ModelShape) -> Traffic:
-    """Return what a GPU receives in a pass: whole tensors, less its own share."""
+def passes(config: ResolvedConfig) -> list[tuple[bool, int]]:
+    """Return how many of a step's passes reduce gradients, and how many do not."""
+    number = config.gradient_accumulation_steps
+    reducing = number if config.gradient_reduction == "each_pass" else 1
+    return [(True, reducing), (False, number - reducing)]
+
+
+def received(config: ResolvedConfig, shape: ModelShape) -> tuple[float, float]:
+    """Return what a GPU receives in a step, and what the network brings of it, bytes."""
+    each = [(number, traffic(config, shape, reduces)) for reduces, number in passes(config)]
+    return sum(n * moved.total for n, moved in each), sum(n * moved.between for n, moved in each)
+
+
+def traffic(config: ResolvedConfig, shape: ModelShape, reduces: bool = True) -> Traffic:
+    """Return what a GPU receives in a pass: whole tensors, less its own share.
+
+    `reduces`: whether gradients are reduced after it.
+    """
     away, of_nodes = 1 - 1 / config.num_shards, 1 - 1 / config.num_nodes
     if config.strategy != "fsdp2":  # an all-reduce moves FP32 gradients twice
-        reduced = (1 - 1 / config.num_gpus) * 8 * shape.num_parameters
+        reduced = (1 - 1 / config.num_gpus) * 8 * shape.num_parameters * reduces
         return Traffic(0.0, reduced, 0.0, _entering(config, reduced))
     saved = shape.convertible_parameters if config.fp8_all_gather else 0
     layers = shape.num_layers * (2 * shape.layer_parameters - saved)
     root = 2 * shape.root_parameters
     forward = away * (layers + root)
-    wide = 2 if config.collectives == "copy_engines" else 4  # a gradient, bytes
+    wide = (2 if config.collectives == "copy_engines" else 4) * reduces  # a gradient, bytes
     backward = away * (gathers_again(config) * layers + root + wide * shape.num_parameters)
     if config.sharding == "full":
         return Traffic(forward, backward, 0.0, _entering(config, forward + backward))
-    replicas = of_nodes * 8 * shape.num_parameters / config.num_shards
+    replicas = of_nodes * 8 * shape.num_parameters / config.num_shards * reduces
     return Traffic(forward, backward, replicas, replicas)
 
 
@@ -104,10 +121,11 @@ def _entering(config: ResolvedConfig, moved: float) -> float:
 
 
 def communication_ms(
-    config: ResolvedConfig, shape: ModelShape, link_gb_per_s: float, network: Network = NETWORK
-) -> tuple[float, float]:
+    config: ResolvedConfig, shape: ModelShape, link_gb_per_s: float, network: Network = NETWORK,
+    reduces: bool = True,
+) -> tuple[float, float]:  # fmt: skip
     """Return how long a forward and a backward pass communicate, if nothing waits for the other."""
-    moved, calls = traffic(config, shape), shape.num_layers + 1
+    moved, calls = traffic(config, shape, reduces), shape.num_layers + 1
     spanned = 1 if config.sharding == "hybrid" else config.num_nodes
     ring = config.num_gpus if config.strategy == "ddp" else config.num_shards
     rate, start_ms = link_gb_per_s, 0.0
@@ -116,7 +134,7 @@ def communication_ms(
         start_ms = _start_ms(ring, spanned, network)
     gathered = calls if config.strategy == "fsdp2" else 0
     # Gradients: scattered in one round of the ring, or added up in two.
-    later = calls * gathers_again(config) + calls if gathered else 2 * calls
+    later = calls * gathers_again(config) + calls * reduces if gathered else 2 * calls * reduces
     forward = moved.forward / rate * 1e-6 + gathered * start_ms
     backward = moved.backward / rate * 1e-6 + later * start_ms
     among = moved.replicas / network.gb_per_s * 1e-6
@@ -135,11 +153,16 @@ def exposed_ms(
     link_gb_per_s: float,
     network: Network = NETWORK,
 ) -> float:
-    """Return how long a GPU that is busy for so long in a pass waits for communication, ms.
+    """Return how long a GPU that is busy for so long in a pass waits in a step, ms.
 
     A third of what it does is the forward pass; a quarter, where layers are recomputed.
     """
     forward = 1 / 4 if config.activation_checkpointing else 1 / 3
-    times = communication_ms(config, shape, link_gb_per_s, network)
     shares = (forward * busy_ms, (1 - forward) * busy_ms)
-    return sum(max(0.0, time - share) for time, share in zip(times, shares, strict=True))
+    return sum(
+        number * max(0.0, time - share)
+        for reduces, number in passes(config)
+        for time, share in zip(
+            communication_ms(config, shape, link_gb_per_s, network, reduces), shares, strict=True
+        )
+    )

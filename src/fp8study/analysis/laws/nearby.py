@@ -169,7 +169,8 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
     """Return what would make a run fit, with what it would need, GiB.
 
-    A smaller batch, the largest power of two that does, more GPUs, what saves memory, or all that.
+    A smaller batch, the largest power of two that does, what saves memory, more GPUs, BF16 master
+    weights, which round updates away, or all that.
     """
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     most = (config.micro_batch_size - 1) * config.sequence_length
@@ -183,12 +184,15 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
-    saved = first(_of_use(_SAME_TASK | changes, config) for changes in more)
-    both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
-    others = both if both[:1] == saved else plain
     free = _savings(config, shape, capacity, {"gradient_reduction": "each_pass"})
     saving = [cure for cure in _savings(config, shape, capacity, SAVERS) if cure not in free]
-    found = [*first(before), *free, *first(one), *others, *saving]
+    more_for_all = [] if savers(config, shape, capacity) else more
+    saved = first(_of_use(_SAME_TASK | changes, config) for changes in more_for_all)
+    both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
+    others = both if both[:1] == saved else plain
+    rounding = [cure for cure in saving if "master_dtype" in cure[0]]
+    saving = [cure for cure in saving if cure not in rounding]
+    found = [*first(before), *free, *first(one), *saving, *others, *rounding]
     return found or first(_of_use(SAVERS | changes, config) for changes in more)
 
 

@@ -21,7 +21,7 @@ from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
     exposed_ms,
     num_nodes_for,
-    traffic,
+    received,
 )
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import as_fp8, beyond, tensorwise
@@ -77,21 +77,21 @@ def facts_of(config: ResolvedConfig, shape: ModelShape) -> dict[str, Any]:
     """
     law = speed.predicted_step(config, shape)
     of_one = dataclasses.replace(config, num_gpus=GPUS_PER_NODE, num_nodes=1, sharding="full")
-    moved, steps = traffic(config, shape), config.gradient_accumulation_steps
-    waits = steps * exposed_ms(config, shape, _busy_ms(law) / steps, _link())
+    moved, between = received(config, shape)
+    waits = exposed_ms(config, shape, _busy_ms(law, config), _link())
     return {
         "tokens_per_second_per_gpu": 1000 * config.tokens_per_step / config.num_gpus / law.total,
         "step_ms": law.total,
         "exposed_pct": 100 * waits / law.total,
-        "received_gib": steps * moved.total / memory.GIB,
-        "between_gib": steps * moved.between / memory.GIB,
+        "received_gib": moved / memory.GIB,
+        "between_gib": between / memory.GIB,
         "efficiency_pct": 100 * speed.predicted_step(of_one, shape).total / law.total,
     }
 
 
-def _busy_ms(law: speed.StepParts) -> float:
-    """Return what a GPU does beside communication and the update, ms."""
-    return law.device - law.update - law.communication
+def _busy_ms(law: speed.StepParts, config: ResolvedConfig) -> float:
+    """Return what a GPU does in a pass beside communication, ms."""
+    return (law.device - law.update - law.communication) / config.gradient_accumulation_steps
 
 
 def _link() -> float:
@@ -203,9 +203,9 @@ def _profiled(cell: Cell) -> dict[str, float]:
     step = next(step for step in reversed(steps) if step.get("by_kind_ms"))
     law, away = _law(cell), 1 - 1 / cell.config.num_gpus
     recorded = away * memory.GIB * sum(row["gib"] for row in step["communication"])
-    waits = exposed_ms(cell.config, cell.shape, _busy_ms(law), _link())
+    waits = exposed_ms(cell.config, cell.shape, _busy_ms(law, cell.config), _link())
     return {
-        "bytes_error_pct": 100 * abs(traffic(cell.config, cell.shape).total / recorded - 1),
+        "bytes_error_pct": 100 * abs(received(cell.config, cell.shape)[0] / recorded - 1),
         "exposed_measured_pct": 100 * step["exposed_communication_ms"] / step["step_ms"],
         "exposed_law_pct": 100 * waits / law.total,
     }

@@ -166,12 +166,10 @@ def predicted_step(
         "loss": _loss_ms(config, shape, tokens, c),
         "sharding": _copies_ms(config, shape, c),
     }  # fmt: skip
-    each["communication"] = 0.0
+    parts = {name: micro_steps * ms for name, ms in each.items()} | {"communication": 0.0}
     if config.num_gpus > 1:
-        computing = each["gemm"] + each["attention"]
         exposed = exposed_ms(config, shape, sum(each.values()), c.link_gb_per_s, network)
-        each["communication"] = c.contention * computing + exposed
-    parts = {name: micro_steps * ms for name, ms in each.items()}
+        parts["communication"] = c.contention * (parts["gemm"] + parts["attention"]) + exposed
     parts["update"] = _update_ms(config, shape, c)
     launches, gathers = (micro_steps * ms for ms in _host_ms(config, shape, c))
     if config.step_launch == "as_graph":

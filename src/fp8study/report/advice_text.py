@@ -26,7 +26,7 @@ _PARTS = {
 }  # fmt: skip
 #: Of English text, for vocabularies of today.
 _BYTES_PER_TOKEN = 4
-#: A lead is told by session where its interval reaches so far.
+#: The leads of pairs are told where they are so far apart.
 _FAR_POINTS = 10
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
@@ -236,19 +236,18 @@ def _sources(advice: Advice) -> list[str]:
         if ids:
             more = f" and {len(ids) - 1} more (--json)" if len(ids) > 1 else ""
             apart = "; no pair with BF16, so no interval" if option.is_apart else ""
-            lines.append(f"  {option.label}: {ids[0]}{more}{apart}{_by_session(option)}")
+            lines.append(f"  {option.label}: {ids[0]}{more}{apart}{_pairs(option)}")
     base = advice.options[0].tokens_per_second_per_gpu.value
     if any(_is_off(option, base) for option in advice.options):
         lines.append("  tokens/s are medians of all runs, leads means of each session's own")
     return lines
 
 
-def _by_session(option: Option) -> str:
-    """List the leads of sessions that are far apart, as those of hosts of unlike speed are."""
-    leads, lead = option.session_leads, option.lead_pct
-    if not leads or lead is None or lead.high is None or lead.high - lead.value < _FAR_POINTS:
+def _pairs(option: Option) -> str:
+    """Say how far apart pairs are where that is far, as those of hosts of unlike speed are."""
+    if option.pairs_pct is None or option.pairs_pct[1] - option.pairs_pct[0] < _FAR_POINTS:
         return ""
-    return f"; by session {', '.join(number(each, '+.1f') for each in leads)} %"
+    return f"; pairs from {' to '.join(number(each, '+.1f') for each in option.pairs_pct)} %"
 
 
 def _is_off(option: Option, base: float) -> bool:

@@ -33,7 +33,6 @@ from fp8study.analysis.advice.figures import (
     lead_apart,
     of_cell,
     of_row,
-    session_leads,
 )
 from fp8study.analysis.advice.loss_evidence import nearest_losses
 from fp8study.analysis.advice.otherwise import decided_with
@@ -294,10 +293,10 @@ class Advisor:
                 rate, lead = _without_ends(rate), lead and _without_ends(lead)
                 basis = unknown if lead else ""
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
-            by_session: tuple[float, ...] = ()
+            pairs = None
             if row is not None:
-                by_session = session_leads(row) if way.is_fp8 else ()
                 rate, lead, gib = of_row(row, way.is_fp8)
+                pairs = (row["lead_low_pct"], row["lead_high_pct"]) if lead else None
                 beside, basis = None, ""
             elif cell is not None and cell.rates:
                 rate, gib = of_cell(cell, gib)
@@ -308,7 +307,7 @@ class Advisor:
             limit = law(way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                account.wider(num_beyond(way)), is_apart, by_session,
+                account.wider(num_beyond(way)), is_apart, pairs,
             )  # fmt: skip
 
         base = None

@@ -36,8 +36,8 @@ class Option:
     """By how much that is beyond what was measured, as `account.wider`."""
     is_apart: bool = False
     """Whether its lead is over BF16 runs that are not of its session."""
-    session_leads: tuple[float, ...] = ()
-    """Its measured lead by session, %, where there were several."""
+    pairs_pct: tuple[float, float] | None = None
+    """The lowest and the highest lead of its pairs, where it was measured."""
 
     def fits(self, capacity: float) -> bool:
         """Whether it runs in so much memory, GiB: what was predicted, with `HEADROOM` to spare."""

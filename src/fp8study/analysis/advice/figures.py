@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,12 +50,6 @@ def lead_of(row: Row) -> Quantity | None:
         None if math.isnan(row[end]) else row[end] for end in ("ci_low_pct", "ci_high_pct")
     )
     return Quantity(row["lead_pct"], MEASURED, low, high, (*row["ids"], *row["ids_bf16"]))
-
-
-def session_leads(row: Row) -> tuple[float, ...]:
-    """Return a lead by session, %, in the order of time, where there were several sessions."""
-    said = re.findall(r": ([+-][\d.]+) %", row["sessions"])
-    return tuple(map(float, said)) if len(said) > 1 else ()
 
 
 def of_cell(cell: Cell, gib: Quantity) -> tuple[Quantity, Quantity]:

@@ -16,6 +16,7 @@ from fp8study.analysis.advice.evidence import (
 )
 from fp8study.analysis.advice.figures import MODELLED, Quantity
 from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
+from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.report.words import count, interval, machine_name, number, rate
 
@@ -46,7 +47,7 @@ def answer_lines(advice: Advice) -> list[str]:
 def _kept_from(advice: Advice) -> list[str]:
     """Say what keeps FP8 from more: experts, and master weights that no update in one pass has."""
     said = []
-    if any("experts" in text for text in advice.left_out):
+    if EXPERTS_IN_BF16 in advice.left_out:
         said.append(
             "  its experts stay in BF16, as torchao converts none: FP8 is attention's alone"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,12 @@ from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
     FORM,
+    REDUCED,
     SAVERS,
     as_fp8,
     changed,
     fits_before_alone,
+    of_use,
     savers,
 )
 from fp8study.analysis.laws.room import largest_batch_of
@@ -189,17 +192,17 @@ def _parted(
         said = {n: v for n, v in values.items() if several or n != "gradient_reduction"}
         return make_config({**said, **part}, "advise")
 
+    def reduced(part: dict[str, int]) -> dict[str, Any]:
+        said = {n: v for n, v in REDUCED.items() if n not in values}
+        return part | of_use(said, config(part).resolved())
+
     def with_savers(part: dict[str, int]) -> dict[str, Any]:
         return part | savers(config(part).resolved(), shape, capacity)
 
-    may_share = values["num_gpus"] > 1 and values.get("master_dtype", "fp32") == "fp32"
-    may_share &= "gradient_reduction" not in values
-    shared = {"gradient_reduction": "each_pass"} if may_share else {}
-    found: list[dict[str, Any]] = [*parts]
+    found: Iterable[dict[str, Any]] = parts
     if not micro_batch_size:
-        several = ({**p, **shared} if p["gradient_accumulation_steps"] > 1 else p for p in parts)
-        found = [each for both in zip(parts, several, strict=True) for each in both]
-        found += map(with_savers, parts)
+        found = (way for part in parts for way in (part, reduced(part)))
+        found = itertools.chain(found, map(with_savers, parts))
     fits = (p for p in found if _batch(config(p), shape, capacity) >= p["micro_batch_size"])
     return next(fits, parts[-1])
 

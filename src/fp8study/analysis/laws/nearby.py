@@ -62,6 +62,8 @@ SAVERS: dict[str, Any] = {
     "gradient_reduction": "each_pass", "reshard_after_forward": True,
     "activation_checkpointing": True, "master_dtype": "bf16",
 }  # fmt: skip
+#: Of these, what costs next to nothing by the law.
+REDUCED = {"gradient_reduction": SAVERS["gradient_reduction"]}
 _SAME_TASK = {name: value for name, value in SAVERS.items() if "master" not in name}
 #: Fields that are changed, the run then, and a figure of it.
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
@@ -138,11 +140,10 @@ def _savings(
 ) -> list[Changed]:
     """Return the smallest combinations of some `SAVERS` that make a run fit."""
     names = [name for name, value in among.items() if getattr(config, name) != value
-             and (config.strategy == "fsdp2" or "reshard" not in name)
-             and (config.num_gpus > 1 or "reduction" not in name)]  # fmt: skip
+             and (config.strategy == "fsdp2" or "reshard" not in name)]  # fmt: skip
     for number in range(1, len(names) + 1):
         tries = (
-            _cure(config, shape, _of_use({name: among[name] for name in chosen}, config))
+            _cure(config, shape, of_use({name: among[name] for name in chosen}, config))
             for chosen in itertools.combinations(names, number)
         )
         if found := [cure for cure in tries if has_room(cure[2], capacity)]:
@@ -150,13 +151,13 @@ def _savings(
     return []
 
 
-def _of_use(changes: Mapping[str, Any], config: ResolvedConfig) -> dict[str, Any]:
-    """Leave `SAVERS` out that say nothing of a run on several GPUs, or are refused beside one."""
-    passes, dtype = (
+def of_use(changes: Mapping[str, Any], config: ResolvedConfig) -> dict[str, Any]:
+    """Leave out how gradients are reduced, with one pass or GPU, or where BF16 would add up."""
+    passes, num_gpus, dtype = (
         changes.get(name, getattr(config, name))
-        for name in ("gradient_accumulation_steps", "master_dtype")
+        for name in ("gradient_accumulation_steps", "num_gpus", "master_dtype")
     )
-    adds_up = passes > 1 and dtype == "fp32"
+    adds_up = passes > 1 and num_gpus > 1 and dtype == "fp32"
     return {n: value for n, value in changes.items() if adds_up or n != "gradient_reduction"}
 
 
@@ -184,16 +185,16 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
-    free = _savings(config, shape, capacity, {"gradient_reduction": "each_pass"})
+    free = _savings(config, shape, capacity, REDUCED)
     saving = [cure for cure in _savings(config, shape, capacity, SAVERS) if cure not in free]
     more_for_all = [] if savers(config, shape, capacity) else more
-    saved = first(_of_use(_SAME_TASK | changes, config) for changes in more_for_all)
+    saved = first(of_use(_SAME_TASK | changes, config) for changes in more_for_all)
     both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
     others = both if both[:1] == saved else plain
     rounding = [cure for cure in saving if "master_dtype" in cure[0]]
     saving = [cure for cure in saving if cure not in rounding]
     found = [*first(before), *free, *first(one), *saving, *others, *rounding]
-    return found or first(_of_use(SAVERS | changes, config) for changes in more)
+    return found or first(of_use(SAVERS | changes, config) for changes in more)
 
 
 def written(

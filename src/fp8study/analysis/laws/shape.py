@@ -327,6 +327,10 @@ def _window(values: Mapping[str, Any]) -> int | None:
     return values.get("sliding_window")
 
 
+#: What is left out of every mixture, and decides of it.
+EXPERTS_IN_BF16 = "FP8 for the experts, which torchao does not convert: FP8 is attention's alone"
+
+
 def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
     if any("softcapping" in name and value for name, value in values.items()):
         yield "soft caps of scores and logits, but for the scores that attention then keeps"
@@ -334,7 +338,7 @@ def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
         yield "norms after attention and MLP, in the time of a step"
     if shape.num_experts > 1:
         yield "routing, moving tokens between experts, experts with more tokens than others"
-        yield "FP8 for the experts, which torchao does not convert: FP8 is attention's alone"
+        yield EXPERTS_IN_BF16
 
 
 def left_out_of(shape: ModelShape, sequence_length: int) -> list[str]:

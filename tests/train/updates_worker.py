@@ -13,7 +13,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -80,11 +80,20 @@ def tiny(config: RunConfig, tied: bool) -> Any:
     return AutoModelForCausalLM.from_config(settings, dtype=dtype).train()
 
 
-def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float], float]:
-    """Return the weights after the last step, each step's gradient norm, and the most gradients.
+class Trained(NamedTuple):
+    """What three steps came to."""
 
-    The last is the largest share of the gradients that was alive at an update.
-    """
+    weights: list[torch.Tensor]
+    norms: list[float]
+    """Of each step's gradients."""
+    most_alive: float
+    """The largest share of the gradients that was alive at an update."""
+    between_passes: float
+    """That before the last backward pass of a step."""
+
+
+def train(config: RunConfig, tied: bool) -> Trained:
+    """Train a tiny model as a run would."""
     config = config.resolved(on_gpu=False)
     AcceleratorState._reset_state()
     GradientState._reset_state()
@@ -95,12 +104,14 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
     updates = make_updates(config, model, optimizer, after_update(config, model))
     parameters = list(model.parameters())
     generator = torch.Generator().manual_seed(PartialState().process_index)
-    norms, most_alive = [], 0.0
+    norms, at_updates, between_passes = [], [0.0], 0.0
+
+    def alive() -> float:
+        there = sum(p.numel() for p in parameters if p.grad is not None)
+        return there / sum(p.numel() for p in parameters)
 
     def look(_: Any) -> None:
-        nonlocal most_alive
-        alive = sum(p.numel() for p in parameters if p.grad is not None)
-        most_alive = max(most_alive, alive / sum(p.numel() for p in parameters))
+        at_updates.append(alive())
 
     for step in range(NUM_STEPS):
         for group in optimizer.param_groups:
@@ -108,6 +119,7 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
         for micro_step in range(config.gradient_accumulation_steps):
             is_last = micro_step == config.gradient_accumulation_steps - 1
             if is_last:
+                between_passes = max(between_passes, alive())
                 updates.expect(wants_norm=True, look=look)
             ids = torch.randint(0, 256, (2, 16), generator=generator)
             with gradient_sync(model, is_last, config):
@@ -117,7 +129,8 @@ def train(config: RunConfig, tied: bool) -> tuple[list[torch.Tensor], list[float
         assert norm is not None
         norms.append(float(norm))
     weights = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return [getattr(w, "_tensor", w).detach().clone() for w in weights], norms, most_alive
+    weights = [getattr(w, "_tensor", w).detach().clone() for w in weights]
+    return Trained(weights, norms, max(at_updates), between_passes)
 
 
 def largest_difference(weights: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -138,7 +151,7 @@ def clipping(strategy: str, num_gpus: int, **changes: Any) -> dict[str, Any]:
             "max_grad_norm": 0.1, "clipping": where,
         }  # fmt: skip
         results.append(train(make_config(values | changes), tied=False))
-    (expected, norms, _), (weights, own_norms, _) = results
+    (expected, norms, *_), (weights, own_norms, *_) = results
     return {"mean_difference": mean_difference(weights, expected), "norms": [norms, own_norms]}
 
 
@@ -157,9 +170,9 @@ def one_pass(num_gpus: int, **changes: Any) -> dict[str, Any]:
         return done
 
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False} | changes
-    expected, norms, _ = train(make_config(values), tied=False)
+    expected, norms, *_ = train(make_config(values), tied=False)
     sharding._scale_as_noted = watched
-    weights, own_norms, _ = train(make_config(values | {"update_kernel": "one_pass"}), tied=False)
+    weights, own_norms, *_ = train(make_config(values | {"update_kernel": "one_pass"}), tied=False)
     sharding._scale_as_noted = scale
     return {
         "mean_difference": mean_difference(weights, expected), "norms": [norms, own_norms],
@@ -242,7 +255,7 @@ def norming(num_gpus: int) -> dict[str, Any]:
         "model": "tiny-llama", "num_gpus": num_gpus, "compile": False, "max_grad_norm": 0.1,
         "clipping": "in_update", "collectives": "copy_engines",
     }  # fmt: skip
-    expected, norms, _ = train(make_config(values), tied=False)
+    expected, norms, *_ = train(make_config(values), tied=False)
     take, num_taken = peers.squares.take, 0
 
     def counted() -> Any:
@@ -252,7 +265,7 @@ def norming(num_gpus: int) -> dict[str, Any]:
         return found
 
     peers.squares.take = counted  # type: ignore[method-assign]
-    weights, own_norms, _ = train(make_config(values | {"gradient_norm": "as_summed"}), tied=False)
+    weights, own_norms, *_ = train(make_config(values | {"gradient_norm": "as_summed"}), tied=False)
     peers.squares.take = take  # type: ignore[method-assign]
     difference = largest_difference(weights, expected)
     return {"norms": [norms, own_norms], "num_taken": num_taken, "difference": difference}
@@ -262,7 +275,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
     """Compare weights cast by one compiled kernel, and look which layers stay gathered."""
     values = {"model": "tiny-llama", "num_gpus": num_gpus, "compile": False}
     fp8 = values | {"precision": "fp8"}
-    expected, _, _ = train(make_config(fp8), tied=False)
+    expected, *_ = train(make_config(fp8), tied=False)
     num_casts, cast = 0, patches._cast
 
     def counted(*arguments: Any) -> torch.Tensor:
@@ -272,10 +285,10 @@ def gathering(num_gpus: int) -> dict[str, Any]:
 
     patches._cast = counted
     changes = {"gather_cast": "compiled", "reshard_after_forward": "half"}
-    weights, _, _ = train(make_config(fp8 | changes), tied=False)
+    weights, *_ = train(make_config(fp8 | changes), tied=False)
     changes |= {"weight_cast": "each_update"}
     num_in_passes, num_casts = num_casts, 0
-    once, _, _ = train(make_config(fp8 | changes), tied=False)
+    once, *_ = train(make_config(fp8 | changes), tied=False)
     num_gated, gate = 0, swiglu._gated
 
     def counted_gated(*arguments: Any) -> Any:
@@ -284,7 +297,7 @@ def gathering(num_gpus: int) -> dict[str, Any]:
         return gate(*arguments)
 
     swiglu._gated = counted_gated  # type: ignore[assignment]
-    gated, _, _ = train(make_config(fp8 | changes | {"swiglu": "kernels"}), tied=False)
+    gated, *_ = train(make_config(fp8 | changes | {"swiglu": "kernels"}), tied=False)
     swiglu._gated = gate
     kept = {}
     for reshard in (True, "half", False):
@@ -315,11 +328,11 @@ def passes(num_gpus: int, **changes: Any) -> dict[str, Any]:
         } | (changes if when == "each_pass" else {})), tied=False)
         for when in ("last_pass", "each_pass")
     ]  # fmt: skip
-    (expected, norms, _), (weights, own_norms, most_alive) = results
+    (expected, norms, _, none), (weights, own_norms, _, shares) = results
     return {
         "mean_difference": mean_difference(weights, expected),
         "norms": [norms, own_norms],
-        "most_alive": most_alive,
+        "between_passes": [none, shares],
     }
 
 
@@ -340,7 +353,7 @@ def main() -> None:
                 "optimizer_step": when,
             }  # fmt: skip
             results.append(train(make_config(values | changes), tied=name == "tied"))
-        (expected, norms, _), (weights, own_norms, most_alive) = results
+        (expected, norms, *_), (weights, own_norms, most_alive, _) = results
         start = [
             p.detach() for p in tiny(make_config(values | changes), name == "tied").parameters()
         ]

@@ -75,10 +75,21 @@ def test_what_the_path_never_does_is_of_no_later_form() -> None:
     for setting in (
         SETTING.format("FSDP2", 2).replace("FP32", "BF16"),
         SETTING.format("FSDP2", 2).removesuffix(", tuned"),
-        SETTING.format("FSDP2", 2) + ", 4 accumulation steps",
+        SETTING.format("FSDP2", 2) + ", activation checkpointing",
     ):
         row["setting"] = setting
         assert todays_form(row) == form_of(setting) == Form(False, False, False)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_steps_of_several_passes_have_no_kernel_for_the_norm_and_are_no_graph(
+    num_gpus: int,
+) -> None:
+    setting = SETTING.format("not sharded" if num_gpus == 1 else "FSDP2", 4)
+    words = f"{setting}, 4 accumulation steps, gradients clipped at 1"
+    row = {"num_gpus": num_gpus, "gpu_name": "NVIDIA H200", "setting": words}
+    for model in ("llama-3.2-1b", "llama-3.2-3b"):
+        assert todays_form(pd.Series(row | {"model": model})) == Form(True, num_gpus == 2, False)
 
 
 #: One process without FSDP2.

@@ -13,7 +13,8 @@ AS_DOCUMENTED = {
     "loss_head": "plain", "optimizer_step": "after_backward", "attention": "default",
     "reshard_after_forward": True, "compile_mode": "default",
     "step_launch": "by_kernel", "combo_kernels": "apart", "gather_cast": "eager",
-    "allocator": "default", "clipping": "separate", "gradient_pool": "own",
+    "allocator": "default", "clipping": "separate", "gradient_reduction": "last_pass",
+    "gradient_pool": "own",
     "gradient_copy": "chunk_cat", "attention_mask": "checked", "weight_cast": "each_pass",
     "update_kernel": "torch", "gradient_dtype": "master", "transposes": "fused",
     "swiglu": "compiled", "cast_kernels": "one_layout",
@@ -31,6 +32,7 @@ KEPT = CAST_ONCE | {"gather_cast": "compiled"}
 APART = {"transposes": "separate", "cast_kernels": "both_layouts"}
 COPIED = APART | {"gradient_copy": "reduce_stream"}
 WIDE = {"gradient_dtype": "master"}
+PASSES, REDUCED = {"gradient_accumulation_steps": 2}, {"gradient_reduction": "each_pass"}
 LATER = {"optimizer_step": "after_backward"}
 CLIPPED = LATER | {"clipping": "in_update"}
 BY_KERNEL, AS_SUMMED = {"gradient_norm": "by_kernel"}, {"gradient_norm": "as_summed"}
@@ -101,7 +103,9 @@ UNTIED = {"hidden_size": 64, "vocab_size": 2048, "tie_word_embeddings": False}
         (ALONE | {"precision": "fp8", "update_kernel": "torch"}, ON_ONE_GPU),
         (ALONE | {"precision": "fp8", "weight_cast": "each_pass"}, IN_ONE_PASS | WIDE),
         (ALONE | {"precision": "fp8", "fp8_all_gather": True}, IN_ONE_PASS | WIDE),
-        (ALONE | {"gradient_accumulation_steps": 2}, ON_ONE_GPU),
+        (ALONE | PASSES | {"max_grad_norm": 1.0}, IN_ONE_PASS | WIDE | CLIPPED),
+        (ALONE | PASSES | IN_FP8, IN_ONE_PASS | WIDE | CAST_ONCE | APART | HEAD_TOO),
+        (ALONE | PASSES | {"activation_checkpointing": True}, ON_ONE_GPU),
         (ALONE | {"activation_checkpointing": True}, ON_ONE_GPU),
         (ALONE | {"master_dtype": "bf16"}, ON_ONE_GPU),
         (ALONE | {"max_grad_norm": 1.0}, IN_ONE_PASS | CLIPPED | BY_KERNEL),
@@ -148,7 +152,20 @@ UNTIED = {"hidden_size": 64, "vocab_size": 2048, "tie_word_embeddings": False}
             ON_TWO | {"max_grad_norm": 1.0, "clipping": "separate"},
             SHARDS | LATER | {"gradient_pool": "shared"},
         ),
-        (ON_TWO | {"gradient_accumulation_steps": 2}, ON_SEVERAL),
+        (ON_TWO | PASSES, SHARDS | REDUCED),
+        (ON_TWO | PASSES | {"max_grad_norm": 1.0}, SHARDS | REDUCED | CLIPPED),
+        (ON_TWO | PASSES | IN_FP8, SHARDS | REDUCED | KEPT | COPIED | HEAD_TOO),
+        (
+            ON_TWO | PASSES | {"gradient_reduction": "last_pass"},
+            SHARDS | {"collectives": "nccl"},
+        ),
+        (ON_TWO | PASSES | {"collectives": "nccl"}, SHARDS | {"collectives": "nccl"}),
+        (
+            ON_TWO | PASSES | LATER | {"gradient_pool": "shared"},
+            SHARDS | LATER | {"gradient_pool": "shared", "collectives": "nccl"},
+        ),
+        (ON_TWO | PASSES | {"num_gpus": 4}, SHARDS | {"collectives": "nccl"}),
+        (ON_TWO | PASSES | {"master_dtype": "bf16"}, ON_SEVERAL),
         (ON_TWO | {"num_gpus": 4}, SHARDS | {"collectives": "nccl"}),
         (ON_TWO | {"num_nodes": 2}, SHARDS | {"collectives": "nccl"}),
         (ON_TWO | {"num_gpus": 16, "num_nodes": 2, "sharding": "hybrid"}, ON_SEVERAL),

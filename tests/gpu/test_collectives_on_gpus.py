@@ -70,31 +70,33 @@ def test_copy_engines_move_what_nccl_moves(
     assert ours["reduce_scatter", "bfloat16"] == pytest.approx(half)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+@pytest.mark.parametrize("max_grad_norm", [1.0, None])
+@pytest.mark.parametrize("precision", ["fp8_tensorwise", "bf16"])
 def test_gradients_that_each_pass_reduces_are_those_of_the_last(
-    tmp_path: Path, precision: str
+    tmp_path: Path, precision: str, max_grad_norm: float | None
 ) -> None:
     save_model(tmp_path / "model", False)
     ways = {
-        "last": {}, "again": {}, "each": {"gradient_reduction": "each_pass"},
-        "copied": {"gradient_reduction": "each_pass", "collectives": "copy_engines"},
+        "last": {"gradient_reduction": "last_pass"}, "again": {"gradient_reduction": "last_pass"},
+        "each": {"gradient_reduction": "each_pass", "collectives": "nccl"}, "copied": {},
     }  # fmt: skip
     norms, losses, peaks = {}, {}, {}
     for name, changes in ways.items():
         config = make_config(
             {"model": str(tmp_path / "model"), "num_gpus": 2, "path": "tuned",
-             "precision": precision, "max_grad_norm": 1.0, "sequence_length": 2048,
+             "precision": precision, "max_grad_norm": max_grad_norm, "sequence_length": 2048,
              "gradient_accumulation_steps": 3, "num_steps": 8, "num_warmup_steps": 2,
              "learning_rate": 1e-5} | changes
         ).resolved()  # fmt: skip
         record = launch(config, tmp_path / name, show=str)
         rows = read_metrics(tmp_path / name)
         losses[name] = [row["loss"] for row in rows]
-        norms[name] = [row["gradient_norm"] for row in rows]
+        norms[name] = [row["gradient_norm"] for row in rows if max_grad_norm]  # else not found
         peaks[name] = record.results["memory_peak_gib"]
-    floor = furthest(norms["again"], norms["last"])
+    floor = furthest(norms["again"], norms["last"]) if max_grad_norm else 0.0
     print(f"two runs {floor:.2%} apart; GiB: {peaks}")
     for name in ("each", "copied"):
         assert losses[name] == pytest.approx(losses["last"], rel=1e-3)
-        assert furthest(norms[name], norms["last"]) <= min(2 * floor, 0.02) + 0.01
+        if max_grad_norm:
+            assert furthest(norms[name], norms["last"]) <= min(2 * floor, 0.02) + 0.01
         assert peaks[name] < peaks["last"] - 0.5  # 1.2 GiB are half of whole FP32 gradients

@@ -65,6 +65,7 @@ PASSES: dict[str, dict[str, Any]] = {
     "in backward": {"optimizer_step": "in_backward"},
     "copy engines": {"collectives": "copy_engines"},
     "one pass": {"update_kernel": "one_pass", "gradient_copy": "foreach"},
+    "one pass in backward": {"update_kernel": "one_pass", "optimizer_step": "in_backward"},
 }
 
 

@@ -40,7 +40,7 @@ _RESTING = {
 #: One launch for all kernels of a step.
 AS_GRAPH = {"step_launch": "as_graph"}
 #: Words of a setting in which the tuned path does not update in one pass.
-_NEVER = ("accumulation", "checkpointing", "states", "sharded within", "DDP")
+_NEVER = ("checkpointing", "states", "sharded within", "DDP")
 
 
 class Form(NamedTuple):
@@ -169,10 +169,9 @@ def todays_form(row: pd.Series) -> Form:
         is_today = alone or (config.num_gpus > 1 and small != BEFORE)
         copies = config.resolved().collectives == "copy_engines" and is_today
         graph, keeps = small == AS_GRAPH, clips and not alone  # unclipped, none waits for others
-        return Form(
-            is_today, copies, clips and (alone or copies), graph, graph and keeps and copies
-        )
-    return Form(alone, False, alone and clips)
+        norm = clips and (alone or copies) and config.gradient_accumulation_steps == 1
+        return Form(is_today, copies, norm, graph, graph and keeps and copies)
+    return Form(alone, False, alone and clips and "accumulation" not in setting)
 
 
 def is_by_kernel_no_more(row: pd.Series) -> bool:
@@ -206,12 +205,13 @@ def _in_todays_form(row: pd.Series) -> tuple[RunConfig, dict[str, Any]]:
     """
     setting = row["setting"]
     tokens, batch = re.findall(r"(\d+) tokens, batch (\d+)", setting)[0]
-    spread = re.search(r"(\d+) nodes", setting)
+    passes, spread = (re.search(rf"(\d+) {of}", setting) for of in ("accumulation", "nodes"))
     config = make_config(
         {"model": row["model"], "num_gpus": int(row["num_gpus"]), "path": "tuned",
          "num_nodes": int(spread[1]) if spread else 1,
          "strategy": "none" if "not sharded" in setting else "fsdp2",
-         "sequence_length": int(tokens), "micro_batch_size": int(batch)}
+         "sequence_length": int(tokens), "micro_batch_size": int(batch),
+         "gradient_accumulation_steps": int(passes[1]) if passes else 1}
     )  # fmt: skip
     peak = find_peak(row["gpu_name"]) if isinstance(row.get("gpu_name"), str) else None
     return config, for_small_steps(config, peak)

@@ -119,8 +119,8 @@ def predicted_memory(
 ) -> MemoryParts:
     """Return what one GPU holds at the fullest moment of a step; `constants`: the frozen ones.
 
-    What no record has tested: activation checkpointing, gradient accumulation, DDP, and mixtures,
-    whose tokens are taken to spread evenly over the experts.
+    What no record has tested: activation checkpointing, DDP, and mixtures, whose tokens are taken
+    to spread evenly over the experts.
     """
     constants = constants or constants_of(MemoryConstants, "memory")
     config = config if isinstance(config, ResolvedConfig) else config.resolved()

@@ -71,7 +71,8 @@ Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
 _AFTER_KERNEL = ("weight_cast", "gradient_dtype", "transposes", "swiglu", "cast_kernels")
 #: Switches of what GPUs do to gradients together, and of how a step with them is launched.
-_EXCHANGE = ("collectives", "gradient_copy", "gradient_norm", "step_launch")
+_REDUCED = ("gradient_reduction", "gradient_pool")
+_EXCHANGE = (*_REDUCED, "collectives", "gradient_copy", "gradient_norm", "step_launch")
 #: Switches of the update, which follow from each other.
 UPDATE = ("update_kernel", *_AFTER_KERNEL)
 #: The tuned path's forms before today's, the latest first: what a run sets to have one.
@@ -88,12 +89,13 @@ _FOLLOWING = {
     "max_grad_norm": (
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
-    "master_dtype": ("gradient_pool", *_EXCHANGE, *UPDATE),
+    "master_dtype": (*_EXCHANGE, *UPDATE),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE),
     "step_launch": ("gradient_pool", "gradient_dtype"),
-    "gradient_reduction": ("gradient_pool",),
-    "collectives": ("gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
-    "num_gpus": ("reshard_after_forward", "gradient_pool", *_EXCHANGE, *UPDATE),
+    "gradient_reduction": ("gradient_pool", *_EXCHANGE[2:], *_AFTER_KERNEL),
+    "gradient_accumulation_steps": (*_EXCHANGE, *UPDATE),
+    "collectives": (*_REDUCED, "gradient_copy", "gradient_norm", "transposes", "cast_kernels"),
+    "num_gpus": ("reshard_after_forward", *_EXCHANGE, *UPDATE),
 }  # fmt: skip
 
 
@@ -108,8 +110,6 @@ def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfi
     fields = dataclasses.asdict(config)
     for name in changes:
         fields |= dict.fromkeys(_FOLLOWING.get(name, ()))
-    if changes.get("gradient_accumulation_steps") == 1:
-        fields |= dict.fromkeys(("gradient_reduction", *_FOLLOWING["gradient_reduction"]))
     if "num_gpus" in changes:
         fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"}
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()

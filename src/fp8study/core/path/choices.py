@@ -27,6 +27,13 @@ def resharding(c: Any) -> bool | str:
     return c.strategy != "fsdp2"  # FSDP2 on one GPU has nobody to gather from
 
 
+def gradient_reduction(c: Any) -> str:
+    """Reduce after each pass where copy engines gain more than that costs (docs/log.md, 94)."""
+    by_copies = c.collectives in (None, "copy_engines") and may_copy(c)
+    adds_up = c.gradient_accumulation_steps > 1 and c.gradient_pool != "shared"
+    return "each_pass" if by_copies and adds_up else "last_pass"
+
+
 def gradient_pool(c: Any) -> str:
     """Let gradients that are kept until all are there have the memory that activations leave."""
     keeps_whole = c.master_dtype == "fp32" and not c.untrained and c.sharding == "full"
@@ -38,13 +45,12 @@ def gradient_pool(c: Any) -> str:
 
 
 def updates_in_one_pass(c: Any) -> bool:
-    """Whether a run is of those that were faster so, or like them (docs/log.md, 64 and 68)."""
+    """Whether a run is of those that were faster so, or like them (docs/log.md, 64, 68 and 94)."""
     keeps_fp32 = c.master_dtype == c.optimizer_state == "fp32"
-    passes_once = c.gradient_accumulation_steps == 1 and not c.activation_checkpointing
     converts_first = c.optimizer_binding == "after_conversion"
     is_spread = c.strategy == "none" or (is_sharded(c) and c.sharding == "full")
     is_plain = is_spread and not RECIPES[c.precision].scales_loss
-    return is_plain and keeps_fp32 and passes_once and converts_first
+    return is_plain and keeps_fp32 and converts_first and not c.activation_checkpointing
 
 
 def _may_update_in_one_pass(c: Any) -> bool:
@@ -70,14 +76,15 @@ def gradient_dtype(c: Any) -> str:
     keeps = c.weight_cast == "each_update" or c.precision == "bf16"
     clips_once = c.max_grad_norm is None or c.clipping == "in_update"
     is_tried = c.compile_mode != "reduce-overhead" and c.update_kernel == "one_pass"
-    is_tried &= c.strategy == "none"
+    is_tried &= c.strategy == "none" and c.gradient_accumulation_steps == 1
     narrow = keeps and clips_once and is_tried and updates_in_one_pass(c)
     return "compute" if narrow else "master"
 
 
 def may_copy(c: Any) -> bool:
     """Whether copy engines were faster (docs/log.md, 70): of more GPUs nothing is known."""
-    is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c)
+    adds_reduced = c.gradient_accumulation_steps == 1 or c.gradient_reduction != "last_pass"
+    is_alike = c.num_gpus == 2 and c.num_nodes == 1 and is_sharded(c) and adds_reduced
     return is_alike and _may_update_in_one_pass(c)
 
 
@@ -94,6 +101,7 @@ def writes_apart(c: Any) -> bool:
 def gradient_norm(c: Any) -> str:
     """The kernel that a GPU, or two with copy engines, gained by (docs/log.md, 72)."""
     is_wanted = c.max_grad_norm is not None and c.optimizer_step == "after_backward"
+    is_wanted &= c.gradient_accumulation_steps == 1  # of several passes never timed
     if not is_wanted or c.update_kernel != "one_pass" or not updates_in_one_pass(c):
         return "separate"
     if c.strategy == "none":

@@ -138,9 +138,9 @@ class Switches:
              "needs torch's own AdamW, not that of optimizer_state={optimizer_state}; use separate "
              "or optimizer_state=fp32")))
     gradient_reduction: Literal["last_pass", "each_pass"] | None = switch(
-        "last_pass", "last_pass", "gradients reduced {}", "After which of a step's backward passes "
-        "FSDP2 reduces gradients: each GPU keeps them whole, in FP32, until the last, or its share "
-        "from the first on; not yet timed.", refused=(
+        "last_pass", choices.gradient_reduction, "gradients reduced {}", "After which of a step's "
+        "backward passes FSDP2 reduces gradients: each GPU keeps them whole, in FP32, until the "
+        "last, or its share from the first on.", refused=(
             (lambda c: c.gradient_reduction == "each_pass" and not is_sharded(c), _NOT_REDUCED),
             (lambda c: c.gradient_reduction == "each_pass" and c.gradient_accumulation_steps == 1,
              "says nothing with gradient_accumulation_steps=1; leave it out"),

@@ -33,11 +33,15 @@ def per_cent(value: float, digits: int = 1) -> str:
     return f"{value:+.{digits}f}".replace("-", "−") + " %"
 
 
-def ends(lead: pd.Series) -> str:
-    """The ends of a lead's interval."""
-    return " to ".join(
-        per_cent(lead[f"ci_{end}_pct"]).removesuffix(" %") for end in ("low", "high")
-    )
+def ends(row: Any, names: str = "ci_{}_pct", digits: int = 1) -> str:
+    """The ends of an interval, by default a lead's; `names` are those of its columns."""
+    low, high = (per_cent(row[names.format(end)], digits) for end in ("low", "high"))
+    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"
+
+
+def gap_ends(gap: Any, level: int = 95) -> str:
+    """The ends of a loss gap's interval, from a table of loss gaps."""
+    return ends(gap, f"gap_pct_{{}}_{level}", 2)
 
 
 def further_texts(runs: pd.DataFrame) -> list[str]:

@@ -14,7 +14,7 @@ from fp8study.analysis.runs.frames import run_path, runs_frame
 from fp8study.analysis.runs.naming import FP8_HEAD, GRAPH, SHARED_POOL
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 from tests.project.quotes_graph import reserved
 
 MACHINE = "h100x4"
@@ -31,11 +31,6 @@ def four_h100_texts() -> list[str]:
     ]  # fmt: skip
 
 
-def _span(row: pd.Series, name: str, digits: int = 2) -> str:
-    low, high = (per_cent(row[name.format(end)], digits) for end in ("low", "high"))
-    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"
-
-
 def _loss_texts(runs: pd.DataFrame) -> list[str]:
     chosen = runs[runs["study"] == "pool-loss"]
     said = []
@@ -44,7 +39,7 @@ def _loss_texts(runs: pd.DataFrame) -> list[str]:
         assert (set(gaps["verdict"]), set(gaps["num_pairs"])) == ({"equivalent"}, {4})
         is_shared = gaps["setting"].str.contains(SHARED_POOL)
         said.append([
-            f"{per_cent(row['gap_pct'], 2)} ({_span(row, 'gap_pct_{}_95')})"
+            f"{per_cent(row['gap_pct'], 2)} ({gap_ends(row)})"
             for row in (one(gaps[is_shared]), one(gaps[~is_shared]))
         ])  # fmt: skip
     (shared, own), (shared_unseen, own_unseen) = said
@@ -55,7 +50,7 @@ def _loss_texts(runs: pd.DataFrame) -> list[str]:
         f"{shared.replace('(', '(95 % CI ')}, on held-out text {shared_unseen}",
         f"with memory of their own {own} and {own_unseen}",
         f"the last losses by {per_cent(bf16['loss_gap_pct'], 3)} in BF16 and by "
-        f"{per_cent(fp8['loss_gap_pct'], 3)} in FP8 ({_span(fp8, '{}_95', 3)})",
+        f"{per_cent(fp8['loss_gap_pct'], 3)} in FP8 ({ends(fp8, '{}_95', 3)})",
         f"tokens/s by {per_cent(bf16['gain_pct'])} and {per_cent(fp8['gain_pct'])}",
     ]
 

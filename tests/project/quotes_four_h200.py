@@ -8,7 +8,7 @@ from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FP8_HEAD
 from fp8study.analysis.runs.pairing import shorten_arms
 from tests.checkout import ROOT
-from tests.project.quotes import ends, one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 RATES = {"BF16": "tokens_per_second_per_gpu_bf16", "FP8": "tokens_per_second_per_gpu"}
 LARGE, SMALL = "llama-3.1-8b", "llama-3.2-1b"
@@ -118,8 +118,7 @@ def _head_loss_texts(runs: pd.DataFrame) -> list[str]:
 
 def _gap(row: pd.Series, level: int = 95) -> tuple[str, str]:
     """A loss gap, and its interval."""
-    low, high = (per_cent(row[f"gap_pct_{end}_{level}"], 2)[:-2] for end in ("low", "high"))
-    return per_cent(row["gap_pct"], 2), f"{low} to {high}"
+    return per_cent(row["gap_pct"], 2), gap_ends(row, level)
 
 
 def _eight_b_loss_texts(runs: pd.DataFrame) -> list[str]:

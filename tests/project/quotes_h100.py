@@ -10,7 +10,7 @@ from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.core.records import StoredRun
 from fp8study.report.page import report_of
-from tests.project.quotes import one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 
 def h100_texts() -> list[str]:
@@ -37,7 +37,7 @@ def _equal_time_texts() -> list[str]:
     gaps = [one(table, precision="fp8_tensorwise") for table in
             (report.loss_gaps, report.validation_gaps)]  # fmt: skip
     assert [gap["verdict"] for gap in gaps] == ["undecided"] * 2
-    train, held_out = (f"{per_cent(gap['gap_pct'], 2)} (95 % CI {_ci(gap)})" for gap in gaps)
+    train, held_out = (f"{per_cent(gap['gap_pct'], 2)} (95 % CI {gap_ends(gap)})" for gap in gaps)
     return [
         f"held-out text, {row['loss']:.2f} nats, it takes {row['seconds']:.0f} s of steps where "
         f"BF16 takes {row['seconds_bf16']:.0f} s: {row['saved_pct']:.1f} % less (95 % CI "
@@ -45,11 +45,6 @@ def _equal_time_texts() -> list[str]:
         f"Whether the losses at the end are equal is undecided: {train}, on held-out text "
         f"{held_out}",
     ]
-
-
-def _ci(gap: pd.Series, digits: int = 2) -> str:
-    low, high = (per_cent(gap[f"gap_pct_{end}_95"], digits) for end in ("low", "high"))
-    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"
 
 
 def _stale_batch_texts() -> list[str]:
@@ -120,8 +115,7 @@ def _optimizer_state_texts() -> list[str]:
 
 
 def _gap(row: pd.Series) -> str:
-    ci = " to ".join(per_cent(row[f"{end}_95"], 2).removesuffix(" %") for end in ("low", "high"))
-    return f"{per_cent(row['gap_pct'], 2)} ({ci})"
+    return f"{per_cent(row['gap_pct'], 2)} ({ends(row, '{}_95', 2)})"
 
 
 def _less(row: pd.Series) -> str:

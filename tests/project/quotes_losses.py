@@ -7,7 +7,7 @@ from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report.page import Report, report_of
-from tests.project.quotes import one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 MACHINE = "h200x1"
 STUDIES = ("skipped-layers", "schedules")
@@ -48,7 +48,7 @@ def _arms_texts(report: Report) -> list[str]:
     return [
         f"ends {_ends(row)} from FP8 in every layer",
         f"{first}, {second} and {third}",
-        f"{per_cent(plain['gap_pct'], 2)} (95 % CI {_ends_of(plain)}) from BF16 on held-out text",
+        f"{per_cent(plain['gap_pct'], 2)} (95 % CI {gap_ends(plain)}) from BF16 on held-out text",
     ]
 
 
@@ -66,8 +66,7 @@ def assert_by_rate(report: Report) -> None:
 
 
 def _ends(row: Any) -> str:
-    low, high = (per_cent(row[f"{end}_95"], 2) for end in ("low", "high"))
-    return f"{per_cent(row['apart'], 2)} (95 % CI {low.removesuffix(' %')} to {high[:-2]})"
+    return f"{per_cent(row['apart'], 2)} (95 % CI {ends(row, '{}_95', 2)})"
 
 
 def _again_texts(report: Report) -> list[str]:
@@ -116,8 +115,8 @@ def _eight_b_again_texts(report: Report) -> list[str]:
     twice = runs[runs["seed"].isin([0, 1])]
     assert len(twice) == 8
     said = [
-        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {_ends_of(trained)})",
-        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({_ends_of(unseen)})",
+        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {gap_ends(trained)})",
+        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({gap_ends(unseen)})",
         f"Its pairs differ by {gaps.min():+.2f} to {gaps.max():+.2f} %".replace("-", "−"),
     ]
     for loss in ("loss_last20_mean", "validation_loss"):
@@ -149,8 +148,8 @@ def _batch_2_texts() -> list[str]:
         assert {trained["verdict"], unseen["verdict"]} == {"equivalent"}
         assert {trained["num_pairs"], unseen["num_pairs"]} == {6}
         said += [
-            f"{per_cent(trained['gap_pct'], 2)} (95 % CI {_ends_of(trained)})",
-            f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({_ends_of(unseen)})",
+            f"{per_cent(trained['gap_pct'], 2)} (95 % CI {gap_ends(trained)})",
+            f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({gap_ends(unseen)})",
         ]
         if machine == "h200x4":  # scored eight times, the other three
             saved = one(equal_time_table(runs, report.runs, report.metrics))
@@ -174,9 +173,3 @@ def _growth_texts() -> list[str]:
         f"come down to {rows['loss'].iloc[0]:.2f} nats; with each doubling {slope} points (95 % CI "
         f"{low} to {high})",
     ]
-
-
-def _ends_of(row: Any) -> str:
-    """Write a 95 % interval of a gap, as −0.12 to +0.18."""
-    low, high = (per_cent(row[f"gap_pct_{end}_95"], 2) for end in ("low", "high"))
-    return f"{low.removesuffix(' %')} to {high.removesuffix(' %')}"

@@ -10,15 +10,14 @@ from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.core.studies import load_study
 from tests.checkout import committed_runs
-from tests.project.quotes import one, per_cent, stored
+from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 
 def new_text() -> list[str]:
     """What is said of the study new-text, by machine and of all together."""
 
-    def said(row: pd.Series, low: str, high: str, level: int) -> str:
-        ends = (per_cent(row[name], 2).removesuffix(" %") for name in (low, high))
-        return f"{per_cent(row['gap_pct'], 2)} ({level} % CI {' to '.join(ends)})"
+    def said(row: pd.Series, level: int, ci: str) -> str:
+        return f"{per_cent(row['gap_pct'], 2)} ({level} % CI {ci})"
 
     texts = []
     for machine in ("h200x2", "h100x4"):
@@ -26,14 +25,14 @@ def new_text() -> list[str]:
         chosen = chosen[chosen["study"] == "new-text"]
         row = one(loss_gap_table(chosen), precision="fp8_tensorwise")
         assert (row["verdict"], row["num_pairs"]) == ("undecided", 3)
-        texts.append(said(row, "gap_pct_low_95", "gap_pct_high_95", 95))
+        texts.append(said(row, 95, gap_ends(row)))
     every = [run for run in committed_runs() if run.record.study == "new-text"]
     table = pooled_table(every, shorten_arms(runs_frame(every))).set_index("what")
     order = ["FP8 tensorwise", "FP8 rowwise", "FP8 rowwise, BF16 weight gradient"]
     rows = [table.loc[what] for what in order]
     assert [row["verdict"] for row in rows] == ["equivalent", "equivalent", "undecided"]
     assert [row["num_pairs"] for row in rows] == [5, 4, 4]
-    tensorwise, rowwise, third = (said(row, "low_90", "high_90", 90) for row in rows)
+    tensorwise, rowwise, third = (said(row, 90, ends(row, "{}_90", 2)) for row in rows)
     sizes = [f"{row['size_pct']:.2f} %" for row in rows]
     floors = [
         f"{table.loc[rung, 'size_pct']:.2f} % ({table.loc[rung, 'num_runs']} pairs)"
@@ -60,12 +59,11 @@ def null_texts(runs: pd.DataFrame) -> list[str]:
     curve = validation_curve(stored("h200x4"), chosen)
     end, soon = (one(curve, rung=KERNELS, step=step) for step in (1500, 188))
     fp8 = one(curve, rung="FP8 tensorwise", step=188)
-    low, high = (per_cent(end[f"{side}_95"], 2).removesuffix(" %") for side in ("low", "high"))
     return [
         f"by {apart.min():.2f} to {apart.max():.2f} %",
         f"FP8's gaps there are {per_cent(gap['gap_pct'], 2)} in training and "
         f"{per_cent(held_out['gap_pct'], 2)} on held-out text (two seeds)",
-        f"{per_cent(end['gap_pct'], 2)} ({low} to {high}) on held-out text",
+        f"{per_cent(end['gap_pct'], 2)} ({ends(end, '{}_95', 2)}) on held-out text",
         f"{per_cent(soon['gap_pct'], 2)} after 188 steps, and FP8 at {per_cent(fp8['gap_pct'], 2)}",
     ]
 

@@ -2,15 +2,13 @@
 
 import statistics
 
-import pandas as pd
-
 from fp8study.analysis.claims.stability import stable_rates
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.analysis.speed import switch_table
 from fp8study.report.page import report_of
-from tests.project.quotes import one, per_cent, stored
+from tests.project.quotes import gap_ends, one, per_cent, stored
 
 MACHINE = "h200x1"
 
@@ -84,14 +82,9 @@ def eight_b_texts() -> list[str]:
     risen = [seed for ratios in highest.values() for seed in ratios if ratios[seed] >= 1.05]
     (calm,) = (gap for seed, gap in enumerate(gaps) if seed not in risen)
     bf16, fp8 = (max(highest[name].values()) for name in ("bf16", "fp8_tensorwise"))
-
-    def gap(row: pd.Series) -> str:
-        low, high = per_cent(row["gap_pct_low_95"], 2), per_cent(row["gap_pct_high_95"], 2)
-        return f"{per_cent(row['gap_pct'], 2)} (95 % CI {low} to {high})".replace(" % to", " to")
-
     return [
-        gap(trained).replace(" %)", ")"),
-        f"on held-out text {gap(unseen)}".replace("95 % CI ", "").replace(" %)", ")"),
+        f"{per_cent(trained['gap_pct'], 2)} (95 % CI {gap_ends(trained)})",
+        f"on held-out text {per_cent(unseen['gap_pct'], 2)} ({gap_ends(unseen)})",
         f"In {len(risen)} of the {len(runs)} runs a step's loss was 5 % or more above the first, "
         f"at most {bf16:.2f} times it in BF16 and {fp8:.2f} times in FP8",
         f"the one pair without such a step is at {per_cent(calm, 2)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +50,23 @@ def decide(results: Path) -> dict[str, object]:
     return row
 
 
-def store_losses(
-    results: Path, gap: float, place: str = "local", fp8: dict[str, Any] | None = None,
+def store_losses(results: Path, gap: float, num_seeds: int = 3, **changes: Any) -> None:
+    """Store pairs of runs whose losses are about a `gap` apart, nats; `changes`: `store_gaps`."""
+    store_gaps(results, [gap + 0.0001 * seed for seed in range(num_seeds)], **changes)
+
+
+def store_gaps(
+    results: Path, gaps: Sequence[float], place: str = "local", fp8: dict[str, Any] | None = None,
     **changes: Any,
 ) -> None:  # fmt: skip
-    for seed in range(3):
+    """Store a pair of runs for each gap of their losses, nats; `fp8` are fields of FP8's alone."""
+    for seed, gap in enumerate(gaps):
         for precision in ("bf16", "fp8_tensorwise"):
-            loss = 5.0 + 0.1 * seed + (gap + 0.0001 * seed) * (precision != "bf16")
             record = make_record(
                 seed=seed, precision=precision,
-                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
+                run_id=f"{precision}-{changes.get('learning_rate')}-{seed}",
+                results={"loss_last20_mean": 5.0 + 0.1 * seed + gap * (precision != "bf16"),
+                         "tokens_per_second_per_gpu": None},
                 **{"study": "losses"} | changes,
                 **({"config": fp8} if fp8 and precision != "bf16" else {}),
             )  # fmt: skip
@@ -207,19 +215,10 @@ def test_of_two_studies_elsewhere_the_larger_one_counts(tmp_path: Path) -> None:
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
     store_losses(tmp_path, 0.0, place="reference/elsewhere")
     assert decide(tmp_path)["action"] == decision.FP8
-    for seed in range(5):
-        for precision in ("bf16", "fp8_tensorwise"):
-            loss = 5.0 + (0.02 * (-1) ** seed) * (precision != "bf16")
-            results = {"loss_last20_mean": loss, "tokens_per_second_per_gpu": None}
-            record = make_record(
-                study="wider", seed=seed, precision=precision, results=results
-            )  # fmt: skip
-            store(tmp_path, "reference/another", record)
+    gaps = [0.02 * (-1) ** seed for seed in range(5)]
+    store_gaps(tmp_path, gaps, place="reference/another", study="wider")
     row = decide(tmp_path)
     assert (row["action"], row["loss_study"]) == (decision.CHECK, "wider")
-
-
-_PAIR = ("bf16", "fp8_tensorwise")
 
 
 @pytest.mark.parametrize(("low", "high", "is_open"), [(1e-5, 1e-4, True), (1e-4, 1e-5, False)])
@@ -229,14 +228,8 @@ def test_a_rate_that_was_left_open_above_one_that_was_decided_is_told(
     """Seeds that agree at the first rate, and that scatter at the second."""
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
     for rate, scatter in ((low, 0.0001), (high, 0.05)):
-        for seed, precision in itertools.product(range(4), ("bf16", "fp8_tensorwise")):
-            loss = 5.0 + (scatter * (-1) ** seed) * (precision != "bf16")
-            record = make_record(
-                study="losses", seed=seed, precision=precision, learning_rate=rate,
-                run_id=f"{precision}-{rate}-{seed}",
-                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
-            )  # fmt: skip
-            store(tmp_path, "local", record)
+        gaps = [scatter * (-1) ** seed for seed in range(4)]
+        store_gaps(tmp_path, gaps, learning_rate=rate)
     row = decide(tmp_path)
     assert (row["action"], row["loss_rate"]) == (decision.FP8, low)
     assert (row["loss_rate_above"] == high) == is_open
@@ -252,15 +245,8 @@ def test_a_loss_that_is_worse_at_a_higher_rate_of_the_same_setting_is_to_be_chec
     gap: float, batch: int, action: str, above: float | None, tmp_path: Path
 ) -> None:
     store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
-    for rate, own, there in ((1e-5, 0.0, 1), (1e-4, gap, batch)):
-        for seed, precision in itertools.product(range(4 if rate < 1e-4 else 3), _PAIR):
-            loss = 5.0 + 0.1 * seed + (own + 0.0001 * seed) * (precision != "bf16")
-            record = make_record(
-                study="losses", seed=seed, precision=precision, learning_rate=rate,
-                micro_batch_size=there, run_id=f"{precision}-{rate}-{seed}",
-                results={"loss_last20_mean": loss, "tokens_per_second_per_gpu": None},
-            )  # fmt: skip
-            store(tmp_path, "local", record)
+    store_losses(tmp_path, 0.0, num_seeds=4, learning_rate=1e-5)
+    store_losses(tmp_path, gap, learning_rate=1e-4, micro_batch_size=batch)
     row = decide(tmp_path)
     assert row["action"] == action
     assert row["loss_rate_above"] == above or (above is None and math.isnan(row["loss_rate_above"]))

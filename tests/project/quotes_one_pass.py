@@ -19,7 +19,6 @@ from tests.checkout import committed_runs
 from tests.project.quotes import one, per_cent, stored
 
 MACHINE = "h200x1"
-PRECISIONS = ("bf16", "fp8_tensorwise")
 #: Model and batch, in the order in which they are told.
 SETTINGS = [("llama-3.1-8b", 1), ("llama-3.2-3b", 1), ("llama-3.2-3b", 4), ("llama-3.2-1b", 1),
             ("llama-3.2-1b", 4)]  # fmt: skip

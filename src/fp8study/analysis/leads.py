@@ -255,14 +255,11 @@ def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
     for _, group in several.merge(chosen[alike], on=alike).groupby(alike[:3], sort=False):
         group = group.sort_values(["num_gpus", "num_nodes"])
         for column, precision in ((f"{_RATE}_bf16", "bf16"), (_RATE, group["precision"].iloc[0])):
-            kept = 100 * group[column] / group[column].iloc[0]
-            lines = group[["machine", "model", "sequence_length", "micro_batch_size", "path",
-                           "master_dtype", "max_grad_norm", "num_gpus", "num_nodes",
-                           "fp8_all_gather"]]  # fmt: skip
-            lines = lines.assign(precision=precision, kept_pct=kept, run_ids=group["run_ids"])
-            of_one = group.loc[group["num_nodes"] == 1, column].tail(1)
-            share = 100 * group[column] / (of_one.iloc[0] if len(of_one) else math.nan)
+            rate = group[column]
+            of_one = rate[group["num_nodes"] == 1].tail(1)
+            share = 100 * rate / (of_one.iloc[0] if len(of_one) else math.nan)
+            lines = group.assign(precision=precision, kept_pct=100 * rate / rate.iloc[0])
             lines["of_one_node_pct"] = share.where(group["num_nodes"] > 1)
-            rows.append(lines.assign(**{_RATE: group[column]}))
+            rows.append(lines.assign(**{_RATE: rate}))
     table = pd.concat(rows) if rows else pd.DataFrame(columns=SCALING_COLUMNS)
     return table[SCALING_COLUMNS].reset_index(drop=True)

@@ -64,7 +64,7 @@ def test_every_part_has_the_cost_that_was_put_in(tmp_path: Path) -> None:
         assert row(parts, part, masters)["mean"] == pytest.approx(cost, abs=0.003), part
     assert len(parts) == len(effects.parts())
     assert set(parts["num_pairs"]) == {5}
-    assert effects.absent_parts(parts, parts["effect_key"].iloc[0]) == []
+    assert effects.absent_parts(parts) == []
 
 
 def test_the_parts_add_up(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_partial_records_leave_rows_out_and_say_so(tmp_path: Path) -> None:
             store_attribution_arm(tmp_path, end + 0.01 * seed, seed, **changes)
     parts = table(tmp_path)
     assert parts["part"].tolist() == [effects.ROWWISE, effects.PLANTED]
-    missing = effects.absent_parts(parts, parts["effect_key"].iloc[0])
+    missing = effects.absent_parts(parts)
     assert "the stale optimizer (BF16 masters)" in missing
     assert not any("rowwise" in name for name in missing)
     text = attribution(parts)

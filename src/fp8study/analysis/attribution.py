@@ -166,9 +166,8 @@ def _share(apart: pd.Series, whole: pd.Series) -> float | None:
     return 100 * apart[shared].sum() / gap if gap > 0 else None
 
 
-def absent_parts(table: pd.DataFrame, effect_key: str) -> list[str]:
-    """Return the parts that one setting of an `effect_table` has no pair for, by name."""
-    rows = table[table["effect_key"] == effect_key]
+def absent_parts(rows: pd.DataFrame) -> list[str]:
+    """Name the parts that one setting has no pair for, from its rows of an `effect_table`."""
     present = set(zip(rows["part"], rows["masters"], strict=True))
     return [
         f"{p.name} ({p.masters} masters)" for p in parts() if (p.name, p.masters) not in present

@@ -73,21 +73,17 @@ def _stale(arms: pd.DataFrame, fp8: float | None, bf16: float | None) -> str:
     return f"{text} So the stale optimizer {most}."
 
 
-def main_setting(table: pd.DataFrame) -> str | None:
-    """Return the ``effect_key`` of the setting to speak of: a GPU's, with most parts and pairs."""
+def main_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the setting to speak of: a GPU's, with most parts and pairs."""
     if table.empty:
-        return None
+        return table
     places = table.groupby("effect_key", sort=False).agg(
         gpu=("device", lambda devices: (devices == "cuda").all()),
         parts=("part", "size"),
         pairs=("num_pairs", "max"),
     )
-    return str(places.sort_values(["gpu", "parts", "pairs"], kind="stable").index[-1])
-
-
-def main_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the setting to speak of."""
-    return table[table["effect_key"] == main_setting(table)]
+    key = places.sort_values(["gpu", "parts", "pairs"], kind="stable").index[-1]
+    return table[table["effect_key"] == key]
 
 
 def corners(table: pd.DataFrame) -> str:
@@ -111,13 +107,12 @@ def corners(table: pd.DataFrame) -> str:
 
 def attribution(table: pd.DataFrame) -> str:
     """Say what document A's gap is made of, and what is not known of it yet."""
-    key = main_setting(table)
-    if key is None:
-        return f"**No run with a fault yet:** {how_to_get('attribution')}."
     rows = main_rows(table)
+    if rows.empty:
+        return f"**No run with a fault yet:** {how_to_get('attribution')}."
     first = rows.iloc[0]
     text = [f"In {escape(first['model'])}, {place(first)}:", _whole(rows), _planted(rows)]
-    if missing := effects.absent_parts(table, key):
+    if missing := effects.absent_parts(rows):
         names = in_words(", ".join(missing))
         text.append(f"Not measured there: {names}; {how_to_get('attribution')}.")
     return "\n\n".join(part for part in text if part)

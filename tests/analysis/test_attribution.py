@@ -14,7 +14,7 @@ from statsmodels.stats.multitest import multipletests
 
 from fp8study.analysis import attribution as effects
 from fp8study.analysis.floors import AGAIN, FAULT, SEED, ladder_table
-from fp8study.analysis.losses import gap_by_step, seed_spread
+from fp8study.analysis.losses import gap_curves, seed_spread
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import DIVERGED, paired_losses
 from fp8study.core.records import load_runs
@@ -227,7 +227,7 @@ def test_the_gap_along_a_run_is_that_of_its_pair(tmp_path: Path) -> None:
     make_attribution(tmp_path, seeds=3)
     stored = load_runs(tmp_path)
     runs, metrics = runs_frame(stored), metrics_frame(stored)
-    along, spread = gap_by_step(metrics, runs), seed_spread(metrics, runs)
+    along, spread = gap_curves(metrics, runs), seed_spread(metrics, runs)
     assert along["step"].min() == 20
     last = along[(along["step"] == 40) & (along["precision"] == "fp8_rowwise")]
     pairs = paired_losses(runs)
@@ -273,7 +273,7 @@ def test_a_record_without_a_seed_takes_nothing_down(tmp_path: Path) -> None:
 def test_pairs_that_logged_too_little_have_no_curve(tmp_path: Path) -> None:
     for precision in ("bf16", "fp8_rowwise"):
         store(tmp_path, "local", make_record(precision=precision), [9.0, 8.0, 7.0])
-    assert gap_by_step(metrics_frame(load_runs(tmp_path)), frame(tmp_path)).empty
+    assert gap_curves(metrics_frame(load_runs(tmp_path)), frame(tmp_path)).empty
 
 
 def test_a_gpu_comes_first_and_a_cpu_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from fp8study.analysis import stats
 from fp8study.analysis.losses import (
     effective_batch_table,
     formats_table,
-    gap_by_step,
+    gap_curves,
     loss_gap_table,
     pass_table,
     seed_spread,
@@ -231,7 +231,7 @@ def test_no_table_of_losses_follows_a_study_of_speed(speed_only: bool, tmp_path:
             )  # fmt: skip
             store(tmp_path, "local", record, loss_curve(120, 5.0 + seed))
     runs, metrics = frame(tmp_path), metrics_frame(load_runs(tmp_path))
-    tables = [table(metrics, runs) for table in (gap_by_step, seed_spread, pass_table)]
+    tables = [table(metrics, runs) for table in (gap_curves, seed_spread, pass_table)]
     assert [table.empty for table in (*tables, loss_gap_table(runs))] == [speed_only] * 4
 
 

@@ -42,7 +42,6 @@ LOSS_GAP_COLUMNS = [
     "verdict", "swept", "run_ids",
 ]  # fmt: skip
 _PLACE = ["machine", "study", "model", "num_gpus", "setting"]
-GAP_STEP_COLUMNS = [*_PLACE, "arm", "precision", "seed", "step", "gap_pct"]
 SPREAD_COLUMNS = [*_PLACE, "step", "num_seeds", "spread_pct"]
 _PASS_PLACE = [*_PLACE, "arm", "precision", "arm_key"]
 _JUDGED = ["low_95", "high_95", "margin_pct", "verdict", "run_ids"]
@@ -262,22 +261,16 @@ def judged_pairs(gaps: Sequence[float], pairs: pd.DataFrame, mean: str) -> dict[
 
 
 def gap_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return every healthy pair on a GPU at each step that both runs logged, smoothed."""
+    """Return every healthy pair on a GPU at each step that both runs logged.
+
+    Its ``gap_pct`` there is that of the means of the last `SMOOTHING_STEPS` logged steps.
+    """
     ours = smoothed(metrics)
     theirs = ours.rename(columns={"run_id": "run_id_bf16", "smooth": "smooth_bf16"})
     both = healthy_pairs(runs).merge(ours, on=PLACE)
     both = both.merge(theirs, on=["machine", "study", "run_id_bf16", "step"])
     gap = both["smooth"] - both["smooth_bf16"]
     return both.assign(gap_pct=100 * gap / both["smooth_bf16"])
-
-
-def gap_by_step(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Follow the loss gap of every healthy pair on a GPU through training.
-
-    The columns of `GAP_STEP_COLUMNS`, one row per pair and step that both runs logged: gaps of the
-    means of the last `SMOOTHING_STEPS` logged steps.
-    """
-    return gap_curves(metrics, runs)[GAP_STEP_COLUMNS]
 
 
 def seed_spread(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

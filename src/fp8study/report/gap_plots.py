@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fp8study.analysis.losses import gap_by_step, seed_spread
+from fp8study.analysis.losses import gap_curves, seed_spread
 from fp8study.analysis.runs.pairing import FAILURE_STUDIES, healthy, newest_per_seed
 from fp8study.report.page import Report
 from fp8study.report.plots import curve_table, smooth, thin
@@ -140,7 +140,7 @@ def _beside_partners(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curves_figure(metrics: pd.DataFrame, runs: pd.DataFrame) -> Figure:
-    gaps, spread = gap_by_step(metrics, runs), seed_spread(metrics, runs)
+    gaps, spread = gap_curves(metrics, runs), seed_spread(metrics, runs)
     curves = runs.merge(metrics, on=["machine", "study", "run_id"])
     both = pd.concat([curves.assign(of="loss"), gaps.assign(of="gap")])
     figure, drawn = panels(

@@ -72,10 +72,12 @@ def line_styles(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return how each arm's line is drawn; no two arms are drawn alike.
 
     BF16 is wide and solid, so that an FP8 curve on top of it leaves it visible. The arms of one
-    precision share its colour and differ in their dashes.
+    precision share its colour and differ in their dashes, BF16 first and stale ones last.
     """
+    seen = table[["arm", "precision", "stale"]].drop_duplicates()
+    rows = [(str(a), str(p), bool(s)) for a, p, s in seen.itertuples(index=False)]
     styles: dict[str, dict[str, Any]] = {}
-    for arm, precision, _ in list_arms(table):
+    for arm, precision, _ in sorted(rows, key=lambda row: (row[2], row[1] != "bf16", row[0])):
         same = sum(style["color"] == colour(precision) for style in styles.values())
         dots = _DOTS[same % len(_DOTS)]
         dashes = tuple(length * (1 + same // len(_DOTS)) for length in dots)
@@ -151,10 +153,3 @@ def add_heading(axis: Axes, place: float, text: str) -> None:
 def signed_ticks(value: float, _: object) -> str:
     """Write a tick with its sign."""
     return number(value, "+g") if value else "0"
-
-
-def list_arms(table: pd.DataFrame) -> list[tuple[str, str, bool]]:
-    """Return the distinct (arm, precision, stale) in a fixed order: BF16 first, stale last."""
-    seen = table[["arm", "precision", "stale"]].drop_duplicates()
-    rows = [(str(a), str(p), bool(s)) for a, p, s in seen.itertuples(index=False)]
-    return sorted(rows, key=lambda row: (row[2], row[1] != "bf16", row[0]))

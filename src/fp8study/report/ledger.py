@@ -53,7 +53,7 @@ def badge(verdict: Verdict) -> str:
 
 def ours(each: Judged) -> str:
     """Write what was measured, with its interval."""
-    return f"{each.claim.what}: {_figure(each)}" if each.finding.figure else ""
+    return f"{each.claim.what}: {_figure(each)}"
 
 
 def _figure(each: Judged) -> str:
@@ -114,8 +114,6 @@ def _row(of: Sequence[Judged], usual: str) -> dict[str, str]:
 
 def based_on(each: Judged) -> str:
     """Say how many runs a finding rests on, and of which studies, or of how many."""
-    if not each.finding.runs:
-        return "none"
     studies = dict.fromkeys(name.split("/")[1] for name in each.finding.runs)
     of = ", ".join(studies) if len(studies) <= _MOST_NAMED else f"{len(studies)} studies"
     return f"{count(len(each.finding.runs), 'run')} of {of}"

@@ -48,7 +48,7 @@ def draw_document_a() -> None:
         if run.machine_label == MACHINE and run.record.study == STUDY
     ]
     runs = shorten_arms(runs_frame(stored))
-    figure = plots.document_a_figure(metrics_frame(stored), runs)
+    figure = plots.document_a_figure(metrics_frame(stored), runs, "")
     PICTURE.parent.mkdir(exist_ok=True)
     # Without the version of matplotlib, so that equal pictures are equal files.
     figure.savefig(PICTURE, dpi=120, metadata={"Software": None})

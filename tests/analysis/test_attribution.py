@@ -201,10 +201,10 @@ def test_the_ladder_has_a_rung_for_each_reason(tmp_path: Path) -> None:
     assert (again == 0).sum() == 1  # the second and the third are equal to the last digit
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = ladder_figure(rungs)
+        figure = ladder_figure(rungs, "")
         figure.savefig(tmp_path / "ladder.png")
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["equal to the last digit"]
-    assert not ladder_figure(rungs[rungs["difference_pct"] > 0]).legends
+    assert not ladder_figure(rungs[rungs["difference_pct"] > 0], "").legends
     medians = rungs_of(rungs).set_index("rung")["median_pct"]
     assert medians[SEED] == rungs.loc[rungs["rung"] == SEED, "difference_pct"].median()
     told = noise(rungs_of(rungs))

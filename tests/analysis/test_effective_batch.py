@@ -27,7 +27,7 @@ def test_batches_are_counted_and_their_ways_named(tmp_path: Path) -> None:
     ways = {(size, way) for size in (2, 4) for way in ("GPUs", "accumulation", "micro-batch")}
     assert found == ways | {(1, "one sequence"), (8, "GPUs and micro-batch")}
     assert set(batches["margin_pct"]) == {0.5}
-    effective_batch_figure(batches).savefig(tmp_path / "batch.png")
+    effective_batch_figure(batches, "").savefig(tmp_path / "batch.png")
     ways_apart = ways_table(runs)
     text = effective_batch(batches, ways_apart)
     assert "**8 × H200.** With a healthy optimizer FP8 learns at an effective" in text

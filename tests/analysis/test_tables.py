@@ -56,7 +56,7 @@ def test_every_table_names_the_stale_optimizer(table: Any, tmp_path: Path) -> No
 def test_every_figure_names_the_stale_optimizer(tmp_path: Path) -> None:
     make_document_a(tmp_path)
     runs, metrics = frame(tmp_path), metrics_frame(load_runs(tmp_path))
-    document_a = plots.document_a_figure(metrics, runs)
+    document_a = plots.document_a_figure(metrics, runs, "")
     words = [text.get_text() for text in document_a.legends[0].get_texts()]
     assert sum(STALE in " ".join(word.split()) for word in words) == 1
     assert len(words) == 6  # five arms and the uniform guess
@@ -105,7 +105,7 @@ def test_document_a_figure_takes_the_final_loss_from_the_record(tmp_path: Path) 
             status="completed" if loss else "diverged",
         )  # fmt: skip
         store(tmp_path, "local", record, [9.0, 8.0, 7.0])
-    figure = plots.document_a_figure(metrics_frame(load_runs(tmp_path)), frame(tmp_path))
+    figure = plots.document_a_figure(metrics_frame(load_runs(tmp_path)), frame(tmp_path), "")
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "BF16, FP32 master weights: 5.25" in words
     assert "FP8 tensorwise, FP32 master weights: diverged" in words

@@ -16,7 +16,7 @@ def test_every_judged_arm_has_a_row_with_its_verdict_and_margin(tmp_path: Path) 
     report = load_report(tmp_path)
     judged = rows.judged(report.loss_gaps)
     assert len(judged) and not judged["stale"].any()
-    (axis,) = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps).axes
+    (axis,) = gap_plots.forest_figure(report.loss_gaps, report.validation_gaps, "").axes
     assert len(axis.get_yticks()) == len(judged)
     said = [text.get_text() for text in axis.texts]
     for verdict, number in judged["verdict"].value_counts().items():
@@ -37,7 +37,7 @@ def test_what_most_studies_share_is_said_once(tmp_path: Path) -> None:
     gaps = report.loss_gaps
     said = gap_plots.forest_settings(gaps)
     assert "llama-3.2-1b, 1 GPU, " in said and "4096 tokens" in said and "2048" not in said
-    (axis,) = gap_plots.forest_figure(gaps, gaps).axes
+    (axis,) = gap_plots.forest_figure(gaps, gaps, "").axes
     titles = [text.get_text() for text in axis.texts if " on " in text.get_text()]
     assert titles == ["a on your machine", "b on your machine", "c on your machine: 2048 tokens"]
     assert rows.losses(report)["title"].unique().tolist() == titles

@@ -28,7 +28,7 @@ _MARKS = {"one sequence": "o", "GPUs": "s", "accumulation": "^", "micro-batch": 
 _GAP = "loss gap to BF16, %"
 
 
-def ladder_figure(table: pd.DataFrame, empty: str = "No repeated arms yet") -> Figure:
+def ladder_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw how far apart two runs end, one rung for each thing that may tell them apart.
 
     What is equal to the last digit lies on the left edge, hollow, and the legend says so.
@@ -79,7 +79,7 @@ def _rungs(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame | None]]:
             yield str(rung), group[group["rung"] == rung]
 
 
-def effective_batch_figure(table: pd.DataFrame, empty: str = "No records yet") -> Figure:
+def effective_batch_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw the healthy loss gap against the effective batch, by the way that it was reached."""
     table = table[table["device"] == "cuda"]
     if table.empty:

@@ -37,9 +37,7 @@ _LABEL_WIDTH, _TITLE_WIDTH = 22, 58
 _ROW_INCHES = 0.175
 
 
-def forest_figure(
-    training: pd.DataFrame, validation: pd.DataFrame, empty: str = "No judged pairs yet"
-) -> Figure:
+def forest_figure(training: pd.DataFrame, validation: pd.DataFrame, empty: str) -> Figure:
     """Draw the paired loss gap of every judged arm with its 95 % interval and the margin, in %.
 
     Both are tables of `fp8study.analysis.losses.loss_gap_table`; nats and verdicts of the training

@@ -36,12 +36,12 @@ _MEMORY = {
 }
 
 
-def time_figure(table: pd.DataFrame, empty: str = "No profiled step yet") -> Figure:
+def time_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw where each arm's step goes, ms."""
     return _stacked(table, TIME, "kernel time, ms", "step_time_ms_median", empty)
 
 
-def memory_figure(table: pd.DataFrame, empty: str = "No memory split yet") -> Figure:
+def memory_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw what fills the fullest GPU at its peak, GiB; the line is what torch has reserved."""
     return _stacked(table, _MEMORY, "GiB per GPU", "steady_reserved_gib", empty)
 

@@ -28,7 +28,7 @@ _EQUAL = "#F6E3A1"
 
 def budget_figure(
     table: pd.DataFrame,
-    empty: str = "No noise was measured",
+    empty: str,
     crossings: pd.DataFrame | None = None,
 ) -> Figure:
     """Draw sampling and precision error of all parameters by effective batch, a panel a step.
@@ -86,7 +86,7 @@ def _line(axis: Axes, rows: pd.DataFrame, column: str, shade: str, shape: str) -
     axis.fill_between(mean.index, low, high, color=shade, alpha=0.15, linewidth=0)
 
 
-def layer_figure(table: pd.DataFrame, empty: str = "No noise was measured") -> Figure:
+def layer_figure(table: pd.DataFrame, empty: str) -> Figure:
     """Draw each layer's gradient SQNR, dB: FP8 against BF16 at the same weights, a panel a step.
 
     Points are the layer's FP8 weights (its parameters that are no matrices of FP8 layers are

@@ -60,9 +60,7 @@ def curve_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def document_a_figure(
-    metrics: pd.DataFrame, runs: pd.DataFrame, empty: str = "No records of document A's arms yet"
-) -> Figure:
+def document_a_figure(metrics: pd.DataFrame, runs: pd.DataFrame, empty: str) -> Figure:
     """Draw document A's single-GPU failure, with and without the stale optimizer, in one panel.
 
     `runs` are the arms of one machine and model. Every seed is drawn faintly, their mean strongly;

@@ -26,14 +26,11 @@ from fp8study.report.words import recipe
 _EQUAL = "#F6E3A1"
 
 
-def budget_figure(
-    table: pd.DataFrame,
-    empty: str,
-    crossings: pd.DataFrame | None = None,
-) -> Figure:
+def budget_figure(table: pd.DataFrame, empty: str, crossings: pd.DataFrame) -> Figure:
     """Draw sampling and precision error of all parameters by effective batch, a panel a step.
 
-    Solid where measured, dotted where extrapolated; the mean over the runs, with their range.
+    Solid where measured, dotted where extrapolated; the mean over the runs, with their range. The
+    `crossings` say where the two errors are equal.
     """
     if table.empty:
         return message_figure(empty)
@@ -50,18 +47,16 @@ def budget_figure(
         axis.minorticks_off()
         for each in (axis.xaxis, axis.yaxis):
             each.set_major_formatter(lambda tick, _: f"{tick:,g}")
-        if crossings is not None:
-            here = (crossings["step"] == step) & (crossings["scope"] == "all")
-            found = crossings.loc[here & in_fp8(crossings), "crossing_batch"]
-            _mark_crossings(axis, found, float(table["batch"].max()))
+        here = (crossings["step"] == step) & (crossings["scope"] == "all")
+        found = crossings.loc[here & in_fp8(crossings), "crossing_batch"]
+        _mark_crossings(axis, found, float(table["batch"].max()))
     handles: list[Artist] = [Line2D([], [], color="black", label="sampling error, √(tr Σ / B)")]
     handles += [
         Line2D([], [], color=colour(p), marker=mark(p), label=f"{recipe(p)} against {recipe(r)}")
         for p, r in names
     ]
-    if crossings is not None:
-        handles.append(Patch(color=_EQUAL, label="FP8 and sampling error are equal, over seeds"))
-        handles.append(Patch(color=BAND, label="document A's transition"))
+    handles.append(Patch(color=_EQUAL, label="FP8 and sampling error are equal, over seeds"))
+    handles.append(Patch(color=BAND, label="document A's transition"))
     add_legend(figure, handles)
     return figure
 

@@ -16,6 +16,8 @@ import numpy as np
 from fp8study.core.records import RunRecord
 from tests.factories import CONFIG, CPU, loss_curve, make_record, store
 
+MACHINE = "reference/h200x8"
+
 
 def store_trained(results: Path, place: str, end: float, seed: int = 0, /, **changes: Any) -> None:
     """Store a completed run whose record and metrics agree on the loss it ended at."""
@@ -29,7 +31,7 @@ def store_trained(results: Path, place: str, end: float, seed: int = 0, /, **cha
     store(results, place, record, losses)
 
 
-def make_quick(results: Path, machine: str = "reference/h200x8", seeds: int = 1) -> None:
+def make_quick(results: Path, seeds: int = 1) -> None:
     """Two models, two precisions, three GPU counts."""
     for model, end in (("llama-3.2-1b", 4.5), ("llama-3.1-8b", 4.2)):
         for precision in ("bf16", "fp8_tensorwise"):
@@ -37,7 +39,7 @@ def make_quick(results: Path, machine: str = "reference/h200x8", seeds: int = 1)
                 for seed in range(seeds):
                     store_trained(
                         results,
-                        machine,
+                        MACHINE,
                         end + 0.01 * (precision != "bf16"),
                         seed,
                         model=model,
@@ -47,7 +49,7 @@ def make_quick(results: Path, machine: str = "reference/h200x8", seeds: int = 1)
                     )
 
 
-def make_document_a(results: Path, machine: str = "reference/h200x8") -> None:
+def make_document_a(results: Path) -> None:
     """The five arms of document A's single-GPU failure."""
     common: dict[str, Any] = {
         "study": "document-a",
@@ -59,17 +61,17 @@ def make_document_a(results: Path, machine: str = "reference/h200x8") -> None:
     }
     fp8 = {"precision": "fp8_tensorwise"}
     stale = {"optimizer_binding": "before_conversion", "fp8_all_gather": True}
-    store_trained(results, machine, 5.4, master_dtype="bf16", **common)
+    store_trained(results, MACHINE, 5.4, master_dtype="bf16", **common)
     store_trained(
-        results, machine, 10.0, master_dtype="bf16", outside_pct=78.4, **common, **fp8, **stale
+        results, MACHINE, 10.0, master_dtype="bf16", outside_pct=78.4, **common, **fp8, **stale
     )
-    store_trained(results, machine, 5.41, master_dtype="bf16", **common, **fp8)
-    store_trained(results, machine, 3.6, **common)
-    store_trained(results, machine, 3.65, **common, **fp8)
+    store_trained(results, MACHINE, 5.41, master_dtype="bf16", **common, **fp8)
+    store_trained(results, MACHINE, 3.6, **common)
+    store_trained(results, MACHINE, 3.65, **common, **fp8)
 
 
 def store_attribution_arm(
-    results: Path, end: float, seed: int, machine: str = "reference/h200x8", /, **changes: Any
+    results: Path, end: float, seed: int, machine: str = MACHINE, /, **changes: Any
 ) -> None:
     """One arm of the attribution: a fault leaves 78.4 % of the parameters untrained."""
     config = {
@@ -92,9 +94,7 @@ def store_attribution_arm(
     store(results, machine, record, losses)
 
 
-def make_attribution(
-    results: Path, machine: str = "reference/h200x8", seeds: int = 5, study: str = "attribution"
-) -> None:
+def make_attribution(results: Path, seeds: int = 5) -> None:
     """The ten arms of the attribution; the fault costs 4 nats, BF16 masters 2, FP8 0.004."""
     rng = np.random.default_rng(0)
     fp8 = {"precision": "fp8_tensorwise", "fp8_all_gather": True}
@@ -110,14 +110,11 @@ def make_attribution(
     for seed in range(seeds):
         for masters, start in (("bf16", 6.0), ("fp32", 4.0)):
             for cost, arm in arms + (extra if masters == "bf16" else []):
-                noise = float(rng.normal(0, 0.001))
-                store_attribution_arm(
-                    results, start + cost + noise, seed, machine,
-                    master_dtype=masters, study=study, **arm,
-                )  # fmt: skip
+                end = start + cost + float(rng.normal(0, 0.001))
+                store_attribution_arm(results, end, seed, master_dtype=masters, **arm)
 
 
-def make_effective_batch(results: Path, machine: str = "reference/h200x8", seeds: int = 3) -> None:
+def make_effective_batch(results: Path, seeds: int = 3) -> None:
     """Effective batches of 1, 2 and 4, each in three ways; the gap is 0.1 %."""
     rng = np.random.default_rng(1)
     for size in (1, 2, 4):
@@ -135,10 +132,10 @@ def make_effective_batch(results: Path, machine: str = "reference/h200x8", seeds
                         results={"loss_last20_mean": loss},
                         **{way: size},
                     )
-                    store(results, machine, record)
+                    store(results, MACHINE, record)
 
 
-def make_smoke(results: Path, machine: str = "local") -> None:
+def make_smoke(results: Path) -> None:
     """A tiny model on a CPU, FP8 emulated, on one and two processes."""
     for precision in ("bf16", "fp8_tensorwise", "fp8_rowwise"):
         for num_gpus in (1, 2):
@@ -159,10 +156,10 @@ def make_smoke(results: Path, machine: str = "local") -> None:
                     "loss_last20_mean": float(np.mean(losses[-20:])),
                 },
             )
-            store(results, machine, record, losses)
+            store(results, "local", record, losses)
 
 
-def make_broken(results: Path, machine: str = "local") -> None:
+def make_broken(results: Path) -> None:
     """One run for each way of not completing, and one on a GPU whose peak nobody knows."""
     empty: dict[str, Any] = dict.fromkeys(make_record().results)
     for number, status in enumerate(("failed", "interrupted", "out_of_memory", "diverged")):
@@ -176,12 +173,12 @@ def make_broken(results: Path, machine: str = "local") -> None:
             git={"commit": None, "dirty": None},
         )
         losses = [10.0, 9.0, None] if status == "diverged" else []
-        store(results, machine, record, losses)
+        store(results, "local", record, losses)
     bare = RunRecord("bare", "broken", "failed", {}, "2000-01-01T00:00:00Z", "2000-01-01T00:00:01Z")
-    store(results, machine, bare)
+    store(results, "local", bare)
     store_trained(
         results,
-        machine,
+        "local",
         5.0,
         study="unknown-gpu",
         machine={"gpu_name": "Synthetic GPU", "gpu_memory_gib": None},

@@ -9,8 +9,8 @@ from fp8study.analysis.claims.ledger import Judged, all_claims
 from fp8study.report import ledger
 
 
-def judged(machines: str, verdict: Verdict, value: float, name: str = "A19") -> Judged:
-    claim = next(claim for claim in all_claims() if claim.id == name)
+def judged(machines: str, verdict: Verdict, value: float) -> Judged:
+    claim = next(claim for claim in all_claims() if claim.id == "A19")
     label = machines.partition("(")[2].rstrip(")")
     finding = Finding(verdict, f"as {label} says", Figure(value), (f"{label}/study/{value}",))
     return Judged(claim, machines, finding, is_own="local" in label)

@@ -32,8 +32,8 @@ from tests.checkout import ROOT, run_python
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "FP8STUDY_SOMETHING")
 
 
-def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0), index: int = 0) -> Gpu:
-    return Gpu(index, f"GPU-{index}", name, 139.8, capability, 700.0, 1980, 3201)
+def gpu(name: str = "NVIDIA H200", capability: tuple[int, int] = (9, 0)) -> Gpu:
+    return Gpu(0, "GPU-0", name, 139.8, capability, 700.0, 1980, 3201)
 
 
 A100, H200 = gpu("NVIDIA A100-SXM4-80GB", (8, 0)), gpu()

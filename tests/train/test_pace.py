@@ -13,16 +13,14 @@ from fp8study.train.pace import Pace
 from tests.train.tiny_runs import Run
 
 
-def run_out(
-    pace: Pace, step_ms: Callable[[int], float], num_most: int = 10_000
-) -> list[FinishedStep]:
+def run_out(pace: Pace, step_ms: Callable[[int], float]) -> list[FinishedStep]:
     """Do steps as the trainer does, with times of our own."""
     steps: list[FinishedStep] = []
     while len(steps) < pace.num_steps:
         steps.append(FinishedStep(len(steps), 1.0, step_ms(len(steps))))
         if pace.wants_look(len(steps)):
             pace.look(steps)
-        assert len(steps) <= num_most
+        assert len(steps) <= 10_000
     return steps
 
 

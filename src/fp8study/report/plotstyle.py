@@ -112,7 +112,7 @@ def panels(
     keys: Sequence[str],
     title: Callable[..., str],
     labels: tuple[str, str],
-    height: float = 2.6,
+    height: float,
 ) -> tuple[Figure, list[tuple[Axes, Any, pd.DataFrame]]]:
     """Make one panel for each group of a table that has rows: the figure, then axes, key, rows.
 

@@ -17,7 +17,7 @@ from fp8study.report.page import RESULTS_VARIABLE
 from fp8study.report.site import render_site
 
 
-def render_report(only_if_changed: bool = False) -> Path:
+def render_report(only_if_changed: bool) -> Path:
     """Render ``report/`` and return the path of its first page.
 
     Args:

@@ -19,8 +19,8 @@ def predicted_speed(
     law: Law,
     errors: account.NineOfTen,
     num_beyond: int,
-    base: float | None = None,
-    beside: Beside | None = None,
+    base: float | None,
+    beside: Beside | None,
 ) -> tuple[Quantity, Quantity | None, str]:
     """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 

@@ -53,10 +53,7 @@ def _command(words: str, fields: Mapping[str, Any]) -> str:
 
 
 def check_of_loss(
-    fp8: ResolvedConfig,
-    gpu: GpuPeak | None,
-    rates: Sequence[float],
-    learning_rate: float | None = None,
+    fp8: ResolvedConfig, gpu: GpuPeak | None, rates: Sequence[float], learning_rate: float | None
 ) -> LossCheck | None:
     """Say how an FP8 run's losses are compared with BF16's; None for other recipes.
 

@@ -73,7 +73,7 @@ def machine_classes(gpus: Mapping[str, str], pooled: bool = False) -> dict[str, 
     return classes
 
 
-def check_choice(document: str | None, verdict: str | None, ids: Sequence[str] = ()) -> None:
+def check_choice(document: str | None, verdict: str | None, ids: Sequence[str]) -> None:
     """Refuse a document, or a verdict, that no claim can have, and ids that none has.
 
     Raises:

@@ -149,7 +149,7 @@ def as_one_study(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def medians_by(
-    table: pd.DataFrame, keys: list[str], columns: Sequence[str], names: Sequence[str] = ARM
+    table: pd.DataFrame, keys: list[str], columns: Sequence[str], names: Sequence[str]
 ) -> pd.DataFrame:
     """Return one row per group: `names` of its first run, ``num_runs``, medians of `columns`.
 

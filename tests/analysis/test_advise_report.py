@@ -23,8 +23,12 @@ def advisor():
 
 @pytest.fixture(scope="module", params=["h100x1", "h200x1", "h200x2", "h200x4"])
 def of_machine(request):
-    """The first page's decisions of one machine, and all its runs by name."""
-    decisions = load_report(ROOT / "results").decisions
+    """The first page's decisions of one machine, and all its runs by name.
+
+    Steps by kernel that are one graph today are as they were timed, which is what is asked.
+    """
+    report = load_report(ROOT / "results")
+    decisions = decision.decision_table(report.leads, report.loss_gaps, report.runs)
     rows = decisions[decisions["machine"] == request.param].to_dict("records")
     assert rows
     return rows, dict(read_runs(ROOT / "results", f"reference/{request.param}"))

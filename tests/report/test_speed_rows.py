@@ -16,7 +16,8 @@ ALONE = "not sharded, 4096 tokens, batch 1, compiled, FP32 masters, tuned"
         ("llama-3.2-1b", f"{ALONE}, updated in one pass", False),
         ("llama-3.2-1b", ALONE.replace("FP32", "BF16"), False),
         ("llama-3.2-1b", ALONE.removesuffix(", tuned"), False),
-        ("llama-3.2-1b", f"{ALONE}, 4 accumulation steps", False),
+        ("llama-3.2-1b", f"{ALONE}, 4 accumulation steps", True),
+        ("llama-3.2-1b", f"{ALONE}, activation checkpointing", False),
         ("llama-3.1-8b", SHARDED.format(2), True),
         ("llama-3.1-8b", f"{SHARDED.format(2)}, updated in one pass", False),
         ("llama-3.2-1b", SHARDED.format(1), True),
@@ -42,18 +43,21 @@ def test_of_a_gpu_without_fp8_no_path_is_the_one_before(
 
 
 @pytest.mark.parametrize(
-    ("setting", "norm", "expected"),
+    ("setting", "norm", "passes", "expected"),
     [
-        (ALONE, None, "–"),
-        (f"{ALONE}, updated in one pass", 1.0, "one pass, clipped"),
-        (SHARDED.format(8), None, "FSDP2"),
-        (SHARDED.format(8), 1.0, "clipped, FSDP2"),
+        (ALONE, None, 1, "earlier path"),
+        (f"{ALONE}, updated in one pass", None, 1, "one pass"),
+        (f"{ALONE}, updated in one pass", 1.0, 4, "4 passes a step, one pass, clipped"),
+        (ALONE.removesuffix(", tuned"), None, 1, "–"),
+        (SHARDED.format(8), None, 1, "FSDP2"),
+        (SHARDED.format(8), 1.0, 1, "clipped, FSDP2"),
     ],
 )
-def test_a_row_says_what_is_clipped_and_what_one_gpu_had_under_fsdp2(
-    setting: str, norm: float | None, expected: str
+def test_a_row_says_in_what_it_is_not_todays_path_at_one_pass(
+    setting: str, norm: float | None, passes: int, expected: str
 ) -> None:
     row = {
+        "model": "llama-3.1-8b", "gradient_accumulation_steps": passes,
         "setting": setting, "max_grad_norm": norm, "num_gpus": 1, "path": "tuned", "num_pairs": 2,
         "arm": "FP8 tensorwise", "sequence_length": 4096, "master_dtype": "fp32",
         "ci_of_days": True, "ci_low_pct": 1.0, "ci_high_pct": 2.0, "loss_verdict": None,

@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.leads import LEAD_COLUMNS, to_decide
+from fp8study.analysis.leads import LEAD_COLUMNS, USUAL_LENGTH, to_decide
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels, with_fp8_head
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
-from fp8study.analysis.small_steps import form_of, todays_form
+from fp8study.analysis.small_steps import form_of, is_by_kernel_no_more, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
 #: A lead that is surely above this pays for the work of checking the loss; in %.
@@ -38,8 +38,9 @@ LOWER = "lower"
 _FIELDS = ["num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length",
            "master_dtype", "path", "gpu_name", "max_grad_norm", "fp8_part"]  # fmt: skip
 LOSS_COLUMNS = ["loss_verdict", "loss_gap_pct", "loss_epochs", "loss_rate", "loss_rate_above",
-                "loss_verdict_above", "loss_study", "loss_machine", "loss_is_same",
-                "loss_in_one_pass", "loss_counts"]  # fmt: skip
+                "loss_verdict_above", "loss_study_above", "loss_machine_above", "loss_study",
+                "loss_machine", "loss_is_same", "loss_in_one_pass", "loss_counts", "loss_steps",
+                "loss_tokens"]  # fmt: skip
 DECISION_COLUMNS = [*LEAD_COLUMNS, *LOSS_COLUMNS, "action"]
 
 
@@ -64,7 +65,7 @@ def advise(low_pct: float, high_pct: float, loss: str | None, gathers_fp8: bool 
 
 
 def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Choose one setting for each machine, model, number of GPUs and batch, and judge it.
+    """Choose one setting for each machine, model, number of GPUs, batch and passes, and judge it.
 
     The tuned path where it was timed, else the plain one; a lead with an interval, then today's
     form of the path and its kernels; then FP32 master weights, the length nearest to 4,096 tokens,
@@ -87,7 +88,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     leads = to_decide(leads)
     if leads.empty:
         return pd.DataFrame(columns=DECISION_COLUMNS)
-    length = (leads["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    length = (leads["sequence_length"].astype(float) / USUAL_LENGTH).map(math.log2).abs()
     # An arm of which no interval is known takes no place of one that has one.
     kernels = leads["arm"].map(num_kernels).where(leads["ci_low_pct"].notna(), 0)
     order = leads.assign(
@@ -99,7 +100,7 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     )  # fmt: skip
     by = ["_timed", "_path", "_open", "_behind", "_kernels", "_masters", "_length", "_clips",
           "_pairs"]  # fmt: skip
-    place = ["machine", "model", "num_gpus", "micro_batch_size"]
+    place = ["machine", "model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
     best = order.sort_values(by, kind="stable").groupby(place, sort=False).first()
     chosen = leads.assign(_kernels=kernels).merge(
         best.reset_index()[[*place, "setting"]], on=[*place, "setting"]
@@ -120,8 +121,21 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
         rows.append(row | loss | {"action": action})
     table = pd.DataFrame(rows).reindex(columns=DECISION_COLUMNS)
     top = table.groupby(["machine", "model"])["lead_pct"].transform("max")
-    by = ["machine", "_top", "model", "num_gpus", "micro_batch_size"]
+    by = ["machine", "_top", *place[1:]]
     return table.assign(_top=-top).sort_values(by, kind="stable").drop(columns="_top")
+
+
+def opened(table: pd.DataFrame) -> pd.DataFrame:
+    """Open what was decided against FP8 by kernel, of steps that are one graph on today's path.
+
+    The host's launches decided that. `table`: from `decision_table`.
+    """
+    slower = (BF16, TRY, LITTLE)
+    actions = [
+        MORE if row["action"] in slower and is_by_kernel_no_more(row) else row["action"]
+        for _, row in table.iterrows()
+    ]
+    return table.assign(action=pd.Series(actions, index=table.index, dtype=object))
 
 
 def forms_behind(row: pd.Series) -> int:
@@ -160,7 +174,8 @@ def judged_losses(gaps: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     gaps = comparisons(gaps)
     tested = gaps["num_pairs"].ge(MIN_PAIRS_FOR_INTERVAL) | gaps["verdict"].eq(DIVERGED)
     found = healthy(gaps[tested & (gaps["device"] == "cuda")])
-    other = [name for name in (*_FIELDS, "learning_rate") if name not in found]
+    of_runs = (*_FIELDS, "learning_rate", "steps_completed", "num_tokens_seen")
+    other = [name for name in of_runs if name not in found]
     facts = runs.drop_duplicates("arm_key").set_index("arm_key")[other]
     return found.join(facts, on="arm_key")
 
@@ -212,10 +227,12 @@ def nearest_loss(
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],
         "loss_epochs": near["epochs"], "loss_study": near["study"],
         "loss_rate": rate, "loss_rate_above": next(iter(above["learning_rate"]), math.nan),
-        "loss_verdict_above": next(iter(above["verdict"]), None),
+        **{f"loss_{name}_above": next(iter(above[name]), None)
+           for name in ("verdict", "study", "machine")},
         "loss_machine": near["machine"], "loss_is_same": bool(apart[near.name] == 0),
         "loss_in_one_pass": bool(in_one_pass[near.name]),
         "loss_counts": bool(counts[near.name]),
+        "loss_steps": near["steps_completed"], "loss_tokens": near["num_tokens_seen"],
     }  # fmt: skip
 
 

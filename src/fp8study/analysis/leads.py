@@ -37,6 +37,8 @@ SETTING = [
     "machine", "gpu_name", "model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps",
     "sequence_length", "master_dtype", "path", "setting", "version_torch", "max_grad_norm",
 ]  # fmt: skip
+#: Of lengths that were timed the nearest to it is told; tokens a sequence.
+USUAL_LENGTH = 4096
 LEAD_COLUMNS = [
     *SETTING, "precision", "arm", "fp8_part", "fp8_all_gather", "tokens_per_gpu", "lead_pct",
     "lead_low_pct", "lead_high_pct", "ci_low_pct", "ci_high_pct", "ci_of_days", "num_pairs",
@@ -245,7 +247,7 @@ def scaling_table(leads: pd.DataFrame) -> pd.DataFrame:
              "sequence_length", "master_dtype", "path", "max_grad_norm", "arm"]  # fmt: skip
     timed = timed.drop_duplicates([*alike, "num_gpus", "_spread"])
     counts = timed.groupby(alike, dropna=False)["num_gpus"].transform("size")
-    off = (timed["sequence_length"].astype(float) / 4096).map(math.log2).abs()
+    off = (timed["sequence_length"].astype(float) / USUAL_LENGTH).map(math.log2).abs()
     better = {"_counts": -counts, "_off": off, "_plain": timed["path"] != "tuned",
               "_lead": -timed["lead_pct"]}  # fmt: skip
     several = timed.assign(**better)[counts > 1]

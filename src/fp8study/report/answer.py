@@ -14,11 +14,10 @@ import pandas as pd
 from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import num_kernels
 from fp8study.analysis.runs.pairing import together
-from fp8study.analysis.small_steps import is_by_kernel_no_more
 from fp8study.core.hardware import find_peak
 from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
-from fp8study.report.speed_rows import is_of_before
+from fp8study.report.speed_rows import batch_words, is_of_before, other_length
 from fp8study.report.table import Layout
 from fp8study.report.words import count, escape, how_to_get, number, rate, recipe, span
 
@@ -33,16 +32,17 @@ _TWIN = "-untied"
 #: The recipe that a cell does not name.
 _USUAL = "fp8_tensorwise"
 _KINDS = {"fp8": "FP8", "bf16": "BF16", "": "open"}
+#: Sequences of a GPU and pass, and passes of a step.
+_BATCH = ["micro_batch_size", "gradient_accumulation_steps"]
 
 
 def settled(report: Report) -> pd.DataFrame:
-    """Choose one decision for each kind of GPU, model, number of GPUs and batch.
+    """Choose one decision for each kind of GPU, model, number of GPUs, batch and passes.
 
     Machines with one kind of GPU count as one, but for the reader's own, which comes first, and an
     untied twin as its model. Today's path comes before the path before it, then its latest form
     that has an interval, then what is decided, then what has the most sessions and pairs. The plain
-    path counts where no other was timed. Where steps are one graph on today's path, a setting in
-    which FP8 was no faster by kernel, on either path, is open: the host's launches decided that.
+    path counts where no other was timed.
 
     Returns:
         The columns of the decisions, and ``num_parameters``, ``gpu``, ``name``, ``is_plain`` and
@@ -63,28 +63,23 @@ def settled(report: Report) -> pd.DataFrame:
         _kernels=-table["arm"].map(num_kernels).astype(int),
         _open=table["action"] == decision.MORE,
     )
-    slower = (decision.BF16, decision.TRY, decision.LITTLE)
     same = table.groupby(["gpu", "model", "num_gpus", "setting", "arm"], dropna=False)
     table = table.assign(
         least_pct=same["lead_pct"].transform("min"),
         most_pct=same["lead_pct"].transform("max"),
         run_ids=same["run_ids"].transform(together),
     )
-    table["action"] = [
-        decision.MORE if row["action"] in slower and is_by_kernel_no_more(row) else row["action"]
-        for _, row in table.iterrows()
-    ]
     place = ["gpu", "name", "num_gpus"]
     by = ["_other", "is_plain", "is_before", "_alone", "_behind", "_kernels", "_open",
           "num_sessions", "num_pairs"]  # fmt: skip
     ranked = table.sort_values(by, ascending=[True] * 7 + [False] * 2, kind="stable")
-    first = ranked.drop_duplicates([*place, "micro_batch_size"])
+    first = ranked.drop_duplicates([*place, *_BATCH])
     chosen = first[~first["is_plain"] | first.groupby(place)["is_plain"].transform("all")]
     chosen = chosen.assign(
         _rows=-chosen.groupby("gpu")["gpu"].transform("size"),
         num_parameters=chosen.groupby("name")["num_parameters"].transform("min"),
     )
-    order = ["_other", "_rows", "gpu", "num_parameters", "num_gpus", "micro_batch_size"]
+    order = ["_other", "_rows", "gpu", "num_parameters", "num_gpus", *reversed(_BATCH)]
     return chosen.sort_values(order, kind="stable")
 
 
@@ -162,8 +157,8 @@ def _named(chosen: pd.DataFrame, of_it: pd.DataFrame) -> str:
         return name
     if len(chosen) > 1:
         return f"{name} ({len(chosen)} of {len(of_it)} settings)"
-    num_gpus, batch = chosen[["num_gpus", "micro_batch_size"]].to_numpy().tolist()[0]
-    return f"{name} ({count(num_gpus, 'GPU')}, batch {batch})"
+    num_gpus, batch, passes = chosen[["num_gpus", *_BATCH]].to_numpy().tolist()[0]
+    return f"{name} ({count(num_gpus, 'GPU')}, {batch_words(batch, passes)})"
 
 
 def _counts(rows: pd.DataFrame) -> str:
@@ -225,7 +220,7 @@ def matrix(report: Report) -> tuple[pd.DataFrame, Layout]:
 def _cell(rows: pd.DataFrame) -> str:
     """Write what is decided by batch, batches next to each other that are alike together."""
 
-    def told(row: pd.Series) -> tuple[str, ...]:
+    def told(row: pd.Series) -> tuple[int, str, list[str]]:
         path = "plain path" if row["is_plain"] else "earlier path" if row["is_before"] else ""
         kind = _KINDS[decision.TO_TRAIN_IN[row["action"]]]
         clips = " if clipped" * pd.notna(row["max_grad_norm"])
@@ -236,16 +231,18 @@ def _cell(rows: pd.DataFrame) -> str:
         loss = f"loss {said} at {rate(row['loss_rate'])}{clips}{gap}" if said else ""
         untied = "untied" if str(row["model"]).endswith(_TWIN) else ""
         kinds = recipe(row["precision"]).removeprefix("FP8 ")
-        return kind, loss, untied, kinds if row["precision"] != _USUAL else "", path
+        passes = int(row["gradient_accumulation_steps"])
+        kinds = kinds if row["precision"] != _USUAL else ""
+        return passes, kind, [loss, untied, other_length(row), kinds, path]
 
     parts = []
-    for (kind, *more), group in itertools.groupby((row for _, row in rows.iterrows()), told):
+    for (passes, kind, more), group in itertools.groupby((row for _, row in rows.iterrows()), told):
         same = pd.DataFrame(group)
         leads = pd.concat([same["least_pct"], same["most_pct"]]).dropna()
         batch = span(same["micro_batch_size"], ".0f")
         facts = [span(leads, "+.1f", " %")] if len(leads) else ["no timing that holds"]
         facts += filter(None, more)
-        words = (f"{kind} at batch {batch}", f"({', '.join(facts)})")
+        words = (f"{kind} at {batch_words(batch, passes)}", f"({', '.join(facts)})")
         text = " ".join(text.replace(" ", "\u00a0") for text in words)
         parts.append(text.replace(",\u00a0loss", ", loss"))  # else too long for its column
     return "; ".join(parts)

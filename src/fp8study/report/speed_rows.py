@@ -8,6 +8,7 @@ import re
 import pandas as pd
 
 from fp8study.analysis.decision import LOWER
+from fp8study.analysis.leads import USUAL_LENGTH
 from fp8study.analysis.runs.naming import (
     COPY_ENGINES,
     EARLIER_FORM,
@@ -76,7 +77,9 @@ def _loss(row: pd.Series) -> str:
 def _form(row: pd.Series) -> str:
     """Write how a row was timed, where it is not as the caption says."""
     form = form_of(row["setting"])
-    parts = ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
+    passes = int(row["gradient_accumulation_steps"])
+    parts = ["earlier path"] * is_of_before(row) + [f"{passes} passes a step"] * (passes > 1)
+    parts += ["one pass"] * form.one_pass + ["copy engines"] * form.copy_engines
     parts += ["norm kernel"] * form.norm + ["one graph"] * form.graph
     parts += ["shared pool"] * form.shared
     parts += [] if row["path"] == "tuned" else ["plain"]
@@ -84,9 +87,9 @@ def _form(row: pd.Series) -> str:
     parts += ["FSDP2"] * (int(row["num_gpus"]) == 1 and row["setting"].startswith("FSDP2"))
     kind = str(row["arm"]).removeprefix("FP8 ").removeprefix("tensorwise, ")
     parts += [] if kind == "tensorwise" else kind.split(", ")
-    parts += [f"{n:,} tokens"] if (n := int(row["sequence_length"])) != 4096 else []
+    parts += [other_length(row)]
     parts += ["BF16 master weights"] if row["master_dtype"] == "bf16" else []
-    return _lines(*_listed(parts)) or "–"
+    return _lines(*_listed([*filter(None, parts)])) or "–"
 
 
 def _listed(parts: list[str]) -> list[str]:
@@ -123,6 +126,12 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def other_length(row: pd.Series) -> str:
+    """Write a row's tokens a sequence, where they are not as usual."""
+    length = int(row["sequence_length"])
+    return f"{length:,} tokens" * (length != USUAL_LENGTH)
+
+
 def _as_it_is(switches: str) -> str:
     """Say of switches that were taken out that they were."""
     gone = [re.escape(each.words).replace(r"\{\}", ".+") for each in RETIRED.values()]
@@ -134,7 +143,7 @@ def _as_it_is(switches: str) -> str:
 
 def side_by_side(table: pd.DataFrame) -> pd.DataFrame:
     """Put the decisions of one's own machine beside those of each other one."""
-    keys = ["model", "num_gpus", "micro_batch_size"]
+    keys = ["model", "num_gpus", "micro_batch_size", "gradient_accumulation_steps"]
     own, others = (table[(table["machine"] == "local") == mine] for mine in (True, False))
     both = own.merge(others, on=keys, suffixes=("", "_other"))
     same = ["sequence_length", "path", "master_dtype", "arm"]
@@ -153,7 +162,13 @@ def setting_name(row: pd.Series) -> str:
     """
     gpus, one_pass = count(int(row["num_gpus"]), "GPU"), IN_ONE_PASS in row["setting"]
     path = ", plain" if row["path"] == "plain" else ", one pass" * one_pass
-    return f"{row['model']}, {gpus}, batch {row['micro_batch_size']}{path}"
+    batch = batch_words(row["micro_batch_size"], int(row["gradient_accumulation_steps"]))
+    return f"{row['model']}, {gpus}, {batch}{path}"
+
+
+def batch_words(batch: object, passes: int) -> str:
+    """Name a batch, with the passes of a step where these are several."""
+    return f"batch {batch}" + f" in {passes} passes" * (passes > 1)
 
 
 def profiled(kernels: pd.DataFrame, decided: pd.DataFrame) -> pd.DataFrame:

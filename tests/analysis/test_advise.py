@@ -80,7 +80,8 @@ def test_what_was_measured_at_batches_next_to_it_is_told():
     assert found.nearest[0].then == measured.verdict.lead_pct
     assert f"measured with micro_batch_size=10{before}: +15." in advice_text(found)
     asked = advice("llama-3.2-1b", batch=8, gpu="h100-80gb", update_kernel="one_pass")
-    assert not asked.nearest  # no record of that path is an H100's
+    (other,) = asked.nearest  # no record of that path is a single H100's at that batch
+    assert other.what == "strategy=fsdp2" and other.then.value > 0
     assert not advice("llama-3.2-1b", batch=8, gpu="b200").nearest
 
 
@@ -229,7 +230,10 @@ def test_a_smaller_one_is_told_bf16_by_what_was_measured_either_way():
 def test_what_was_set_is_set_in_the_check_too():
     found = advice("llama-3.2-1b", gradient_accumulation_steps=8, max_grad_norm=1)
     first, second = advice_text(found).splitlines()[:2]
-    assert first.endswith("batch 1 a GPU, 8 passes a step") and "8 sequences a step" in second
+    assert (
+        first.endswith("batch 1 a GPU, 8 passes a step")
+        and "8 sequences (32,768 tokens) a step" in second
+    )
     wanted = "--set gradient_accumulation_steps=8 --set max_grad_norm=1"
     assert found.commands and all(wanted in command for command in found.commands)
 

@@ -106,6 +106,7 @@ def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> Non
         (128, 3, {}, "128 is no multiple of the 24 .* try 120"),
         (0, None, {}, "try 8"),
         (128, None, {"gradient_accumulation_steps": 2}, "follows from it; leave one out"),
+        (10**6, None, {}, "leave fewer than 100 steps .*give sequences, not tokens, at most"),
     ],
 )
 def test_a_global_batch_that_does_not_come_out_even_is_refused(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.figures import MEASURED, PREDICTED
 from fp8study.analysis.advice.loss_evidence import nearest_losses, read_loss_gaps
 from fp8study.analysis.decision import CHECK, FP8
+from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.records import read_record
 from fp8study.report.advice_text import advice_text
@@ -115,7 +117,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
     text = advice_text(found)
     assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in text
-    assert "its loss is BF16's at a learning rate of 2e\u20115, undecided at 1e\u20114" in text
+    assert "its loss is BF16's at a learning rate of 2e\u20115 in 250 steps" in text
     other = advice("llama-3.1-8b", max_grad_norm=0.5)
     assert other.clipped == found.clipped
     assert "max_grad_norm=1" in [change.what for change in other.nearest]
@@ -130,3 +132,26 @@ def test_a_smaller_model_than_any_is_told_so() -> None:
     assert told[-1] == "models of fewer than 1.2 billion weights"
     told = nearest_losses(table, runs, shape_of("qwen3-14b"), "fp8_tensorwise", 1)[1]
     assert told[-1] == "models of more than 8.0 billion weights"
+    told = nearest_losses(table, runs, shape_of("llama-3.2-3b"), "fp8_tensorwise", 1)[1]
+    assert not any("billion weights" in line for line in told)
+
+
+def test_it_is_said_of_how_large_steps_and_how_high_rates_the_loss_is_known() -> None:
+    found = advice("llama-3.1-8b", max_grad_norm=1.0)
+    assert "llama-3.1-8b at learning rates above 2e-05" in found.loss_uncovered
+    (sizes,) = (line for line in found.loss_uncovered if line.startswith("steps of more than"))
+    most = int(sizes.removeprefix("steps of more than ").split()[0].replace(",", ""))
+    configs = [record.config for _, record in read_runs(ROOT / "results")]
+    fields = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
+    assert most in {math.prod(config[name] for name in fields) for config in configs}
+
+
+def test_the_loss_that_a_verdict_rests_on_is_told_with_its_length_and_what_is_above_it() -> None:
+    found = advice("llama-3.1-8b", max_grad_norm=1.0)
+    loss = found.verdict.loss
+    assert loss["loss_study_above"] != loss["loss_study"]
+    text = " ".join(advice_text(found).split())
+    tokens = f"{loss['loss_tokens'] / 1e6:,.3g} million tokens of 161 billion"
+    assert f"in {loss['loss_steps']} steps, {tokens} (" in text
+    place = f"{loss['loss_machine_above']}/{loss['loss_study_above']}"
+    assert f"undecided at 1e\u20114 ({place})" in text

@@ -38,6 +38,8 @@ def test_a_large_model_is_answered_for_with_what_makes_it_fit(of_70b):
     asked = advice(of_70b, 64, gpu="h100-80gb")  # a batch that was asked for stays
     assert not asked.fits and not asked.settings
     assert "no command does" in text and "first holds the whole model" in text
+    first = "fp8study cannot build a model of this size on such a GPU: check a smaller one first"
+    assert f"{first}, as llama-3.1-8b" in " ".join(text.split())
     both = "--set reshard_after_forward=true --set activation_checkpointing=true"
     assert f"--micro-batch-size 1 {both}" in [remedy.what for remedy in asked.remedies]
     (alone,) = advice(of_70b, 1, gpu="rtx-4090").remedies

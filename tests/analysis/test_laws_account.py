@@ -105,7 +105,7 @@ def test_the_freeze_in_use_is_off_by_less_than_those_before_it():
     points = sum(table[f"num_{of}"] * table[f"{of}_points"] for of in ("known", "later"))
     assert (points[:-1] > points.iloc[-1]).all()
     assert "none was better" in words.freeze_words(table)
-    worse = table.assign(known_points=table["known_points"] + 2 * (table["state"] == "in use"))
+    worse = table.assign(known_points=table["known_points"] + 10 * (table["state"] == "in use"))
     assert "an earlier one was better: bring it back" in words.freeze_words(worse)
     few = worse.assign(num_known=0, known_points=None)
     assert "is in use. The form" in words.freeze_words(few)

@@ -28,6 +28,10 @@ from tests.factories import make_record
             ["plan", "--budget", "5", "--budget", "abc"],
             ["--budget: 'abc' is no number", "plan --help"],
         ),
+        (
+            ["advise", "--model=x", "--global-batch-size=1M"],
+            ["'--global-batch-size': '1M' is no whole number of sequences; about a million tokens"],
+        ),
         (["advise", "--model=x", "--num-gpus=eight"], ["--num-gpus: 'eight' is no whole number"]),
         (["plan", ""], ["STUDY: '' is no study; choose one of"]),
         (["plan", "../secret"], ["STUDY", "choose one of"]),

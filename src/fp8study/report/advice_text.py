@@ -14,7 +14,7 @@ from fp8study.analysis.laws.account import (
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.report.verdict_text import answer_lines, lead_text
-from fp8study.report.words import count, number, rate, recipe, span
+from fp8study.report.words import billions, count, number, rate, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -44,8 +44,11 @@ def advice_text(advice: Advice) -> str:
     )
     norm = config["max_grad_norm"]
     clips = f"clipped at {norm:g}" if norm else "not clipped (--set max_grad_norm=1 does)"
-    sequences = count(batch * passes * config["num_gpus"], "sequence")
-    task += f"\nOn the tuned path, {sequences} a step, gradients {clips}"
+    number_of = batch * passes * config["num_gpus"]
+    tokens = number_of * config["sequence_length"]
+    said = f"{tokens / 1e6:,.3g} million" if tokens >= 1e6 else f"{tokens:,}"
+    task += f"\nOn the tuned path, {count(number_of, 'sequence')} ({said} tokens) a step"
+    task += f", gradients {clips}"
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [
@@ -92,8 +95,7 @@ def _speed_check(advice: Advice) -> list[str]:
     if advice.building_gib > advice.capacity_gib:
         return _listed("To check it:", [
             "no command does, as a run of fp8study first holds the whole model on each GPU "
-            f"({advice.building_gib:.0f} GiB, counted); other trainers need not. Check a smaller "
-            "model of its kind first",
+            f"({advice.building_gib:.0f} GiB, counted); other trainers need not",
         ])  # fmt: skip
     if advice.study:
         return _listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml:",
@@ -160,7 +162,7 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
         within = f"nine of ten within {most}"
         if number_of < FEWEST_LEADS:
             within = "too few to say within what nine of ten are"
-        where = " on other GPUs" * (leads[0].test == OTHER_GPU)
+        where = f" on {' and '.join(leads[0].gpus)}s" if leads[0].test == OTHER_GPU else ""
         said.append(f"{count(number_of, 'lead')}{where} off by {mean} points on average, {within}")
     if sizes:
         missed, cells = sum(e.num_missed for e in sizes), sum(e.num_memory for e in sizes)
@@ -174,10 +176,8 @@ def _law_errors(tests: tuple[LawErrors, ...]) -> str:
 def _interval(option: Option) -> list[str]:
     """Say by which of the law's errors a predicted lead has its interval."""
     lead = option.lead_pct
-    if not option.interval_from or lead is None:
+    if not option.interval_from or lead is None or lead.high is None:
         return []
-    if lead.high is None:
-        return [f"  {option.label} has no interval: {option.interval_from}"]
     times = f"{option.times_wider:g} times " * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
     error = "as far as the law was off" if known else "what nine of ten leads were within"
@@ -208,8 +208,7 @@ def _days(advice: Advice) -> str:
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
     spec = ",.1f" if min(hours.values()) >= 0.1 else ".2g"
     took = [f"{number / each:{spec}} in {label}" for label, number in hours.items()]
-    billions = f"{advice.tokens / 1e9:{',.0f' if advice.tokens >= 1e10 else '.3g'}}"
-    return f"  {unit} for {billions} billion tokens, at these rates: {', '.join(took)}"
+    return f"  {unit} for {billions(advice.tokens)} tokens, at these rates: {', '.join(took)}"
 
 
 def _option(option: Option, fits: bool) -> str:

@@ -18,7 +18,8 @@ from fp8study.analysis.advice.figures import MODELLED, Quantity
 from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
-from fp8study.report.words import count, interval, machine_name, number, rate
+from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
+from fp8study.report.words import billions, count, interval, machine_name, number, rate
 
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
 _SINCE = {
@@ -38,15 +39,37 @@ def answer_lines(advice: Advice) -> list[str]:
     option = advice.chosen
     beside = _beside(option.label, option.beside)
     return [
-        said, *_kept_from(advice), *_instead(advice), *_own_memory(advice),
+        said, *_no_interval(advice), *_unchecked(advice), *_kept_from(advice),
+        *_instead(advice), *_own_memory(advice),
         *_loss(advice, advice.verdict),
         *_clipped(advice), *also, *near, *_today(advice), *beside, *_larger(advice),
     ]  # fmt: skip
 
 
+def _no_interval(advice: Advice) -> list[str]:
+    """Say why it is unknown how far a predicted lead may be off."""
+    lead, why = advice.chosen.lead_pct, advice.chosen.interval_from
+    if lead is None or lead.high is not None or not why:
+        return []
+    return [f"  how far that may be off is unknown: {why}"]
+
+
+def _unchecked(advice: Advice) -> list[str]:
+    """Say so where no run can check it, and of which model one can."""
+    if advice.building_gib <= advice.capacity_gib:
+        return []
+    instead = f": check a smaller one first, as {advice.smaller}" * bool(advice.smaller)
+    return [f"  fp8study cannot build a model of this size on such a GPU{instead}"]
+
+
 def _kept_from(advice: Advice) -> list[str]:
-    """Say what keeps FP8 from more: experts, and master weights that no update in one pass has."""
+    """Say what keeps FP8 from more: experts, BF16 master weights, GPUs of which none was timed."""
     said = []
+    if advice.config["num_gpus"] > MOST_GPUS_OF_HEAD:
+        said.append(
+            f"  on more than {MOST_GPUS_OF_HEAD} GPUs the loss head stays in BF16: there FP8's was "
+            "never timed"
+        )
     if EXPERTS_IN_BF16 in advice.left_out:
         said.append(
             "  its experts stay in BF16, as torchao converts none: FP8 is attention's alone"
@@ -110,13 +133,18 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
         if loss["loss_verdict"] == "undecided":
             said += f" ({number(loss['loss_gap_pct'], '+.2f')} % in training)"
         said += f" at a learning rate of {rate(loss['loss_rate'])}"
-    if loss["loss_rate_above"] is not None:
-        said += f", {loss['loss_verdict_above']} at {rate(loss['loss_rate_above'])}"
     before = IN_ONE_PASS in verdict.setting and not loss["loss_in_one_pass"]
-    by = ", updated by torch's AdamW" * before
-    told = f"  {said} ({loss['loss_machine']}/{loss['loss_study']}{by})"
+    study = f"{loss['loss_machine']}/{loss['loss_study']}"
+    seen = loss["loss_tokens"]
+    of = f", {seen / 1e6:,.3g} million tokens of {billions(advice.tokens)}" if seen else ""
+    said += f" in {loss['loss_steps']:.0f} steps{of} ({study}"
+    said += ", updated by torch's AdamW" * before + ")"
+    if loss["loss_rate_above"] is not None:
+        above = f"{loss['loss_machine_above']}/{loss['loss_study_above']}"
+        said += f", {loss['loss_verdict_above']} at {rate(loss['loss_rate_above'])}"
+        said += f" ({above})" * (above != study)
     ask = "; for yours add --set learning_rate=RATE" * (advice.learning_rate is None)
-    return [told + ask]
+    return [f"  {said}{ask}"]
 
 
 def _today(advice: Advice) -> list[str]:
@@ -145,9 +173,10 @@ def _larger(advice: Advice) -> list[str]:
 def _beside(label: str, beside: Beside | None) -> list[str]:
     if beside is None:
         return []
+    clips = "" if beside.clips_alike else ", its gradients clipped otherwise"
     return [
         f"  {label}, measured next to it: {lead_text(beside.lead_pct, ' %')} on "
-        f"{beside.num_gpus} GPUs, batch {beside.micro_batch_size}, where the law says "
+        f"{beside.num_gpus} GPUs, batch {beside.micro_batch_size}{clips}, where the law says "
         f"{number(beside.law_pct, '+.1f')} %"
     ]
 

@@ -69,6 +69,11 @@ def rate(value: float) -> str:
     return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "\u2011")
 
 
+def billions(number: float) -> str:
+    """Write a number of tokens, as 161 billion or 1.2 billion."""
+    return f"{number / 1e9:{',.0f' if number >= 1e10 else '.3g'}} billion"
+
+
 def in_words(text: str) -> str:
     """Write out what a setting abbreviates: ``BF16 masters`` are master weights."""
     return re.sub(r"\bmasters\b", "master weights", text)

@@ -39,6 +39,15 @@ def _number_of_tokens(text: str) -> float:
         raise typer.BadParameter(f"'{text}' is no number; write 160e9, 160B or 1.5T") from None
 
 
+def _number_of_sequences(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"'{text}' is no whole number of sequences; about a million tokens are 256 of 4,096"
+        ) from None
+
+
 # Arguments and options that several commands have.
 StudyName = Annotated[
     str | None, typer.Argument(help="A file of pipelines/studies; by default machine, chosen for "
@@ -67,8 +76,9 @@ MicroBatch = Annotated[
     int | None, typer.Option(help="A GPU's; default: what fits, up to 32,768 tokens.")
 ]
 GlobalBatch = Annotated[
-    int | None, typer.Option("--global-batch-size", help="Sequences a step; default: one pass's.")
-]
+    int | None, typer.Option("--global-batch-size", parser=_number_of_sequences, metavar="NUMBER",
+                             help="Sequences a step; default: one pass's.")
+]  # fmt: skip
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
                                help="To train on, as 160B; default: 20 per active weight.")

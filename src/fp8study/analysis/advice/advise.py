@@ -15,7 +15,7 @@ import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
 from fp8study.analysis.advice.by_law import chosen, predicted_speed
-from fp8study.analysis.advice.commands import check_of_loss, settings, to_check
+from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
     Decided,
@@ -72,7 +72,7 @@ _OPTIONS = {
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 MOST_TOKENS = 32768
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
-TOKENS_PER_WEIGHT = 20
+_TOKENS_PER_WEIGHT = 20
 
 
 class Advisor:
@@ -223,10 +223,10 @@ class Advisor:
             settings=tuple(written(settings(config, gpu))),
             gpu=gpu_name,
             capacity_gib=capacity,
-            tokens=tokens or TOKENS_PER_WEIGHT * shape.num_active_parameters,
+            tokens=tokens or usual_tokens(shape),
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action in surer else None,
-            nearest=() if verdicts[0].num_pairs else tuple(
+            nearest=() if verdicts[0].is_as_today else tuple(
                 Change(what, lead)
                 for what, lead in self.decisions.nearest(config, gpu_name, as_asked)
             ),
@@ -235,6 +235,7 @@ class Advisor:
             fp8_fits=bool(fitting),
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
+            smaller=smaller_like(config.model, capacity) if filled.building > capacity else "",
             remedies=tuple(map(remedy, cured)),
             larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
             instead=instead and replace(change(instead[0], {}), lead_pct=instead[1]),
@@ -322,6 +323,11 @@ class Advisor:
         others = [option(way, label) for label, way in every.items() if label not in timed]
         others.sort(key=lambda other: -other.tokens_per_second_per_gpu.value)
         return [bf16, *timed.values(), *others]
+
+
+def usual_tokens(shape: ModelShape) -> float:
+    """Return how many tokens a model is trained on where nobody says."""
+    return _TOKENS_PER_WEIGHT * shape.num_active_parameters
 
 
 def _without_ends(figure: Quantity) -> Quantity:

@@ -99,6 +99,8 @@ class Advice:
     memory_parts_gib: dict[str, Quantity]
     building_gib: float
     """Weights of the whole model, counted."""
+    smaller: str
+    """Where a run could not even build that: the largest preset of its kind that it could."""
     remedies: tuple[Change, ...]
     """Where it does not fit: what would."""
     larger: Change | None

@@ -9,10 +9,13 @@ from typing import Any
 import yaml
 
 from fp8study.analysis.advice.answer import LossCheck
+from fp8study.analysis.laws.memory import GIB
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
+from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.small_steps import is_by_kernel_alone
 from fp8study.core.config import ResolvedConfig, set_by_hand
 from fp8study.core.hardware import GpuPeak
+from fp8study.core.presets import PRESETS, near_settings
 from fp8study.core.studies import load_study
 
 #: The study of any setting's losses.
@@ -22,6 +25,17 @@ STUDY = "advised"
 ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
          "micro_batch_size", "reshard_after_forward", "activation_checkpointing",
          "master_dtype", "loss_head", "gradient_accumulation_steps", "max_grad_norm")  # fmt: skip
+
+
+def smaller_like(model: str, capacity: float) -> str:
+    """Return the largest preset of a model's kind that a GPU of so many GiB can build; or none."""
+    kind = near_settings(model).get("model_type")
+    sizes = {
+        name: shape_of(name).num_parameters
+        for name, settings in PRESETS.items() if settings["model_type"] == kind
+    }  # fmt: skip
+    fitting = {name: size for name, size in sizes.items() if 4 * size <= capacity * GIB}  # FP32
+    return max(fitting, key=lambda name: fitting[name], default="")
 
 
 def to_check(runs: Sequence[ResolvedConfig], gpu: GpuPeak | None) -> tuple[tuple[str, ...], str]:

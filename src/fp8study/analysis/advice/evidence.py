@@ -20,6 +20,7 @@ from fp8study.analysis.decision import (
     WORSE,
     advise,
     decision_table,
+    forms_behind,
     judged_losses,
     loss_of,
     nearest_loss,
@@ -51,8 +52,11 @@ from fp8study.core.records import StoredRun
 
 #: What a prediction shares with the pairs that were measured next to it.
 _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence_length",
-           "master_dtype", "skip", "reshard_after_forward", "max_grad_norm",
-           "gradient_accumulation_steps", "step_launch")  # fmt: skip
+           "master_dtype", "skip", "reshard_after_forward", "gradient_accumulation_steps",
+           "step_launch")  # fmt: skip
+#: In what a setting that was timed may differ from one that is asked about, as fields of a run.
+_APART = ("num_gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps",
+          "strategy", "master_dtype", "max_grad_norm")  # fmt: skip
 #: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
 #: What an FP8 is called that was timed before it had one of `KERNELS`: before its SwiGLU had them,
@@ -70,6 +74,7 @@ class Beside:
     micro_batch_size: int
     lead_pct: Quantity
     law_pct: float
+    clips_alike: bool = True
 
     @property
     def off_points(self) -> float:
@@ -92,7 +97,8 @@ def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -
             law = pair.predicted_pct(constants_of(SpeedConstants, "speed"))
             if law is not None and lead is not None:
                 measured = Quantity(lead, MEASURED, run_ids=(*pair.fp8.ids, *pair.bf16.ids))
-                found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law))
+                alike = config.max_grad_norm == way.max_grad_norm
+                found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law, alike))
     return max(found, key=lambda each: each.off_points, default=None)
 
 
@@ -120,6 +126,11 @@ class Verdict:
     """The nearest loss that was judged, as `decision.LOSS_COLUMNS`; empty where none was."""
     num_void: int = 0
     """Of its runs, those whose timing the allocator may have made."""
+
+    @property
+    def is_as_today(self) -> bool:
+        """Whether it was measured, with all of the kernels that the path has today."""
+        return bool(self.num_pairs) and not self.label.endswith(EARLIER_KERNELS)
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,9 @@ class Decisions:
         """Return in what FP8's lead was timed next to a BF16 run, and that lead.
 
         As the path was before; with gradients clipped, or not, as it has it; at the batches below
-        and above; each in the latest form that was timed, unless it is to be `as_asked`. Then on
-        the plain path at its own batch.
+        and above; each in the latest form that was timed, unless it is to be `as_asked`. Where none
+        was timed so, in the setting that is the least apart. Then on the plain path at its own
+        batch.
         """
 
         def timed(changes: dict[str, Any]) -> list[tuple[str, Quantity]]:
@@ -231,7 +243,29 @@ class Decisions:
             for found in self._decide(plain)
             if (lead := lead_of(found.decision)) is not None
         ]
-        return [*timed({}), *clipped, *below[-1:], *above[:1], *there[:1]]
+        found = [*timed({}), *clipped, *below[-1:], *above[:1]]
+        return [*(found or self._least_apart(bf16, gpu_name)), *there[:1]]
+
+    def _least_apart(self, bf16: ResolvedConfig, gpu_name: str) -> list[tuple[str, Quantity]]:
+        """Return in what the lead of a model's nearest setting on the tuned path is apart."""
+        of_it = self.leads["gpu_name"].eq(gpu_name) & self.leads["model"].eq(bf16.model)
+        asked, found = bf16.to_dict(), []
+        for each in self._decide(of_it & self.leads["path"].eq("tuned")):
+            row, lead = each.decision, lead_of(each.decision)
+            strategy = row["setting"].partition(", ")[0].lower()
+            row = row | {"strategy": "none" if strategy == "not sharded" else strategy}
+            changes = {
+                name: None if pd.isna(row[name]) else row[name] for name in _APART
+                if row[name] != asked[name] and not (pd.isna(row[name]) and asked[name] is None)
+            }  # fmt: skip
+            if "num_gpus" in changes:
+                changes.pop("strategy", None)  # which follows
+            factors = [abs(math.log2(changes[n] / asked[n])) for n in _APART[:4] if n in changes]
+            if lead is not None and changes:
+                early = forms_behind(pd.Series(row))
+                said = [" ".join(written(changes)), *["another form of the path"] * (early > 0)]
+                found.append((len(changes), sum(factors), early, ", ".join(said), lead))
+        return [(said, lead) for *_, said, lead in sorted(found, key=lambda each: each[:3])[:1]]
 
     def _measured_as(self, bf16: ResolvedConfig, gpu_name: str) -> dict[str, Any]:
         """Return by what a BF16 run is one that was measured, with FP8 runs in its place.
@@ -304,4 +338,5 @@ def _of_loss(row: Row) -> Row:
     """Return what a row says of its loss, with None for what is missing, as JSON has it."""
     if pd.isna(row.get("loss_verdict")):
         return {}
+    row = pd.Series(row, dtype=object).to_dict()  # without NumPy's numbers
     return {name: None if pd.isna(row[name]) else row[name] for name in LOSS_COLUMNS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import MappingProxyType
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fp8study.analysis.advice.figures import Row
+from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
@@ -18,6 +20,9 @@ from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, count, interval_text
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
+
+#: What the tokens of a step are counted by.
+_OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")
 
 
 def read_loss_gaps(results: Path) -> pd.DataFrame:
@@ -115,11 +120,28 @@ def nearest_losses(
             f"{row['machine']}/{row['study']}"
         )
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
+    tested = table.loc[table["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL, "run_ids"]
+    of_pairs = {name for ids in tested for name in ids.split()}
+    sizes_of_steps = [
+        math.prod(int(record.config.get(field) or 1) for field in _OF_A_STEP)
+        for name, record in runs if name in of_pairs
+    ]  # fmt: skip
+    if sizes_of_steps:
+        uncovered.append(f"steps of more than {max(sizes_of_steps):,} tokens")
+    return tuple(evidence), (*uncovered, *_of_model(shape, nearest, sizes))
+
+
+def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -> list[str]:
+    """Say up to what the loss of the `nearest` model is known, and what that leaves of another."""
+    name = nearest["model"].iloc[0]
+    settled = nearest.loc[nearest["verdict"].isin(CONCLUSIVE), "rate"]
+    rates = pd.to_numeric(settled, errors="coerce").dropna()
+    found = [f"{name} at learning rates above {rates.max():g}"] if len(rates) else []
     if shape.name not in sizes:
-        uncovered.append(f"{shape.name} itself; the nearest is {near['model'].iloc[0]}")
+        found.append(f"{shape.name} itself; the nearest is {name}")
     least, most = min(sizes.values()), max(sizes.values())
     if shape.num_parameters < least:
-        uncovered.append(f"models of fewer than {least / 1e9:.1f} billion weights")
-    else:
-        uncovered.append(f"models of more than {most / 1e9:.1f} billion weights")
-    return tuple(evidence), tuple(uncovered)
+        found.append(f"models of fewer than {least / 1e9:.1f} billion weights")
+    elif shape.num_parameters > most:
+        found.append(f"models of more than {most / 1e9:.1f} billion weights")
+    return found

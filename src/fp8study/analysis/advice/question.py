@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor
+from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
@@ -50,6 +50,8 @@ _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batc
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
 _TOKENS = (1e6, 1e15)
+#: Fewer steps are no training: somebody gave tokens for sequences.
+_FEWEST_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def question_for(
     if needs_plain_head(model):
         values["loss_head"] = "plain"
     if global_batch_size is not None:
+        _check_steps(global_batch_size, sequence_length, tokens or usual_tokens(shape))
         values |= _parted(values, global_batch_size, micro_batch_size, shape, capacity)
         micro_batch_size = values["micro_batch_size"]
     config = make_config(values, "advise")
@@ -219,6 +222,16 @@ def _check_tokens(tokens: float | None) -> None:
     if tokens is not None and not least <= tokens <= most:  # nor what is no number
         raise UserError(
             f"--tokens: {tokens:g} is outside {least:.0e} to {most:.0e}; give a number, as 160B"
+        )
+
+
+def _check_steps(sequences: int, length: int, tokens: float) -> None:
+    most = int(tokens / _FEWEST_STEPS / max(length, 1))
+    if sequences > most:
+        raise UserError(
+            f"--global-batch-size: {sequences:,} sequences of {length:,} tokens leave fewer than "
+            f"{_FEWEST_STEPS} steps of {tokens:.3g} tokens; give sequences, not "
+            f"tokens, at most {most:,}"
         )
 
 

@@ -323,6 +323,9 @@ def beyond(
     ways = {c.config.gradient_reduction for c in known}
     if config.gradient_reduction not in {"last_pass", *ways}:
         found.append("gradients reduced after each pass: never timed")
+    on = {c.config.num_gpus for c in known if c.config.step_launch == config.step_launch}
+    if config.step_launch == "as_graph" and config.num_gpus not in on:
+        found.append(f"steps as one CUDA graph on {config.num_gpus} GPUs: never timed on {where}")
     if config.activation_checkpointing:
         found.append("layers recomputed in the backward pass: never timed")
     if config.is_fp8 and config.precision not in {c.config.precision for c in known}:

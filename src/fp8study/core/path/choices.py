@@ -13,6 +13,8 @@ from fp8study.core.recipes import RECIPES, is_aligned
 
 #: What stays out of FP8 where nothing is said.
 HEAD = ("lm_head",)
+#: GPUs on which it was timed in FP8.
+MOST_GPUS_OF_HEAD = 4
 
 
 def is_sharded(c: Any) -> bool:
@@ -117,7 +119,8 @@ def skipped(c: Any) -> tuple[str, ...]:
     whether the head is the embedding, which cannot be gathered in FP8, and that FP8 GEMMs take it
     and GPUs share its rows evenly.
     """
-    is_tried = _keeps_fp8(c) and c.loss_head == "chunked" and c.num_gpus <= 4 and c.num_nodes == 1
+    is_tried = _keeps_fp8(c) and c.loss_head == "chunked"
+    is_tried &= c.num_gpus <= MOST_GPUS_OF_HEAD and c.num_nodes == 1
     settings = near_settings(c.model) if is_tried else {}
     named = (settings.get(name) for name in ("hidden_size", "vocab_size"))
     sides = [side for side in named if isinstance(side, int)]

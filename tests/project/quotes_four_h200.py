@@ -54,7 +54,7 @@ def _head_texts(runs: pd.DataFrame, leads: pd.DataFrame) -> list[str]:
         f"leads by {told[0]} (95 % CI {spans[0]}), with {less[0][0]} less memory "
         f"and {less[0][1]} less energy per token",
         f"| 8B | **{told[0]} at batch 1: FP8** |",
-        f", {told[1]} at batch 2 |",
+        f", {told[1]} at batch 2, ",
         f"gives {more[0]} (8B, batch 1, one GPU), {more[1]} (8B, batch 2, two) and {more[2]} "
         f"(1B, batch 8, one). FP8 then leads by {told[0]} (95 % CI {spans[0]}), {told[1]} "
         f"({spans[1]}) and {told[2]} ({spans[2]}), with {peak[0]}, {peak[1]} and {peak[2]} less",

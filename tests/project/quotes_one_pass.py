@@ -30,7 +30,7 @@ def one_pass_texts() -> list[str]:
     leads = leads[leads["studies"].eq("tuned-form") & leads["setting"].str.endswith(IN_ONE_PASS)]
     large = one(leads, model="llama-3.2-3b", micro_batch_size=4)
     assert large["num_pairs"] == 2
-    return [f"at batch 1, {per_cent(large['lead_pct'])}ᵘ at 4 |", *once_texts()]
+    return [f"at batch 1, {per_cent(large['lead_pct'])}ᵘ at 4, ", *once_texts()]
 
 
 def once_texts() -> list[str]:

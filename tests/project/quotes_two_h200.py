@@ -7,7 +7,7 @@ import pandas as pd
 from fp8study.analysis.leads import leads_table
 from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
-from tests.project.quotes import per_cent, stored
+from tests.project.quotes import ends, one, per_cent, stored
 
 MODELS = {"llama-3.2-1b": "1B", "llama-3.2-3b": "3B", "qwen3-4b": "Qwen3-4B", "llama-3.1-8b": "8B"}
 
@@ -62,4 +62,59 @@ def _width_texts(leads: pd.DataFrame) -> list[str]:
     return [
         f"{lead[512]} at a width of 512 (its step times still moved), {lead[1024]} at 1024, "
         f"{lead[3072]} at 3072 and {lead[4096]} at 4096",
+    ]
+
+
+#: Of steps of four passes: what comes after "tuned" in a setting, before, in between and today.
+BEFORE, REDUCED = "", ", gradients reduced each pass, gradients' memory own"
+ALL_KERNELS = "FP8 tensorwise, SwiGLU kernels, both layouts, FP8 loss head"
+TODAY = {"llama-3.1-8b": ", updated in one pass, collectives by copy engines",
+         "llama-3.2-3b": ", updated in one pass"}  # fmt: skip
+
+
+def passes_texts() -> list[str]:
+    """What is said of steps of four passes, of an 8B on two GPUs and a 3B on one."""
+    runs = runs_of_two()[runs_of_two()["study"] == "passes-form"]
+    form = runs["setting"].str.partition("clipped at 1, tuned")[2]
+    cells = runs.assign(form=form).set_index(["model", "precision", "form", "repeat"])
+    rates, peaks = cells["tokens_per_second_per_gpu"], cells["memory_peak_gib"]
+
+    def gain(model: str, precision: str, form: str, repeat: int = 1) -> float:
+        before, after = (rates[model, precision, each, repeat] for each in (BEFORE, form))
+        return 100 * (after / before - 1)
+
+    gains = {
+        precision: " and ".join(
+            per_cent(gain(model, precision, form)) + where
+            for (model, form), where in zip(TODAY.items(), said, strict=True)
+        )
+        for precision, said in [
+            ("fp8_tensorwise", (" (8B, batch 2, two GPUs)", " (3B, batch 4, one)")),
+            ("bf16", ("", "")),
+        ]
+    }  # fmt: skip
+    leads = leads_table(runs_of_two())
+    leads = leads[leads["studies"].str.contains("passes-form")]
+    today = [one(leads, model=m, num_pairs=1, arm=ALL_KERNELS) for m in TODAY]
+    earlier = [
+        100 * (rates[m, "fp8_tensorwise", BEFORE, 1] / rates[m, "bf16", BEFORE, 1] - 1)
+        for m in TODAY
+    ]  # fmt: skip
+    costs = [-gain("llama-3.1-8b", p, REDUCED, n) for p in gains for n in (0, 1)]
+    freed = {
+        f"{peaks['llama-3.1-8b', p, BEFORE, 1] - peaks['llama-3.1-8b', p, REDUCED, 1]:.1f}"
+        for p in gains
+    }  # fmt: skip
+    needs = [peaks["llama-3.1-8b", p, TODAY["llama-3.1-8b"], 1] for p in gains]
+    first, second = today
+    return [
+        f"FP8's tokens/s rise by {gains['fp8_tensorwise']} by what the path has for steps of one "
+        f"pass, BF16's by {gains['bf16']}",
+        f"leads by {per_cent(first['lead_pct'])} (95 % CI {ends(first)}) and "
+        f"{per_cent(second['lead_pct'])} ({ends(second)}) instead of "
+        f"{' and '.join(map(per_cent, earlier))}",
+        f"{per_cent(first['lead_pct'])} at batch 2 in 4 passes",
+        f"{per_cent(second['lead_pct'])} in 4 passes",
+        f"costs {min(costs):.1f} to {max(costs):.1f} % of tokens/s and frees {freed.pop()} GiB",
+        f"takes {needs[0]:.1f} GiB in FP8 and {needs[1]:.1f} in BF16",
     ]

@@ -39,7 +39,7 @@ from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
 from tests.project.quotes_peers import all_pairs_texts, peer_rows
 from tests.project.quotes_switches import switch_rows
-from tests.project.quotes_two_h200 import two_h200_texts
+from tests.project.quotes_two_h200 import passes_texts, two_h200_texts
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
@@ -142,6 +142,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *null_texts(runs),
         *h100_texts(),
         *two_h200_texts(),
+        *passes_texts(),
         *one_h200_texts(),
         *four_h200_texts(),
         *four_h100_texts(),

@@ -338,5 +338,5 @@ def _of_loss(row: Row) -> Row:
     """Return what a row says of its loss, with None for what is missing, as JSON has it."""
     if pd.isna(row.get("loss_verdict")):
         return {}
-    row = pd.Series(row, dtype=object).to_dict()  # without NumPy's numbers
-    return {name: None if pd.isna(row[name]) else row[name] for name in LOSS_COLUMNS}
+    found = pd.Series(row, dtype=object).to_dict()  # without NumPy's numbers
+    return {name: None if pd.isna(found[name]) else found[name] for name in LOSS_COLUMNS}

@@ -9,7 +9,7 @@ import pytest
 
 from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import FP8_HEAD
-from fp8study.report import answer
+from fp8study.report import answer, loss_sentences
 from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
 from tests.checkout import ROOT
@@ -156,7 +156,8 @@ def test_machines_with_one_kind_of_gpu_count_as_one_and_the_tuned_path_before_th
     assert cells.count("loss\u00a0undecided") == len(tested)
     for gap in tested["loss_gap_pct"]:
         assert f":\u00a0{gap:+.2f}\u00a0%".replace("-", "\u2212") in cells
-    assert "on text kept out, machines together, llama-3.2-1b on 1 GPU" in answer.decide(report)
+    told = "on text kept out, machines together, llama-3.2-1b on 1 GPU, 3e\u20114 (1,500 steps)"
+    assert told in loss_sentences.equal_so_far(report)
     still = f"tested and still open in {len(tested)}" if len(tested) else "faster settings; no run"
     assert still in answer.decide(report)
 

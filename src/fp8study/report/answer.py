@@ -15,7 +15,6 @@ from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import num_kernels
 from fp8study.analysis.runs.pairing import together
 from fp8study.core.hardware import find_peak
-from fp8study.report.loss_sentences import equal_so_far
 from fp8study.report.page import Report
 from fp8study.report.speed_rows import batch_words, is_of_before, other_length
 from fp8study.report.table import Layout
@@ -172,10 +171,7 @@ def _counts(rows: pd.DataFrame) -> str:
 def _limits(report: Report, table: pd.DataFrame) -> list[str]:
     """Say how little is known of the loss where FP8 is faster, and how to ask of one's own."""
     fp8 = by_kind(table)["FP8"]
-    ask = (
-        "For your own model and GPUs ask, as "
-        "`fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb`."
-    )
+    ask = "For yours ask, as `fp8study advise --model llama-3.1-8b --num-gpus 8 --gpu h100-80gb`."
     if fp8.empty:
         return [ask]
     equal, of = int(fp8["action"].eq(decision.FP8).sum()), count(len(fp8), "faster setting")
@@ -185,7 +181,7 @@ def _limits(report: Report, table: pd.DataFrame) -> list[str]:
         f"{f', tested and still open in {tested}' * bool(tested)}"
         f"{longest(report, '; no run is longer than')}."
     )
-    return [" ".join(filter(None, [known, equal_so_far(report), ask]))]
+    return [f"{known} {ask}"]
 
 
 def _open_loss(row: pd.Series) -> str:

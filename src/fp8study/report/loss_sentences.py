@@ -62,7 +62,7 @@ def equal_so_far(report: Report) -> str:
         for model, own in most.groupby("model", sort=True)
     ]
     models += _equal_together(report)
-    return f"Equivalent so far: {'; '.join(models)}." if models else ""
+    return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
 
 
 def _equal_together(report: Report) -> list[str]:
@@ -70,8 +70,8 @@ def _equal_together(report: Report) -> list[str]:
     fp8 = pooled_fp8(report.pooled_gaps)
     same = fp8[fp8["verdict"].eq("equivalent")]
     return [
-        f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)} at a learning "
-        f"rate of {rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"
+        f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)}, "
+        f"{rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"
         for (model, *_), rows in same.groupby(["model", "learning_rate", "num_steps"])
     ]
 
@@ -79,7 +79,7 @@ def _equal_together(report: Report) -> list[str]:
 def _up_to(most: pd.DataFrame) -> list[str]:
     """Say on how many GPUs which rate was the highest, and for how many steps."""
     return [
-        f"{on_gpus(own)} up to a learning rate of {rate(own['learning_rate'].iloc[0])} "
+        f"{on_gpus(own)}, {rate(own['learning_rate'].iloc[0])} "
         f"({own['num_steps'].iloc[0]:,.0f} steps)"
         for _, own in most.groupby(["learning_rate", "num_steps"], sort=False)
     ]

@@ -16,11 +16,12 @@ import pytest
 from fp8study.core.audit_rules import cautions, problems
 from fp8study.core.records import read_metrics
 from fp8study.run.launch import RunFailed
-from tests.checkout import tiny_folder
+from tests.checkout import ROOT, tiny_folder
+from tests.train.exchange_comparisons import PASSES
 from tests.train.tiny_runs import Run, Train, launch_tiny
-from tests.train.updates_worker import ONE_PASS, PASSES
+from tests.train.updates_worker import ONE_PASS
 
-WORKER = Path(__file__).with_name("updates_worker.py")
+WORKER = ("-m", "tests.train.updates_worker")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 #: Strategy and processes → how the worker is started.
 STARTS: dict[tuple[str, int], tuple[str, ...]] = {
@@ -46,9 +47,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
     @cache
     def results(strategy: str, num_processes: int) -> dict[str, Any]:
         out = tmp_path_factory.mktemp("updates") / "found.json"
-        command = [sys.executable, *STARTS[strategy, num_processes], str(WORKER), str(out)]
+        command = [sys.executable, *STARTS[strategy, num_processes], *WORKER, str(out)]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         found: dict[str, Any] = json.loads(out.read_text())
         return found

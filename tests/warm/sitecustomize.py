@@ -25,7 +25,8 @@ def trains(arguments: list[str]) -> bool:
     """Say whether this command line is training: ours, a changed one in a test, a test's worker."""
     if arguments[:1] == ["-c"]:
         return "fp8study.train" in arguments[1]
-    return arguments[:2] == ["-m", "fp8study.train"] or arguments[0].endswith("_worker.py")
+    what = arguments[arguments[0] == "-m"]
+    return what == "fp8study.train" or what.endswith(("_worker", "_worker.py"))
 
 
 def hand_over(path: str, num_ranks: int | None, arguments: list[str]) -> None:
@@ -126,6 +127,7 @@ def start(request: dict[str, Any], rank: int, port: int, streams: list[int]) -> 
     try:
         if what == "-m":
             sys.argv = rest
+            sys.path.insert(0, request["folder"])  # as Python has it
             runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         elif what == "-c":
             sys.argv = ["-c", *rest[1:]]

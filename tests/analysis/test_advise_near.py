@@ -71,3 +71,5 @@ def test_above_four_gpus_it_is_said_that_the_loss_head_stays_in_bf16() -> None:
     four, eight = (advice_text(ask("llama-3.1-8b", n, None, "h100-80gb")) for n in (4, 8))
     said = "on more than 4 GPUs the loss head stays in BF16"
     assert said in eight and said not in four
+    tied = ask("llama-3.2-1b", 8, None, "h100-80gb")  # which never has it in FP8 on several
+    assert said not in advice_text(tied)

@@ -9,6 +9,7 @@ import pytest
 
 from fp8study.analysis import decision
 from fp8study.analysis.runs.naming import FP8_HEAD
+from fp8study.analysis.small_steps import is_by_kernel_no_more
 from fp8study.report import answer, loss_sentences
 from fp8study.report.page import load_report
 from tests.analysis.test_leads import store_leads
@@ -176,6 +177,17 @@ def test_of_machines_with_one_kind_of_gpu_the_latest_form_of_the_path_is_told() 
     latest = there[~there["behind"]].sort_values(["num_sessions", "num_pairs"], ascending=False)
     assert latest["lead_pct"].iloc[0] == row["lead_pct"]
     assert decision.forms_behind(pd.Series(row)) == 0
+
+
+def test_nothing_is_opened_but_what_lost_by_kernel_and_is_one_graph_today() -> None:
+    report = load_report(ROOT / "results")
+    closed = decision.decision_table(report.leads, report.loss_gaps, report.runs)
+    opened = decision.opened(closed)
+    changed = closed[closed["action"] != opened["action"]]
+    assert len(changed) and {*opened.loc[changed.index, "action"]} == {decision.MORE}
+    assert {*changed["action"]} <= {decision.BF16, decision.TRY, decision.LITTLE}
+    assert all(is_by_kernel_no_more(row) for _, row in changed.iterrows())
+    assert sorted(report.decisions["action"]) == sorted(opened["action"])
 
 
 def test_what_was_slower_by_kernel_is_open_where_steps_are_one_graph_today() -> None:

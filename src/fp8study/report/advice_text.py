@@ -14,7 +14,7 @@ from fp8study.analysis.laws.account import (
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.report.verdict_text import answer_lines, lead_text
-from fp8study.report.words import billions, count, number, rate, recipe, span
+from fp8study.report.words import amount, count, number, rate, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -45,10 +45,8 @@ def advice_text(advice: Advice) -> str:
     norm = config["max_grad_norm"]
     clips = f"clipped at {norm:g}" if norm else "not clipped (--set max_grad_norm=1 does)"
     number_of = batch * passes * config["num_gpus"]
-    tokens = number_of * config["sequence_length"]
-    said = f"{tokens / 1e6:,.3g} million" if tokens >= 1e6 else f"{tokens:,}"
-    task += f"\nOn the tuned path, {count(number_of, 'sequence')} ({said} tokens) a step"
-    task += f", gradients {clips}"
+    sequences = f"{count(number_of, 'sequence')} ({amount(number_of * config['sequence_length'])}"
+    task += f"\nOn the tuned path, {sequences} tokens) a step, gradients {clips}"
     if advice.settings:
         task += f"\nSet for it: {', '.join(advice.settings)}"
     sections = [
@@ -208,7 +206,7 @@ def _days(advice: Advice) -> str:
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
     spec = ",.1f" if min(hours.values()) >= 0.1 else ".2g"
     took = [f"{number / each:{spec}} in {label}" for label, number in hours.items()]
-    return f"  {unit} for {billions(advice.tokens)} tokens, at these rates: {', '.join(took)}"
+    return f"  {unit} for {amount(advice.tokens)} tokens, at these rates: {', '.join(took)}"
 
 
 def _option(option: Option, fits: bool) -> str:

@@ -19,7 +19,7 @@ from fp8study.analysis.decision import CHECK, FP8, MORE, WORTH_PCT
 from fp8study.analysis.laws.shape import EXPERTS_IN_BF16
 from fp8study.analysis.runs.naming import GRAPH, IN_ONE_PASS, SHARED_POOL
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
-from fp8study.report.words import billions, count, interval, machine_name, number, rate
+from fp8study.report.words import amount, count, interval, machine_name, number, rate
 
 #: What an FP8 was timed without → what the path gives it now, where the laws know of it.
 _SINCE = {
@@ -65,7 +65,7 @@ def _unchecked(advice: Advice) -> list[str]:
 def _kept_from(advice: Advice) -> list[str]:
     """Say what keeps FP8 from more: experts, BF16 master weights, GPUs of which none was timed."""
     said = []
-    if advice.config["num_gpus"] > MOST_GPUS_OF_HEAD:
+    if advice.head_on_fewer:
         said.append(
             f"  on more than {MOST_GPUS_OF_HEAD} GPUs the loss head stays in BF16: there FP8's was "
             "never timed"
@@ -136,7 +136,7 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
     before = IN_ONE_PASS in verdict.setting and not loss["loss_in_one_pass"]
     study = f"{loss['loss_machine']}/{loss['loss_study']}"
     seen = loss["loss_tokens"]
-    of = f", {seen / 1e6:,.3g} million tokens of {billions(advice.tokens)}" if seen else ""
+    of = f", {amount(seen)} tokens of {amount(advice.tokens)}" if seen else ""
     said += f" in {loss['loss_steps']:.0f} steps{of} ({study}"
     said += ", updated by torch's AdamW" * before + ")"
     if loss["loss_rate_above"] is not None:

@@ -69,9 +69,12 @@ def rate(value: float) -> str:
     return f"{digits.removesuffix('.0')}e{int(power)}".replace("-", "\u2011")
 
 
-def billions(number: float) -> str:
-    """Write a number of tokens, as 161 billion or 1.2 billion."""
-    return f"{number / 1e9:{',.0f' if number >= 1e10 else '.3g'}} billion"
+def amount(number: float) -> str:
+    """Write a number of tokens, as 4,096 or 1.02 million or 161 billion."""
+    if number < 1e6:
+        return f"{number:,.0f}"
+    scale, word = (1e6, "million") if number < 1e9 else (1e9, "billion")
+    return f"{number / scale:{',.0f' if number >= 10 * scale else '.3g'}} {word}"
 
 
 def in_words(text: str) -> str:

@@ -51,6 +51,7 @@ from fp8study.analysis.laws.nearby import (
     changed,
     changes,
     cures,
+    has_head_on_fewer,
     larger_alone,
     ways,
     with_batch,
@@ -235,7 +236,7 @@ class Advisor:
             fp8_fits=bool(fitting),
             memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
-            smaller=smaller_like(config.model, capacity) if filled.building > capacity else "",
+            smaller=smaller_like(config, capacity) if filled.building > capacity else "",
             remedies=tuple(map(remedy, cured)),
             larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
             instead=instead and replace(change(instead[0], {}), lead_pct=instead[1]),
@@ -250,6 +251,7 @@ class Advisor:
                 for name, size in shape.convertible.items()
             },
             kept_in_bf16=fp8.left_out,
+            head_on_fewer=has_head_on_fewer(config),
             measured=measured, beyond=tuple(beyond_in(config)),
             law_errors=tuple(
                 each for each in self.law_errors

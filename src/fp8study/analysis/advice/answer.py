@@ -118,6 +118,8 @@ class Advice:
     decoder layer and pass, by the law; below 0 it costs more than it saves."""
     kept_in_bf16: tuple[str, ...]
     """Patterns of linear layers that the FP8 of the verdict leaves in BF16, as a run does today."""
+    head_on_fewer: bool
+    """As `fp8study.analysis.laws.nearby.has_head_on_fewer`."""
     measured: Measured | None
     """What was measured here in place of the law's constants, as `measure_here` returns it."""
     beyond: tuple[str, ...]

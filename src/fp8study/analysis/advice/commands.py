@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fp8study.analysis.advice.answer import LossCheck
-from fp8study.analysis.laws.memory import GIB
+from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.small_steps import is_by_kernel_alone
@@ -27,15 +27,13 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
          "master_dtype", "loss_head", "gradient_accumulation_steps", "max_grad_norm")  # fmt: skip
 
 
-def smaller_like(model: str, capacity: float) -> str:
+def smaller_like(config: ResolvedConfig, capacity: float) -> str:
     """Return the largest preset of a model's kind that a GPU of so many GiB can build; or none."""
-    kind = near_settings(model).get("model_type")
-    sizes = {
-        name: shape_of(name).num_parameters
-        for name, settings in PRESETS.items() if settings["model_type"] == kind
-    }  # fmt: skip
-    fitting = {name: size for name, size in sizes.items() if 4 * size <= capacity * GIB}  # FP32
-    return max(fitting, key=lambda name: fitting[name], default="")
+    kind = near_settings(config.model).get("model_type")
+    alike = [name for name, settings in PRESETS.items() if settings["model_type"] == kind]
+    sizes = {name: predicted_memory(config, shape_of(name)).building for name in alike}
+    fitting = [name for name in alike if sizes[name] <= capacity]
+    return max(fitting, key=sizes.__getitem__, default="")
 
 
 def to_check(runs: Sequence[ResolvedConfig], gpu: GpuPeak | None) -> tuple[tuple[str, ...], str]:

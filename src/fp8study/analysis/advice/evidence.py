@@ -74,7 +74,7 @@ class Beside:
     micro_batch_size: int
     lead_pct: Quantity
     law_pct: float
-    clips_alike: bool = True
+    clips_alike: bool
 
     @property
     def off_points(self) -> float:
@@ -263,7 +263,10 @@ class Decisions:
             factors = [abs(math.log2(changes[n] / asked[n])) for n in _APART[:4] if n in changes]
             if lead is not None and changes:
                 early = forms_behind(pd.Series(row))
-                said = [" ".join(written(changes)), *["another form of the path"] * (early > 0)]
+                gathers = {"fp8_all_gather": False} if BF16_GATHERED in row["arm"] else {}
+                said = [" ".join(written(changes | gathers))]
+                said += ["another form of the path"] * (early > 0)
+                said += [RECIPES[row["precision"]].label] * (row["precision"] != "fp8_tensorwise")
                 found.append((len(changes), sum(factors), early, ", ".join(said), lead))
         return [(said, lead) for *_, said, lead in sorted(found, key=lambda each: each[:3])[:1]]
 

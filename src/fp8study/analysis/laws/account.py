@@ -241,7 +241,7 @@ class LawErrors:
     num_memory: int
     mean_pct: float | None
     num_missed: int
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...]
     """Whose leads they are, as `fp8study.core.hardware.GpuPeak.name_part`."""
 
 
@@ -253,11 +253,11 @@ def law_errors(leads: pd.DataFrame, memory_: pd.DataFrame) -> list[LawErrors]:
     for verdicts, num in sides:
         for row in verdicts.rename(columns={"num_cells": num}).to_dict("records"):
             known = {name: row[name] for name in names if name in row and not pd.isna(row[name])}
-            nothing = {name: 0 if name.startswith("num") else None for name in names[:-1]}
+            nothing = {name: 0 if name.startswith("num") else None for name in names}
             found[row["test"]] = found.get(row["test"], nothing) | known
-    for test, each in found.items():
+    for test in found:
         peaks = map(find_peak, leads.loc[leads["test"] == test, "gpu_name"].unique())
-        each["gpus"] = tuple(dict.fromkeys(peak.name_part for peak in peaks if peak))
+        found[test]["gpus"] = tuple(dict.fromkeys(peak.name_part for peak in peaks if peak))
     return [LawErrors(**each) for each in found.values()]
 
 

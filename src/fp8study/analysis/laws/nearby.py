@@ -21,6 +21,7 @@ from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
 from fp8study.core.hardware import GpuPeak, find_peak
+from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -35,6 +36,15 @@ def as_fp8(config: RunConfig, precision: str, gathers: bool | None = None) -> Re
     is_other = precision != config.precision or gathers not in (None, config.fp8_all_gather)
     changes |= dict.fromkeys(_FOLLOWING["precision"] if is_other else ())
     return RunConfig(**{**config.to_dict(), **changes, "gather_cast": None}).resolved()
+
+
+def has_head_on_fewer(config: ResolvedConfig) -> bool:
+    """Whether FP8 has the loss head only on fewer GPUs than these, where it was timed."""
+    if config.num_gpus <= MOST_GPUS_OF_HEAD:
+        return False
+    fewer = changed(config, {"num_gpus": MOST_GPUS_OF_HEAD})
+    own, theirs = (as_fp8(way, "fp8_tensorwise").left_out for way in (config, fewer))
+    return own != theirs
 
 
 def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:

@@ -27,6 +27,7 @@ from fp8study.run.terminal import (
     ClaimIds,
     Document,
     FurtherFields,
+    GbitPerSecond,
     GlobalBatch,
     Ignored,
     MicroBatch,
@@ -124,6 +125,7 @@ def advise(
     sequence_length: Annotated[int, typer.Option(help="Tokens a sequence.")] = 4096,
     micro_batch_size: MicroBatch = None,
     global_batch: GlobalBatch = None,
+    network: GbitPerSecond = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
     tokens: Tokens = None,
     set_: FurtherFields = None,
@@ -139,7 +141,7 @@ def advise(
     with using_model(model), warnings_in_a_line():
         asked = question_for(
             here, model, num_gpus, sequence_length, micro_batch_size, gpu,
-            AS_TRAINED | parse_assignments(set_), tokens, global_batch,
+            AS_TRAINED | parse_assignments(set_), tokens, global_batch, network,
         )  # fmt: skip
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch
@@ -158,13 +160,11 @@ def plan(
     profile: ProfileName = None,
 ) -> None:
     """Show a study's runs, what they cost here, and which are done."""
-    if list_:
-        from fp8study.run.plan import list_studies
-
-        return list_studies(say)
-    from fp8study.run.plan import plan_text
+    from fp8study.run.plan import list_studies, plan_text
     from fp8study.run.slurm.profile import study_there
 
+    if list_:
+        return list_studies(say)
     loaded, _, machine, cluster = study_there(profile, study, parse_assignments(set_), budget)
     print(plan_text(loaded, machine, cluster))
 

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fp8study.analysis.advice.question import answer, question_for
+from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.here import constants_here, keep, path_of
-from fp8study.analysis.laws.nearby import beyond
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.cli import app

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from fp8study.analysis.laws import scale
+from fp8study.analysis import scale
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.communication import (
     Network,
@@ -15,9 +15,9 @@ from fp8study.analysis.laws.communication import (
     traffic,
 )
 from fp8study.analysis.laws.nearby import as_fp8
-from fp8study.analysis.laws.scale import facts_of, run_at_scale
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
+from fp8study.analysis.scale import facts_of, run_at_scale
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from tests.checkout import ROOT

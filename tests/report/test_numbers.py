@@ -12,7 +12,8 @@ import re
 import pandas as pd
 import pytest
 
-from fp8study.analysis.laws import account, scale
+from fp8study.analysis import scale
+from fp8study.analysis.laws import account
 from fp8study.core.records import StoredRun
 from fp8study.report import predictions
 from fp8study.report.export import tables_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis.laws import scale
+from fp8study.analysis import scale
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.report.predictions import SCALE, scale_rows, scale_words
 from fp8study.report.table import show

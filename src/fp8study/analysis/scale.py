@@ -15,7 +15,14 @@ from typing import Any
 import pandas as pd
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import label_of, lead_table, nine_of_ten, test_of, wider
+from fp8study.analysis.laws.account import (
+    label_of,
+    lead_table,
+    nine_of_ten,
+    test_of,
+    wider,
+)
+from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import Cell, cell_key
 from fp8study.analysis.laws.communication import (
     GPUS_PER_NODE,
@@ -24,7 +31,7 @@ from fp8study.analysis.laws.communication import (
     received,
 )
 from fp8study.analysis.laws.frozen import constants_of
-from fp8study.analysis.laws.nearby import as_fp8, beyond, tensorwise
+from fp8study.analysis.laws.nearby import as_fp8, tensorwise
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
@@ -103,7 +110,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
 
     The batch is the largest that fits an H200 whatever the precision, else 1. ``lead_pct`` is over
     BF16 of the same settings; ``within_points``: what nine of ten leads are off by where the host
-    is as busy, as much again for each thing in which it is beyond the records. Empty without
+    is as busy, wider by `wider` with each thing in which it is beyond the records. Empty without
     records of several GPUs, which alone hold the law to account.
     """
     tested = lead_table(cells)

@@ -57,7 +57,7 @@ def advice_text(advice: Advice) -> str:
         _layers(advice),
         _measured(advice.measured),
         _listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
-        _listed("About the loss nothing is known of:", advice.loss_uncovered),
+        _listed("Loss not shown equal for:", advice.loss_uncovered),
         _listed("Beyond what was measured:", advice.beyond),
         _listed("Left out of these figures:", advice.left_out),
         _listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
@@ -176,12 +176,13 @@ def _interval(option: Option) -> list[str]:
     lead = option.lead_pct
     if not option.interval_from or lead is None or lead.high is None:
         return []
-    times = f"{option.times_wider:g} times " * (option.times_wider > 1)
+    times = f"{option.times_wider:.2g} times " * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
     error = "as far as the law was off" if known else "what nine of ten leads were within"
+    half = min(lead.high - lead.value, lead.value - (lead.low or 0.0))
     return [
-        f"  interval of {option.label}: ±{lead.high - lead.value:.1f} points, {times}{error} "
-        f"{option.interval_from}"
+        f"  interval of {option.label}: ±{half:.1f} points, {times}{error} {option.interval_from}"
+        + ", about its leads with the network as it is assumed and half of that" * option.is_ranging
     ]
 
 

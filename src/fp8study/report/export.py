@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from fp8study.analysis import instruments
+from fp8study.analysis import instruments, scale
 from fp8study.analysis.attribution import effect_table
 from fp8study.analysis.claims.ledger import claims_table, judge
 from fp8study.analysis.floors import ladder_table, scatter_table, validation_curve
-from fp8study.analysis.laws import scale
 from fp8study.analysis.losses import (
     effective_batch_table,
     formats_table,

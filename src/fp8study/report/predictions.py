@@ -21,10 +21,10 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.cells import Cell, cells_of
 from fp8study.analysis.laws.communication import GPUS_PER_NODE, NETWORK
-from fp8study.analysis.laws.scale import check_means
 from fp8study.analysis.laws.speed import HOST_PCT
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import together
+from fp8study.analysis.scale import check_means
 from fp8study.core.records import StoredRun
 from fp8study.report import figures
 from fp8study.report.plotstyle import GREY, add_legend, colour, mark, message_figure, panels
@@ -133,6 +133,25 @@ def session_words(sessions: pd.DataFrame) -> str:
         "**Why.** In one setting, on one kind of GPU, the measured lead itself moved from study to "
         f"study, in points on average: {', '.join(parts)}. The laws take every host for equally "
         "fast at launching kernels; `fp8study advise --measure` times this one."
+    )
+
+
+def beyond_words(found: pd.DataFrame) -> str:
+    """Say how many leads beyond what the law was fitted to its intervals held, as `beyond_table`.
+
+    Empty where there are none.
+    """
+    near, far = (found[found["num_beyond"].gt(0) == is_far] for is_far in (False, True))
+    if far.empty:
+        return ""
+    off = (far["num_leads"] * far["mean_points"]).sum() / far["num_leads"].sum()
+    return (
+        "**Beyond.** A lead that is beyond the law's cells in *n* things, as another GPU or a "
+        "larger batch, has an interval √(1 + *n*) times as wide, as if each added an independent "
+        "error. "
+        f"It held {far['num_within'].sum()} of {far['num_leads'].sum()} such leads, in up to "
+        f"{count(far['num_beyond'].max(), 'thing')}, which were off by {number(off, '.1f')} points "
+        f"on average; of the others {near['num_within'].sum()} of {near['num_leads'].sum()}."
     )
 
 

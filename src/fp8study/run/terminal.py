@@ -79,6 +79,9 @@ GlobalBatch = Annotated[
     int | None, typer.Option("--global-batch-size", parser=_number_of_sequences, metavar="NUMBER",
                              help="Sequences a step; default: one pass's.")
 ]  # fmt: skip
+GbitPerSecond = Annotated[
+    float | None, typer.Option("--network", help="Gb/s a GPU has from other nodes; default: 400.")
+]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
                                help="To train on, as 160B; default: 20 per active weight.")

@@ -39,7 +39,9 @@ from fp8study.analysis.advice.otherwise import decided_with
 from fp8study.analysis.decision import CHECK, FP8, MORE, NO_ROOM
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.account import label_of
+from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import cell_key, cells_of
+from fp8study.analysis.laws.communication import NETWORK, Network
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
@@ -47,7 +49,6 @@ from fp8study.analysis.laws.nearby import (
     Changed,
     Law,
     as_fp8,
-    beyond,
     changed,
     changes,
     cures,
@@ -70,6 +71,7 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
+_NETWORK = {"network": "--network {}"}
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 MOST_TOKENS = 32768
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
@@ -112,6 +114,7 @@ class Advisor:
         tokens: float | None = None,
         as_asked: bool = False,
         learning_rate: float | None = None,
+        network: Network | None = None,
         is_aside: bool = False,
     ) -> Advice:
         """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
@@ -125,17 +128,21 @@ class Advisor:
             tokens: As `Advice.tokens`.
             as_asked: What is told beside it keeps its form of the path, as it was asked for.
             learning_rate: At which FP8's loss must be known to be BF16's, if one is asked for.
+            network: What joins the nodes; None: as is assumed, or half as fast.
             is_aside: What other questions would answer is left out.
 
         Raises:
             UserError: As `shape_of`.
         """
         shape = shape_of(config.model)
-        law = law_of(shape, gpu, measured)
+        law = law_of(shape, gpu, measured, network or NETWORK)
+        halved = {} if network or config.num_nodes == 1 else {
+            (rate := NETWORK.gbit_per_s / 2): law_of(shape, gpu, measured, NETWORK.at(rate))
+        }  # fmt: skip
         within = self.nine_of_ten[gpu_name == FITTED_GPU]
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
-            timed=self.timed,
+            timed=self.timed, network=network,
         )  # fmt: skip
 
         def num_beyond(way: ResolvedConfig) -> int:
@@ -163,7 +170,9 @@ class Advisor:
         unknown = "" if within.is_known else "too few predictions were tested"
         if not measured and gpu.architecture not in self.architectures:
             unknown = f"no {gpu.architecture} GPU is in the records"
-        options = self._options(config, shape, law, gpu_name, decided, by_law, num_beyond, unknown)
+        options = self._options(
+            config, shape, (law, *halved.values()), gpu_name, decided, by_law, num_beyond, unknown
+        )
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
@@ -196,8 +205,9 @@ class Advisor:
 
         def aside(way: ResolvedConfig) -> Advice:
             return self.advise(
-                way, gpu, gpu_name, capacity, measured, tokens, as_asked, learning_rate, True
-            )
+                way, gpu, gpu_name, capacity, measured, tokens, as_asked, learning_rate, network,
+                is_aside=True,
+            )  # fmt: skip
 
         def anew(way: ResolvedConfig) -> ResolvedConfig:
             return decide(
@@ -261,7 +271,8 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(
-                change(each, {}) for each in changes(config, shape, law, capacity, decide)
+                change(each, _NETWORK)
+                for each in changes(config, shape, law, capacity, decide, halved)
             ),
             commands=commands, study=study,
             learning_rate=learning_rate,
@@ -273,7 +284,7 @@ class Advisor:
         self,
         config: ResolvedConfig,
         shape: ModelShape,
-        law: Law,
+        laws: Sequence[Law],
         gpu_name: str,
         decided: Sequence[Decided],
         by_law: Callable[[ResolvedConfig, float], Quantity],
@@ -289,7 +300,7 @@ class Advisor:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
             rate, lead, basis = predicted_speed(
-                config, way, law, self.nine_of_ten[gpu_name == FITTED_GPU], num_beyond(way), base,
+                config, way, laws, self.nine_of_ten[gpu_name == FITTED_GPU], num_beyond(way), base,
                 beside,
             )  # fmt: skip
             if unknown:
@@ -307,10 +318,10 @@ class Advisor:
                     beside, basis = None, ""
                     lead = lead_apart(rate, bf16.tokens_per_second_per_gpu)
             gathers = bool(way.fp8_all_gather)
-            limit = law(way).limit
+            limit = laws[0](way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                account.wider(num_beyond(way)), is_apart, pairs,
+                account.wider(num_beyond(way)), len(laws) > 1, is_apart, pairs,
             )  # fmt: skip
 
         base = None

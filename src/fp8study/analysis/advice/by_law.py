@@ -16,7 +16,7 @@ from fp8study.core.config import ResolvedConfig
 def predicted_speed(
     bf16: ResolvedConfig,
     way: ResolvedConfig,
-    law: Law,
+    laws: Sequence[Law],
     errors: account.NineOfTen,
     num_beyond: int,
     base: float | None,
@@ -24,11 +24,13 @@ def predicted_speed(
 ) -> tuple[Quantity, Quantity | None, str]:
     """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
 
-    `errors`: those of this GPU; `num_beyond`: in how many things this is beyond what
-    was measured. With `Option.interval_from`.
+    `laws`: the law, and what it would be with other networks, which the intervals include;
+    `errors`: those of this GPU; `num_beyond`: in how many things this is beyond what was measured.
+    With `Option.interval_from`.
     """
     kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
-    step = law(way)
+    steps = [law(way) for law in laws]
+    step = steps[0]
     lead_error, step_error = errors.at(step.host_pct)
     basis = "where the host is busy" if step.host_shows else "where the GPU decides"
     if step.host_shows and step.host_pct < speed.LATE_PCT:
@@ -37,13 +39,19 @@ def predicted_speed(
         lead_error, basis = beside.off_points, NEXT_TO_THIS
         step_error = max(step_error, lead_error)
     lead_error, step_error = wider * lead_error, wider * step_error
-    lead = speed.lead_pct(law(bf16).total, step.total)
-    rate, error = 1000 * way.tokens_per_step / way.num_gpus / step.total, step_error / 100
+    leads = [
+        speed.lead_pct(law(bf16).total, there.total) for law, there in zip(laws, steps, strict=True)
+    ]
+    rates = [1000 * way.tokens_per_step / way.num_gpus / there.total for there in steps]
+    error = step_error / 100
     if base is not None:
-        rate, error = base * (1 + lead / 100), lead_error / (100 + lead)
-    rates = Quantity(rate, kind, max(0.0, rate * (1 - error)), rate * (1 + error))
-    leads = Quantity(lead, kind, max(-100.0, lead - lead_error), lead + lead_error)
-    return rates, leads if way.is_fp8 else None, basis if way.is_fp8 else ""
+        rates = [base * (1 + lead / 100) for lead in leads]
+        error = lead_error / (100 + leads[0])
+    low, high = min(leads) - lead_error, max(leads) + lead_error
+    lead = Quantity(leads[0], kind, max(-100.0, low), high)
+    low, high = min(rates) * (1 - error), max(rates) * (1 + error)
+    rate = Quantity(rates[0], kind, max(0.0, low), high)
+    return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
 
 
 def _clamped(low_pct: float) -> float:

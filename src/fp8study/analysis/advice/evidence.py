@@ -226,6 +226,7 @@ class Decisions:
                 changes = changes | {"fp8_all_gather": False}
             last = way_of(way, first)[1].rpartition(", ")[2]
             said = [" ".join(written(changes)), *[last] * (last in EARLIER_KERNELS)]
+            said += _recipe(first)
             return [(", ".join(said), lead)]
 
         here = self._of_model(bf16, gpu_name)
@@ -239,9 +240,9 @@ class Decisions:
         for name in ("micro_batch_size", "sequence_length"):
             plain &= self.leads[name] == getattr(bf16, name)
         there = [
-            (f"path=plain master_dtype={found.decision['master_dtype']}", lead)
+            (", ".join([f"path=plain master_dtype={row['master_dtype']}", *_recipe(row)]), lead)
             for found in self._decide(plain)
-            if (lead := lead_of(found.decision)) is not None
+            if (lead := lead_of(row := found.decision)) is not None
         ]
         found = [*timed({}), *clipped, *below[-1:], *above[:1]]
         return [*(found or self._least_apart(bf16, gpu_name)), *there[:1]]
@@ -266,7 +267,7 @@ class Decisions:
                 gathers = {"fp8_all_gather": False} if BF16_GATHERED in row["arm"] else {}
                 said = [" ".join(written(changes | gathers))]
                 said += ["another form of the path"] * (early > 0)
-                said += [RECIPES[row["precision"]].label] * (row["precision"] != "fp8_tensorwise")
+                said += _recipe(row)
                 found.append((len(changes), sum(factors), early, ", ".join(said), lead))
         return [(said, lead) for *_, said, lead in sorted(found, key=lambda each: each[:3])[:1]]
 
@@ -305,6 +306,10 @@ class Decisions:
         ids = row["run_ids"].split()
         bf16 = [name for name in ids if name in self.in_bf16]
         return row | {"ids": [name for name in ids if name not in bf16], "ids_bf16": bf16}
+
+
+def _recipe(row: Row) -> list[str]:
+    return [RECIPES[row["precision"]].label] * (row["precision"] != "fp8_tensorwise")
 
 
 def _rank(found: Decided) -> tuple[bool, bool, int, int, int]:

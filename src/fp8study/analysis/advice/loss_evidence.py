@@ -77,7 +77,7 @@ def nearest_losses(
         # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
         table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
     if table.empty:
-        return (), (f"any loss: none of {precision} was compared with BF16",)
+        return (), (f"anything: no run of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
@@ -136,7 +136,9 @@ def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -
     name = nearest["model"].iloc[0]
     settled = nearest.loc[nearest["verdict"].isin(CONCLUSIVE), "rate"]
     rates = pd.to_numeric(settled, errors="coerce").dropna()
-    found = [f"{name} at learning rates above {rates.max():g}"] if len(rates) else []
+    rest = pd.to_numeric(nearest["rate"], errors="coerce").loc[lambda each: each > rates.max()]
+    tried = f" ({' and '.join(map(shown, sorted({*rest})))}: undecided)" if len(rest) else ""
+    found = [f"{name} at learning rates above {rates.max():g}{tried}"] if len(rates) else []
     if shape.name not in sizes:
         found.append(f"{shape.name} itself; the nearest is {name}")
     least, most = min(sizes.values()), max(sizes.values())

@@ -16,7 +16,7 @@ from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.laws.communication import num_nodes_for
+from fp8study.analysis.laws.communication import NETWORK, Network, num_nodes_for
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
     FORM,
@@ -50,6 +50,8 @@ _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batc
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
 _TOKENS = (1e6, 1e15)
+#: Gb/s of a GPU from other nodes, as networks have them.
+_GBIT_PER_S = (1, 1600)
 #: Fewer steps are no training: somebody gave tokens for sequences.
 _FEWEST_STEPS = 100
 
@@ -69,6 +71,8 @@ class Question:
     as_asked: bool = False
     """As `Advisor.advise` has it."""
     learning_rate: float | None = None
+    """As `Advisor.advise` has it."""
+    network: Network | None = None
     """As `Advisor.advise` has it."""
 
     def layers_to_measure(self) -> list[ResolvedConfig]:
@@ -100,6 +104,7 @@ def question_for(
     others: Mapping[str, Any] | None = None,
     tokens: float | None = None,
     global_batch_size: int | None = None,
+    network: float | None = None,
 ) -> Question:
     """Ask about a model on a number of GPUs, by default all that are here.
 
@@ -114,6 +119,7 @@ def question_for(
         others: Further fields of a run.
         tokens: As `Advice.tokens`.
         global_batch_size: Sequences a step on all GPUs, in as many passes as they then take.
+        network: Gb/s that each GPU has from other nodes; None: `NETWORK`, as is assumed.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
@@ -125,6 +131,7 @@ def question_for(
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
+        lambda: _check_network(network),
     )
     values = {
         "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
@@ -155,7 +162,10 @@ def question_for(
     config = changed(config.resolved(), changes | dict(others or {}))  # what was asked for wins
     name, as_asked = None if gpu else gpus[0][0], bool({*FORM} & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
-    return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate)
+    if network and config.num_nodes == 1:
+        raise UserError(f"--network: {number} GPUs are of one node; leave it out")
+    joins = NETWORK.at(network) if network else None
+    return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate, joins)
 
 
 def _parted(
@@ -225,6 +235,15 @@ def _check_tokens(tokens: float | None) -> None:
         )
 
 
+def _check_network(gbit_per_s: float | None) -> None:
+    least, most = _GBIT_PER_S
+    if gbit_per_s is not None and not least <= gbit_per_s <= most:  # nor what is no number
+        raise UserError(
+            f"--network: {gbit_per_s:g} is outside {least} to {most}; give the Gb/s that each GPU "
+            f"has from other nodes, as {NETWORK.gbit_per_s:g}"
+        )
+
+
 def _check_steps(sequences: int, length: int, tokens: float) -> None:
     most = int(tokens / _FEWEST_STEPS / max(length, 1))
     if sequences > most:
@@ -259,7 +278,7 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
     name = here or advisor.name_of(asked.gpu)
     return advisor.advise(
         asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens, asked.as_asked,
-        asked.learning_rate,
+        asked.learning_rate, asked.network,
     )  # fmt: skip
 
 

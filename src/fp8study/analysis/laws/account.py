@@ -33,9 +33,6 @@ LEFT_OUT, KEPT_OUT, OTHER_GPU = "model left out", "kept from the fit", "another 
 MEAN_POINTS, MOST_POINTS, CLEAR_PCT, MEMORY_PCT = 3.0, 6.0, 5.0, 5.0
 #: Fewer leads tell nothing of nine of ten.
 FEWEST_LEADS = 10
-#: How much wider an interval is beyond what was measured in one thing: the laws' errors there are
-#: not known.
-WIDER = 2.0
 
 LEAD_COLUMNS = [
     "test", "gpu_name", "model", "num_gpus", "precision", "label", "setting", "measured_pct",
@@ -49,8 +46,12 @@ MEMORY_COLUMNS = [
 
 
 def wider(num_beyond: int) -> float:
-    """Return how much wider an interval is beyond what was measured in so many things."""
-    return 1.0 + (WIDER - 1.0) * num_beyond
+    """Return how much wider an interval is beyond what was measured in so many things.
+
+    As if each of them added an error of its own, as large as the law's, which add up as squares
+    do; `fp8study.analysis.laws.beyond.beyond_table` holds that to what came out.
+    """
+    return math.sqrt(1 + num_beyond)
 
 
 def test_of(cell: Cell) -> tuple[str, str | None, int]:
@@ -63,6 +64,12 @@ def test_of(cell: Cell) -> tuple[str, str | None, int]:
         return OTHER_GPU, model_of(cell), -1
     freeze = unknowing(cell)
     return (LEFT_OUT, model_of(cell), -1) if freeze is None else (KEPT_OUT, None, freeze)
+
+
+def is_seen(other: Cell, cell: Cell) -> bool:
+    """Whether the constants that predict a cell, as `test_of` says, were fitted to another."""
+    _, without, freeze = test_of(cell)
+    return knows(freeze, other) and model_of(other) != without
 
 
 def freeze_table(cells: Sequence[Cell]) -> pd.DataFrame:

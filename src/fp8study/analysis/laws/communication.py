@@ -12,7 +12,7 @@ nodes nothing was measured: `Network` is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
@@ -20,22 +20,33 @@ from fp8study.core.errors import UserError
 
 #: GPUs that NVLink joins, as in an HGX or DGX box; more are joined by a network.
 GPUS_PER_NODE = 8
+#: GB/s that are used of each Gb/s of a network: four fifths, of eight bits to a byte.
+_USED = 0.1
 
 
 @dataclass(frozen=True)
 class Network:
-    """What joins nodes: assumed.
+    """What joins nodes: assumed, where nobody says.
 
     Hops are what NCCL itself takes them to be, in rings of its protocol Simple (``hwLat`` in
     https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
     """
 
     gb_per_s: float = 40.0
-    """For each GPU: 400 Gb/s, four fifths used."""
+    """For each GPU: 400 Gb/s, so much used as `_USED` says."""
     hop_us: float = 14.0
     """From one node to the next."""
     inner_hop_us: float = 3.4
     """From one GPU of a node to the next, where the ring has several nodes."""
+
+    @property
+    def gbit_per_s(self) -> float:
+        """Its rate for each GPU, Gb/s."""
+        return self.gb_per_s / _USED
+
+    def at(self, gbit_per_s: float) -> Network:
+        """Return it at another rate for each GPU, Gb/s."""
+        return replace(self, gb_per_s=_USED * gbit_per_s)
 
 
 NETWORK = Network()

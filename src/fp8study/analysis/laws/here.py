@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8study.analysis.laws.communication import NETWORK, Network
 from fp8study.analysis.laws.frozen import constants_of
 from fp8study.analysis.laws.nearby import Law, changed
 from fp8study.analysis.laws.shape import ModelShape
@@ -81,9 +82,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return content
 
 
-def law_of(shape: ModelShape, gpu: GpuPeak, measured: Measured | None) -> Law:
+def law_of(
+    shape: ModelShape, gpu: GpuPeak, measured: Measured | None, network: Network = NETWORK
+) -> Law:
     """Return the speed law of a model on a GPU, with what was measured there, if anything."""
-    return lambda way: predicted_step(way, shape, None, constants_for(way, shape, gpu, measured))
+    return lambda way: predicted_step(
+        way, shape, None, constants_for(way, shape, gpu, measured), network
+    )
 
 
 def constants_for(

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from fp8study.analysis.laws import memory, speed
-from fp8study.analysis.laws.account import label_of
-from fp8study.analysis.laws.cells import Cell
-from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
+from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.room import has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
-from fp8study.analysis.laws.speed_constants import FITTED_GPU
-from fp8study.analysis.laws.speed_fit import knows_gpu
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
-from fp8study.core.hardware import GpuPeak, find_peak
 from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
 from fp8study.core.recipes import RECIPES
 
@@ -263,12 +258,19 @@ def changes(
     law: Law,
     capacity: float,
     decided: Callable[[ResolvedConfig], ResolvedConfig],
+    others: Mapping[float, Law],
 ) -> list[Changed]:
     """Return changes of the task that move FP8's lead notably, with its lead then, %.
 
-    `decided`: decides anew what the path makes of such a run.
+    `decided`: decides anew what the path makes of such a run; `others`: Gb/s of other networks →
+    the law with them.
     """
-    here, found = lead_by_law(config, shape, law), []
+    here = lead_by_law(config, shape, law)
+    networks = ((rate, lead_by_law(config, shape, other)) for rate, other in others.items())
+    found: list[Changed] = [
+        ({"network": f"{rate:g}"}, config, there) for rate, there in networks
+        if abs(there - here) >= _NOTABLE_POINTS
+    ]  # fmt: skip
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
                          ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip
         value = round(getattr(config, name) * factor)
@@ -281,67 +283,4 @@ def changes(
         there = lead_by_law(way, shape, law)
         if (_fits(way, shape, capacity) or factor < 1) and abs(there - here) >= _NOTABLE_POINTS:
             found.append(({name: value}, way, there))
-    return found
-
-
-def beyond(
-    config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, gpu_name: str, is_measured: bool,
-    timed: Sequence[Cell],
-) -> list[str]:  # fmt: skip
-    """Say in what a configuration is beyond the cells of its GPU, or if unknown of `FITTED_GPU`.
-
-    `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of.
-    """
-    is_known = knows_gpu(gpu_name, timed)
-    known = [cell for cell in timed if cell.gpu == (gpu_name if is_known else FITTED_GPU)]
-    where = gpu.name_part if is_known else FITTED_GPU.removeprefix("NVIDIA ")
-    spans: dict[str, tuple[float, list[Any], str]] = {
-        "GPUs": (config.num_gpus, [c.config.num_gpus for c in known], "g"),
-        "billion weights": (shape.num_parameters / 1e9,
-                            [c.shape.num_parameters / 1e9 for c in known], ".3g"),
-        "tokens in the vocabulary": (shape.vocab_size, [c.shape.vocab_size for c in known], ",d"),
-        "tokens a sequence": (config.sequence_length,
-                              [c.config.sequence_length for c in known], ",d"),
-        "tokens a GPU and pass": (
-            config.micro_batch_size * config.sequence_length,
-            [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
-        "passes a step": (config.gradient_accumulation_steps,
-                          [c.config.gradient_accumulation_steps for c in known], ",d"),
-    }  # fmt: skip
-    found = [
-        f"{format(value, spec)} {what}; measured on {where}: "
-        + " to ".join(dict.fromkeys(format(end, spec) for end in (min(seen), max(seen))))
-        for what, (value, seen, spec) in spans.items()
-        if not min(seen) <= value <= max(seen)
-    ]
-    if not is_known:
-        by = "the copy measured here" if is_measured else "datasheets"
-        what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
-        found.insert(0, f"{gpu_name}: {what} of an {FITTED_GPU}, scaled by {by}")
-    if config.num_nodes > 1:
-        found.append(
-            f"a network that gives each GPU {NETWORK.gb_per_s:g} GB/s and takes "
-            f"{NETWORK.hop_us:g} µs from node to node: assumed"
-        )
-    fitted = find_peak(FITTED_GPU)
-    other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
-    if config.num_gpus > 1 and other_link and not is_measured:
-        found.append(
-            f"links between GPUs: {gpu.link_gb_per_s:g} GB/s assumed, as in the datasheet and "
-            f"without bridges; measured were an {FITTED_GPU}'s"
-        )
-    ways = {c.config.gradient_reduction for c in known}
-    if config.gradient_reduction not in {"last_pass", *ways}:
-        found.append("gradients reduced after each pass: never timed")
-    on = {c.config.num_gpus for c in known if c.config.step_launch == config.step_launch}
-    if config.step_launch == "as_graph" and config.num_gpus not in on:
-        found.append(f"steps as one CUDA graph on {config.num_gpus} GPUs: never timed on {where}")
-    if config.activation_checkpointing:
-        found.append("layers recomputed in the backward pass: never timed")
-    if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
-        found.append(f"{label_of(config)}: never timed")
-    if shape.num_experts > 1:
-        found.append("a mixture of experts: none was measured")
-    elif shape.left_out:
-        found.append("a model with what is left out below: none was measured")
     return found

@@ -87,8 +87,9 @@ class Switches:
              "says nothing with compile=false; leave it out, or set compile=true"),)))
     step_launch: Literal["by_kernel", "as_graph"] | None = switch(
         "by_kernel", "by_kernel", "steps launched {}", "The host launches each kernel of a step, "
-        "or, after three steps, all of it as one CUDA graph; the tuned path has small steps of one "
-        "GPU without FSDP2, of two and of four launched so, which wait for the host.", refused=(
+        "or, after three steps, all of it as one CUDA graph: so `fp8study run` and `machine` have "
+        "small steps on the tuned path, of one GPU without FSDP2, of two and of four, which wait "
+        "for the host.", refused=(
             (lambda c: c.step_launch == "as_graph" and c.attention_mask == "checked",
              "cannot look for packed sequences; use attention_mask=causal, or by_kernel"),
             (lambda c: c.step_launch == "as_graph" and c.gradient_accumulation_steps > 1,

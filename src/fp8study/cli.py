@@ -219,7 +219,7 @@ def run(
     finally:
         print()  # ends the line of its progress, before any complaint
     why = f" ({record.status_detail})" * bool(record.status_detail)
-    say(f"{record.status}: {run_dir}/run.json{why}{warnings_text(record.warnings)}")
+    say(f"{record.status}: {run_dir}/run.json{why}{warnings_text(record)}")
 
 
 @app.command()
@@ -229,7 +229,7 @@ def audit(run_dir: RunDir) -> None:
 
     record = read_run(run_dir)
     found = audit_of(record)
-    say(f"{record.run_id} ({record.status}){warnings_text(record.warnings)}\n{audit_text(found)}")
+    say(f"{record.run_id} ({record.status}){warnings_text(record)}\n{audit_text(found)}")
     if problems(found):
         raise typer.Exit(1)
 
@@ -240,7 +240,7 @@ def show(run_dir: RunDir) -> None:
     from fp8study.report.showing import instruments_text
 
     record = read_run(run_dir)
-    say(f"{instruments_text(record)}{warnings_text(record.warnings)}")
+    say(f"{instruments_text(record)}{warnings_text(record)}")
 
 
 @app.command()

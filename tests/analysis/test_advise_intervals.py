@@ -239,7 +239,7 @@ def test_a_network_that_is_named_is_not_a_range() -> None:
     said = " ".join(text.split())
     assert "8 nodes, joined by 400 Gb/s for each GPU and 14 µs a hop: assumed" in said
     assert "with the network as it is assumed and half of that" in said
-    assert f"--network 200: {number(half.value, '+.0f')} %, modelled" in text
+    assert re.search(r"--network 200: \+\d %, modelled", text)
 
 
 @pytest.mark.parametrize(

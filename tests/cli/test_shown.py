@@ -108,9 +108,11 @@ def test_records_older_than_the_instruments_are_shown(study: str) -> None:
 def test_warnings_of_a_run_are_shown(checkout: Path, command: str) -> None:
     audit = read_record(next((ROOT / "results/reference/h200x4/step-trims").glob("*/run.json")))
     warning = "56 % of the weights are in layers that are no nn.Linear"
-    write_record(dataclasses.replace(audit, warnings=[warning]), checkout)
+    config, data = audit.config | {"corpus": "text:a.txt"}, audit.data | {"epochs": 6.4}
+    write_record(dataclasses.replace(audit, warnings=[warning], config=config, data=data), checkout)
     done = fp8study(command, ".")
     assert f"  warning   {warning}" in done.stdout
+    assert "  warning   its text was read 6.4 times: from the second time on" in done.stdout
     assert done.returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,29 @@ def test_older_names_of_rotary_embeddings_are_known(tmp_path: Path) -> None:
     content = TINY | {"model_type": "phi3", "rope_parameters": rope, "pad_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert hf_config(str(tmp_path)).rope_parameters["rope_type"] == "longrope"
+
+
+@pytest.mark.parametrize("kind", ["weird", "llama"])
+def test_no_code_of_a_folder_is_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anybody asked whether it may be: a folder of Llama is built by transformers' own."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\nfrom transformers import LlamaConfig\n"
+        "Path(__file__).with_name('ran').touch()\n"
+        "class Mine(LlamaConfig):\n    model_type = 'weird'\n"
+    )
+    own = {"model_type": kind, "auto_map": {"AutoConfig": "mine.Mine"}}
+    if kind == "llama":
+        (tmp_path / "config.json").write_text(json.dumps(TINY | own))
+        assert type(hf_config(str(tmp_path))).__name__ == "LlamaConfig"
+    else:
+        assert "needs code of its own (auto_map), which is not run" in refusal(tmp_path, TINY | own)
+    assert not list(tmp_path.rglob("ran"))
+
+
+def test_a_hub_id_that_cannot_be_read_leads_to_its_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"give 'llama-3\.1-8b', its preset, or a folder"):
+        hf_config("meta-llama/Llama-3.1-8B")

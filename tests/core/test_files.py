@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8study.core.files import kept
+from fp8study.core.errors import UserError
+from fp8study.core.files import kept, writing
 
 
 @pytest.fixture
@@ -57,3 +58,10 @@ def test_a_damaged_kept_result_is_made_anew(
         place.write_bytes(damage)
         assert kept("thing", [], lambda: [2]) == [2]
         assert kept("thing", [], lambda: [3]) == [2]
+
+
+def test_an_error_without_a_reason_of_the_system_keeps_its_own() -> None:
+    """As NumPy's, of a file that was written in part."""
+    why = r"cache: cannot write 'x' \(3 requested and 1 written\); "
+    with pytest.raises(UserError, match=why), writing("cache", Path("x")):
+        raise OSError("3 requested and 1 written")

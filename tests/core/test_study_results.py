@@ -1,5 +1,6 @@
 """What a study finds of its runs on disk, and what it leaves alone there."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fp8study.core.config import load_config, save_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import check_writable
 from fp8study.core.records import RESULTS, STATUSES
+from fp8study.run.pipeline import _record_of
 from tests.core.test_studies import load
 from tests.factories import CPU, finish, make_record, store
 
@@ -93,7 +95,7 @@ def test_a_record_of_another_configuration_is_no_result(checkout: Path) -> None:
     assert (run.run_dir / "run.other1.json").exists()
 
 
-def test_a_newer_record_is_left_alone(checkout: Path) -> None:
+def test_a_newer_record_is_left_alone(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = load(checkout)
     (run,) = study.runs
     finish(run)
@@ -102,6 +104,8 @@ def test_a_newer_record_is_left_alone(checkout: Path) -> None:
     assert study.pending() == []
     study.make_room()
     assert path.exists()
+    assert _record_of(run) == []  # nor does it keep a study from its verdict
+    assert re.match(r"left out: .*run\.json: schema_version: 3 is none of", capsys.readouterr().out)
 
 
 def test_a_configuration_is_written_once_unless_damaged_and_never_for_a_finished_run(

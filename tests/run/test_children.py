@@ -49,8 +49,14 @@ def test_a_killed_rank_is_named_whatever_the_others_say() -> None:
         assert found.status_detail is not None
         assert found.status_detail.startswith("rank 1 was killed by signal 9 (SIGKILL), as the sys")
         assert "train.log" in found.status_detail
-    done = Outcome("completed")
-    assert launching._explained(-15, [], done) is done
+    done = Outcome("completed", warnings=["one"])
+    assert launching._explained(0, [], done) is done
+    late = launching._explained(-9, [], done)
+    assert (late.status, late.warnings[0], done.warnings) == ("completed", "one", ["one"])
+    assert (
+        "(SIGKILL), as the system does when memory runs out after its last step: wh"
+        in (late.warnings[1])
+    )
     own = Outcome("failed", "the rank's own reason")
     assert launching._explained(1, [line.replace("-9", "1") for line in TORCHRUN], own) is own
 

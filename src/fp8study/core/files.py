@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, one_line
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def writing(
     try:
         yield
     except OSError as error:
-        why = _broken_link(path) or error.strerror
+        why = _broken_link(path) or error.strerror or one_line(error)
         raise UserError(f"{field}: cannot write '{path}' ({why}); {remedy}") from error
 
 

@@ -207,17 +207,29 @@ def hf_config(
         else:
             given = PreTrainedConfig.get_config_dict(model)[0]
             check_content(model, given, check_kind)
-            config = AutoConfig.from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (StrictDataclassError, KeyError, ArithmeticError) as error:
         raise UserError(f"model: '{model}' cannot be: {mended(error, given)}") from error
     except (OSError, ValueError) as error:
         presets = "" if config_file(model).is_file() else f"a preset ({', '.join(PRESETS)}), or "
+        if preset := preset_of(model):
+            presets = f"'{preset}', its preset, or "
+        if "auto_map" in given:
+            raise UserError(
+                f"model: '{model}' needs code of its own (auto_map), which is not run here; give "
+                "a folder with the config.json of a model of transformers"
+            ) from error
         raise UserError(
             f"model: no configuration for '{model}' ({first_line(error)}); give {presets}"
             "a folder with the config.json of a model of transformers"
         ) from error
     config.use_cache = False
     return config
+
+
+def preset_of(hub_id: str) -> str | None:
+    """Return the preset that is a model of the hub, if one is."""
+    return next((name for name, known in HUB_IDS.items() if known == hub_id), None)
 
 
 def reshapes_logits(config: PreTrainedConfig) -> str | None:
@@ -256,7 +268,7 @@ def near_settings(model: str) -> Mapping[str, Any]:
         ties = "tie_word_embeddings"
         is_sure = part.get(ties) is given.get(ties)
         return part if is_sure else {name: part[name] for name in part if name != ties}
-    hub = next((name for name, known in HUB_IDS.items() if known == model), None)
+    hub = preset_of(model)
     return given or (PRESETS[hub] if hub else {})
 
 

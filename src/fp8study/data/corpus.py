@@ -22,6 +22,9 @@ TINYSTORIES_SPLIT = "train[:10%]"
 SYNTHETIC_STORIES = 8000
 SYNTHETIC_SEED = 20251226
 
+#: Passes over a text above which it is told that it is seen again, and what follows from that.
+SEEN_AGAIN = 1.2
+REMEMBERS = "from the second time on a training loss also shows what the model remembers"
 #: Tokens of the corpora that are no file, by the smallest vocabulary that we tokenise them with.
 _NUM_TOKENS = {"tinystories": 45_000_000, "synthetic": 900_000}
 #: Of a text: no tokenizer here makes longer tokens on average.

@@ -213,7 +213,7 @@ def _pretrained(name: str) -> tuple[tokenizers.Tokenizer, int]:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(name)
+        loaded = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the hub client raises a dozen unrelated kinds
         raise missing(f"cannot be loaded ({first_line(error).rstrip('.')})") from error
     # From a folder without tokenizer files transformers makes an empty one instead of failing.

@@ -62,7 +62,7 @@ def _pretrained(model: str, folder: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, config=hf_config(model), dtype=dtype, local_files_only=True,
-            use_safetensors=True, output_loading_info=True,
+            use_safetensors=True, output_loading_info=True, trust_remote_code=False,
         )  # fmt: skip
         built, found = loaded
         if differing := [str(name) for kind in _DIFFERING for name in sorted(found[kind])]:

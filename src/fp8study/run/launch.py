@@ -129,8 +129,9 @@ def launch(
             environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
         if (run_dir / "run.json").exists():
             kept_as = set_aside(run_dir / "run.json", "earlier")
-            if checkpoint is None and (run_dir / "metrics.jsonl").exists():
-                set_aside(run_dir / "metrics.jsonl", "earlier")
+            for name in ("metrics.jsonl", "step-trace.json.gz"):
+                if checkpoint is None and (run_dir / name).exists():
+                    set_aside(run_dir / name, "earlier")
             show(f"an earlier record in this folder is kept as {kept_as.name}")
         started_at = utc_now()
         gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
@@ -251,9 +252,11 @@ def _explained(code: int, tail: Collection[str], outcome: Outcome | None) -> Out
 
     What the other ranks say then, that they have lost a peer, is not the cause.
     """
+    how = killed(code, tail)
     if outcome is not None and outcome.status != "failed":
-        return outcome
-    if how := killed(code, tail):
+        late = f"{how} after its last step: what is measured after it is missing"
+        return replace(outcome, warnings=[*outcome.warnings, late]) if how else outcome
+    if how:
         return Outcome("failed", f"{how}; its last output is in train.log")
     last = telling_line(tail) or "no output"
     return outcome or Outcome("failed", f"exit status {code}: {last}")

@@ -21,7 +21,14 @@ from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked, project_root, results_dir
 from fp8study.core.presets import model_vocab_size
-from fp8study.core.records import RESULTS, RunRecord, read_metrics, read_record, write_json
+from fp8study.core.records import (
+    RESULTS,
+    NewerRecord,
+    RunRecord,
+    read_metrics,
+    read_record,
+    write_json,
+)
 from fp8study.core.studies import PlannedRun, Study
 from fp8study.data import tokens
 from fp8study.run import blocks
@@ -86,9 +93,16 @@ def run_study(
             study.write_configs()
             here = dataclasses.replace(study, runs=tuple(possible))
             _snakemake(here, machine, overrides, pending, lock, one_at_a_time, cluster)
-    return [
-        (run, read_record(run.run_dir / "run.json") if _ended(run) else None) for run in possible
-    ]
+    return [(run, record) for run in possible for record in _record_of(run)]
+
+
+def _record_of(run: PlannedRun) -> list[RunRecord | None]:
+    """Return its record, or None without one; nothing of one that another version wrote."""
+    try:
+        return [read_record(run.run_dir / "run.json") if _ended(run) else None]
+    except NewerRecord as error:
+        say(f"left out: {error}")
+        return []
 
 
 def _prepare_data(pending: list[PlannedRun]) -> None:

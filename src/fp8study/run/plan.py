@@ -15,7 +15,7 @@ from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
-from fp8study.data.corpus import check_corpus_name, fewest_tokens
+from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
 from fp8study.run.chosen.notes import gpus_in_words
@@ -33,8 +33,6 @@ _MAIN = (
 _WITH_REASON = ("model", "precision", "num_gpus", "micro_batch_size")
 #: Their value follows from other fields unless someone chooses it.
 _DERIVED = {"fp8_all_gather", "fp8_emulate", *PLAIN}
-#: Passes over a text above which it is told that it is seen again.
-_SEEN_AGAIN = 1.2
 #: What `better_than_asked` names.
 _FASTER = {
     "fp8_all_gather": "BF16 all-gather is faster here",
@@ -187,10 +185,9 @@ def _repeated(configs: list[ResolvedConfig]) -> list[str]:
             passes = config.num_steps * config.tokens_per_step / tokens
             often[config.corpus] = max(passes, often.get(config.corpus, 0.0))
     return [
-        f"A run reads {corpus} up to {passes:,.1f} times: from the second time on a training loss "
-        "also shows what the model remembers."
+        f"A run reads {corpus} up to {passes:,.1f} times: {REMEMBERS}."
         for corpus, passes in often.items()
-        if passes > _SEEN_AGAIN
+        if passes > SEEN_AGAIN
     ]
 
 

@@ -22,6 +22,8 @@ from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import read_yaml
 from fp8study.core.fields import DEFAULTS, LISTS
 from fp8study.core.presets import PRESETS
+from fp8study.core.records import RunRecord
+from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN
 
 
 def _folder(text: str) -> Path:
@@ -279,6 +281,9 @@ def say(text: str) -> None:
     print(fit(text), flush=True)
 
 
-def warnings_text(warnings_of_a_run: Sequence[str]) -> str:
-    """Write a record's warnings, each below what was said before."""
-    return "".join(f"\n  warning   {warning}" for warning in warnings_of_a_run)
+def warnings_text(record: RunRecord) -> str:
+    """Write a record's warnings, and if its text was short, each below what was said before."""
+    said, passes = list(record.warnings), record.data.get("epochs") or 0.0
+    if passes > SEEN_AGAIN and record.config.get("corpus") != "synthetic":
+        said.append(f"its text was read {passes:.1f} times: {REMEMBERS}")
+    return "".join(f"\n  warning   {warning}" for warning in said)

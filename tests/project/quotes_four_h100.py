@@ -77,7 +77,7 @@ def _lead_texts(leads: pd.DataFrame) -> list[str]:
         f"{per_cent(eight['lead_pct'])} at batch 2 on four ({rates[0]:,.0f} against "
         f"{rates[1]:,.0f} tokens/s a GPU; rowwise {per_cent(by_row['lead_pct'])}), with {memory} "
         f"less memory and {energy} less energy",
-        f"H100: {per_cent(two['llama-3.2-3b']['lead_pct'])}, "
+        f"H100: 3B {per_cent(two['llama-3.2-3b']['lead_pct'])}, 4B "
         f"{per_cent(two['qwen3-4b']['lead_pct'])} at batch 1 |",
         f"| H100: {per_cent(two['llama-3.2-1b']['lead_pct'])} at batch 1 |",
         f"at batch 1; H100: **{per_cent(head['lead_pct'])}: FP8** |",
@@ -125,5 +125,5 @@ def _path_texts(leads: pd.DataFrame) -> list[str]:
         f"lead by {told[0]} (the 1B), {told[1]} (a 3B) and {told[2]} (a Qwen3-4B)",
         f"the law, frozen before, had said {said[0]}, {said[1]} and {said[2]}",
         f"| H100: {told[0]}ᵘ at batch 1 |",
-        f"| H100: {told[1]}ᵘ, {told[2]}ᵘ at batch 1 |",
+        f"| H100: 3B {told[1]}ᵘ, 4B {told[2]}ᵘ at batch 1 |",
     ]

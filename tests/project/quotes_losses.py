@@ -6,6 +6,7 @@ from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
+from fp8study.report import noise_sentences
 from fp8study.report.page import Report, report_of
 from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
@@ -163,13 +164,36 @@ def _growth_texts() -> list[str]:
     found = report_of([run for run in stored(MACHINE) if run.record.study == "batch-growth"])
     rows = matched_loss_table(found.metrics, found.runs)
     assert {*rows["effective_batch"]} == {1, 8, 32}
+    assert list(rows.sort_values("effective_batch")["num_pairs"]) == [3, 3, 2]
+    elsewhere = report_of([run for run in stored() if run.record.study == "batch-growth"])
+    third = one(matched_loss_table(elsewhere.metrics, elsewhere.runs), effective_batch=32)
+    assert third["num_pairs"] == 1
     one_, eight, most = (per_cent(gap, 2) for gap in rows["gap_pct"])
     slope, low, high = (
         f"{rows[name].iloc[0]:+.3f}".replace("-", "−")
         for name in ("slope_points", "slope_low_95", "slope_high_95")
     )
     return [
+        f"another box: {per_cent(third['gap_pct'], 2)}, where BF16 has come down to "
+        f"{third['loss']:.2f}",
         f"{one_} of BF16's loss at a batch of 1, {eight} at 8 and {most} at 32, where BF16 has "
         f"come down to {rows['loss'].iloc[0]:.2f} nats; with each doubling {slope} points (95 % CI "
         f"{low} to {high})",
+    ]
+
+
+def noise_texts() -> list[str]:
+    """What is said of FP8's error in a gradient, and of the batches at which it would matter."""
+    runs = [run for run in stored() if run.record.noise]
+    rows = noise_sentences.fp8_rows(runs)
+    assert (rows["seed"].nunique(), rows["step"].nunique()) == (4, 3)
+    assert rows["precision"].nunique() == 3 and {*rows["model"]} == {"llama-3.2-1b"}
+    (tokens,) = {run.record.noise["tokens_per_sample"] for run in runs}
+    share, batches = (
+        [f"{end:.0f}" for end in (of.min(), of.max())]
+        for of in (100 * rows["ratio_at_1"], rows["crossing_batch"])
+    )
+    return [
+        f"is {share[0]} to {share[1]} % of the gradient's sampling noise",
+        f"equal at {batches[0]} to {batches[1]} sequences of {tokens:,} tokens",
     ]

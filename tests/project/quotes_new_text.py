@@ -44,7 +44,31 @@ def new_text() -> list[str]:
         f"of the size of {sizes[0]} (tensorwise), {sizes[1]} (rowwise) and {sizes[2]} (BF16",
         f"apart by {floors[0]}, the same run done again by {floors[1]}",
         f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds on",
+        *_of_3b(),
     ]  # fmt: skip
+
+
+def _of_3b() -> list[str]:
+    """What is said of the study new-text-3b: its gaps, in the end and on the way."""
+    runs = shorten_arms(runs_frame(stored("h200x4")))
+    runs = runs[runs["study"] == "new-text-3b"]
+    trained, held_out = (
+        one(loss_gap_table(runs, loss=loss)) for loss in ("loss_last20_mean", "validation_loss")
+    )
+    assert {row["verdict"] for row in (trained, held_out)} == {"equivalent"}
+    assert {row["num_pairs"] for row in (trained, held_out)} == {4}
+    told, trained_too = (
+        f"{per_cent(row['gap_pct'], 2)}{where} (90 % CI {gap_ends(row, 90)})"
+        for row, where in ((held_out, ""), (trained, " in training"))
+    )
+    curve = validation_curve(stored("h200x4"), runs).set_index("step")["gap_pct"]
+    late = [f"{gap:+.2f}" for gap in curve.loc[375:]]
+    return [
+        f"{told.replace(' % (', ' % on held-out text (')}, {trained_too}; equivalent",
+        f"That is {held_out['gap']:.3f} and {trained['gap']:.3f} nats",
+        f"{', '.join(late[:-1])} and {late[-1]} % from step 375 to {curve.index[-1]:,}",
+        f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
+    ]
 
 
 def null_texts(runs: pd.DataFrame) -> list[str]:
@@ -76,6 +100,6 @@ def done_text() -> str:
     assert set.union(*done) <= planned
     two, four, h100 = map(len, done)
     return (
-        f"`new-text` has {len(set.union(*done))} of its {len(planned)} runs, all of a 1B: {two} on "
-        f"two H200, {four} on four, {h100} on four H100"
+        f"`new-text` has {len(set.union(*done))} of its {len(planned)} runs, all of a 1B, in "
+        f"{two + four + h100} records: {two} on two H200, {four} on four, {h100} on four H100"
     )

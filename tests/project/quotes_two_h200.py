@@ -93,9 +93,11 @@ def passes_texts() -> list[str]:
             ("bf16", ("", "")),
         ]
     }  # fmt: skip
-    leads = leads_table(runs_of_two())
-    leads = leads[leads["studies"].str.contains("passes-form")]
-    today = [one(leads, model=m, num_pairs=1, arm=ALL_KERNELS) for m in TODAY]
+    boxes = [leads_table(runs) for runs in (runs_of_two(), runs_frame(stored("h200x4")))]
+    boxes = [leads[leads["studies"].str.contains("passes-form")] for leads in boxes]
+    today, again = (
+        [one(leads, model=m, num_pairs=1, arm=ALL_KERNELS) for m in TODAY] for leads in boxes
+    )
     earlier = [
         100 * (rates[m, "fp8_tensorwise", BEFORE, 1] / rates[m, "bf16", BEFORE, 1] - 1)
         for m in TODAY
@@ -113,8 +115,14 @@ def passes_texts() -> list[str]:
         f"leads by {per_cent(first['lead_pct'])} (95 % CI {ends(first)}) and "
         f"{per_cent(second['lead_pct'])} ({ends(second)}) instead of "
         f"{' and '.join(map(per_cent, earlier))}",
-        f"{per_cent(first['lead_pct'])} at batch 2 in 4 passes",
-        f"{per_cent(second['lead_pct'])} in 4 passes",
+        "On another box FP8 leads by "
+        + " and ".join(f"{per_cent(row['lead_pct'])} ({ends(row)})" for row in again),
+        f"{_both(first, again[0])} at 2 in 4 passes",
+        f"{_both(second, again[1])} at 4 in 4 passes",
         f"costs {min(costs):.1f} to {max(costs):.1f} % of tokens/s and frees {freed.pop()} GiB",
         f"takes {needs[0]:.1f} GiB in FP8 and {needs[1]:.1f} in BF16",
     ]
+
+
+def _both(one_box: pd.Series, other: pd.Series) -> str:
+    return f"{per_cent(one_box['lead_pct'])[:-2]}, {per_cent(other['lead_pct'])}"

@@ -33,7 +33,7 @@ from tests.project.quotes_four_h100 import four_h100_texts
 from tests.project.quotes_four_h200 import four_h200_texts
 from tests.project.quotes_graph import graph_texts, pool_texts, tied_texts
 from tests.project.quotes_h100 import h100_texts
-from tests.project.quotes_losses import assert_by_rate, loss_texts
+from tests.project.quotes_losses import assert_by_rate, loss_texts, noise_texts
 from tests.project.quotes_new_text import done_text, new_text, null_texts
 from tests.project.quotes_one_h200 import one_h200_texts
 from tests.project.quotes_one_pass import one_pass_texts
@@ -154,6 +154,7 @@ def quotable(runs: pd.DataFrame) -> list[str]:
         *peer_rows(),
         *all_pairs_texts(),
         *loss_texts(),
+        *noise_texts(),
         *path_texts(runs),
         *further_texts(runs),
         *lead_texts(runs),

@@ -17,7 +17,7 @@ from fp8study.report.words import count, escape, missing, recipe, span
 FAR = 20
 #: Tokens in a step of a large pre-training.
 LARGE_BATCH_TOKENS = 1_000_000
-_MISSING = missing("Precision noise", "precision-noise")
+_MISSING = missing("Gradient noise", "precision-noise")
 
 
 def measured(stored: Sequence[StoredRun]) -> list[StoredRun]:

@@ -179,10 +179,13 @@ def _interval(option: Option) -> list[str]:
     times = f"{option.times_wider:.2g} times " * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
     error = "as far as the law was off" if known else "what nine of ten leads were within"
-    half = min(lead.high - lead.value, lead.value - (lead.low or 0.0))
+    up, down = lead.high - lead.value, lead.value - (lead.low or 0.0)
+    is_ranging = abs(up - down) > 0.05 and (lead.low or 0.0) > -100
     return [
-        f"  interval of {option.label}: ±{half:.1f} points, {times}{error} {option.interval_from}"
-        + ", about its leads with the network as it is assumed and half of that" * option.is_ranging
+        f"  interval of {option.label}: ±{min(up, down):.1f} points, {times}{error} "
+        f"{option.interval_from}"
+        + ", about its leads with the network as it is assumed and half of that"
+        * is_ranging
     ]
 
 

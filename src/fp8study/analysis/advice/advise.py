@@ -71,6 +71,7 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
+#: What is not a field, too.
 _NETWORK = {"network": "--network {}"}
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 MOST_TOKENS = 32768
@@ -321,7 +322,7 @@ class Advisor:
             limit = laws[0](way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                account.wider(num_beyond(way)), len(laws) > 1, is_apart, pairs,
+                account.wider(num_beyond(way)), is_apart, pairs,
             )  # fmt: skip
 
         base = None

@@ -34,8 +34,6 @@ class Option:
     """Where the law was as far off as a predicted lead's interval has it, or why it has none."""
     times_wider: float = 1.0
     """By how much that is beyond what was measured, as `account.wider`."""
-    is_ranging: bool = False
-    """Whether its interval reaches from one network to another."""
     is_apart: bool = False
     """Whether its lead is over BF16 runs that are not of its session."""
     pairs_pct: tuple[float, float] | None = None

@@ -89,7 +89,8 @@ def test_the_plain_path_answers_beside_a_prediction_as_on_the_first_page() -> No
         said = [TO_TRAIN_IN[action] for action in (row["action"], found.verdict.action)]
         assert said != ["bf16", "fp8"]
         near = found.nearest[-1]
-        assert near.what == f"path=plain master_dtype={row['master_dtype']}"
+        recipe = {"fp8_tensorwise": "", "fp8_rowwise": ", FP8 rowwise"}[row["precision"]]
+        assert near.what == f"path=plain master_dtype={row['master_dtype']}{recipe}"
         assert near.then.value == pytest.approx(row["lead_pct"])
 
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.claims.losses import seed_by_seed
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.report import noise_sentences
 from fp8study.report.page import Report, report_of
+from tests.checkout import ROOT
 from tests.project.quotes import ends, gap_ends, one, per_cent, stored
 
 MACHINE = "h200x1"
@@ -165,8 +168,10 @@ def _growth_texts() -> list[str]:
     rows = matched_loss_table(found.metrics, found.runs)
     assert {*rows["effective_batch"]} == {1, 8, 32}
     assert list(rows.sort_values("effective_batch")["num_pairs"]) == [3, 3, 2]
-    elsewhere = report_of([run for run in stored() if run.record.study == "batch-growth"])
-    third = one(matched_loss_table(elsewhere.metrics, elsewhere.runs), effective_batch=32)
+    elsewhere = [run for run in stored() if run.record.study == "batch-growth"]
+    third = one(
+        matched_loss_table(metrics_frame(elsewhere), runs_frame(elsewhere)), effective_batch=32
+    )
     assert third["num_pairs"] == 1
     one_, eight, most = (per_cent(gap, 2) for gap in rows["gap_pct"])
     slope, low, high = (
@@ -193,7 +198,11 @@ def noise_texts() -> list[str]:
         [f"{end:.0f}" for end in (of.min(), of.max())]
         for of in (100 * rows["ratio_at_1"], rows["crossing_batch"])
     )
+    asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
+    open_ = answer(asked, ROOT / "results").loss_uncovered
+    (steps,) = (line for line in open_ if line.startswith("steps of more than"))
     return [
+        f"No loss was judged in {steps}",
         f"is {share[0]} to {share[1]} % of the gradient's sampling noise",
         f"equal at {batches[0]} to {batches[1]} sequences of {tokens:,} tokens",
     ]

@@ -84,10 +84,8 @@ def _outside(config: ResolvedConfig, shape: ModelShape, known: Sequence[Cell]) -
         if not min(seen) <= value <= max(seen)
     }
     never = []
-    if config.gradient_reduction not in {
-        "last_pass",
-        *(c.config.gradient_reduction for c in known),
-    }:
+    ways = {c.config.gradient_reduction for c in known}
+    if config.gradient_reduction not in {"last_pass", *ways}:
         never.append("gradients reduced after each pass")
     on = {c.config.num_gpus for c in known if c.config.step_launch == config.step_launch}
     if config.step_launch == "as_graph" and config.num_gpus not in on:
@@ -109,11 +107,12 @@ def beyond_table(cells: Sequence[Cell]) -> pd.DataFrame:
     known = {row["run_ids"]: row for row in tested.to_dict("records")}
     for pair in pairs_of(cells):
         ids = " ".join(pair.fp8.ids + pair.bf16.ids)
-        peak = find_peak(pair.fp8.gpu)
-        if peak is None or ids not in known:
-            continue
-        row, cell = known[ids], pair.fp8
+        peak, cell = find_peak(pair.fp8.gpu), pair.fp8
         seen = [other for other in timed if is_seen(other, cell)]
+        # What the constants were fitted to need not be among the records at hand.
+        if peak is None or ids not in known or FITTED_GPU not in {other.gpu for other in seen}:
+            continue
+        row = known[ids]
         number = len(beyond(cell.config, cell.shape, peak, cell.gpu, False, seen))
         off = abs(row["error_points"])
         allowed = errors[cell.gpu == FITTED_GPU].at(row["host_pct"])[0] * wider(number)

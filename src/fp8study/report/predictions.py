@@ -137,21 +137,21 @@ def session_words(sessions: pd.DataFrame) -> str:
 
 
 def beyond_words(found: pd.DataFrame) -> str:
-    """Say how many leads beyond what the law was fitted to its intervals held, as `beyond_table`.
+    """Say how many leads beyond the law's cells their intervals hold, from `beyond_table`.
 
     Empty where there are none.
     """
-    near, far = (found[found["num_beyond"].gt(0) == is_far] for is_far in (False, True))
+    far = found[found["num_beyond"] > 0] if len(found) else found
     if far.empty:
         return ""
-    off = (far["num_leads"] * far["mean_points"]).sum() / far["num_leads"].sum()
+    total, within, unwidened = far[["num_leads", "num_within", "num_unwidened"]].sum()
+    off = (far["num_leads"] * far["mean_points"]).sum() / total
     return (
         "**Beyond.** A lead that is beyond the law's cells in *n* things, as another GPU or a "
         "larger batch, has an interval √(1 + *n*) times as wide, as if each added an independent "
-        "error. "
-        f"It held {far['num_within'].sum()} of {far['num_leads'].sum()} such leads, in up to "
-        f"{count(far['num_beyond'].max(), 'thing')}, which were off by {number(off, '.1f')} points "
-        f"on average; of the others {near['num_within'].sum()} of {near['num_leads'].sum()}."
+        f"error. Made of the errors of all other leads, such intervals hold {within} of {total} "
+        f"leads, in up to {count(far['num_beyond'].max(), 'thing')}, and {unwidened} if they were "
+        f"no wider; these are off by {number(off, '.1f')} points on average."
     )
 
 

@@ -96,29 +96,35 @@ def _outside(config: ResolvedConfig, shape: ModelShape, known: Sequence[Cell]) -
 
 
 def beyond_table(cells: Sequence[Cell]) -> pd.DataFrame:
-    """Hold the intervals of leads to what came out, by how far the law was asked beyond its cells.
+    """Hold `account.wider` to what came out, by how far the law was asked beyond its cells.
 
     ``num_beyond``: in how many things (`beyond`) a lead is beyond the cells that the constants
     which predict it were fitted to; ``mean_points``: by how much ``num_leads`` of them are off;
-    ``num_within``: how many lie in the interval that `fp8study advise` gives them.
+    ``num_within``: how many lie in an interval of the errors of the leads that are beyond nothing,
+    widened, and ``num_unwidened`` if it were not. Empty where these are too few.
     """
-    timed, tested, rows = [cell for cell in cells if is_fitted(cell)], lead_table(cells), []
-    errors = {of_fitted: nine_of_ten(tested, of_fitted) for of_fitted in (True, False)}
-    known = {row["run_ids"]: row for row in tested.to_dict("records")}
+    timed, leads = [cell for cell in cells if is_fitted(cell)], lead_table(cells)
+    numbers: dict[str, int] = {}
     for pair in pairs_of(cells):
-        ids = " ".join(pair.fp8.ids + pair.bf16.ids)
         peak, cell = find_peak(pair.fp8.gpu), pair.fp8
         seen = [other for other in timed if is_seen(other, cell)]
         # What the constants were fitted to need not be among the records at hand.
-        if peak is None or ids not in known or FITTED_GPU not in {other.gpu for other in seen}:
-            continue
-        row = known[ids]
-        number = len(beyond(cell.config, cell.shape, peak, cell.gpu, False, seen))
-        off = abs(row["error_points"])
-        allowed = errors[cell.gpu == FITTED_GPU].at(row["host_pct"])[0] * wider(number)
-        rows.append({"num_beyond": number, "off": off, "is_within": off <= allowed, "run_ids": ids})
-    found = pd.DataFrame(rows, columns=["num_beyond", "off", "is_within", "run_ids"])
-    return found.groupby("num_beyond").agg(
+        if peak is not None and FITTED_GPU in {other.gpu for other in seen}:
+            further = beyond(cell.config, cell.shape, peak, cell.gpu, False, seen)
+            numbers[" ".join(pair.fp8.ids + pair.bf16.ids)] = len(further)
+    leads = leads[leads["run_ids"].isin(numbers)]
+    leads = leads.assign(num_beyond=leads["run_ids"].map(numbers), off=leads["error_points"].abs())
+    near = leads[leads["num_beyond"] == 0]
+    errors = {of_fitted: nine_of_ten(near, of_fitted) for of_fitted in (True, False)}
+    if not errors[True].is_known:
+        return pd.DataFrame()
+    allowed = [
+        errors[row["gpu_name"] == FITTED_GPU].at(row["host_pct"])[0]
+        for row in leads.to_dict("records")
+    ]
+    leads["is_unwidened"] = leads["off"] <= allowed
+    leads["is_within"] = leads["off"] <= leads["num_beyond"].map(wider) * allowed
+    return leads.groupby("num_beyond").agg(
         num_leads=("off", "size"), mean_points=("off", "mean"), num_within=("is_within", "sum"),
-        run_ids=("run_ids", together),
+        num_unwidened=("is_unwidened", "sum"), run_ids=("run_ids", together),
     ).reset_index()  # fmt: skip

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +93,16 @@ def run_study(
             study.write_configs()
             here = dataclasses.replace(study, runs=tuple(possible))
             _snakemake(here, machine, overrides, pending, lock, one_at_a_time, cluster)
-    return [(run, record) for run in possible for record in _record_of(run)]
+    return list(_with_records(possible))
 
 
-def _record_of(run: PlannedRun) -> list[RunRecord | None]:
-    """Return its record, or None without one; nothing of one that another version wrote."""
-    try:
-        return [read_record(run.run_dir / "run.json") if _ended(run) else None]
-    except NewerRecord as error:
-        say(f"left out: {error}")
-        return []
+def _with_records(runs: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, RunRecord | None]]:
+    """Yield runs with their record, or None without one; not those of another version's."""
+    for run in runs:
+        try:
+            yield run, read_record(run.run_dir / "run.json") if _ended(run) else None
+        except NewerRecord as error:
+            say(f"left out: {error}")
 
 
 def _prepare_data(pending: list[PlannedRun]) -> None:

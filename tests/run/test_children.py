@@ -51,6 +51,8 @@ def test_a_killed_rank_is_named_whatever_the_others_say() -> None:
         assert "train.log" in found.status_detail
     done = Outcome("completed", warnings=["one"])
     assert launching._explained(0, [], done) is done
+    no_room = Outcome("out_of_memory")
+    assert launching._explained(1, [WARNING, *TORCHRUN], no_room) is no_room
     late = launching._explained(-9, [], done)
     assert (late.status, late.warnings[0], done.warnings) == ("completed", "one", ["one"])
     assert (

@@ -254,8 +254,10 @@ def _explained(code: int, tail: Collection[str], outcome: Outcome | None) -> Out
     """
     how = killed(code, tail)
     if outcome is not None and outcome.status != "failed":
+        if not how or outcome.status != "completed":
+            return outcome  # ranks that wait for one that is out of memory are killed, too
         late = f"{how} after its last step: what is measured after it is missing"
-        return replace(outcome, warnings=[*outcome.warnings, late]) if how else outcome
+        return replace(outcome, warnings=[*outcome.warnings, late])
     if how:
         return Outcome("failed", f"{how}; its last output is in train.log")
     last = telling_line(tail) or "no output"

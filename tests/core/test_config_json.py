@@ -46,6 +46,8 @@ def test_a_file_that_is_no_json_is_told_with_its_place(
     [
         ({"hidden_size": "128"}, 'cannot be: hidden_size: "128" is no whole number; write 128'),
         ({"hidden_size": 128.0}, "hidden_size: 128.0 is no whole number; write 128"),
+        ({"rms_norm_eps": 1}, "rms_norm_eps: 1 is no decimal number; write 1.0"),
+        ({"hidden_act": 7}, "hidden_act: 7 is no text; mend"),
         ({"hidden_size": None}, "hidden_size: null is no whole number; mend"),
         ({"num_key_value_heads": "2"}, '"2" is no whole number or null; write 2'),
         ({"tie_word_embeddings": "no"}, 'tie_word_embeddings: "no" is no true or false; mend'),

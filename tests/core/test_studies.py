@@ -98,6 +98,7 @@ def test_runs_that_an_override_made_equal_are_one_run(
     [
         ({"factor": {"num_gpus": [1]}}, ["mine.yaml", "unknown key 'factor'", "mean 'factors'?"]),
         ({"base": {"modl": "x"}}, ["mine.yaml", "unknown parameter 'modl'", "mean 'model'?"]),
+        ({"arms": [{"minute": 2}]}, ["mine.yaml: arms: unknown parameter 'minute'", "'minutes'?"]),
         ({"factors": {"num_gpu": [1]}}, ["mine.yaml", "parameter 'num_gpu'", "mean 'num_gpus'?"]),
         ({"arms": [{"precision": "fp9"}]}, ["precision", "fp9"]),
         ({"question": ""}, ["mine.yaml", "question: missing"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -189,8 +189,8 @@ def make_config(values: Mapping[str, Any], source: str = "parameters") -> RunCon
     return RunConfig(**{name: value for name, value in values.items() if name not in REFUSED})
 
 
-def check_names(values: Mapping[str, Any], source: str) -> None:
-    """Refuse names that are no field, and what is known but cannot be had.
+def check_names(values: Mapping[str, Any], source: str, also: Iterable[str] = ()) -> None:
+    """Refuse names that are no field nor one of `also`, and what is known but cannot be had.
 
     Raises:
         UserError: With the `source`, and the nearest field or the reason.
@@ -199,9 +199,9 @@ def check_names(values: Mapping[str, Any], source: str) -> None:
         if name in REFUSED:
             if value is True or value not in (None, False, 0, 1, PLAIN.get(name)):
                 raise UserError(f"{source}: {name}: {value!r}: {REFUSED[name]}")
-        elif name not in FIELDS:
+        elif name not in (known := [*FIELDS, *also]):
             raise UserError(
-                f"{source}: unknown parameter '{name}'{nearest(str(name), FIELDS)}; "
+                f"{source}: unknown parameter '{name}'{nearest(str(name), known)}; "
                 "`fp8study fields` lists them"
             )
 

@@ -154,9 +154,8 @@ def chosen_path(name: str) -> Path:
 
 def continues(earlier: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
     """Whether a study's content goes on with an earlier one: same GPUs, same fields set."""
-    sessions = (earlier.get("session", {}), content.get("session", {}))
-    first, second = ({name: s.get(name) for name in ("gpus", "set")} for s in sessions)
-    return first == second
+    first, second = (each.get("session", {}) for each in (earlier, content))
+    return all(first.get(name) == second.get(name) for name in ("gpus", "set"))
 
 
 def study_names() -> list[str]:
@@ -199,7 +198,7 @@ def expanded(
         for combination, seed in itertools.product(itertools.product(*factors.values()), seeds):
             own = fields | dict(zip(factors, combination, strict=True)) | {"seed": seed}
             config = _config(content.get("base", {}) | own, source, overrides or {})
-            if config in runs and not overrides and "session" not in content:
+            if config in runs and not overrides and not content.get("session"):
                 words = ", ".join(f"{field}={shown(value)}" for field, value in own.items())
                 raise UserError(
                     f"{source}: '{words}' is planned already, as {runs[config].run_id}; leave it "
@@ -284,6 +283,7 @@ def read_study(path: Path) -> dict[str, Any]:
         if not read_list(f"{path}: factors: {name}", values):
             raise UserError(f"{path}: factors: {name}: {_EMPTY}")
     for arm in arms:
+        check_names(arm, f"{path}: arms", also=_ARM_KEYS)
         _read_values(f"{path}: arms", arm, _ARM_KEYS)
     if any("seed" in part for part in (content.get("base", {}), factors, *arms)):
         raise UserError(f"{path}: seed: it would be overwritten; use the list 'seeds'")

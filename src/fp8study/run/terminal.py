@@ -154,7 +154,7 @@ class OneLineErrors(TyperGroup):
             if error.errno not in _REMEDIES:
                 raise
             verb, remedy = _REMEDIES[error.errno]
-            name = str(error.filename or "a file")[:_LONGEST]
+            name = str(error.filename or "a file, or standard output")[:_LONGEST]
             status = complain(
                 f"cannot {verb} '{name}' ({error.strerror}); {remedy}, then start again: nothing "
                 "is lost"

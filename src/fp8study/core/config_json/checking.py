@@ -26,7 +26,7 @@ _OLDER_ROPES = ("su", "mrope")
 _WRONG_KIND = re.compile(
     r"Field '(\w+)' (?:expected (\w+), got|.*doesn't match any type in (.*?\)))"
 )
-_KINDS = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text",
+_KINDS = {"int": "whole number", "float": "decimal number", "bool": "true or false", "str": "text",
           "dict": "mapping", "NoneType": "null"}  # fmt: skip
 
 
@@ -118,6 +118,7 @@ def mended(error: Exception, given: Mapping[str, Any]) -> str:
         name = "rope_scaling"  # its older name
     value = given.get(name)
     words = " or ".join(dict.fromkeys(_KINDS[kind] for kind in kinds if kind in _KINDS))
-    number = str(value).removesuffix(".0")
-    hint = f"write {number}" if re.fullmatch(r"-?\d+", number) else "mend its configuration"
+    number = str(value).removesuffix(".0") + (".0" if type(value) is int else "")
+    is_wanted = re.fullmatch(r"-?\d+(\.0)?", number) and kinds != ["str"]
+    hint = f"write {number}" if is_wanted else "mend its configuration"
     return f"{name}: {json.dumps(value)} is no {words}; {hint}"

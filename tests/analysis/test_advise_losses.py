@@ -13,6 +13,7 @@ from fp8study.analysis.advice.loss_evidence import nearest_losses, read_loss_gap
 from fp8study.analysis.decision import CHECK, FP8
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.runs.naming import FROM_WEIGHTS
 from fp8study.core.records import read_record
 from fp8study.report.advice_text import advice_text
 from tests.analysis.test_advise import RESULTS, advice
@@ -71,6 +72,16 @@ def test_an_arm_that_no_run_has_by_itself_is_no_evidence(kind: str) -> None:
         for rows in (pd.concat([other, table]), table)
     )
     assert told == without and not any("+10.00" in line for line in told[0])
+
+
+def test_a_model_that_went_on_in_fp8_is_no_evidence_of_pre_training() -> None:
+    table = read_loss_gaps(ROOT / "results")
+    other = table.assign(setting=table["setting"] + f", {FROM_WEIGHTS}", num_pairs=100)
+    told, without = (
+        nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)
+        for rows in (pd.concat([other.assign(gap_pct=10.0), table]), table)
+    )
+    assert told == without and told[0]
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,8 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("B01", NO, lambda: losses(3) + losses(3, FP8[1])[1::2], {}),
     ("B01", YES, lambda: losses(0, sequence_length=2048, data={"epochs": 0.9})
      + losses(0, FP8[1], sequence_length=2048, data={"epochs": 0.9})[1::2], {}),
+    ("B01", OPEN, lambda: losses(0, both={"init_from": "a/run"})
+     + losses(0, FP8[1], both={"init_from": "a/run"})[1::2], {}),
     ("B01", OPEN, lambda: losses(0, sequence_length=2048, data={"epochs": 1.1})
      + losses(0, FP8[1], sequence_length=2048, data={"epochs": 1.1})[1::2], {}),
     ("B02", YES, four_arms(108, 92, 87, 81), {}),

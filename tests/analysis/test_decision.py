@@ -195,6 +195,15 @@ def test_other_layers_or_steps_in_fp8_are_another_setting(part: Any, tmp_path: P
     assert (row["action"], row["loss_is_same"]) == (decision.CHECK, False)
 
 
+def test_whether_a_trained_model_goes_on_in_fp8_decides_no_pre_training(tmp_path: Path) -> None:
+    store_leads(tmp_path, 1, 1.20, 1.21, 1.22)
+    store_losses(tmp_path, 0.0, config={"init_from": "a/run"})
+    assert decide(tmp_path)["action"] == decision.CHECK
+    assert not isinstance(decide(tmp_path)["loss_verdict"], str)
+    store_losses(tmp_path, 0.0, study="anew")
+    assert decide(tmp_path)["action"] == decision.FP8
+
+
 @pytest.mark.parametrize(("timed", "judged"), [(["lm_head"], []), ([], ["lm_head"])])
 def test_a_loss_with_the_loss_head_in_fp8_answers_for_one_without(
     timed: list[str], judged: list[str], tmp_path: Path

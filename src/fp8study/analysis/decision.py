@@ -13,7 +13,12 @@ import pandas as pd
 
 from fp8study.analysis.leads import LEAD_COLUMNS, USUAL_LENGTH, to_decide
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import IN_ONE_PASS, num_kernels, with_fp8_head
+from fp8study.analysis.runs.naming import (
+    FROM_WEIGHTS,
+    IN_ONE_PASS,
+    num_kernels,
+    with_fp8_head,
+)
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
 from fp8study.analysis.small_steps import form_of, is_by_kernel_no_more, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
@@ -195,6 +200,8 @@ def nearest_loss(
         The values of `LOSS_COLUMNS`; nothing where no loss of the model and recipe was judged.
     """
     found = judged[(judged["model"] == row["model"]) & (judged["precision"] == row["precision"])]
+    # Whether a trained model can go on in FP8 is another question.
+    found = found[found["setting"].str.contains(FROM_WEIGHTS) == (FROM_WEIGHTS in row["setting"])]
     if found.empty:
         return {}
     apart = (~_alike(found, row)).sum(axis=1)

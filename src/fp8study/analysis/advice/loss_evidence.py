@@ -15,7 +15,7 @@ from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION, num_kernels
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_kernels
 from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL, count, interval_text
 from fp8study.core.field_types import shown
@@ -76,6 +76,7 @@ def nearest_losses(
         table = table.astype({"num_gpus": int})  # of tables of which some are empty
         # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
         table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
+        table = table[~table["setting"].str.contains(FROM_WEIGHTS)]
     if table.empty:
         return (), (f"anything: no run of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}

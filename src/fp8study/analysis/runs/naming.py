@@ -37,6 +37,8 @@ _LATER = {
 }
 #: What a setting says of runs that had torch's compile cache empty on purpose.
 COLD_CACHE = "cold cache"
+#: What it says of runs that go on from weights which another training left.
+FROM_WEIGHTS = "from trained weights"
 #: What an arm says that converts to FP8 and gathers BF16 weights.
 BF16_GATHERED = "BF16 all-gather"
 #: What an arm says of FP8 alone, so that it is no part of a setting, which BF16 has too: that its
@@ -141,6 +143,8 @@ def setting_label(config: dict[str, Any], says_clipping: bool = True) -> str:
         parts.append("compiled" if config["compile"] else "eager")
     if config.get("compile_cache") == "fresh":
         parts.append(COLD_CACHE)
+    if config.get("init_from"):
+        parts.append(FROM_WEIGHTS)
     if config.get("activation_checkpointing"):
         parts.append("activation checkpointing")
     if config.get("master_dtype"):

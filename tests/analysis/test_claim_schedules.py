@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from fp8study.analysis.claims.ledger import judge_claim
 from tests.analysis.test_claims import CLAIMS, NO, OPEN, SCHEDULE, YES
 from tests.claim_factories import losses, tables
@@ -24,6 +26,23 @@ def test_a_schedule_of_which_a_seed_diverged_helps_nobody() -> None:
     records[-1] = dataclasses.replace(records[-1], status="diverged")
     found = judge_claim(CLAIMS["C10"], tables(records))
     assert found.verdict == NO, found.why
+
+
+@pytest.mark.parametrize(
+    ("without", "left", "wobble", "verdict"),
+    [
+        (0.12, 0.03, 0.0005, YES), (0.12, 0.10, 0.0005, NO), (0.12, 0.05, 0.005, OPEN),
+        (0.0, -0.03, 0.0005, OPEN),
+    ],
+)  # fmt: skip
+def test_a_small_loss_is_won_back_by_half_or_not(
+    without: float, left: float, wobble: float, verdict: object
+) -> None:
+    """Where FP8 throughout loses for sure, if less than the margin; elsewhere nothing is won."""
+    scheduled = losses(left, wobble=wobble, config=SCHEDULE)[1::2]
+    records = losses(without, wobble=0.0001) + scheduled
+    found = judge_claim(CLAIMS["C10"], tables(records))
+    assert found.verdict == verdict, found.why
 
 
 def test_schedules_are_judged_on_held_out_text_where_it_was_scored() -> None:

@@ -252,7 +252,7 @@ def _new_text_windows(tables: Tables, claim: Claim) -> pd.DataFrame:
     early, late = claim.published["early_steps"], claim.published["late_step"]
     curves = gap_curves(tables.metrics, tables.runs)
     usual = curves["arm_key"].isin(tables.gaps["arm_key"])
-    usual &= ~curves["arm"].str.contains(FAST_ACCUMULATION)
+    usual &= ~curves["arm"].str.contains(f"schedule|{FAST_ACCUMULATION}")
     rows = []
     for key, arm in curves[usual & (curves["precision"] == "fp8_tensorwise")].groupby("arm_key"):
         steps = arm.groupby("step").agg(
@@ -277,21 +277,22 @@ def _new_text_windows(tables: Tables, claim: Claim) -> pd.DataFrame:
 def schedules_help(tables: Tables, claim: Claim) -> Finding:
     """Judge runs that change their precision on the way against those in FP8 throughout.
 
-    Where none of these ends above BF16 there is no loss that a schedule could win back: that it
-    wins none says nothing, unless it does harm.
+    Where these end surely above BF16 (95 %), a schedule helps that surely lowers the loss and wins
+    half of it back or more, and does not that surely wins back less. Elsewhere there is no loss
+    to win back: that a schedule wins none says nothing, unless it does harm.
     """
     field = claim.published["field"]
     judged = seed_by_seed(tables, field)
     if judged.empty:
         return claim.open()
-    known = judged["verdict"] != "undecided"
-    helps = (judged["verdict"] == "different") & (judged["apart"] < 0)
-    harms = judged["verdict"].isin(["different", DIVERGED]) & ~helps
-    worse = (judged["bf16_verdict_before"] == "different") & (judged["bf16_gap_before"] > 0)
+    half, worse = -judged["bf16_gap_before"] / 2, judged["bf16_low_95_before"] > 0
+    lost, moves = judged["verdict"] == DIVERGED, judged["verdict"] == "different"
+    wins_back = worse & ~lost & (judged["high_95"] < 0) & (judged["apart"] <= half)
+    helps = wins_back | moves & (judged["apart"] < 0)
+    harms = (lost | moves) & ~helps
     worse |= judged["bf16_verdict_before"] == DIVERGED
+    known = helps | harms | worse & ~(judged["low_95"] <= half)
     verdict = by_share(float(helps[known].mean())) if known.any() else Verdict.UNDECIDED
-    if verdict is Verdict.CONTRADICTED and not (worse | harms).any():
-        verdict = Verdict.UNDECIDED
     plain = judged.drop_duplicates("arm_key_before")
     ends_at = "; ".join(
         f"{row['bf16_gap_before']:+.2f} % (95 % CI {row['bf16_low_95_before']:+.2f} to "
@@ -306,7 +307,8 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     )
     return claim.found(
         verdict, spread(judged["apart"]), judged, holds=out_of(helps),
-        open=int((~known).sum()), margin=judged["margin_pct"].max(), apart=ends(judged["apart"]),
+        open=int((~known & (judged["verdict"] == "undecided")).sum()),
+        margin=judged["margin_pct"].max(), apart=ends(judged["apart"]),
         seeds=ends(judged["num_pairs"], "d"), throughout=ends_at, begins=begins,
         worse="" if worse.any() else ": no loss is shown that a schedule could win back",
     )  # fmt: skip

@@ -11,7 +11,9 @@ import pytest
 from fp8study.analysis.floors import (
     AGAIN,
     KERNELS,
+    RANDOM,
     SEED,
+    TRAINED,
     ladder_table,
     pooled_table,
     scatter_table,
@@ -152,3 +154,6 @@ def test_pairs_scatter_within_arms_by_learning_rate(tmp_path: Path) -> None:
     assert (wild["num_risen"], wild["num_runs"]) == (3, 6)
     assert wild["num_to_decide"] > 100
     assert len(wild["run_ids"].split()) == 6
+    _store_pairs(tmp_path, [0.1, 0.2, 0.3], learning_rate=1e-3, config={"init_from": "a/run"})
+    table = scatter_table(metrics_frame(load_runs(tmp_path)), frame(tmp_path))
+    assert table.loc[table["learning_rate"] == 1e-3, "starts_from"].tolist() == [TRAINED, RANDOM]

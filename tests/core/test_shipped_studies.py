@@ -56,13 +56,20 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     assert all(replace(c, repeat=0) in configs for c in repeats)
 
 
-def test_continue_in_fp8_goes_on_from_what_bf16_start_leaves(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("first", "second", "recipes"),
+    [
+        ("bf16-start", "continue-in-fp8", {"bf16", "fp8_tensorwise", "fp8_rowwise"}),
+        ("bf16-start-8b", "continue-8b", {"bf16", "fp8_tensorwise"}),
+    ],
+)
+def test_what_goes_on_starts_from_what_a_bf16_start_leaves(
+    first: str, second: str, recipes: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (start,) = shipped("bf16-start", monkeypatch).runs
-    configs = [run.config for run in shipped("continue-in-fp8", monkeypatch).runs]
-    assert {c.init_from for c in configs} == {f"results/local/bf16-start/{start.run_id}"}
+    (start,) = shipped(first, monkeypatch).runs
+    configs = [run.config for run in shipped(second, monkeypatch).runs]
+    assert {c.init_from for c in configs} == {f"results/local/{first}/{start.run_id}"}
     assert start.config.checkpoint_every == start.config.num_steps
-    assert {c.precision for c in configs} == {"bf16", "fp8_tensorwise", "fp8_rowwise"}
+    assert {c.precision for c in configs} == recipes
     for field in ("model", "corpus", "tokenizer", "sequence_length", "validation_sequences"):
         assert {getattr(c, field) for c in configs} == {getattr(start.config, field)}, field

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fp8study.analysis.floors import AGAIN, KERNELS, kernel_pairs, pooled_table, validation_curve
+from fp8study.analysis.floors import (
+    AGAIN,
+    KERNELS,
+    RANDOM,
+    TRAINED,
+    kernel_pairs,
+    pooled_table,
+    scatter_table,
+    validation_curve,
+)
 from fp8study.analysis.losses import loss_gap_table
-from fp8study.analysis.runs.frames import runs_frame
+from fp8study.analysis.runs.frames import metrics_frame, runs_frame
 from fp8study.analysis.runs.pairing import shorten_arms
 from fp8study.core.studies import load_study
 from tests.checkout import committed_runs
@@ -43,8 +52,8 @@ def new_text() -> list[str]:
         f"rowwise {rowwise}, four", f"BF16 weight gradients, {third}, four",
         f"of the size of {sizes[0]} (tensorwise), {sizes[1]} (rowwise) and {sizes[2]} (BF16",
         f"apart by {floors[0]}, the same run done again by {floors[1]}",
-        f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds on",
-        *_of_3b(),
+        f"Held out after 1,500 steps of a 1B at 3e-4: equivalent, {tensorwise}, five seeds;",
+        *_of_3b(), *_of_going_on(),
     ]  # fmt: skip
 
 
@@ -69,6 +78,43 @@ def _of_3b() -> list[str]:
         f"{', '.join(late[:-1])} and {late[-1]} % from step 375 to {curve.index[-1]:,}",
         f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
     ]
+
+
+def _of_going_on() -> list[str]:
+    """What is said of the study continue-in-fp8: gaps from trained weights, and their scatter."""
+    runs = shorten_arms(runs_frame(stored("h200x2")))
+    chosen = runs[runs["study"] == "continue-in-fp8"]
+    curve = validation_curve(stored("h200x2"), chosen)
+    assert set(curve["verdict"]) == {"equivalent"}
+    assert sorted(curve["num_pairs"]) == [*[3] * 5, *[4] * 5]
+    texts = []
+    for arm in ("FP8 tensorwise", "FP8 rowwise"):
+        trained, held_out = (
+            one(loss_gap_table(chosen, loss=loss), arm=arm)
+            for loss in ("loss_last20_mean", "validation_loss")
+        )
+        assert trained["verdict"] == held_out["verdict"] == "equivalent"
+        told, trained_too = (
+            f"{per_cent(row['gap_pct'], 2)}{where} (90 % CI {gap_ends(row, 90)})"
+            for row, where in ((held_out, ""), (trained, " in training"))
+        )
+        texts += [f"{told.replace(' % (', ' % on held-out text (')}, {trained_too}"]
+    both = runs[runs["study"].isin(["continue-in-fp8", "new-text"])]
+    scatter = scatter_table(metrics_frame(stored("h200x2")), both).set_index("starts_from")
+    assert set(scatter["learning_rate"]) == {3e-4}
+    on, anew = (scatter.loc[start] for start in (TRAINED, RANDOM))
+    return [
+        *texts,
+        f"pairs scatter by {on['scatter_pct']:.2f} % in training, from random weights at this rate "
+        f"by {anew['scatter_pct']:.2f} %: {on['num_to_decide']} seeds decide, or "
+        f"{anew['num_to_decide']}",
+        f"{held_out_texts(texts[0])}, four seeds",
+    ]
+
+
+def held_out_texts(told: str) -> str:
+    """Return the part of a text that is about held-out text, as README has it."""
+    return told.partition(", ")[0].replace(" on held-out text", "")
 
 
 def null_texts(runs: pd.DataFrame) -> list[str]:

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from fp8study.analysis.claims.stability import stable_rates
+from fp8study.analysis.floors import RANDOM, TRAINED
 from fp8study.analysis.losses import formats_table
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.report import loss_sentences, rows
@@ -134,7 +135,8 @@ def test_the_table_of_verdicts_names_machines_as_they_are(tmp_path: Path) -> Non
 
 
 def test_the_table_of_scatter_writes_rates_and_how_many_runs_rose() -> None:
-    row = {"learning_rate": 5e-5, "num_risen": 0, "num_runs": 6}
-    shown = rows.scatter(pd.DataFrame([row, row | {"learning_rate": 2.5e-4, "num_risen": 2}]))
-    assert shown["rate"].tolist() == ["5e\u20115", "2.5e\u20114"]
-    assert shown["risen"].tolist() == ["0 of 6", "2 of 6"]
+    row = {"learning_rate": 5e-5, "num_risen": 0, "num_runs": 6, "starts_from": RANDOM}
+    risen, trained = {"learning_rate": 2.5e-4, "num_risen": 2}, {"starts_from": TRAINED}
+    shown = rows.scatter(pd.DataFrame([row, row | risen, row | risen | trained]))
+    assert shown["rate"].tolist() == ["5e\u20115", "2.5e\u20114", "2.5e\u20114"]
+    assert shown["risen"].tolist() == ["0 of 6", "2 of 6", "–"]

@@ -15,7 +15,7 @@ import pandas as pd
 from fp8study.analysis import stats
 from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
 from fp8study.analysis.runs.frames import PLACE, place_of
-from fp8study.analysis.runs.naming import PRECISION_LABELS
+from fp8study.analysis.runs.naming import FROM_WEIGHTS, PRECISION_LABELS
 from fp8study.analysis.runs.pairing import healthy, in_fp8, newest_per_seed, paired_losses
 from fp8study.core.audit_rules import LOSS_RISE
 from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
@@ -39,9 +39,11 @@ POOLED_COLUMNS = [
     "size_pct", "low_90", "high_90", "low_95", "high_95", "margin_pct", "verdict", "run_ids",
 ]  # fmt: skip
 SCATTER_COLUMNS = [
-    "model", "learning_rate", "lr_warmup_steps", "num_arms", "num_pairs", "scatter_pct",
-    "num_risen", "num_runs", "num_to_decide", "run_ids",
+    "model", "learning_rate", "lr_warmup_steps", "starts_from", "num_arms", "num_pairs",
+    "scatter_pct", "num_risen", "num_runs", "num_to_decide", "run_ids",
 ]  # fmt: skip
+#: Weights that `scatter_table` says runs started from.
+RANDOM, TRAINED = "random weights", "trained weights"
 
 
 def _usable(runs: pd.DataFrame) -> pd.DataFrame:
@@ -200,7 +202,7 @@ def pooled_fp8(pooled: pd.DataFrame) -> pd.DataFrame:
 
 
 def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Tell how far FP8's gap to BF16 moves from seed to seed, by learning rate and warm-up.
+    """Tell how far FP8's gap to BF16 moves from seed to seed, by learning rate, warm-up and start.
 
     Of arms on GPUs with FP32 master weights and three pairs or more that saw no text twice; their
     final training losses. The columns of `SCATTER_COLUMNS`: ``scatter_pct`` is the standard
@@ -218,7 +220,9 @@ def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     ends = runs.join(highest, on=PLACE).set_index("run_ids")
     has_risen = ends["highest"] >= LOSS_RISE * ends["loss_start"]
     rows = []
-    for key, group in pairs.groupby(SCATTER_COLUMNS[:3]):
+    goes_on = pairs["setting"].str.contains(FROM_WEIGHTS)
+    pairs = pairs.assign(starts_from=goes_on.map({True: TRAINED, False: RANDOM}))
+    for key, group in pairs.groupby(SCATTER_COLUMNS[:4]):
         ids = list(dict.fromkeys(" ".join(group["run_ids"]).split()))
         num_arms = group["arm_key"].nunique()
         scatter = math.sqrt(group["squared"].sum() / (len(group) - num_arms))

@@ -79,6 +79,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "num_seeds": ("seeds", "d"),
     "rate": ("learning rate", ""),
     "lr_warmup_steps": ("warm-up, steps", "d"),
+    "starts_from": ("from", ""),
     "num_arms": ("arms", "d"),
     "scatter_pct": ("scatter, % of loss", ".2f"),
     "size_pct": ("size of one gap, %", ".2f"),
@@ -185,7 +186,7 @@ LOSS_GAP = _layout(
     "{title}" + _MARGIN,
 )
 SCATTER = _layout(
-    "model rate lr_warmup_steps num_arms num_pairs scatter_pct num_to_decide risen",
+    "model rate lr_warmup_steps starts_from num_arms num_pairs scatter_pct num_to_decide risen",
     num_pairs="pairs",
 )
 POOLED = _layout(

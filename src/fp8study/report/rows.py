@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fp8study.analysis import instruments, stats
-from fp8study.analysis.floors import AGAIN, KERNELS
+from fp8study.analysis.floors import AGAIN, KERNELS, RANDOM
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, healthy, together
@@ -178,10 +178,11 @@ def verdict_row(gaps: pd.DataFrame) -> dict[str, object]:
 
 def scatter(table: pd.DataFrame) -> pd.DataFrame:
     """`fp8study.analysis.floors.scatter_table` in words: the rate, and the runs that rose."""
-    risen = zip(table["num_risen"], table["num_runs"], strict=True)
+    risen = table["num_risen"].map(str) + " of " + table["num_runs"].map(str)
     return table.assign(
         rate=table["learning_rate"].map(rate),
-        risen=[f"{some} of {every}" for some, every in risen],
+        # Where the first loss is a trained model's, that of a harder text is a rise.
+        risen=risen.where(table["starts_from"] == RANDOM, "–"),
     )
 
 

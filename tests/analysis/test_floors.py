@@ -22,6 +22,8 @@ from fp8study.analysis.floors import (
 from fp8study.analysis.runs.frames import metrics_frame
 from fp8study.core.records import load_runs
 from fp8study.report import rows
+from fp8study.report.loss_sentences import equal_so_far
+from fp8study.report.page import load_report
 from tests.factories import make_record, store
 from tests.table_factories import frame
 
@@ -31,7 +33,7 @@ STEPS = (30, 60)
 def _store(results: Path, seed: int, last: float, place: str = "local", **changes: Any) -> None:
     """Store a run whose loss on unseen text falls from 6 to `last`, as does that on its own."""
     scored = [{"step": step, "loss": loss} for step, loss in zip(STEPS, (6.0, last), strict=True)]
-    config = {name: changes.pop(name) for name in ("attention",) if name in changes}
+    config = {n: changes.pop(n) for n in ("attention", "init_from") if n in changes}
     record = make_record(
         study="new-text", seed=seed, run_id=f"{seed}-{len([*results.rglob('run.json')])}",
         results={"loss_last20_mean": last, "validation_losses": scored},
@@ -91,11 +93,12 @@ def test_runs_that_scored_once_or_never_have_no_curve(tmp_path: Path) -> None:
     assert validation_curve(load_runs(tmp_path), frame(tmp_path)).empty
 
 
-def _store_on(results: Path, place: str, gaps: dict[int, float]) -> None:
+def _store_on(results: Path, place: str, gaps: dict[int, float], **changes: Any) -> None:
     """Store by seed an FP8 run that ends so many % above its BF16 one, at 5."""
     for seed, gap in gaps.items():
-        _store(results, seed, 5.0, place)
-        _store(results, seed, 5.0 * (1 + gap / 100), place, precision="fp8_tensorwise")
+        end = 5.0 * (1 + gap / 100)
+        _store(results, seed, 5.0, place, **changes)
+        _store(results, seed, end, place, precision="fp8_tensorwise", **changes)
 
 
 def test_machines_are_pooled_by_seed_and_compared_on_their_own(tmp_path: Path) -> None:
@@ -114,6 +117,18 @@ def test_machines_are_pooled_by_seed_and_compared_on_their_own(tmp_path: Path) -
     shown = rows.pooled(table.reset_index())
     assert shown["what"].tolist() == ["FP8 tensorwise v BF16", "BF16 by other kernels"]
     assert shown["interval"].tolist() == ["\u22120.17\u00a0to\u00a0+0.17", ""]
+
+
+def test_what_goes_on_from_trained_weights_is_pooled_and_told_by_itself(tmp_path: Path) -> None:
+    for place in ("reference/one", "reference/two"):
+        _store_on(tmp_path, place, dict.fromkeys(range(3), 0.1))
+        _store_on(tmp_path, place, dict.fromkeys(range(3), 0.0), init_from="a/run")
+    table = pooled_table(load_runs(tmp_path), frame(tmp_path)).set_index("what")
+    assert table["gap_pct"].round(6).to_dict() == {
+        "FP8 tensorwise": 0.1, "FP8 tensorwise, from trained weights": 0.0,
+    }  # fmt: skip
+    told = equal_so_far(load_report(tmp_path))
+    assert told.count("machines together") == 1 and told.count("from trained weights, ") == 1
 
 
 def test_other_kernels_are_a_rung_of_the_ladder(tmp_path: Path) -> None:

@@ -177,7 +177,8 @@ def pooled_table(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.Dat
     both = _scored_pairs(stored_runs, runs)
     last = both[both["step"] == both.groupby(["machine", "run_ids"])["step"].transform("max")]
     of_fp8 = ~last["rung"].isin(_FLOORS)
-    last = last.assign(what=last["arm"].where(of_fp8, last["rung"]))
+    goes_on = last["setting"].str.contains(FROM_WEIGHTS).map({True: f", {FROM_WEIGHTS}", False: ""})
+    last = last.assign(what=(last["arm"] + goes_on).where(of_fp8, last["rung"]))
     last = last.assign(like=last["setting"].where(of_fp8, ""))
     by_study = last[of_fp8].groupby([*_POOL, "what", "like"])["machine"].nunique()
     several = {key[: len(_POOL)] for key in by_study[by_study > 1].index}

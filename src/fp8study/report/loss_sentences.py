@@ -9,7 +9,7 @@ from fp8study.analysis.claims.stability import listed
 from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
-from fp8study.analysis.runs.naming import FAST_ACCUMULATION
+from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
@@ -56,19 +56,25 @@ def equal_so_far(report: Report) -> str:
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
+    go_on = runs["setting"].str.contains(FROM_WEIGHTS)
+    models = [*_by_model(runs[~go_on]), *_equal_together(report)]
+    models += [f"{FROM_WEIGHTS}, {words}" for words in _by_model(runs[go_on])]
+    return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
+
+
+def _by_model(runs: pd.DataFrame) -> list[str]:
+    """Write of each model on how many GPUs these runs are, and their highest learning rates."""
     most = runs.sort_values(["learning_rate", "num_steps"]).groupby(["model", "num_gpus"]).tail(1)
-    models = [
+    return [
         f"{escape(str(model))} {', '.join(_up_to(own.sort_values('num_gpus')))}"
         for model, own in most.groupby("model", sort=True)
     ]
-    models += _equal_together(report)
-    return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
 
 
 def _equal_together(report: Report) -> list[str]:
     """Say of which models FP8 is equivalent on text kept out, by several machines together."""
     fp8 = pooled_fp8(report.pooled_gaps)
-    same = fp8[fp8["verdict"].eq("equivalent")]
+    same = fp8[fp8["verdict"].eq("equivalent") & ~fp8["what"].str.contains(FROM_WEIGHTS)]
     return [
         f"on text kept out, machines together, {escape(str(model))} {on_gpus(rows)}, "
         f"{rate(rows['learning_rate'].iloc[0])} ({rows['num_steps'].iloc[0]:,.0f} steps)"

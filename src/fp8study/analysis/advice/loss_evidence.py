@@ -75,8 +75,9 @@ def nearest_losses(
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
         table = table.astype({"num_gpus": int})  # of tables of which some are empty
         # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
-        table = table[~table["arm"].str.contains(f"skips|schedule|{FAST_ACCUMULATION}")]
-        table = table[~table["setting"].str.contains(FROM_WEIGHTS)]
+        other = f"skips|schedule|{FAST_ACCUMULATION}|{FROM_WEIGHTS}"
+        says = table["arm"] + " " + table["setting"].fillna("")  # of pooled rows the arm says all
+        table = table[~says.str.contains(other)]
     if table.empty:
         return (), (f"anything: no run of {precision} was compared with BF16",)
     sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}

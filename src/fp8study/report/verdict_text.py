@@ -184,20 +184,19 @@ def _beside(label: str, beside: Beside | None) -> list[str]:
 def verdict_text(verdict: Verdict) -> str:
     """Write what to do, as the report's first page does, and why."""
     lead, where = verdict.lead_pct, verdict.machine and f" on {_where(verdict)}"
-    says = "no timing that holds"
+    says = f"tokens/s {lead_text(lead, ' %')}, {lead.kind}"
     if verdict.num_void:
         says += (
-            f" (in {count(verdict.num_void, 'run')} torch took memory from the driver meanwhile)"
+            f"; no timing of it holds, as in {count(verdict.num_void, 'run')} torch took memory "
+            "from the driver meanwhile"
         )
-    if lead is not None:
-        says = f"tokens/s {lead_text(lead, ' %')}, {lead.kind}"
     unsteady = ""
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
-    if lead is not None and lead.kind == MODELLED:
+    if lead.kind == MODELLED:
         action = f"Not measured. By the laws: {verdict.action}"
-    if verdict.action == MORE and lead is not None and lead.low is not None:
+    if verdict.action == MORE and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
     return f"{action}. {verdict.label}: {says}{where}{unsteady}."
 

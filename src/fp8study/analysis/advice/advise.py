@@ -167,7 +167,8 @@ class Advisor:
         def decide(way: ResolvedConfig) -> ResolvedConfig:
             return way if as_asked else decided_anew(way, gpu)
 
-        decided = self.decisions.of(config, gpu_name)
+        found = self.decisions.of(config, gpu_name)
+        decided = [each for each in found if pd.notna(each.decision["lead_pct"])]
         unknown = "" if within.is_known else "too few predictions were tested"
         if not measured and gpu.architecture not in self.architectures:
             unknown = f"no {gpu.architecture} GPU is in the records"
@@ -182,7 +183,8 @@ class Advisor:
             loss = self.decisions.loss(
                 as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name, learning_rate
             )
-            verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
+            by_rule = predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)
+            verdicts = [replace(by_rule, num_void=sum(each.num_void for each in found))]
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(
             self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, verdicts[0].loss

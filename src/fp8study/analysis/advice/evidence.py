@@ -87,17 +87,16 @@ def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -
 
     Next to it are any number of GPUs but one, at a batch of half to twice its own.
     """
-    found = []
+    found, laws = [], constants_of(SpeedConstants, "speed")
     for pair in pairs:
         config, lead = pair.fp8.config, pair.lead_pct
         is_near = way.num_gpus > 1 and config.num_gpus > 1 and pair.fp8.gpu == gpu_name
         is_near &= 0.5 <= config.micro_batch_size / way.micro_batch_size <= 2
         is_near &= has_usual_path(config.to_dict())
         if is_near and all(getattr(config, name) == getattr(way, name) for name in _BESIDE):
-            law = pair.predicted_pct(constants_of(SpeedConstants, "speed"))
+            law, alike = pair.predicted_pct(laws), config.max_grad_norm == way.max_grad_norm
             if law is not None and lead is not None:
                 measured = Quantity(lead, MEASURED, run_ids=(*pair.fp8.ids, *pair.bf16.ids))
-                alike = config.max_grad_norm == way.max_grad_norm
                 found.append(Beside(config.num_gpus, config.micro_batch_size, measured, law, alike))
     return max(found, key=lambda each: each.off_points, default=None)
 
@@ -110,8 +109,8 @@ class Verdict:
     """One of `fp8study.analysis.decision.TO_TRAIN_IN`."""
     label: str
     """The FP8 that it is about."""
-    lead_pct: Quantity | None
-    """Without ends where there is no interval; None where no timing holds."""
+    lead_pct: Quantity
+    """Without ends where there is no interval."""
     machine: str = ""
     """Whose records; empty for a prediction."""
     num_unsteady: int = 0
@@ -125,7 +124,7 @@ class Verdict:
     loss: Row = field(default_factory=dict)
     """The nearest loss that was judged, as `decision.LOSS_COLUMNS`; empty where none was."""
     num_void: int = 0
-    """Of its runs, those whose timing the allocator may have made."""
+    """Of a prediction, runs in its setting whose timing the allocator may have made."""
 
     @property
     def is_as_today(self) -> bool:
@@ -182,14 +181,15 @@ class Decisions:
         self, bf16: ResolvedConfig, found: Decided, learning_rate: float | None
     ) -> Verdict:
         """Return the report's decision, or what it is at a learning rate that is asked about."""
-        row = found.decision
-        action, loss = row["action"], row
+        row = loss = found.decision
+        action, lead = row["action"], lead_of(row)
+        assert lead is not None
         if learning_rate is not None and action in (FP8, CHECK, WORSE):
             loss = nearest_loss(row, self.losses, learning_rate)
             action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss, learning_rate))
         return Verdict(
-            action, way_of(bf16, row)[1], lead_of(row), found.machine, found.num_unsteady,
-            bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss), found.num_void,
+            action, way_of(bf16, row)[1], lead, found.machine, found.num_unsteady,
+            bf16.num_gpus, row["num_pairs"], row["setting"], _of_loss(loss),
         )  # fmt: skip
 
     def loss(
@@ -313,9 +313,9 @@ def _recipe(row: Row) -> list[str]:
 
 
 def _rank(found: Decided) -> tuple[bool, bool, int, int, int]:
-    is_open, here = found.decision["action"] == MORE, found.machine == "local"
-    kernels = num_kernels(found.decision["arm"])
-    return not here, is_open, -kernels, -len(found.leads), -found.decision["num_pairs"]
+    row, far = found.decision, found.machine != "local"
+    forms = -num_kernels(row["arm"])
+    return far, row["action"] == MORE, forms, -len(found.leads), -row["num_pairs"]
 
 
 def way_of(bf16: ResolvedConfig, row: Row) -> tuple[ResolvedConfig, str]:

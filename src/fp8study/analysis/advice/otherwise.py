@@ -29,7 +29,7 @@ def decided_with(
     most_tokens: int,
     decide: Callable[[ResolvedConfig], ResolvedConfig],
     answer: Callable[[ResolvedConfig], Advice],
-) -> tuple[Changed, Quantity | None] | None:
+) -> tuple[Changed, Quantity] | None:
     """Return a larger batch at which FP8 surely pays and neither precision makes fewer tokens/s.
 
     Args:

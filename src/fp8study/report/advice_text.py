@@ -81,7 +81,11 @@ def _loss_check(advice: Advice) -> list[str]:
         f"To check its loss at a learning rate of {at}{yours}{fitting}: {check.num_runs} runs, "
         f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
         f"about {megabytes} MB, to read it once:",
-        [check.command],
+        [
+            check.command,
+            "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
+            "too: docs/using.md, Check its loss",
+        ],
     )
 
 

@@ -291,7 +291,7 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     helps = wins_back | moves & (judged["apart"] < 0)
     harms = (lost | moves) & ~helps
     worse |= judged["bf16_verdict_before"] == DIVERGED
-    known = helps | harms | worse & ~(judged["low_95"] <= half)
+    known = helps | harms | worse & (judged["low_95"] > half)
     verdict = by_share(float(helps[known].mean())) if known.any() else Verdict.UNDECIDED
     plain = judged.drop_duplicates("arm_key_before")
     ends_at = "; ".join(

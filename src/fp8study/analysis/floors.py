@@ -42,8 +42,8 @@ SCATTER_COLUMNS = [
     "model", "learning_rate", "lr_warmup_steps", "starts_from", "num_arms", "num_pairs",
     "scatter_pct", "num_risen", "num_runs", "num_to_decide", "run_ids",
 ]  # fmt: skip
-#: Weights that `scatter_table` says runs started from.
-RANDOM, TRAINED = "random weights", "trained weights"
+#: The weights that runs started from, as `scatter_table` says.
+RANDOM, TRAINED = "random", "trained"
 
 
 def _usable(runs: pd.DataFrame) -> pd.DataFrame:

@@ -79,7 +79,7 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "num_seeds": ("seeds", "d"),
     "rate": ("learning rate", ""),
     "lr_warmup_steps": ("warm-up, steps", "d"),
-    "starts_from": ("from", ""),
+    "starts_from": ("first weights", ""),
     "num_arms": ("arms", "d"),
     "scatter_pct": ("scatter, % of loss", ".2f"),
     "size_pct": ("size of one gap, %", ".2f"),

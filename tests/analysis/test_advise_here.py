@@ -87,6 +87,23 @@ def test_what_was_measured_here_is_kept_and_used_and_said(asked_on_an_h100, tmp_
             answer(asked, tmp_path)
 
 
+def test_own_runs_that_do_not_count_are_told_beside_what_others_measured(tmp_path):
+    asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
+    (tmp_path / "reference").symlink_to(RESULTS)
+    before = answer(asked, RESULTS.parent).verdict
+    for name in before.lead_pct.run_ids:
+        machine, study, run = name.split("/")
+        record = json.loads((RESULTS / machine / study / run / "run.json").read_text())
+        record["results"]["num_alloc_retries"] = 1
+        (own := tmp_path / "local" / study / run).mkdir(parents=True)
+        (own / "run.json").write_text(json.dumps(record))
+    found = answer(asked, tmp_path)
+    assert before.num_void == 0 and found.verdict.num_void == len(before.lead_pct.run_ids)
+    assert dataclasses.replace(found.verdict, num_void=0) == before
+    said = " ".join(advice_text(found).split())
+    assert f"Not counted: {found.verdict.num_void} runs of this setting, as torch" in said
+
+
 def test_only_the_gpu_that_is_here_can_be_measured():
     named = question_for([], "llama-3.2-1b", 1, 4096, 1, "h100")
     with pytest.raises(UserError, match="not one that is named; leave out --gpu"):

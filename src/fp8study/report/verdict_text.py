@@ -185,12 +185,12 @@ def verdict_text(verdict: Verdict) -> str:
     """Write what to do, as the report's first page does, and why."""
     lead, where = verdict.lead_pct, verdict.machine and f" on {_where(verdict)}"
     says = f"tokens/s {lead_text(lead, ' %')}, {lead.kind}"
+    void = unsteady = ""
     if verdict.num_void:
-        says += (
-            f"; no timing of it holds, as in {count(verdict.num_void, 'run')} torch took memory "
-            "from the driver meanwhile"
+        void = (
+            f" Not counted: {count(verdict.num_void, 'run')} of this setting, as torch took memory "
+            "from the driver meanwhile."
         )
-    unsteady = ""
     if verdict.num_unsteady:
         unsteady = f" (steps of {count(verdict.num_unsteady, 'run')} had not settled)"
     action = f"{verdict.action[0].upper()}{verdict.action[1:]}"
@@ -198,7 +198,7 @@ def verdict_text(verdict: Verdict) -> str:
         action = f"Not measured. By the laws: {verdict.action}"
     if verdict.action == MORE and lead.low is not None:
         action += f", as the lead may lie on either side of {WORTH_PCT:g} %"
-    return f"{action}. {verdict.label}: {says}{where}{unsteady}."
+    return f"{action}. {verdict.label}: {says}{where}{unsteady}.{void}"
 
 
 def _where(verdict: Verdict) -> str:

@@ -71,8 +71,6 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
-#: What is not a field, too.
-_NETWORK = {"network": "--network {}"}
 #: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
 MOST_TOKENS = 32768
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
@@ -183,8 +181,9 @@ class Advisor:
             loss = self.decisions.loss(
                 as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name, learning_rate
             )
-            by_rule = predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)
-            verdicts = [replace(by_rule, num_void=sum(each.num_void for each in found))]
+            verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
+        num_void = sum(each.num_void for each in found if each not in decided)
+        verdicts[0] = replace(verdicts[0], num_void=num_void)
         best = next(option for option in options[1:] if option.label == verdicts[0].label)
         evidence, uncovered = nearest_losses(
             self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, verdicts[0].loss
@@ -274,7 +273,7 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(
-                change(each, _NETWORK)
+                change(each, {"network": "--network {}"})
                 for each in changes(config, shape, law, capacity, decide, halved)
             ),
             commands=commands, study=study,

@@ -124,7 +124,7 @@ class Verdict:
     loss: Row = field(default_factory=dict)
     """The nearest loss that was judged, as `decision.LOSS_COLUMNS`; empty where none was."""
     num_void: int = 0
-    """Of a prediction, runs in its setting whose timing the allocator may have made."""
+    """Runs of its setting that do not count, as the allocator may have made their timing."""
 
     @property
     def is_as_today(self) -> bool:

@@ -8,7 +8,7 @@ from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.matched import equal_time_table, matched_loss_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
-from fp8study.analysis.runs.naming import FROM_WEIGHTS
+from fp8study.analysis.runs.pairing import goes_on
 from fp8study.report import noise_sentences
 from fp8study.report.page import Report, report_of
 from tests.checkout import ROOT
@@ -61,7 +61,7 @@ def assert_by_rate(report: Report) -> None:
     """On new text what is decided is at rates of at most 5e-5, and nothing is at 1e-4 and 3e-4."""
     gaps = comparisons(report.loss_gaps)
     gaps = gaps[~gaps["stale"].astype(bool) & (gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
-    gaps = gaps[~gaps["setting"].str.contains(FROM_WEIGHTS)]
+    gaps = gaps[~goes_on(gaps)]
     rates = report.runs.drop_duplicates("arm_key").set_index("arm_key")["learning_rate"]
     rate = gaps["arm_key"].map(rates)
     known = gaps["verdict"] != "undecided"

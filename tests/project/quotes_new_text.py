@@ -108,11 +108,11 @@ def _of_going_on() -> list[str]:
         f"pairs scatter by {on['scatter_pct']:.2f} % in training, from random weights at this rate "
         f"by {anew['scatter_pct']:.2f} %: {on['num_to_decide']} seeds decide, or "
         f"{anew['num_to_decide']}",
-        f"{held_out_texts(texts[0])}, four seeds",
+        f"{_held_out(texts[0])}, four seeds",
     ]
 
 
-def held_out_texts(told: str) -> str:
+def _held_out(told: str) -> str:
     """Return the part of a text that is about held-out text, as README has it."""
     return told.partition(", ")[0].replace(" on held-out text", "")
 

@@ -10,11 +10,10 @@ from fp8study.analysis.runs.frames import runs_frame
 from fp8study.analysis.runs.naming import (
     FAST_ACCUMULATION,
     FP8_HEAD,
-    FROM_WEIGHTS,
     GRAPH,
     IN_ONE_PASS,
 )
-from fp8study.analysis.runs.pairing import shorten_arms
+from fp8study.analysis.runs.pairing import goes_on, shorten_arms
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import words
 from fp8study.report.page import report_of
@@ -41,7 +40,7 @@ def once_texts() -> list[str]:
     report = report_of(committed_runs())
     gaps = comparisons(report.loss_gaps[~report.loss_gaps["stale"].astype(bool)])
     once = gaps[(gaps["device"] == "cuda") & (gaps["epochs"] <= 1)]
-    once = once[~once["setting"].str.contains(FROM_WEIGHTS)]
+    once = once[~goes_on(once)]
     verdicts = once["verdict"].value_counts()
     assert {*verdicts.index} == {"equivalent", "undecided"}
     equal = once[once["verdict"] == "equivalent"]

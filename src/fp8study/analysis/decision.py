@@ -19,7 +19,7 @@ from fp8study.analysis.runs.naming import (
     num_kernels,
     with_fp8_head,
 )
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
 from fp8study.analysis.small_steps import form_of, is_by_kernel_no_more, todays_form
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 
@@ -201,7 +201,7 @@ def nearest_loss(
     """
     found = judged[(judged["model"] == row["model"]) & (judged["precision"] == row["precision"])]
     # Whether a trained model can go on in FP8 is another question.
-    found = found[found["setting"].str.contains(FROM_WEIGHTS) == (FROM_WEIGHTS in row["setting"])]
+    found = found[goes_on(found) == (FROM_WEIGHTS in row["setting"])]
     if found.empty:
         return {}
     apart = (~_alike(found, row)).sum(axis=1)

@@ -16,7 +16,7 @@ from fp8study.analysis import stats
 from fp8study.analysis.losses import asked_on_gpus, healthy_pairs, judged_pairs
 from fp8study.analysis.runs.frames import PLACE, place_of
 from fp8study.analysis.runs.naming import FROM_WEIGHTS, PRECISION_LABELS
-from fp8study.analysis.runs.pairing import healthy, in_fp8, newest_per_seed, paired_losses
+from fp8study.analysis.runs.pairing import goes_on, healthy, in_fp8, newest_per_seed, paired_losses
 from fp8study.core.audit_rules import LOSS_RISE
 from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
 
@@ -177,8 +177,8 @@ def pooled_table(stored_runs: Iterable[StoredRun], runs: pd.DataFrame) -> pd.Dat
     both = _scored_pairs(stored_runs, runs)
     last = both[both["step"] == both.groupby(["machine", "run_ids"])["step"].transform("max")]
     of_fp8 = ~last["rung"].isin(_FLOORS)
-    goes_on = last["setting"].str.contains(FROM_WEIGHTS).map({True: f", {FROM_WEIGHTS}", False: ""})
-    last = last.assign(what=(last["arm"] + goes_on).where(of_fp8, last["rung"]))
+    start = goes_on(last).map({True: f", {FROM_WEIGHTS}", False: ""})
+    last = last.assign(what=(last["arm"] + start).where(of_fp8, last["rung"]))
     last = last.assign(like=last["setting"].where(of_fp8, ""))
     by_study = last[of_fp8].groupby([*_POOL, "what", "like"])["machine"].nunique()
     several = {key[: len(_POOL)] for key in by_study[by_study > 1].index}
@@ -221,8 +221,7 @@ def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     ends = runs.join(highest, on=PLACE).set_index("run_ids")
     has_risen = ends["highest"] >= LOSS_RISE * ends["loss_start"]
     rows = []
-    goes_on = pairs["setting"].str.contains(FROM_WEIGHTS)
-    pairs = pairs.assign(starts_from=goes_on.map({True: TRAINED, False: RANDOM}))
+    pairs = pairs.assign(starts_from=goes_on(pairs).map({True: TRAINED, False: RANDOM}))
     for key, group in pairs.groupby(SCATTER_COLUMNS[:4]):
         ids = list(dict.fromkeys(" ".join(group["run_ids"]).split()))
         num_arms = group["arm_key"].nunique()

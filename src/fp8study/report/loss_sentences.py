@@ -10,7 +10,7 @@ from fp8study.analysis.decision import CONCLUSIVE
 from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS
-from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy
+from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
 from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
 from fp8study.report.page import Report
@@ -56,9 +56,8 @@ def equal_so_far(report: Report) -> str:
     usual = ~gaps["arm"].str.contains(FAST_ACCUMULATION)
     gaps = gaps[usual & (gaps["device"] == "cuda") & (gaps["verdict"] == "equivalent")]
     runs = report.runs[report.runs["arm_key"].isin(gaps["arm_key"])]
-    go_on = runs["setting"].str.contains(FROM_WEIGHTS)
-    models = [*_by_model(runs[~go_on]), *_equal_together(report)]
-    models += [f"{FROM_WEIGHTS}, {words}" for words in _by_model(runs[go_on])]
+    models = [*_by_model(runs[~goes_on(runs)]), *_equal_together(report)]
+    models += [f"{FROM_WEIGHTS}, {words}" for words in _by_model(runs[goes_on(runs)])]
     return f"Equivalent so far, up to these learning rates: {'; '.join(models)}." if models else ""
 
 

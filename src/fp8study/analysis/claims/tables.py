@@ -16,7 +16,8 @@ from fp8study.analysis import instruments
 from fp8study.analysis.floors import pooled_fp8, pooled_table
 from fp8study.analysis.losses import comparisons, effective_batch_table, says_nothing
 from fp8study.analysis.runs.frames import PLACE, place_of, run_path
-from fp8study.analysis.runs.naming import COLD_CACHE, FROM_WEIGHTS
+from fp8study.analysis.runs.naming import COLD_CACHE
+from fp8study.analysis.runs.pairing import goes_on
 from fp8study.analysis.speed import MEMORY_FULL
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import RESULTS, StoredRun
@@ -93,7 +94,7 @@ class Tables:
         Without runs from trained weights: the documents start from random ones.
         """
         gaps = self._of_gpus(comparisons(self._ours(self._frames.loss_gaps)))
-        return gaps[~gaps["setting"].str.contains(FROM_WEIGHTS)]
+        return gaps[~goes_on(gaps)]
 
     @cached_property
     def silent_gaps(self) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from fp8study.analysis.runs.naming import FROM_WEIGHTS
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import RESULTS
 
@@ -58,6 +59,11 @@ def in_fp8(runs: pd.DataFrame) -> pd.Series:
 def healthy(table: pd.DataFrame) -> pd.DataFrame:
     """Return the runs, or arms, that train every weight which they should."""
     return table[~table["stale"].eq(True)]
+
+
+def goes_on(table: pd.DataFrame) -> pd.Series:
+    """Tell which runs, or arms, go on from weights that another training left, by their setting."""
+    return table["setting"].str.contains(FROM_WEIGHTS)
 
 
 def newest_per_seed(runs: pd.DataFrame) -> pd.DataFrame:

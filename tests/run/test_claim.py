@@ -59,11 +59,40 @@ def test_it_waits(tmp_path: Path) -> None:
 
 def test_the_others_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    (tmp_path / claim.CLAIM.format(0)).write_text(json.dumps([2, 3]))
+    (tmp_path / claim.CLAIM.format(0)).write_text(json.dumps({"indices": [2, 3]}))
     claim.claim_gpus(make_config({"num_gpus": 2}), job(0, 1, 2, 3), tmp_path)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     with lease(4, [0, 1, 2, 3]) as all_of_them:  # they hold nothing themselves
         assert len(all_of_them.indices) == 4
+
+
+def test_memory_that_others_hold_of_its_gpus_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_use = {4: 50.0, 5: 1.5, 6: 41.2}  # of 4 nothing is ours, 5 is a desktop's
+    monkeypatch.setattr(claim, "memory_in_use", in_use.get)
+    monkeypatch.setattr(claim, "_LINGERS_SECONDS", 0.2)
+    with lease(1, [4]):
+        claim.claim_gpus(make_config({"num_gpus": 2}), job(4, 5, 6), tmp_path)
+    (note,) = claim.held_by_others(tmp_path)
+    assert note.startswith("GPU 6: other processes held 41 GiB")
+
+
+def test_what_a_run_before_still_holds_for_a_moment_is_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([80.0, 80.0, 0.5])
+    monkeypatch.setattr(claim, "memory_in_use", lambda index: next(looks))
+    claim.claim_gpus(make_config({}), job(0), tmp_path)
+    assert (claim.claimed(tmp_path), claim.held_by_others(tmp_path)) == ([0], [])
+
+
+def test_runs_that_share_a_gpu_do_not_take_each_other_for_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "memory_in_use", lambda index: 80.0)
+    claim.claim_gpus(make_config({"runs_per_gpu": 2}), job(0), tmp_path)
+    assert claim.held_by_others(tmp_path) == []
 
 
 def test_a_machine_without_gpu_has_nothing_to_claim(tmp_path: Path) -> None:

@@ -54,6 +54,13 @@ def test_each_gpu_is_told_what_fp8_it_can_do(
     assert bool(finding.remedy) == (state != doctor.OK)
 
 
+def test_a_gpu_that_others_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "memory_in_use", lambda index: 41.2)
+    (finding,) = doctor._gpus(machine(H200))
+    assert finding.state == doctor.WARNING
+    assert "processes hold 41 GiB" in finding.found
+
+
 @pytest.mark.parametrize(
     ("link", "state", "found"),
     [("NV18", "ok", "NVLink (NV18)"), ("PIX", "warning", "PCIe (PIX)"), (None, "warning", "")],

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fp8study.run import machine as machines
+from fp8study.run.gpu_lease import memory_in_use
 from fp8study.run.machine import visible_gpus
 
 
@@ -24,6 +25,10 @@ def fake_nvml(num_gpus: int) -> SimpleNamespace:
 
         return answer
 
+    def memory(handle: int, version: int = 1) -> SimpleNamespace:
+        silent_on_one(None)(handle if version == 2 else 0)
+        return SimpleNamespace(total=140 * 2**30, used=3 * 2**30)
+
     return SimpleNamespace(
         NVMLError=NvmlError,
         NVML_CLOCK_SM=1,
@@ -34,7 +39,8 @@ def fake_nvml(num_gpus: int) -> SimpleNamespace:
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetName=lambda handle: "NVIDIA H200",
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}abc-def",
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=140 * 2**30),
+        nvmlMemory_v2=2,
+        nvmlDeviceGetMemoryInfo=memory,
         nvmlDeviceGetCudaComputeCapability=lambda handle: (9, 0),
         nvmlDeviceGetPowerManagementLimit=silent_on_one(700_000),
         nvmlDeviceGetMaxClockInfo=silent_on_one(1980),
@@ -107,3 +113,13 @@ def test_an_amd_gpu_is_said_to_be_unsupported(monkeypatch: pytest.MonkeyPatch) -
     assert "AMD GPUs are not supported" in str(machines.unsupported_gpu())
     monkeypatch.setattr(machines.Path, "exists", lambda path: False)
     assert machines.unsupported_gpu() is None
+
+
+def test_the_memory_in_use_is_asked_of_the_driver(four_gpus: SimpleNamespace) -> None:
+    assert [memory_in_use(index) for index in range(3)] == [3.0, 0.0, 3.0]  # one does not say
+
+    def no_driver() -> None:
+        raise NvmlError("Driver Not Loaded")
+
+    four_gpus.nvmlInit = no_driver
+    assert memory_in_use(0) == 0.0

@@ -8,7 +8,11 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 
+from fp8study.core.config import make_config, save_config
+from fp8study.core.records import write_json
+from fp8study.run.gpu_lease import CLAIM
 from fp8study.train import __main__ as process
 
 
@@ -39,3 +43,16 @@ def test_a_graph_is_let_go_before_nccl_ends(
              ("train", "launch_by_kernel", "state.destroy_process_group")]  # fmt: skip
     assert order == sorted(order)
     assert done[-1] == "state.destroy_process_group"
+
+
+def test_a_model_does_not_fit_only_where_the_whole_gpu_was_its_own(tmp_path: Path) -> None:
+    save_config(make_config({}), tmp_path / "config.yaml")
+    error = torch.OutOfMemoryError("CUDA out of memory.")
+    for held, status, said in (
+        ({}, "out_of_memory", "lower micro_batch_size"),
+        ({"0": 41.2}, "failed", "GPU 0: other processes held 41 GiB"),
+    ):
+        write_json(tmp_path / CLAIM.format(0), {"indices": [0], "held_by_others_gib": held})
+        found = process.explain(error, tmp_path)
+        assert found.status == status
+        assert said in (found.status_detail or "")

@@ -20,6 +20,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.files import locked
 from fp8study.core.records import read_metrics, read_record
 from fp8study.core.studies import judgement_of
+from fp8study.run.gpu_lease import CLAIM
 from fp8study.run.launch import RunFailed, launch
 from tests.checkout import tiny_folder
 from tests.train.tiny_runs import CPU, TINY, launch_tiny
@@ -79,6 +80,22 @@ def test_a_run_that_died_between_logged_steps_has_done_those_before(
     record = read_record(tmp_path / "run" / "run.json")
     assert record.results["steps_completed"] == 8
     assert record.data["num_tokens_seen"] == 8 * 2 * 64
+
+
+def test_memory_that_others_held_of_its_gpus_is_a_warning_however_it_ends(
+    tmp_path: Path, instead_of_training: Callable[[str], None]
+) -> None:
+    instead_of_training(
+        "import sys; from pathlib import Path; from fp8study.core.records import write_json\n"
+        "from fp8study.run.gpu_lease import CLAIM\n"
+        "claim = {'indices': [3], 'held_by_others_gib': {'3': 41.2}}\n"
+        "write_json(Path(sys.argv[1]) / CLAIM.format(0), claim); sys.exit(3)"
+    )
+    with pytest.raises(RunFailed):
+        launch(make_config(TINY | {"strategy": "none"}), tmp_path / "run", show=str, machine=CPU)
+    (note,) = read_record(tmp_path / "run" / "run.json").warnings
+    assert note.startswith("GPU 3: other processes held 41 GiB")
+    assert not list((tmp_path / "run").glob(CLAIM.format("*")))
 
 
 def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(

@@ -19,6 +19,7 @@ from fp8study.core.errors import UserError
 from fp8study.core.files import cache_dir, check_writable, results_dir
 from fp8study.core.hardware import FP8_CAPABILITY, find_peak
 from fp8study.core.presets import is_reachable
+from fp8study.run.gpu_lease import UNNOTICED_GIB, memory_in_use
 from fp8study.run.machine import Machine, driver_version, gpu_link, memory_gib, unsupported_gpu
 
 #: Held against pyproject.toml by a test.
@@ -115,6 +116,9 @@ def _gpus(machine: Machine) -> list[Finding]:
             remedy = (
                 "add its dense peaks to src/fp8study/core/hardware.py; no MFU is shown until then"
             )
+        elif (in_use := memory_in_use(gpu.index)) > UNNOTICED_GIB:
+            note += f"; processes hold {in_use:.0f} GiB of its memory"
+            remedy = "nvidia-smi names them; timings beside one that computes are of both"
         else:
             state = OK
         found = f"{gpu.name}, compute capability {gpu.capability}: {note}"

@@ -18,18 +18,18 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import locked, open_lock, try_lock
 from fp8study.core.records import write_json
 from fp8study.run.job import Job
-from fp8study.run.machine import visible_gpus
+from fp8study.run.machine import driver, visible_gpus
 
 #: A GPU is leased in this many places: a run takes all of them, or its part where it shares.
 PLACES = 8
@@ -37,6 +37,12 @@ PLACES = 8
 #: Where the first of a run's processes on a node, by its number, says which GPUs it holds.
 CLAIM = "gpus.{}.json"
 _POLL_SECONDS = 0.05
+
+#: What others may hold of a GPU, GiB, without a word: a desktop does; who trains holds more.
+UNNOTICED_GIB = 2.0
+#: A run that ends gives back its lease a moment before its memory.
+_LINGERS_SECONDS = 5.0
+
 #: Leases of this process, kept until it ends.
 _held = ExitStack()
 
@@ -183,6 +189,27 @@ def _free_places(index: int, folder: Path) -> list[int]:
     return held
 
 
+def memory_in_use(index: int) -> float:
+    """Return the GiB that processes hold of a GPU; 0 where the driver does not say."""
+    with driver() as nvml:
+        if nvml is not None:
+            with suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                return float(nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used / 2**30)
+    return 0.0
+
+
+def _occupied(indices: Iterable[int]) -> dict[int, float]:
+    """Return which GPUs are in use, with the GiB; those just given back have a moment."""
+    until = time.monotonic() + _LINGERS_SECONDS
+    while True:
+        in_use = {index: memory_in_use(index) for index in indices}
+        occupied = {index: gib for index, gib in in_use.items() if gib > UNNOTICED_GIB}
+        if not occupied or time.monotonic() > until:
+            return occupied
+        time.sleep(_POLL_SECONDS)
+
+
 def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
     """Wait for the run's GPUs and make them the only ones that this process will see.
 
@@ -199,7 +226,10 @@ def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
     names = {gpu.index: gpu.name for gpu in visible_gpus()} if node else job.gpus
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         held = _held.enter_context(lease(config.gpus_per_node, list(names), config.runs_per_gpu))
-        write_json(run_dir / CLAIM.format(node), list(held.indices))
+        # Beside runs of ours that share the GPU nobody can tell whose memory it is.
+        others = _occupied(held.indices) if config.runs_per_gpu == 1 else {}
+        claim = {"indices": list(held.indices), "held_by_others_gib": others}
+        write_json(run_dir / CLAIM.format(node), claim)
     while (indices := claimed(run_dir, node)) is None:
         time.sleep(_POLL_SECONDS)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the driver's library counts
@@ -209,8 +239,20 @@ def claim_gpus(config: RunConfig, job: Job, run_dir: Path) -> Job:
 
 def claimed(run_dir: Path, node: int = 0) -> list[int] | None:
     """Return the GPUs that a run's processes on a node hold, or None while they hold none."""
-    path = run_dir / CLAIM.format(node)
     try:
-        return [int(index) for index in json.loads(path.read_text(encoding="utf-8"))]
+        return [int(index) for index in _claim(run_dir / CLAIM.format(node))["indices"]]
     except FileNotFoundError:
         return None
+
+
+def held_by_others(run_dir: Path) -> list[str]:
+    """Say of each GPU of a run what other processes held of its memory when the run took it."""
+    return [
+        f"GPU {index}: other processes held {gib:.0f} GiB of its memory when the run began"
+        for path in sorted(run_dir.glob(CLAIM.format("*")))
+        for index, gib in _claim(path)["held_by_others_gib"].items()
+    ]
+
+
+def _claim(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -37,7 +37,7 @@ from fp8study.core.studies import judgement_of
 from fp8study.data import tokens
 from fp8study.data.corpus import check_corpus_name
 from fp8study.run.children import end, ending_after, killed, stoppable, telling_line
-from fp8study.run.gpu_lease import CLAIM, claimed
+from fp8study.run.gpu_lease import CLAIM, claimed, held_by_others
 from fp8study.run.job import PROGRESS, Job, Outcome
 from fp8study.run.machine import (
     Gpu,
@@ -268,7 +268,7 @@ def _finish(
     run_dir: Path, config: RunConfig, machine: Machine, parts: dict[str, Any], outcome: Outcome
 ) -> RunRecord:
     """Write the record and remove the files that only served the run."""
-    ours = claimed(run_dir) or []
+    ours, others = claimed(run_dir) or [], held_by_others(run_dir)
     first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
     steps = outcome.results.get("steps_completed", last_logged_step(run_dir))
     times = checkpoints.times_resumed(run_dir)
@@ -285,6 +285,7 @@ def _finish(
     data["num_tokens_seen"] = steps * config.tokens_per_step
     data["epochs"] = tokens.BlockOrder(config, data["num_train_tokens"]).epochs(steps)
     record.warnings.extend(data.pop("warnings"))
+    record.warnings.extend(f"{note}: if they compute, timings suffer" for note in others)
     if times:
         after = ", ".join(f"{t['from_step']} (num_gpus={t['num_gpus']})" for t in times)
         record.warnings.append(

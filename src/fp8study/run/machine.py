@@ -13,6 +13,7 @@ import re
 import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,16 +130,8 @@ def this_machine() -> Machine:
 
 def visible_gpus() -> list[Gpu]:
     """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves visible."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []  # no driver: a machine without GPU
-    try:
-        gpus = [_describe(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-    finally:
-        pynvml.nvmlShutdown()
+    with driver() as nvml:  # without one: a machine without GPU
+        gpus = [_describe(nvml, i) for i in range(nvml.nvmlDeviceGetCount())] if nvml else []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return gpus
@@ -159,15 +152,30 @@ def unsupported_gpu() -> str | None:
     return "AMD GPUs are not supported: runs here use the CPU, with FP8 emulated"
 
 
-def _describe(pynvml: Any, index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+@contextmanager
+def driver() -> Iterator[Any]:
+    """Lend the driver's management library; None on a machine without a driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _describe(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def ask(function: str, *arguments: int) -> Any:
         """Ask what some drivers and virtual machines do not answer."""
-        try:
-            return getattr(pynvml, function)(handle, *arguments)
-        except pynvml.NVMLError:
-            return None
+        with suppress(nvml.NVMLError):
+            return getattr(nvml, function)(handle, *arguments)
+        return None
 
     power = ask("nvmlDeviceGetPowerManagementLimit")
     capability = ask("nvmlDeviceGetCudaComputeCapability") or (0, 0)
@@ -179,8 +187,8 @@ def _describe(pynvml: Any, index: int) -> Gpu:
         memory_gib=memory.total / 2**30 if memory else None,
         compute_capability=(capability[0], capability[1]),
         power_limit_watts=power / 1000 if power else None,
-        clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
-        clock_memory_max_mhz=ask("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_MEM),
+        clock_sm_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        clock_memory_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
     )
 
 
@@ -280,16 +288,12 @@ def _memory_limits(root: Path) -> Iterator[int]:
 
 def versions() -> dict[str, str | None]:
     """Return the versions of Python and of every package that shapes a result."""
-    found: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "fp8study": __version__,  # a linked checkout has no installed metadata
-    }
+    found = dict.fromkeys(_PACKAGES)
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    # A linked checkout has no installed metadata.
+    return {"python": platform.python_version(), "fp8study": __version__} | found
 
 
 def git_state(folder: Path) -> dict[str, Any]:
@@ -316,23 +320,17 @@ def _output(*command: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
+    text = ""
+    with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
     match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return match[1].strip() if match else platform.processor() or "unknown"
 
 
 def driver_version() -> str | None:
     """Return the NVIDIA driver's version; call only where there are GPUs."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
+    with driver() as nvml:
+        return str(nvml.nvmlSystemGetDriverVersion())
 
 
 def gpu_link() -> str | None:

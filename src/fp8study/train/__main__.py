@@ -20,7 +20,7 @@ from fp8study.core.config import load_config
 from fp8study.core.errors import UserError
 from fp8study.model.build import import_model_code
 from fp8study.run.children import follow_parent
-from fp8study.run.gpu_lease import claim_gpus
+from fp8study.run.gpu_lease import claim_gpus, held_by_others
 from fp8study.run.job import Job, Outcome, StartupClock
 from fp8study.train.checkpoint import Checkpoints, Interrupted
 from fp8study.train.closer_look import look_closer
@@ -94,6 +94,8 @@ def explain(error: Exception, run_dir: Path) -> Outcome:
         # Beside other runs it says nothing of this one.
         if load_config(run_dir / "config.yaml").runs_per_gpu > 1:
             failed = Outcome("failed", f"{detail}, or runs_per_gpu=1")
+        elif others := held_by_others(run_dir):
+            failed = Outcome("failed", f"{reason}; {'; '.join(others)}: end them first")
         else:
             failed = Outcome("out_of_memory", detail)
     else:

@@ -29,6 +29,8 @@ def refusal(folder: Path, content: dict[str, Any] | bytes) -> str:
     ("raw", "words"),
     [
         (b"", "is no JSON (Expecting value: line 1 column 1 (char 0)); mend it"),
+        (b'{"rms_norm_eps": NaN}', "is no JSON (NaN is no number); mend it"),
+        (b'{"text_config": "llama"}', "has a text_config that holds no names with values; mend it"),
         (b'{\n "a": 1,\n', "line 3 column 1"),
         (b'{"a":\n "caf\xe9"}', "is no text in UTF-8 (line 2 column 6)"),
         (bytes(range(128, 160)), "is no text in UTF-8 (line 1 column 1)"),

@@ -28,12 +28,18 @@ def read_file(path: Path) -> dict[str, Any]:
             raise UserError(f"model: '{path}' gives {twice} twice; leave one")
         return dict(pairs)
 
+    def beyond_json(name: str) -> float:  # transformers writes ±Infinity
+        if name == "NaN":
+            raise ValueError("NaN is no number")
+        return float(name)
+
     try:
         raw = path.read_bytes()
     except OSError:
         return {}
     try:
-        content = json.loads(raw.decode("utf-8"), object_pairs_hook=each_once)
+        text = raw.decode("utf-8")
+        content = json.loads(text, object_pairs_hook=each_once, parse_constant=beyond_json)
     except UnicodeDecodeError as error:
         line, start = raw.count(b"\n", 0, error.start) + 1, raw.rfind(b"\n", 0, error.start)
         raise UserError(
@@ -46,5 +52,9 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UserError(
             f"model: '{path}' holds no names with values; give the config.json of a model of "
             "transformers"
+        )
+    if not isinstance(content.get("text_config") or {}, dict):
+        raise UserError(
+            f"model: '{path}' has a text_config that holds no names with values; mend it"
         )
     return content

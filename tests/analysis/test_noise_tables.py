@@ -36,6 +36,22 @@ def test_one_row_per_point_and_scope(section: dict[str, Any]) -> None:
     assert everything["noise_trace"].to_list() == pytest.approx([60, 60], rel=0.3)
 
 
+def test_a_gemm_is_told_with_what_its_casts_lose(section: dict[str, Any]) -> None:
+    point = json.loads(json.dumps(section["points"][0]))
+    point["products"]["values"] |= {
+        "bf16": {"output": [[0.0017, 0, 0, 0, 0, 0, 0]]},
+        "fp8_tensorwise": {"grad_input": [[0.06, 0.05, 0.001, 0.3, 0.02, 0, 0.2]]},
+    }
+    table = tables.gemm_table(section | {"points": [point]}).set_index(["precision", "gemm"])
+    assert table["cast"].to_dict() == {
+        ("fp8_rowwise", "output"): True, ("bf16", "output"): False,
+        ("fp8_tensorwise", "grad_input"): True,
+    }  # fmt: skip
+    assert table["to_zero"].to_list() == [0.25, 0, 0.001]  # the larger of both operands
+    assert table["cut_off"].to_list() == [0, 0, 0.3]
+    assert table["error"].to_list() == [0.1, 0.0017, 0.06]
+
+
 def test_a_scope_shows_what_the_whole_hides(section: dict[str, Any]) -> None:
     table = tables.gradient_table(section).set_index(["step", "reference", "scope"])
     whole, fp8 = (table.loc[(0, "bf16", s)] for s in ("all", "fp8_layers"))

@@ -1,5 +1,6 @@
 """What docs/results.md may say of skipped layers, schedules and the same run done again."""
 
+import re
 from typing import Any
 
 from fp8study.analysis.advice.question import answer, question_for
@@ -200,6 +201,10 @@ def noise_texts() -> list[str]:
         [f"{end:.0f}" for end in (of.min(), of.max())]
         for of in (100 * rows["ratio_at_1"], rows["crossing_batch"])
     )
+    off = re.search(r"off by (.*?), a BF16 one by (.*?) \(", said := noise_sentences.gemms(runs))
+    zero = re.search(r"elements (at most .*?) become zero, and none is cut off", said)
+    assert off
+    assert zero
     asked = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
     open_ = answer(asked, ROOT / "results").loss_uncovered
     (steps,) = (line for line in open_ if line.startswith("steps of more than"))
@@ -207,4 +212,5 @@ def noise_texts() -> list[str]:
         f"No loss was judged in {steps}",
         f"is {share[0]} to {share[1]} % of the gradient's sampling noise",
         f"equal at {batches[0]} to {batches[1]} sequences of {tokens:,} tokens",
+        f"One FP8 GEMM is off by {off[1]}, one in BF16 by {off[2]}; {zero[1]} of an operand's",
     ]

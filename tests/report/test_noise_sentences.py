@@ -127,6 +127,26 @@ def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None
     assert [run.record.status for run in stored(tmp_path)] == ["diverged"]
 
 
+@pytest.mark.parametrize(
+    ("zero", "cut", "words"),
+    [
+        (0.002, 0.0, "at most 0.20 % become zero, and none is cut off: what document A calls"),
+        (0.3, 0.0, "at most 30.00 % become zero, and none is cut off: the range of the format"),
+        (0.0, 0.05, "and at most 5.00 % are cut off at its largest: the range of the format"),
+    ],
+)
+def test_what_the_casts_lose_decides_what_is_said_of_underflow(
+    zero: float, cut: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp8 = {"precision": "fp8_rowwise", "cast": True, "error": 0.03, "to_zero": zero, "cut_off": cut}
+    bf16 = {"precision": "bf16", "cast": False, "error": 0.0017, "to_zero": 0.0, "cut_off": 0.0}
+    table = pd.DataFrame([fp8, bf16]).assign(gemm="output", module="up_proj")
+    monkeypatch.setattr(tables, "over_runs", lambda *_: table)
+    text = sentences.gemms([])
+    assert words in text
+    assert "off by 3.0 %, a BF16 one by 0.17 % (medians over 1 layer)" in text
+
+
 def test_the_variance_is_read_off_the_table(tmp_path: Path) -> None:
     make_noise(tmp_path)
     # Both runs are made of the same numbers, which lie in the band.
@@ -170,9 +190,16 @@ def test_tables_are_medians_over_seeds_with_the_range_of_all_intervals(tmp_path:
     )
 
 
+def test_errors_of_single_gemms_are_medians_in_a_row_each_recipe(tmp_path: Path) -> None:
+    make_noise(tmp_path)
+    (row,) = rows.gemms(tables.over_runs(tables.gemm_table, stored(tmp_path))).to_dict("records")
+    assert (row["what"], row["error_pct_output"], row["to_zero_pct"]) == ("FP8 rowwise", 10, 25)
+
+
 def test_nothing_measured_says_what_to_run() -> None:
     for say in (
         sentences.answer,
+        sentences.gemms,
         sentences.variance_law,
         sentences.limits,
     ):

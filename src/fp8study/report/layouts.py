@@ -95,6 +95,10 @@ _COLUMNS: dict[str, tuple[str, str]] = {
     "ratio_pct": ("of sampling error, %", ".1f"),
     "ratio_range": ("95 % CI", ""),
     "systematic_pct": ("systematic, %", ".0f"),
+    "error_pct_output": ("output, %", ".2f"),
+    "error_pct_grad_input": ("gradient of the input, %", ".2f"),
+    "error_pct_grad_weight": ("gradient of the weight, %", ".2f"),
+    "to_zero_pct": ("cast to zero, at most, %", ".2f"),
     "crossing_batch": ("equal at batch", ",.0f"),
     "crossing_range": ("95 % CI", ""),
     # Instruments.
@@ -214,6 +218,11 @@ CROSSING = _layout(
     "what ratio_pct ratio_range systematic_pct crossing_batch crossing_range",
     _POINT,
     **_CIS,
+)
+GEMMS = _layout(
+    "what error_pct_output error_pct_grad_input error_pct_grad_weight to_zero_pct",
+    "{model}, {study} on {machine}",
+    what="precision",
 )
 UTILISATION = _layout(
     "num_gpus arm tflops_per_gpu mfu_bf16_peak_pct mfu_mixed_peak_pct mfu_achievable_pct "

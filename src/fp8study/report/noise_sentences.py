@@ -15,6 +15,8 @@ from fp8study.report.words import count, escape, missing, recipe, span
 
 #: Document A's transition is called far from a batch that is ten times its upper end.
 FAR = 20
+#: Elements lost at the ends of the format are called rare up to this share, %.
+RARE_PCT = 1
 #: Tokens in a step of a large pre-training.
 LARGE_BATCH_TOKENS = 1_000_000
 _MISSING = missing("Gradient noise", "precision-noise")
@@ -114,6 +116,28 @@ def _verdict(table: pd.DataFrame, tokens_per_sample: float) -> str:
                 "run here has measured."
             )
     return text
+
+
+def gemms(stored: Sequence[StoredRun]) -> str:
+    """Say how far one GEMM is off, and what its casts lose at either end of the format."""
+    table = tables.over_runs(tables.gemm_table, stored)
+    if table.empty:
+        return _MISSING
+    fp8, bf16 = table[table["cast"]], table[~table["cast"]]
+    medians = 100 * fp8.groupby(["precision", "gemm"])["error"].median()
+    beside = f", a BF16 one by {100 * bf16['error'].median():.2f} %" if len(bf16) else ""
+    zero, cut = 100 * fp8["to_zero"].max(), 100 * fp8["cut_off"].max()
+    ends = f"at most {cut:.2f} % are cut off at its largest" if cut else "none is cut off"
+    return (
+        f"A single FP8 GEMM is off by {span(medians, '.1f', ' %')}{beside} (medians over "
+        f"{count(fp8['module'].nunique(), 'layer')}). Of an operand's elements at most "
+        f"{zero:.2f} % become zero, and {ends}: "
+        + (
+            "what document A calls underflow is rare, and the error is that of rounding."
+            if max(zero, cut) < RARE_PCT
+            else "the range of the format takes part in the error, not rounding alone."
+        )
+    )
 
 
 def variance_law(stored: Sequence[StoredRun]) -> str:

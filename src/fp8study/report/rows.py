@@ -286,6 +286,26 @@ def crossings(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def gemms(table: pd.DataFrame) -> pd.DataFrame:
+    """Each recipe's errors in one GEMM, median over layers, points and runs; what its casts lose.
+
+    A row for each place and recipe, with a column ``error_pct_…`` for each of `recipes.GEMMS`.
+    """
+    found = []
+    for (machine, study, model, precision), rows in (
+        table.groupby(["machine", "study", "model", "precision"], sort=False)
+        if len(table) else ()
+    ):  # fmt: skip
+        errors = rows.groupby("gemm")["error"].median()
+        found.append({
+            "machine": machine, "study": study, "model": model, "what": recipe(precision),
+            "run_ids": together(rows["run_ids"].unique()),
+            "to_zero_pct": 100 * rows["to_zero"].max(),
+            **{f"error_pct_{gemm}": 100 * errors[gemm] for gemm in errors.index},
+        })  # fmt: skip
+    return pd.DataFrame(found)
+
+
 def _hull(lows: pd.Series, highs: pd.Series) -> str:
     """Write the hull of intervals so that a table does not break it over two lines."""
     return "\u00a0to\u00a0".join(

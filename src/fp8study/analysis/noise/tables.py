@@ -219,6 +219,30 @@ def parameter_table(section: Section) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+def gemm_table(section: Section) -> pd.DataFrame:
+    """One row per point, recipe, GEMM and converted layer: its error, and what its casts lose.
+
+    ``error`` is relative to the FP32 GEMM of the uncast operands. ``to_zero`` and ``cut_off`` are
+    shares of an operand's elements that the cast makes zero, or ends at the format's largest
+    number: the larger of both operands'. ``cast`` is false of a GEMM that the recipe leaves in
+    BF16, and of BF16's.
+    """
+    frames = []
+    for step, point in _points(section):
+        found = point["products"]
+        for precision, gemms in found["values"].items():
+            for gemm, values in gemms.items():
+                seen = pd.DataFrame(values, columns=found["statistics"])
+                larger = {each: seen[[f"first_{each}", f"second_{each}"]].max(axis=1)
+                          for each in ("error", "underflow", "saturated")}  # fmt: skip
+                frames.append(pd.DataFrame({
+                    "step": step, "precision": precision, "gemm": gemm, "module": found["layers"],
+                    "error": seen["error"], "cast": larger["error"] > 0,
+                    "to_zero": larger["underflow"], "cut_off": larger["saturated"],
+                }))  # fmt: skip
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
 def layer_number(name: str) -> int:
     """Return the decoder layer that a parameter or module is in; -1 outside of all."""
     match = re.search(r"\.(\d+)\.", name)

@@ -197,3 +197,11 @@ def test_what_other_trainers_offer_is_refused_with_its_reason(name: str) -> None
         make_config({name: True})
     # Switched off, it says nothing.
     assert make_config({name: False}) == make_config({name: 1}) == make_config({})
+
+
+@pytest.mark.parametrize("name", sorted(RETIRED))
+def test_a_switch_that_was_taken_out_is_refused_but_as_all_runs_have_it(name: str) -> None:
+    for value in (1, 2, True):
+        with pytest.raises(UserError, match=f"{name}: {value}: it was taken out: .*docs/log"):
+            make_config({name: value})
+    assert make_config({name: RETIRED[name].plain}) == make_config({name: None}) == make_config({})

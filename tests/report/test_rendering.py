@@ -11,7 +11,7 @@ from fp8study.report import rendering
 from fp8study.report.page import RESULTS_VARIABLE
 
 KINDS = (
-    "report/index.qmd", "report/_quarto.yml", "report/published.csv",
+    "CITATION.cff", "report/index.qmd", "report/_quarto.yml", "report/published.csv",
     "pipelines/studies/quick.yaml",
     "results/local/quick/a/run.json", "results/local/quick/a/metrics.jsonl",
     "results/reference/box/quick/b/run.json", "results/reference/box/quick/b/metrics.jsonl.gz",

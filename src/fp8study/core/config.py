@@ -20,7 +20,7 @@ import yaml
 
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_mapping, read_value, refuse
-from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN, PLAIN_TODAY, TYPES, Fields
+from fp8study.core.fields import DEFAULTS, FIELDS, PLAIN_TODAY, TYPES, Fields
 from fp8study.core.files import write_whole
 from fp8study.core.path.switches import RETIRED, RETIRED_VALUES
 from fp8study.core.recipes import ALIASES, RECIPES
@@ -197,7 +197,8 @@ def check_names(values: Mapping[str, Any], source: str, also: Iterable[str] = ()
     """
     for name, value in values.items():
         if name in REFUSED:
-            if value is True or value not in (None, False, 0, 1, PLAIN.get(name)):
+            off = [RETIRED[name].plain] if name in RETIRED else [False, 0, 1]
+            if value is not None and (value is True or value not in off):
                 raise UserError(f"{source}: {name}: {value!r}: {REFUSED[name]}")
         elif name not in (known := [*FIELDS, *also]):
             raise UserError(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fp8study
 from fp8study.core.errors import UserError
-from fp8study.core.files import report_dir, results_dir, studies_dir
+from fp8study.core.files import project_root, report_dir, results_dir, studies_dir
 from fp8study.report.page import RESULTS_VARIABLE
 from fp8study.report.site import render_site
 
@@ -65,9 +65,10 @@ def fingerprint() -> str:
 def inputs() -> Iterator[Path]:
     """Yield every file that decides what the pages show.
 
-    The pages with their settings, the studies, every record with its metrics and peers (one's own
-    too), and the package: its code, and the renderer's style and template.
+    The pages with their settings, how to cite, the studies, every record with its metrics and peers
+    (one's own too), and the package: its code, and the renderer's style and template.
     """
+    yield from project_root().glob("CITATION.cff")
     yield from (p for p in report_dir().iterdir() if p.is_file() and not p.name.startswith("."))
     yield from studies_dir().glob("*.yaml")
     results = Path(os.environ.get(RESULTS_VARIABLE) or results_dir())

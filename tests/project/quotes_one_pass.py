@@ -14,7 +14,7 @@ from fp8study.analysis.runs.naming import (
     IN_ONE_PASS,
 )
 from fp8study.analysis.runs.pairing import goes_on, shorten_arms
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import words
 from fp8study.report.page import report_of
 from tests.checkout import committed_runs

@@ -51,6 +51,12 @@ def test_the_half_that_answers_and_the_launcher_import_no_torch() -> None:
     assert not {"torch", "torchao", "accelerate", "transformers"} & set(done.stdout.split())
 
 
+def test_a_plan_is_made_without_what_only_judging_needs() -> None:
+    code = "import sys, fp8study.run.plan; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "scipy" not in done.stdout.split()  # half of the time that `fp8study plan` would take
+
+
 def test_no_room_and_no_file_outgrows_its_size() -> None:
     for path in (ROOT / "src" / "fp8study").rglob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 350, path

@@ -27,12 +27,12 @@ from fp8study.analysis.arms import (
     same_data,
     side_line,
 )
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.config import FIELD_NAMES, completed, read_field
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
 from fp8study.core.path.switches import RETIRED
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
 #: So many differing fields are named where an arm has no partner.
 _MOST_FIELDS = 3

@@ -21,7 +21,7 @@ from fp8study.analysis.runs.naming import (
 )
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
 from fp8study.analysis.small_steps import form_of, is_by_kernel_no_more, todays_form
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
 #: A lead that is surely above this pays for the work of checking the loss; in %.
 WORTH_PCT = 3.0

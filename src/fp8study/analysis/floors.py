@@ -18,7 +18,7 @@ from fp8study.analysis.runs.frames import PLACE, place_of
 from fp8study.analysis.runs.naming import FROM_WEIGHTS, PRECISION_LABELS
 from fp8study.analysis.runs.pairing import goes_on, healthy, in_fp8, newest_per_seed, paired_losses
 from fp8study.core.audit_rules import LOSS_RISE
-from fp8study.core.records import LOSS_MARGIN_PCT, StoredRun
+from fp8study.core.records import LOSS_MARGIN_PCT, MIN_PAIRS_FOR_INTERVAL, StoredRun
 
 AGAIN = "the same run again"
 KERNELS = "other kernels"
@@ -216,7 +216,7 @@ def scatter_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     gaps = 100 * (pairs["loss_last20_mean"] / pairs["loss_last20_mean_bf16"] - 1)
     arms = gaps.groupby(pairs["arm_key"])
     pairs = pairs.assign(squared=(gaps - arms.transform("mean")) ** 2)
-    pairs = pairs[arms.transform("size") >= stats.MIN_PAIRS_FOR_INTERVAL]
+    pairs = pairs[arms.transform("size") >= MIN_PAIRS_FOR_INTERVAL]
     highest = metrics.groupby(PLACE)["loss"].max().rename("highest")
     ends = runs.join(highest, on=PLACE).set_index("run_ids")
     has_risen = ends["highest"] >= LOSS_RISE * ends["loss_start"]

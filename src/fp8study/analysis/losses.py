@@ -29,6 +29,7 @@ from fp8study.analysis.runs.pairing import (
     pairs_of,
     together,
 )
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
 #: BF16's loss is to end so far below what the tokens' frequencies alone give; in % of that.
 LEAST_LEARNT_PCT = 1.0
@@ -95,7 +96,7 @@ def loss_gap_table(
         return table
     alike = runs.groupby([name for name in ARM if name != "arm_key"], dropna=False)
     is_swept = alike["learning_rate"].transform("nunique") > 2
-    few = table["num_pairs"] + table["num_diverged"] < stats.MIN_PAIRS_FOR_INTERVAL
+    few = table["num_pairs"] + table["num_diverged"] < MIN_PAIRS_FOR_INTERVAL
     table["swept"] = few & table["arm_key"].isin(set(runs.loc[is_swept, "arm_key"]))
     p_holm = stats.adjusted(healthy(table), ["machine", "study", "model"])
     return ordered(table.assign(p_holm=p_holm))
@@ -162,7 +163,7 @@ def _gap_row(
         for level in (90, 95)
     ]
     interval = "; ".join(text.replace(" ", "\u00a0") for text in texts)
-    if num_pairs < stats.MIN_PAIRS_FOR_INTERVAL:
+    if num_pairs < MIN_PAIRS_FOR_INTERVAL:
         said = {0: "no pair", 1: "one pair"}.get(num_pairs, f"{num_pairs} pairs")
         interval = f"{said}: no interval"
     judged = found["verdict"]
@@ -231,7 +232,7 @@ def ways_table(runs: pd.DataFrame) -> pd.DataFrame:
         wide = group.pivot_table(index="seed", columns="way", values="gap_pct")
         for one, other in itertools.combinations(wide.columns, 2):
             apart = (wide[one] - wide[other]).dropna().tolist()
-            if len(apart) >= stats.MIN_PAIRS_FOR_INTERVAL:
+            if len(apart) >= MIN_PAIRS_FOR_INTERVAL:
                 row = dict(zip(WAYS_COLUMNS, (*key, one, other), strict=False))
                 both = group[group["way"].isin([one, other])]
                 rows.append(row | judged_pairs(apart, both, "difference_pct"))
@@ -314,7 +315,7 @@ def pass_table(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in gap_curves(metrics, runs).groupby("arm_key", sort=False):
         first = group.iloc[0]
         again = passes_by(first, int(first["steps_completed"])) >= 2
-        if not again or group["run_id"].nunique() < stats.MIN_PAIRS_FOR_INTERVAL:
+        if not again or group["run_id"].nunique() < MIN_PAIRS_FOR_INTERVAL:
             continue
         for passes, step in _pass_ends(first):
             upto = group[group["step"] <= step].groupby("run_id", sort=False)["gap_pct"]

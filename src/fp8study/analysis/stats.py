@@ -25,9 +25,8 @@ import pandas as pd
 from scipy import optimize, stats
 
 from fp8study.core.errors import UserError
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
-#: From here on an interval is given; below, the spread is not known well enough to be useful.
-MIN_PAIRS_FOR_INTERVAL = 3
 #: Below this the outermost values do not cover 95 %.
 MIN_FOR_MEDIAN_INTERVAL = 6
 #: Size of a test, and how often a difference of the size in question should be found.

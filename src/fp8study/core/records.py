@@ -43,6 +43,8 @@ READABLE_VERSIONS = (1, 2)
 #: Largest relative loss difference that counts as none, % of the BF16 loss, unless a study says
 #: otherwise: DeepSeek-V3's published bound.
 LOSS_MARGIN_PCT = 0.25
+#: From here on an interval is given; below, the spread is not known well enough to be useful.
+MIN_PAIRS_FOR_INTERVAL = 3
 
 #: A run that ended in one of these has given its answer; it is not run again.
 RESULTS = ("completed", "diverged", "out_of_memory")
@@ -163,18 +165,18 @@ def write_json(path: Path, content: Any) -> None:
 
     Non-finite floats become null: JSON has no NaN. Lists of numbers stay on one line.
     """
-    text = json.dumps(_finite(content), indent=1, allow_nan=False)
+    text = json.dumps(finite(content), indent=1, allow_nan=False)
     text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)
     write_whole(path, text + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
@@ -213,11 +215,10 @@ def read_record(path: Path) -> RunRecord:
         if isinstance(version, int):
             _check_version(version)  # before the fields, which another layout may lack
         fields = dataclasses.fields(RunRecord)
-        known = {f.name for f in fields}
         required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
         if missing := [name for name in required if name not in content]:
             raise ValueError(f"without {', '.join(missing)}")
-        record = RunRecord(**{key: value for key, value in content.items() if key in known})
+        record = RunRecord(**{f.name: content[f.name] for f in fields if f.name in content})
         record_shape.check_content(vars(record))
         return record
     except NewerRecord as error:
@@ -242,10 +243,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """
     path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
     try:
+        path = path if path.exists() else packed
         if not path.exists():
-            if not packed.exists():
-                return []
-            path = packed
+            return []
         content = path.read_bytes()
         content = gzip.decompress(content) if path == packed else content
         lines = content.decode("utf-8").splitlines()

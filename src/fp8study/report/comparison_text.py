@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from fp8study.analysis.arms import Ratio
 from fp8study.analysis.compare import Comparison
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.words import count, number
 
 #: Stands for what is not known.

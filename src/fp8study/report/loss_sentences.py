@@ -11,7 +11,7 @@ from fp8study.analysis.floors import pooled_fp8
 from fp8study.analysis.losses import LEAST_LEARNT_PCT, comparisons, says_nothing, unswept
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, goes_on, healthy
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report import figures
 from fp8study.report.page import Report
 from fp8study.report.words import (

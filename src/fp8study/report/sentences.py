@@ -14,7 +14,7 @@ from fp8study.analysis import decision
 from fp8study.analysis.leads import LEVEL
 from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.pairing import SESSION_GAP, healthy
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.report.answer import counted, longest
 from fp8study.report.page import Report
 from fp8study.report.words import (

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fp8study.core.config import ResolvedConfig
+from fp8study.core.records import finite
 from fp8study.measure.clock import FinishedStep
 from fp8study.measure.flops import Work
 from fp8study.run.job import PROGRESS
@@ -64,9 +65,9 @@ def log_step(
     if number % config.log_every == 0 or number == pace.num_steps:
         row = {
             "step": number,
-            "loss": _finite(done.loss),
+            "loss": finite(done.loss),
             "learning_rate": learning_rate(config, done.step),
-            "gradient_norm": _finite(done.gradient_norm),
+            "gradient_norm": finite(done.gradient_norm),
             "step_time_ms": done.step_time_ms,
             "tokens_per_second_per_gpu": rate,
             "tokens_seen": number * config.tokens_per_step,
@@ -83,8 +84,3 @@ def log_step(
     )
     with suppress(BrokenPipeError):  # the launcher is gone; what is done is saved all the same
         print(line, flush=True)
-
-
-def _finite(number: float | None) -> float | None:
-    """Return null for what JSON cannot hold."""
-    return number if number is not None and math.isfinite(number) else None

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis import stats
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import (
     by_parts,
@@ -27,7 +26,7 @@ from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy, p
 from fp8study.analysis.stats import count
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
-from fp8study.core.records import StoredRun
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, StoredRun
 
 #: What `_new_text_windows` says of an arm, in % of BF16's loss.
 _WINDOWS = ("early_gap", "early_spread", "late_gap", "late_spread")
@@ -53,7 +52,7 @@ def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
     both = pairs[~is_plain].merge(pairs[is_plain], on=keys, suffixes=("", "_before"))
     rows = []
     for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
-        if len(arms) >= stats.MIN_PAIRS_FOR_INTERVAL:
+        if len(arms) >= MIN_PAIRS_FOR_INTERVAL:
             apart = (arms["gap"] - arms["gap_before"]).tolist()
             ids = {"run_ids_before": together(arms["run_ids_before"])}
             found = judged_pairs(apart, arms, "apart")
@@ -261,7 +260,7 @@ def _new_text_windows(tables: Tables, claim: Claim) -> pd.DataFrame:
         )  # fmt: skip
         steps["spread"] = 100 * steps["deviation"] / steps["mean"]
         is_new = steps.index * passes_by(arm.iloc[0], 1) <= 1
-        steps = steps[is_new & (steps["seeds"] >= stats.MIN_PAIRS_FOR_INTERVAL)]
+        steps = steps[is_new & (steps["seeds"] >= MIN_PAIRS_FOR_INTERVAL)]
         before, after = steps.loc[:early], steps.loc[late - early + 1 : late]
         if before.empty:
             continue

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict
 from fp8study.analysis.runs.pairing import DIVERGED
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 
 
 def by_share(share: float) -> Verdict:

@@ -95,7 +95,7 @@ def fit(
     `usual` is the miss from which one pulls less than its square: now and then torch's compiler
     decides otherwise than it usually does, and one such cell must not move a constant.
     """
-    # Half of the time that `fp8study plan` would take to start, and nothing but a fit needs it.
+    # Half of the time that `fp8study plan` would take to start.
     from scipy.optimize import least_squares
 
     def residuals(values: Any) -> Any:

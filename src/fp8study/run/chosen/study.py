@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8study.analysis.stats import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.config import check_names
 from fp8study.core.errors import UserError
 from fp8study.core.presets import is_reachable
+from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
 from fp8study.core.studies import (
     Study,
     chosen_path,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.frozen import PATH, freezes, provenance
+from fp8study.analysis.laws.frozen import PATH, freezes, provenance, study_of
 from fp8study.analysis.laws.memory import fit_memory
 from fp8study.analysis.laws.speed_fit import fit_speed
 from fp8study.core.files import results_dir
@@ -20,7 +20,7 @@ from fp8study.core.records import write_json
 
 def main(kept_out: list[str]) -> None:
     """Add a freeze to ``constants.json`` beside the laws."""
-    runs = [run for run in read_runs(results_dir()) if run[0].rpartition("/")[0] not in kept_out]
+    runs = [run for run in read_runs(results_dir()) if study_of(run[0]) not in kept_out]
     cells = cells_of(runs)
     laws = {"memory": fit_memory(cells), "speed": fit_speed(cells)}
     earlier = freezes()

@@ -146,7 +146,7 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     ``step_time_ms_median`` is the timed window's step and ``profiled_ms`` the profiled one, which
     the profiler may have slowed down: kernels' times hold, waiting does not. So
     ``not_computing_ms`` is the timed step less the time in which the profiled one computed:
-    idle, or waiting for communication. ``loss_and_other`` is the sum of two small kinds.
+    idle, or waiting for communication.
     """
     kinds = {kind: f"step.by_kind_ms.{kind}" for kind in KINDS}
     others = {
@@ -162,7 +162,6 @@ def kernels_table(frame: pd.DataFrame) -> pd.DataFrame:
     waiting = table["exposed_communication_ms"] + table["idle_ms"]
     computing = table["profiled_ms"] - waiting
     table["not_computing_ms"] = (table["step_time_ms_median"] - computing).clip(lower=0)
-    table["loss_and_other"] = table[["loss", "other"]].sum(axis=1)
     return table
 
 
@@ -180,10 +179,7 @@ def memory_split_table(frame: pd.DataFrame) -> pd.DataFrame:
     columns = {name: f"memory.{name}" for name in names}
     table = _by_arm(frame[numbers(frame, "memory.steady_allocated_gib").notna()], columns)
     kept = table["parameters_gib"] + table["optimizer_gib"]
-    events = table["num_alloc_retries"] + table["num_device_allocs"]
-    return table.assign(
-        working_gib=table["steady_allocated_gib"] - kept, num_allocator_events=events
-    )
+    return table.assign(working_gib=table["steady_allocated_gib"] - kept)
 
 
 def energy_table(frame: pd.DataFrame) -> pd.DataFrame:

@@ -108,6 +108,11 @@ class RunConfig(Fields):
         return self.num_gpus * self.micro_batch_size * self.gradient_accumulation_steps
 
     @property
+    def tokens_per_pass(self) -> int:
+        """Tokens of one GPU in one forward and backward pass."""
+        return self.micro_batch_size * self.sequence_length
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step, over all GPUs."""
         return self.sequences_per_step * self.sequence_length

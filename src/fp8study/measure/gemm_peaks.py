@@ -71,7 +71,7 @@ def ceilings_of(config: ResolvedConfig) -> dict[str, Any]:
             "run it on the GPU in question"
         )
     model = build_model(config.model, torch.bfloat16, torch.device("meta"), seed=0)
-    num_tokens = config.micro_batch_size * config.sequence_length
+    num_tokens = config.tokens_per_pass
     shapes = linear_shapes(model, config)
     return measure_ceilings(shapes, num_tokens, "bf16", torch.device("cuda", 0))
 

@@ -45,7 +45,7 @@ def look_closer(trainer: Trainer, run_dir: Path) -> None:
     if is_main and device.type == "cuda":
         torch.cuda.empty_cache()
         shapes = linear_shapes(trainer.bare_model, config)
-        num_tokens = config.micro_batch_size * config.sequence_length
+        num_tokens = config.tokens_per_pass
         found = measure_ceilings(shapes, num_tokens, config.precision, device)
         if config.fast_accumulation == "all":  # of which this measures nothing
             found["run_tflops"] = None

@@ -142,7 +142,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
             "fitted_pct": pair.predicted_pct(constants_of(SpeedConstants, "speed")),
             "step_error_pct": 100 * (law.total / cell.step_ms - 1),
             "host_pct": 100 * law.host / law.device,
-            "tokens": cell.config.micro_batch_size * cell.config.sequence_length,
+            "tokens": cell.config.tokens_per_pass,
             "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip
     return _ordered(rows, LEAD_COLUMNS)

@@ -72,8 +72,8 @@ def _outside(config: ResolvedConfig, shape: ModelShape, known: Sequence[Cell]) -
         "tokens a sequence": (config.sequence_length,
                               [c.config.sequence_length for c in known], ",d"),
         "tokens a GPU and pass": (
-            config.micro_batch_size * config.sequence_length,
-            [c.config.micro_batch_size * c.config.sequence_length for c in known], ",d"),
+            config.tokens_per_pass,
+            [c.config.tokens_per_pass for c in known], ",d"),
         "passes a step": (config.gradient_accumulation_steps,
                           [c.config.gradient_accumulation_steps for c in known], ",d"),
     }  # fmt: skip

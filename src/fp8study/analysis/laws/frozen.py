@@ -61,10 +61,11 @@ def constants_of(
 def fitted_to(name: str, record: RunRecord, freeze: int = -1) -> bool:
     """Whether a run (``machine/study/run_id`` and record) is one that a freeze is from."""
     found = freezes()[freeze]
-    return record.ended_at <= found["last_run_ended"] and _study(name) in found["records"]
+    return record.ended_at <= found["last_run_ended"] and study_of(name) in found["records"]
 
 
-def _study(name: str) -> str:
+def study_of(name: str) -> str:
+    """Return ``machine/study`` of a run's ``machine/study/run_id``."""
     return name.rpartition("/")[0]
 
 
@@ -82,7 +83,7 @@ def unknowing(cell: Cell) -> int | None:
 
 def provenance(runs: Runs) -> dict[str, Any]:
     """Say which runs a fit is from: how many of each machine and study, and the last one's end."""
-    studies = Counter(_study(name) for name, _ in runs)
+    studies = Counter(study_of(name) for name, _ in runs)
     last = max(record.ended_at for _, record in runs)
     return {"last_run_ended": last, "records": dict(sorted(studies.items()))}
 

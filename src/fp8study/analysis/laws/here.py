@@ -130,7 +130,7 @@ def constants_here(
         gradient_accumulation_steps=1,
         activation_checkpointing=False,
     )
-    tokens = alone.micro_batch_size * alone.sequence_length
+    tokens = alone.tokens_per_pass
     weights = sum(wide * high for wide, high in shape.linears.values())
     kernels = {"gemm": 3 * len(shape.linears), "other": OTHER_KERNELS,
                "casts": CAST_KERNELS * len(shape.convertible)}  # fmt: skip

@@ -193,21 +193,17 @@ def _slack_name(config: ResolvedConfig) -> str:
     return f"slack_{config.allocator}" + "_fsdp2" * (config.strategy == "fsdp2")
 
 
-def _tokens(config: ResolvedConfig) -> int:
-    return config.micro_batch_size * config.sequence_length
-
-
 def _activations(config: ResolvedConfig, shape: ModelShape) -> float:
     a_layer = layer_bytes(config, shape) + turned_bytes(config, shape)
     if config.activation_checkpointing:  # each layer's input, and one layer made again
         width = 4 if computes_in_autocast(config) else 2
-        return _tokens(config) * (shape.num_layers * width * shape.hidden_size + a_layer)
-    return _tokens(config) * shape.num_layers * a_layer
+        return config.tokens_per_pass * (shape.num_layers * width * shape.hidden_size + a_layer)
+    return config.tokens_per_pass * shape.num_layers * a_layer
 
 
 def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConstants) -> float:
     """Return the bytes of the loss head at its fullest."""
-    tokens, vocabulary, head = _tokens(config), shape.vocab_size, shape.head_parameters
+    tokens, vocabulary, head = config.tokens_per_pass, shape.vocab_size, shape.head_parameters
     hidden = constants.hidden_bytes * tokens * shape.hidden_size
     is_sharded = config.strategy == "fsdp2"
     # Its weight in BF16: cast by autocast, gathered by FSDP2, or the weight itself.

@@ -152,7 +152,7 @@ def predicted_step(
     c = constants or constants_of(SpeedConstants, "speed")
     c = c if gpu is None else on_gpu(c, gpu)
     micro_steps = config.gradient_accumulation_steps
-    tokens = config.micro_batch_size * config.sequence_length
+    tokens = config.tokens_per_pass
     layers = shape.num_layers
     each = {  # of one forward and backward pass
         "gemm": _gemm_ms(config, shape, tokens, c),
@@ -215,14 +215,18 @@ def cast_width(config: ResolvedConfig, c: SpeedConstants) -> float:
     return width if "grad_weight" in recipe.fp8_gemms else width * c.one_way
 
 
+def _times_computed(config: ResolvedConfig) -> float:
+    """Return the arithmetic of layers over that without recomputation."""
+    return 4 / 3 if config.activation_checkpointing else 1.0
+
+
 def saved_ms(config: ResolvedConfig, size: tuple[int, int], c: SpeedConstants) -> float:
     """Return what FP8 saves of the GPU's time in one linear layer and pass, ms; below 0, costs.
 
     The time of its GEMMs in BF16, less that in FP8 and that of its casts.
     """
-    recipe, tokens = RECIPES[config.precision], config.micro_batch_size * config.sequence_length
-    again = 4 / 3 if config.activation_checkpointing else 1.0
-    gflop = 6e-9 * again * recipe.fp8_share * tokens * size[0] * size[1]
+    recipe, tokens = RECIPES[config.precision], config.tokens_per_pass
+    gflop = 6e-9 * _times_computed(config) * recipe.fp8_share * tokens * size[0] * size[1]
     saved = gflop * (1 / c.bf16_tflops - 1 / c.fp8_tflops)
     return saved - _casts_ms(config, size, tokens, c)
 
@@ -235,10 +239,9 @@ def _gemm_ms(config: ResolvedConfig, shape: ModelShape, tokens: int, c: SpeedCon
     tflop = 6e-12 * tokens * weights * shape.num_layers
     head = 6e-12 * tokens * shape.head_parameters
     head /= c.fp8_tflops if has_fp8_head(config) else c.bf16_tflops
-    again = 4 / 3 if config.activation_checkpointing else 1.0
     of_layers = (1 - share) / c.bf16_tflops + (share / c.fp8_tflops if share else 0)
     number = 3 * (shape.num_layers * len(shape.linears) + 1)
-    seconds = again * tflop * of_layers + head
+    seconds = _times_computed(config) * tflop * of_layers + head
     return 1e3 * seconds + 1e-3 * number * c.kernel_us
 
 
@@ -257,8 +260,7 @@ def _attention_ms(
     gemms_ps = _ATTENTION_FLOPS * head_size / c.attention_tflops
     each = c.query_ps * shape.query_size
     each += max(c.softmax_ps, gemms_ps) * heads * config.sequence_length
-    again = 4 / 3 if config.activation_checkpointing else 1.0
-    return again * tokens * shape.num_layers * each * 1e-9
+    return _times_computed(config) * tokens * shape.num_layers * each * 1e-9
 
 
 def _copies_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> float:

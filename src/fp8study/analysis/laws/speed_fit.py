@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from fp8study.analysis.laws.cells import Cell, cell_key
-from fp8study.analysis.laws.frozen import fit, fit_with_errors, knows, leaving_out, model_of
+from fp8study.analysis.laws.frozen import (
+    fit,
+    fit_with_errors,
+    knows,
+    leaving_out,
+    model_of,
+    study_of,
+)
 from fp8study.analysis.laws.speed import lead_pct, predicted_step
 from fp8study.analysis.laws.speed_constants import FITTED_GPU, SpeedConstants
 from fp8study.core.config import set_by_hand
@@ -58,7 +65,7 @@ class Pair:
     def leads_pct(self) -> list[float]:
         """The same of each session: one study on one machine."""
         leads = []
-        sessions = [{_session(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
+        sessions = [{study_of(name) for name in cell.ids} for cell in (self.fp8, self.bf16)]
         for session in sorted(sessions[0] & sessions[1]):
             fp8, bf16 = (_rate(cell, session) for cell in (self.fp8, self.bf16))
             if fp8 and bf16:
@@ -75,12 +82,8 @@ class Pair:
         return lead_pct(*steps)
 
 
-def _session(name: str) -> str:
-    return name.rpartition("/")[0]
-
-
 def _rate(cell: Cell, session: str) -> float | None:
-    rates = [rate for name, rate in cell.rates if _session(name) == session]
+    rates = [rate for name, rate in cell.rates if study_of(name) == session]
     return statistics.median(rates) if rates else None
 
 

@@ -59,23 +59,37 @@ def new_text() -> list[str]:
 
 def _of_3b() -> list[str]:
     """What is said of the study new-text-3b: its gaps, in the end and on the way."""
-    runs = shorten_arms(runs_frame(stored("h200x4")))
-    runs = runs[runs["study"] == "new-text-3b"]
-    trained, held_out = (
-        one(loss_gap_table(runs, loss=loss)) for loss in ("loss_last20_mean", "validation_loss")
+    runs = [run for run in committed_runs() if run.record.study == "new-text-3b"]
+    frame = shorten_arms(runs_frame(runs))
+    together = one(pooled_table(runs, frame), precision="fp8_tensorwise")
+    assert (together["num_pairs"], together["num_runs"]) == (4, 7)
+    assert together["verdict"] == "equivalent"
+    told = f"{per_cent(together['gap_pct'], 2)} (90 % CI {ends(together, '{}_90', 2)})"
+    held_out = loss_gap_table(frame, loss="validation_loss")
+    cooled = one(held_out, arm="FP8 tensorwise, schedule fp8:-100 bf16", num_pairs=2)
+    beside = one(held_out, arm="FP8 tensorwise", machine="h200x2", num_pairs=3)
+    trained = [
+        one(loss_gap_table(frame), arm="FP8 tensorwise", machine=machine)
+        for machine in ("h200x4", "h200x2")
+    ]
+    assert [(row["num_pairs"], row["verdict"]) for row in trained] == [
+        (4, "equivalent"), (3, "undecided"),
+    ]  # fmt: skip
+    first, second = (
+        f"{per_cent(row['gap_pct'], 2)} (90 % CI {gap_ends(row, 90)})" for row in trained
     )
-    assert {row["verdict"] for row in (trained, held_out)} == {"equivalent"}
-    assert {row["num_pairs"] for row in (trained, held_out)} == {4}
-    told, trained_too = (
-        f"{per_cent(row['gap_pct'], 2)}{where} (90 % CI {gap_ends(row, 90)})"
-        for row, where in ((held_out, ""), (trained, " in training"))
-    )
-    curve = validation_curve(stored("h200x4"), runs).set_index("step")["gap_pct"]
-    late = [f"{gap:+.2f}" for gap in curve.loc[375:]]
+    curve = validation_curve(runs, frame)
+    late = [
+        [f"{gap:+.2f}" for gap in curve[curve["machine"].eq(row["machine"])
+         & curve["arm"].eq("FP8 tensorwise") & curve["step"].ge(375)]["gap_pct"]]
+        for row in trained
+    ]  # fmt: skip
     return [
-        f"{told.replace(' % (', ' % on held-out text (')}, {trained_too}; equivalent",
-        f"That is {held_out['gap']:.3f} and {trained['gap']:.3f} nats",
-        f"{', '.join(late[:-1])} and {late[-1]} % from step 375 to {curve.index[-1]:,}",
+        f"{told.replace(' % (', ' % on held-out text (', 1)}, four seeds, three of them twice;",
+        f"in training {first}, and of the second time {second}, undecided",
+        f"{', '.join(late[0][:-1])} and {late[0][-1]} % from step 375 to 1,000",
+        f"and the second time {', '.join(late[1][:-1])} and {late[1][-1]} %",
+        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (two seeds",
         f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
     ]
 

@@ -242,6 +242,20 @@ def test_a_batch_near_the_largest_is_answered_for_without_other_batches_beyond_i
     assert not any(c.what == "micro_batch_size=1200000000" for c in found.changes)
 
 
+def test_other_lengths_and_batches_keep_the_tokens_of_a_step() -> None:
+    clipped = {"max_grad_norm": 1.0}
+    found = answer(question_for([], "llama-3.1-8b", 64, 8192, 1, "h100-80gb", clipped, None, 1024))
+    assert found.changes
+    for change in found.changes:
+        other = {name: int(value) for name, _, value in
+                 (word.partition("=") for word in change.what.split())}  # fmt: skip
+        now = {name: found.config[name] for name in
+               ("sequence_length", "micro_batch_size", "gradient_accumulation_steps")}  # fmt: skip
+        assert math.prod((now | other).values()) == math.prod(now.values()), change.what
+        assert change.then.low < change.then.value < change.then.high
+    assert f"{found.changes[0].what}: +" in advice_text(found)
+
+
 def test_the_table_holds_its_columns_at_any_batch() -> None:
     found = answer(question_for([], "llama-3.1-8b", 8, 4096, 10**8, "h100-80gb"))
     rows = [row for row in advice_text(found).splitlines() if row.endswith(" x!")]

@@ -84,6 +84,44 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
             assert batch * passes == 16, cure.what
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "sequences"),
+    [("qwen3-14b", "h200", 512), ("llama-3.1-8b", "h100-80gb", 128), ("qwen3-14b", "b200", 512)],
+)
+def test_what_fits_the_gpus_asked_about_is_found(model: str, gpu: str, sequences: int) -> None:
+    """Not with gradients reduced otherwise, nor in a form for small steps that does not fit."""
+    found = answer(
+        question_for([], model, 2, 4096, None, gpu, {"max_grad_norm": 1.0}, None, sequences)
+    )
+    assert found.fits
+    assert found.config["gradient_reduction"] == "each_pass"
+
+
+def test_no_more_gpus_are_told_where_these_do() -> None:
+    reduced = {"max_grad_norm": 1.0, "gradient_reduction": "each_pass"}
+    found = answer(question_for([], "qwen3-14b", 2, 4096, 1, "h200", reduced, None, 512))
+    assert not found.fits
+    first, *_ = found.remedies
+    saved = "--set reshard_after_forward=true --set activation_checkpointing=true"
+    assert first.what == f"--micro-batch-size 1 --set gradient_reduction=each_pass {saved}"
+
+
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        (1e-4, r"6 seeds may not decide: from random weights at 1e‑4 pairs of llama-3.1-8b "),
+        (3e-4, r"6 seeds may not decide: from random weights at 3e‑4 pairs of llama-3.2-1b "),
+    ],
+)
+def test_a_check_that_may_not_decide_says_so(rate: float, said: str) -> None:
+    found = answer(question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"learning_rate": rate}))
+    assert found.loss_check and found.loss_check.seeds
+    text = " ".join(advice_text(found).split())
+    assert said + "scattered so that it takes " in text
+    usual = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200"))
+    assert usual.loss_check and "may not decide" not in advice_text(usual)
+
+
 def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> None:
     def parted(fields: dict[str, Any]) -> Any:
         return question_for([], "llama-3.1-8b", 8, 4096, None, "h100-80gb", fields, None, 512)

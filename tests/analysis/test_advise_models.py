@@ -6,9 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import AutoConfig
 
 from fp8study.analysis.advice.figures import MODELLED
+from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.presets import PRESETS
 from fp8study.core.studies import load_study
@@ -62,8 +64,32 @@ def test_several_nodes_are_checked_by_a_study_on_a_cluster(tmp_path, monkeypatch
     assert {run.config.precision for run in study.runs} == {"bf16", "fp8_tensorwise"}
     for run in study.runs:
         assert {name: getattr(run.config, name) for name in asked} == asked
-    text = advice_text(found)
+    text = " ".join(advice_text(found).split())
     assert "with this as pipelines/studies/advised.yaml" in text and "fp8study run" not in text
+    assert "your cluster in pipelines/profiles/slurm/config.yaml (max_nodes: 2)" in text
+
+
+def test_such_a_job_has_time_for_its_steps(tmp_path, monkeypatch):
+    """Of 16 passes at 8,192 tokens one takes 13 s by the law: a hundred took longer than a job."""
+    clipped = {"max_grad_norm": 1.0}
+    asked = question_for([], "llama-3.1-8b", 64, 8192, 1, "h100-80gb", clipped, None, 1024)
+    for question in (asked, question_for([], "llama-3.1-8b", 16, 4096, 1, "h200")):
+        found = answer(question)
+        content = yaml.safe_load(found.study)
+        base, rate = content["base"], min(
+            option.tokens_per_second_per_gpu.value for option in (found.options[0], found.chosen)
+        )  # fmt: skip
+        minutes = base["num_steps"] * question.config.tokens_per_step / rate / base["num_gpus"] / 60
+        assert minutes + 3 < content["minutes_per_run"] < 3 * minutes + 7
+        assert base["num_steps"] >= base["num_warmup_steps"] + 10
+
+
+def test_what_is_no_part_of_an_answer_on_blackwell_is_told():
+    told = [advice("qwen3-14b", 2, gpu=gpu).left_out for gpu in ("b200", "h200")]
+    assert [any(each.startswith("MXFP8") for each in left_out) for left_out in told] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("model", PRESETS)
@@ -91,7 +117,7 @@ def test_answers_for_a_folder_and_says_what_a_mixture_leaves_out(tmp_path: Path)
     assert len(ways) == 3
     assert all(abs(option.lead_pct.value) < 10 for option in ways)  # FP8 is attention's alone
     assert found.left_out and "a mixture of experts: none was measured" in found.beyond
-    assert "  its experts stay in BF16, as torchao converts none" in advice_text(found)
+    assert "  its experts stay in BF16, as fp8study converts none" in advice_text(found)
     # Nor does FP8 spare the experts' copies in BF16 and activations.
     bf16, *fp8 = (option.memory_gib.value for option in advice(str(folder), 1).options)
     copies = 2 * 4 * 2 * 2048 * (4096 + 512) / 2**30  # bytes, layers, two of each size

@@ -301,6 +301,8 @@ def test_nodes_are_counted_and_their_gpus_too() -> None:
     with pytest.raises(UserError, match=r"num_nodes: 2 is more than the 1 at hand; .*clusters.md"):
         Machine((H200, H200), 8).check(two_nodes)
     Machine((H200, H200), 8, num_nodes=2).check(two_nodes)
+    with pytest.raises(UserError, match="is more than the 1 at hand; lower it, or raise max_nodes"):
+        Machine((H200, H200), 8, 1, "raise max_nodes").check(two_nodes)
     with pytest.raises(UserError, match=r"num_gpus: 4 on 2 nodes is more than the 1 visible"):
         Machine((H200,), 8, num_nodes=2).check(two_nodes)
 

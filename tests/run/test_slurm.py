@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from fp8study.core.checkpoints import note_resumed, place_of
+from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.records import read_record, write_record
 from fp8study.core.studies import PlannedRun, expanded
@@ -106,6 +107,11 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="PROFILE: there is no 'sbatch' here"):
         check_slurm()
+
+
+def test_more_nodes_than_the_profile_has_are_refused_by_its_field() -> None:
+    with pytest.raises(UserError, match=r"lower it, or raise max_nodes in config\.yaml "):
+        CLUSTER.machine.check(make_config({"num_gpus": 24, "num_nodes": 3}))
 
 
 def test_a_name_of_a_node_is_a_machine_like_any_other() -> None:

@@ -88,7 +88,7 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     (docs/log.md, 80, 81 and 90), where a graph can be made, which a `precision_schedule` rules out,
     and has room. Elsewhere on several `BEFORE`, whose update launches fewer kernels, and with it
     NCCL: there copy engines gain and lose by turns (docs/log.md, 70). Nothing where steps are not
-    small, or where a run `rests_on_the_path`.
+    small, or where a run `rests_on_the_path` or fits with what the path has alone.
 
     Raises:
         UserError: No law is known of such a model.
@@ -97,7 +97,11 @@ def for_small_steps(config: RunConfig, gpu: GpuPeak | None) -> dict[str, Any]:
         return {}
     if _may_be_recorded(config, gpu):
         return dict(AS_GRAPH)
-    return {} if config.num_gpus == 1 or rests_on_the_path(config) else dict(BEFORE)
+    if config.num_gpus == 1 or rests_on_the_path(config):
+        return {}
+    usual = config.resolved()
+    alone_fits = _fits(usual, gpu) and not _fits(changed(usual, BEFORE), gpu)
+    return {} if alone_fits else dict(BEFORE)
 
 
 def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
@@ -135,9 +139,14 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
         with_nccl = config.num_gpus > 1 and graph.collectives != "copy_engines"
         if with_nccl and (config.num_gpus, config.num_nodes) != (4, 1):  # as four were timed
             return False
-        needed = memory.predicted_memory(as_fp8(graph, "bf16"), shape).held  # more than FP8
-        return gpu is None or gpu.memory_gb is None or has_room(needed, gpu.memory_gb)
+        return _fits(as_fp8(graph, "bf16"), gpu)  # which holds more than FP8
     return False
+
+
+def _fits(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
+    if gpu is None or gpu.memory_gb is None:
+        return True
+    return has_room(memory.predicted_memory(config, shape_of(config.model)).held, gpu.memory_gb)
 
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:

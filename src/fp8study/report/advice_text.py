@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option, Seeds
 from fp8study.analysis.advice.commands import STUDY
 from fp8study.analysis.advice.figures import MEASURED, MODELLED, PREDICTED
 from fp8study.analysis.laws.account import (
@@ -61,7 +61,7 @@ def advice_text(advice: Advice) -> str:
         _listed("Beyond what was measured:", advice.beyond),
         _listed("Left out of these figures:", advice.left_out),
         _listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
-                [f"{c.what}: {number(c.then.value, '+.0f')} %, {c.then.kind}"
+                [f"{c.what}: {lead_text(c.then, ' %', '+.0f')}, {c.then.kind}"
                  for c in advice.changes]),
         _loss_check(advice),
         _speed_check(advice),
@@ -82,11 +82,22 @@ def _loss_check(advice: Advice) -> list[str]:
         f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
         f"about {megabytes} MB, to read it once:",
         [
+            *_seeds_wanted(check.seeds),
             check.command,
             "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
             "too: docs/using.md, Check its loss",
         ],
     )
+
+
+def _seeds_wanted(seeds: Seeds | None) -> list[str]:
+    """Say if so few seeds may not decide, as far as pairs are known to scatter."""
+    if seeds is None or seeds.most <= seeds.num_in_check:
+        return []
+    takes = " to ".join(dict.fromkeys(map(str, (seeds.fewest, seeds.most))))
+    return [f"{seeds.num_in_check} seeds may not decide: from random weights at "
+            f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
+            f"{takes}"]  # fmt: skip
 
 
 def _short(value: float) -> str:
@@ -100,7 +111,9 @@ def _speed_check(advice: Advice) -> list[str]:
             f"({advice.building_gib:.0f} GiB, counted); other trainers need not",
         ])  # fmt: skip
     if advice.study:
-        return _listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml:",
+        there = f"pipelines/profiles/slurm/config.yaml (max_nodes: {advice.config['num_nodes']})"
+        return _listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml and your "
+                       f"cluster in {there}:",
                        [*advice.study.splitlines(), "", *advice.commands])  # fmt: skip
     if not advice.fits:
         return _listed("To check its speed, in FP8 alone:", advice.commands)
@@ -182,7 +195,9 @@ def _interval(option: Option) -> list[str]:
         return []
     times = f"{option.times_wider:.2g} times " * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
-    error = "as far as the law was off" if known else "what nine of ten leads were within"
+    error = (
+        "as far as the law was off" if known else "the error that nine of ten leads stayed within"
+    )
     up, down = lead.high - lead.value, lead.value - (lead.low or 0.0)
     is_ranging = abs(up - down) > 0.05 and (lead.low or 0.0) > -100
     return [

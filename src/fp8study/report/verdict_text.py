@@ -72,7 +72,8 @@ def _kept_from(advice: Advice) -> list[str]:
         )
     if EXPERTS_IN_BF16 in advice.left_out:
         said.append(
-            "  its experts stay in BF16, as torchao converts none: FP8 is attention's alone"
+            "  its experts stay in BF16, as fp8study converts none (torchao's prototype "
+            "moe_training does, which nobody tried here): FP8 is attention's alone"
         )
     if advice.config["master_dtype"] == "bf16":
         said.append("  BF16 master weights: without steps as one graph, FP8 weights that are kept, "

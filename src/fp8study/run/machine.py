@@ -14,7 +14,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class Machine:
     num_cpus: int
     num_nodes: int = 1
     """Machines like it that a run may be spread over."""
+    how_more: str = field(default="give it to a cluster with PROFILE=slurm", compare=False)
 
     @property
     def device(self) -> str:
@@ -92,7 +93,7 @@ class Machine:
         if config.num_nodes > self.num_nodes:
             raise UserError(
                 f"num_nodes: {config.num_nodes} is more than the {self.num_nodes} at hand; lower "
-                "it, or give it to a cluster with PROFILE=slurm (docs/clusters.md)"
+                f"it, or {self.how_more} (docs/clusters.md)"
             )
         if config.gpus_per_node > self.num_slots:
             there = (

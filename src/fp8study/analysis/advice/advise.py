@@ -14,7 +14,7 @@ from functools import partial
 import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
-from fp8study.analysis.advice.by_law import chosen, predicted_speed
+from fp8study.analysis.advice.by_law import busy_pct, chosen, predicted_speed
 from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
@@ -153,14 +153,14 @@ class Advisor:
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
 
-        def with_ends(faster: Change, way: ResolvedConfig) -> Change:
-            """Say how far a rate may be off over that of another run, by the errors of steps."""
+        def with_ends(found: Change, way: ResolvedConfig, is_lead: bool = False) -> Change:
+            """Say how far a lead, or a rate over that of another run, may be off."""
             if unknown:
-                return faster
-            error = within.at(law(way).host_pct)[1] * account.wider(num_beyond(way))
-            value = faster.then.value
-            half = (100 + value) * error / 100
-            return replace(faster, then=replace(faster.then, low=value - half, high=value + half))
+                return found
+            (lead_error, step_error), value = within.at(busy_pct(way, law(way))), found.then.value
+            error = lead_error if is_lead else (100 + value) * step_error / 100
+            half = error * account.wider(num_beyond(way))
+            return replace(found, then=replace(found.then, low=value - half, high=value + half))
 
         def decide(way: ResolvedConfig) -> ResolvedConfig:
             return way if as_asked else decided_anew(way, gpu)
@@ -196,14 +196,14 @@ class Advisor:
             way for way, option in zip(shown.values(), (options[0], best), strict=True)
             if option.fits(capacity) and filled.building <= capacity
         ]  # fmt: skip
-        commands, study = to_check(checked, gpu)
+        rates = [o.tokens_per_second_per_gpu.value for o in (options[0], best)]
+        commands, study = to_check(checked, gpu, min(rates))
         cured = [] if fits or is_aside else cures(config, shape, capacity)
         larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
         # Losses are compared at a batch at which BF16 fits, too.
         room = 0 if fits else largest_batch_of([config, fp8], shape, capacity, MOST_TOKENS)
         resized = with_batch(fp8, room) if room else {}
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK and (fits or bool(resized))
-        rates = [o.tokens_per_second_per_gpu.value for o in (options[0], best)]
 
         def aside(way: ResolvedConfig) -> Advice:
             return self.advise(
@@ -269,17 +269,18 @@ class Advisor:
                 each for each in self.law_errors
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
-            left_out=tuple(left_out_of(shape, config.sequence_length)),
+            left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
             loss_evidence=evidence,
             loss_uncovered=uncovered,
             changes=tuple(
-                change(each, {"network": "--network {}"})
+                with_ends(change(each, {"network": "--network {}"}), each[1], is_lead=True)
                 for each in changes(config, shape, law, capacity, decide, halved)
             ),
             commands=commands, study=study,
             learning_rate=learning_rate,
-            loss_check=check_of_loss(changed(fp8, resized), gpu, rates, learning_rate)
-            if asks_for_loss else None,
+            loss_check=check_of_loss(
+                changed(fp8, resized), gpu, rates, learning_rate, self.decisions.runs
+            ) if asks_for_loss else None,
         )  # fmt: skip
 
     def _options(

@@ -59,6 +59,18 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Seeds:
+    """How many seeds decided, or would, where pairs from random weights scatter as they did."""
+
+    num_in_check: int
+    models: str
+    learning_rate: float
+    """The known one that is nearest."""
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True)
 class LossCheck:
     """The study that compares FP8's losses with BF16's, if that is all that a verdict asks for."""
 
@@ -71,6 +83,7 @@ class LossCheck:
     """That a run reads."""
     gpu_hours: float
     """That the steps of all runs take, at the rates of the answer."""
+    seeds: Seeds | None
 
 
 @dataclass(frozen=True)

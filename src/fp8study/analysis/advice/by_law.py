@@ -31,10 +31,12 @@ def predicted_speed(
     kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
     steps = [law(way) for law in laws]
     step = steps[0]
-    lead_error, step_error = errors.at(step.host_pct)
-    basis = "where the host is busy" if step.host_shows else "where the GPU decides"
-    if step.host_shows and step.host_pct < speed.LATE_PCT:
-        basis = "where the host may be busy (between where it is and where the GPU decides)"
+    busy = busy_pct(way, step)
+    lead_error, step_error = errors.at(busy)
+    shows = busy > speed.HOST_PCT
+    basis = "where the host is busy" if shows else "where the GPU decides"
+    if shows and busy < speed.LATE_PCT:
+        basis = "where the host may be busy"
     if beside and beside.off_points > lead_error:
         lead_error, basis = beside.off_points, NEXT_TO_THIS
         step_error = max(step_error, lead_error)
@@ -52,6 +54,15 @@ def predicted_speed(
     low, high = min(rates) * (1 - error), max(rates) * (1 + error)
     rate = Quantity(rates[0], kind, max(0.0, low), high)
     return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def busy_pct(way: ResolvedConfig, step: speed.StepParts) -> float:
+    """Return what launching kernels takes, % of the GPU's time, by which an error is known.
+
+    Of several nodes without communication: none were timed, and waiting makes nothing surer.
+    """
+    waits = step.communication if way.num_nodes > 1 else 0.0
+    return 100 * step.host / (step.device - waits)
 
 
 def _clamped(low_pct: float) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import yaml
 
-from fp8study.analysis.advice.answer import LossCheck
+from fp8study.analysis.advice.answer import LossCheck, Seeds
+from fp8study.analysis.advice.loss_evidence import scatter_near
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
 from fp8study.analysis.laws.shape import shape_of
@@ -26,6 +29,11 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
          "micro_batch_size", "reshard_after_forward", "activation_checkpointing",
          "master_dtype", "loss_head", "gradient_accumulation_steps", "max_grad_norm")  # fmt: skip
 
+#: Its runs: steps before the timed ones, the time of these, s, but so many at least.
+_WARM_UP, _TIMED_SECONDS, _FEWEST_TIMED = 5, 60, 10
+#: A job's start, compilation among it, minutes; and how much longer than by the law steps may take.
+_START_MINUTES, _SLOWER = 5, 1.5
+
 
 def smaller_like(config: ResolvedConfig, capacity: float) -> str:
     """Return the largest preset of a model's kind that a GPU of so many GiB can build; or none."""
@@ -36,20 +44,27 @@ def smaller_like(config: ResolvedConfig, capacity: float) -> str:
     return max(fitting, key=sizes.__getitem__, default="")
 
 
-def to_check(runs: Sequence[ResolvedConfig], gpu: GpuPeak | None) -> tuple[tuple[str, ...], str]:
+def to_check(
+    runs: Sequence[ResolvedConfig], gpu: GpuPeak | None, slowest: float
+) -> tuple[tuple[str, ...], str]:
     """Return the commands that measure these runs, and the study's file that they need.
 
     On one node each run is a command; on several `STUDY` is one, of jobs on a cluster. On `gpu`
-    depends what a run chooses itself.
+    depends what a run chooses itself, on the `slowest` rate, tokens/s a GPU, how many steps it does
+    and how long a job may take.
     """
     if not runs or runs[0].num_nodes == 1:
         return tuple(command(run, gpu) for run in runs), ""
     asked = [_said(run, gpu) for run in runs]
     base = {name: value for name, value in asked[0].items() if name in ALIKE}
+    step_seconds = runs[0].tokens_per_step / runs[0].num_gpus / slowest
+    base |= {"num_warmup_steps": _WARM_UP}
+    base |= {"num_steps": _WARM_UP + max(_FEWEST_TIMED, round(_TIMED_SECONDS / step_seconds))}
+    minutes = _START_MINUTES + _SLOWER * base["num_steps"] * step_seconds / 60
     content = {
         "question": f"Does FP8 pay for {runs[0].model} on {runs[0].num_gpus} GPUs?",
         "base": base, "arms": [{n: v for n, v in each.items() if n not in base} for each in asked],
-        "seeds": [0, 1, 2], "minutes_per_run": 5, "speed_only": True,
+        "seeds": [0, 1, 2], "minutes_per_run": math.ceil(minutes), "speed_only": True,
     }  # fmt: skip
     text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=64)
     return (f"make reproduce STUDY={STUDY} PROFILE=slurm",), text
@@ -65,20 +80,32 @@ def _command(words: str, fields: Mapping[str, Any]) -> str:
 
 
 def check_of_loss(
-    fp8: ResolvedConfig, gpu: GpuPeak | None, rates: Sequence[float], learning_rate: float | None
+    fp8: ResolvedConfig,
+    gpu: GpuPeak | None,
+    rates: Sequence[float],
+    learning_rate: float | None,
+    known: pd.DataFrame,
 ) -> LossCheck | None:
     """Say how an FP8 run's losses are compared with BF16's; None for other recipes.
 
-    At a learning rate, or at that of `CHECK_LOSS`; `rates` are both precisions' tokens/s a GPU.
+    At a learning rate, or at that of `CHECK_LOSS`; `rates` are both precisions' tokens/s a GPU, and
+    from the `known` runs is how many seeds may be wanted.
     """
     if fp8.precision != "fp8_tensorwise":
         return None
     runs = load_study(CHECK_LOSS).runs
     tokens = runs[0].config.num_steps * fp8.tokens_per_step
     seconds = len(runs) / len(rates) * sum(tokens / rate for rate in rates)
+    rate = learning_rate or runs[0].config.learning_rate
+    near = scatter_near(known, fp8.model, rate)
+    seeds = None if near.empty else Seeds(
+        len({run.config.seed for run in runs}), ", ".join(dict.fromkeys(near["model"])),
+        float(near["learning_rate"].iloc[0]), int(near["num_to_decide"].min()),
+        int(near["num_to_decide"].max()),
+    )  # fmt: skip
     return LossCheck(
-        _command_for_loss(fp8, gpu, learning_rate), len(runs),
-        learning_rate or runs[0].config.learning_rate, fp8.micro_batch_size, tokens, seconds / 3600,
+        _command_for_loss(fp8, gpu, learning_rate), len(runs), rate, fp8.micro_batch_size, tokens,
+        seconds / 3600, seeds,
     )  # fmt: skip
 
 

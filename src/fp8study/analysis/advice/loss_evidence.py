@@ -11,10 +11,11 @@ import pandas as pd
 
 from fp8study.analysis.advice.figures import Row
 from fp8study.analysis.decision import CONCLUSIVE
-from fp8study.analysis.floors import pooled_fp8
+from fp8study.analysis.floors import RANDOM, pooled_fp8, scatter_table
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.losses import comparisons
+from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_kernels
 from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.stats import count, interval_text
@@ -37,6 +38,20 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
         for path in sorted(results.glob(f"reference/*/tables/{name}.csv"))
     ]
     return pd.concat(tables) if tables else pd.DataFrame()
+
+
+def scatter_near(runs: pd.DataFrame, model: str, learning_rate: float) -> pd.DataFrame:
+    """Return the rows of `scatter_table` at the rate nearest to one, from random weights.
+
+    Of the model, if pairs of it were run at a rate that is at most twice or half of that.
+    """
+    no_curves = pd.DataFrame(columns=[*PLACE, "loss"])  # which tell of rises alone
+    table = scatter_table(no_curves, runs)
+    table = table[table["starts_from"] == RANDOM]
+    table = table.assign(away=np.log2(table["learning_rate"] / learning_rate).abs())
+    own = table[(table["model"] == model) & (table["away"] <= 1)]
+    table = own if len(own) else table
+    return table[table["away"] == table["away"].min()]
 
 
 def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:

@@ -116,7 +116,7 @@ def session_table(cells: Sequence[Cell]) -> pd.DataFrame:
             law = speed.predicted_step(pair.fp8.config, pair.fp8.shape, gpu)
             rows.append(_named(pair.fp8) | {
                 "num_sessions": len(leads), "spread_points": max(leads) - min(leads),
-                "host_pct": 100 * law.host / law.device,
+                "host_pct": law.host_pct,
             })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -141,7 +141,7 @@ def lead_table(cells: Sequence[Cell]) -> pd.DataFrame:
             "error_points": predicted - measured,
             "fitted_pct": pair.predicted_pct(constants_of(SpeedConstants, "speed")),
             "step_error_pct": 100 * (law.total / cell.step_ms - 1),
-            "host_pct": 100 * law.host / law.device,
+            "host_pct": law.host_pct,
             "tokens": cell.config.tokens_per_pass,
             "run_ids": " ".join(pair.fp8.ids + pair.bf16.ids),
         })  # fmt: skip

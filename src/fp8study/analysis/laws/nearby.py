@@ -134,8 +134,15 @@ def with_batch(config: ResolvedConfig, micro_batch_size: int) -> dict[str, Any]:
     return {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": passes}
 
 
+def _as_reduced(config: ResolvedConfig, changes: dict[str, Any]) -> dict[str, Any]:
+    """Add to changes how gradients are reduced, where that would be decided anew by them."""
+    reduced = REDUCED if config.gradient_reduction in REDUCED.values() else {}
+    return of_use(reduced | changes, config)
+
+
 def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
     """Return the run after these changes, and its GiB."""
+    changes = changes if "num_gpus" in changes else _as_reduced(config, changes)
     tried = changed(config, changes)
     return changes, tried, memory.predicted_memory(tried, shape).held
 
@@ -252,6 +259,18 @@ def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
     return speed.lead_pct(law(bf16).total, fastest)
 
 
+def _keeping_tokens(config: ResolvedConfig, name: str, factor: float) -> dict[str, int]:
+    """Return what keeps a step's tokens where a batch or length is another; empty: nothing can.
+
+    Of another length the batch, of another batch, or where that cannot, the passes.
+    """
+    others = [n for n in ("micro_batch_size", "gradient_accumulation_steps") if n != name]
+    if name == "micro_batch_size" and config.gradient_accumulation_steps == 1:
+        return {}  # what another batch gives is asked
+    kept = {n: getattr(config, n) / factor for n in others}
+    return next(({n: round(v)} for n, v in kept.items() if v >= 1 and v % 1 == 0), {})
+
+
 def changes(
     config: ResolvedConfig,
     shape: ModelShape,
@@ -261,6 +280,8 @@ def changes(
     others: Mapping[float, Law],
 ) -> list[Changed]:
     """Return changes of the task that move FP8's lead notably, with its lead then, %.
+
+    A step keeps its tokens, but for another batch in one pass.
 
     `decided`: decides anew what the path makes of such a run; `others`: Gb/s of other networks →
     the law with them.
@@ -276,11 +297,17 @@ def changes(
         value = round(getattr(config, name) * factor)
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
+        other = {name: value} | _keeping_tokens(config, name, factor)
         try:
-            way = decided(dataclasses.replace(config, **{name: value}))
+            way = (
+                changed(config, _as_reduced(config, other))
+                if "gradient_accumulation_steps" in other
+                else dataclasses.replace(config, **other)
+            )
+            way = decided(way)
         except UserError:  # beyond the field's range
             continue
         there = lead_by_law(way, shape, law)
         if (_fits(way, shape, capacity) or factor < 1) and abs(there - here) >= _NOTABLE_POINTS:
-            found.append(({name: value}, way, there))
+            found.append((other, way, there))
     return found

@@ -328,7 +328,8 @@ def _window(values: Mapping[str, Any]) -> int | None:
 
 
 #: What is left out of every mixture, and decides of it.
-EXPERTS_IN_BF16 = "FP8 for the experts, which torchao does not convert: FP8 is attention's alone"
+EXPERTS_IN_BF16 = "FP8 for the experts, which is not trained in here: FP8 is attention's alone"
+_MXFP8 = "MXFP8, Blackwell's own FP8, which is not trained in here"
 
 
 def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
@@ -341,9 +342,9 @@ def _left_out(shape: ModelShape, values: Mapping[str, Any]) -> Iterator[str]:
         yield EXPERTS_IN_BF16
 
 
-def left_out_of(shape: ModelShape, sequence_length: int) -> list[str]:
-    """Say what the laws leave out of a model's sequences of so many tokens."""
-    found = list(shape.left_out)
+def left_out_of(shape: ModelShape, sequence_length: int, architecture: str) -> list[str]:
+    """Say what the laws leave out of a model's sequences of so many tokens, on such GPUs."""
+    found = [*shape.left_out, *[_MXFP8] * (architecture == "Blackwell")]
     if shape.window and shape.window < sequence_length:
         found.append(f"attention's window of {shape.window:,} tokens: it is counted over them all")
     return found

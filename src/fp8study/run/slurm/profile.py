@@ -44,14 +44,15 @@ class Profile:
     @property
     def machine(self) -> Machine:
         """A node of the cluster, as if it were the machine at hand."""
+        more = f"raise max_nodes in {self.folder / 'config.yaml'}"
         if self.gpu is None:
-            return Machine((), self.cpus_per_node, self.max_nodes)
+            return Machine((), self.cpus_per_node, self.max_nodes, more)
         peak = named_gpu(self.gpu)
         memory = self.gpu_memory_gib or peak.memory_gb
         capability = FP8_CAPABILITY if peak.fp8_tflops else (8, 0)
         gpu = Gpu(0, "", f"NVIDIA {peak.name_part}", memory, capability, None, None, None)
         gpus = (dataclasses.replace(gpu, index=index) for index in range(self.gpus_per_node))
-        return Machine(tuple(gpus), self.cpus_per_node, self.max_nodes)
+        return Machine(tuple(gpus), self.cpus_per_node, self.max_nodes, more)
 
     def resources(self, run: PlannedRun) -> dict[str, Any]:
         """Return what a run's job asks for, by Snakemake's names; cores and MiB are of a node."""

@@ -70,10 +70,7 @@ def test_more_gpus_than_were_timed_are_known_less_well() -> None:
     )
     assert many.high - many.value == pytest.approx(math.sqrt(2) * (few.high - few.value))
     text = " ".join(advice_text(found[1]).split())
-    assert (
-        "points, 1.4 times the error that nine of ten leads stayed within where the GPU decides"
-        in text
-    )
+    assert "points, 1.4 times what nine of ten leads stayed within where the GPU decides" in text
 
 
 def test_no_interval_speaks_of_fewer_than_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,9 +167,7 @@ def test_what_was_measured_next_to_a_prediction_is_said_with_what_the_interval_i
     assert "measured with micro_batch_size=1 update_kernel=torch fp8_all_gather=false" in beside
     assert "within where the host is busy" in said(ask("llama-3.2-3b", 3, "h200"))
     longer = answer(question_for([], "llama-3.2-1b", 4, 16384, 1, "h200"))
-    assert "points, 1.4 times the error that nine of ten leads stayed within where the GPU" in said(
-        longer
-    )
+    assert "points, 1.4 times what nine of ten leads stayed within where the GPU" in said(longer)
     _are_off_by(3.0, monkeypatch)
     found = ask("llama-3.2-3b", 8, "h200")
     option = next(o for o in found.options if o.label == "FP8 tensorwise, FP8 all-gather")

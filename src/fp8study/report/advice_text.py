@@ -195,9 +195,7 @@ def _interval(option: Option) -> list[str]:
         return []
     times = f"{option.times_wider:.2g} times " * (option.times_wider > 1)
     known = option.beside and option.interval_from == NEXT_TO_THIS
-    error = (
-        "as far as the law was off" if known else "the error that nine of ten leads stayed within"
-    )
+    error = "as far as the law was off" if known else "what nine of ten leads stayed within"
     up, down = lead.high - lead.value, lead.value - (lead.low or 0.0)
     is_ranging = abs(up - down) > 0.05 and (lead.low or 0.0) > -100
     return [

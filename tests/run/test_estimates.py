@@ -2,13 +2,14 @@
 
 import dataclasses
 import re
+import statistics
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fp8study.core.config import make_config
+from fp8study.core.config import FIELD_NAMES, make_config
 from fp8study.core.records import read_record
 from fp8study.core.studies import expanded
 from fp8study.run.chosen.estimates import (
@@ -16,11 +17,13 @@ from fp8study.run.chosen.estimates import (
     compile_minutes,
     held_minutes,
     minutes_on_cpu,
+    step_seconds,
     what_would_fit,
 )
 from fp8study.run.machine import Machine
 from fp8study.run.plan import impossible_runs, plan_text
-from tests.machines import H100, H200, machine
+from tests.checkout import committed_runs
+from tests.machines import H100, H200, UNKNOWN, machine
 from tests.run.test_slurm import CLUSTER
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference"
@@ -45,6 +48,28 @@ def test_a_run_takes_as_long_as_was_estimated_or_less(name: str) -> None:
     assert min(ratios) > 0.8
     assert max(ratios) < 1.5
     assert 1.0 < sum(estimated) / sum(held) < 1.2  # so that a budget is kept, and used
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_tensorwise"])
+def test_steps_take_what_the_law_says_in_either_precision(precision: str) -> None:
+    """A share of the GPU's peak said 0.39 to 1.66 times what they took, the same in both."""
+    ratios = []
+    for run in committed_runs():
+        config, took = run.record.config, run.record.results.get("step_time_ms_median")
+        if run.machine_label == "h200x4" and config["precision"] == precision and took:
+            known = {name: value for name, value in config.items() if name in FIELD_NAMES}
+            ratios.append(1000 * step_seconds(make_config(known), machine(H200)) / took)
+    assert len(ratios) > 50
+    assert 0.9 < statistics.median(ratios) < 1.1
+    assert statistics.mean(0.75 < ratio < 1.25 for ratio in ratios) > 0.9
+
+
+def test_steps_of_which_no_law_is_known_are_estimated_by_their_flops() -> None:
+    eager, compiled = (make_config({"model": "llama-3.2-1b", "compile": how}).resolved()
+                       for how in (False, True))  # fmt: skip
+    assert step_seconds(eager, machine(H200)) > 0
+    assert step_seconds(eager, machine(H200)) != step_seconds(compiled, machine(H200))
+    assert step_seconds(compiled, machine(UNKNOWN)) == step_seconds(eager, machine(UNKNOWN))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import changed, cures, written
 from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.speed import predicted_step
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
 from fp8study.core.hardware import find_peak
@@ -105,10 +107,18 @@ def host_gib(config: RunConfig, on_gpu: bool) -> float:
 
 
 def step_seconds(config: RunConfig, machine: Machine) -> float:
-    """Return a rough length of a step: its FLOPs over a share of the slowest GPU's peak."""
+    """Return the length of a step on the slowest GPU by the law of speed.
+
+    Where that does not speak of the run or the GPU, its FLOPs over a share of the peak: roughly.
+    """
     peaks = [find_peak(gpu.name) for gpu in machine.gpus]
+    is_emulated = config.is_fp8 and config.fp8_emulate
+    with suppress(UserError, ValueError):
+        if all(peaks) and not is_emulated:
+            shape = shape_of(config.model)
+            return max(predicted_step(config, shape, peak).total for peak in {*peaks}) / 1000
     tflops = min(peak.bf16_tflops if peak else _UNKNOWN_PEAK for peak in peaks)
-    slower = _EMULATION if config.is_fp8 and config.fp8_emulate else 1.0
+    slower = _EMULATION if is_emulated else 1.0
     return slower * _flops_per_gpu(config) / (_PEAK_SHARE * tflops * 1e12)
 
 

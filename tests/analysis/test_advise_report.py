@@ -6,6 +6,7 @@ import pytest
 
 from fp8study.analysis import decision
 from fp8study.analysis.advice.advise import Advisor
+from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import Decisions
 from fp8study.analysis.advice.figures import MEASURED
 from fp8study.analysis.advice.loss_evidence import read_loss_gaps
@@ -44,9 +45,8 @@ def test_advice_says_what_the_first_page_says_row_by_row(of_machine, advisor):
         records = [runs[name] for name in row["run_ids"].split()]
         record = next(r for r in records if r.config["precision"] == "bf16")
         gpu = find_peak(row["gpu_name"])
-        found = advisor.advise(
-            recorded_config(record), gpu, row["gpu_name"], record.machine["gpu_memory_gib"], None
-        )
+        capacity = record.machine["gpu_memory_gib"]
+        found = advisor.advise(Question(recorded_config(record), gpu, row["gpu_name"], capacity))
         verdict, lead = found.verdict, found.verdict.lead_pct
         best = next(o for o in found.options if o.label == verdict.label)
         assert (verdict.action, verdict.machine) == (row["action"], row["machine"])

@@ -14,6 +14,7 @@ from functools import partial
 import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
+from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.by_law import busy_pct, chosen, predicted_speed
 from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
@@ -41,7 +42,7 @@ from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import cell_key, cells_of
-from fp8study.analysis.laws.communication import NETWORK, Network
+from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.nearby import (
@@ -104,35 +105,21 @@ class Advisor:
         return next((c.gpu for c in self.timed if find_peak(c.gpu) == gpu), gpu.slug)
 
     def advise(
-        self,
-        config: ResolvedConfig,
-        gpu: GpuPeak,
-        gpu_name: str,
-        capacity: float,
-        measured: Measured | None,
-        tokens: float | None = None,
-        as_asked: bool = False,
-        learning_rate: float | None = None,
-        network: Network | None = None,
-        is_aside: bool = False,
+        self, asked: Question, measured: Measured | None = None, is_aside: bool = False
     ) -> Advice:
-        """Answer for a BF16 run of this configuration and every FP8 recipe in its place.
+        """Answer for a BF16 run and every FP8 recipe in its place.
 
         Args:
-            config: In BF16, on the tuned path.
-            gpu: Its datasheet.
-            gpu_name: As its driver or `name_of` names it.
-            capacity: Its memory, GiB.
+            asked: What is asked.
             measured: What was measured of the model's layers on this GPU, if anything.
-            tokens: As `Advice.tokens`.
-            as_asked: What is told beside it keeps its form of the path, as it was asked for.
-            learning_rate: At which FP8's loss must be known to be BF16's, if one is asked for.
-            network: What joins the nodes; None: as is assumed, or half as fast.
             is_aside: What other questions would answer is left out.
 
         Raises:
             UserError: As `shape_of`.
         """
+        config, gpu, capacity = asked.config, asked.gpu, asked.capacity_gib
+        gpu_name = asked.gpu_name or self.name_of(gpu)
+        learning_rate, network = asked.learning_rate, asked.network
         shape = shape_of(config.model)
         law = law_of(shape, gpu, measured, network or NETWORK)
         halved = {} if network or config.num_nodes == 1 else {
@@ -163,7 +150,7 @@ class Advisor:
             return replace(found, then=replace(found.then, low=value - half, high=value + half))
 
         def decide(way: ResolvedConfig) -> ResolvedConfig:
-            return way if as_asked else decided_anew(way, gpu)
+            return way if asked.as_asked else decided_anew(way, gpu)
 
         found = self.decisions.of(config, gpu_name)
         decided = [each for each in found if pd.notna(each.decision["lead_pct"])]
@@ -206,14 +193,13 @@ class Advisor:
         asks_for_loss = bool(checked) and verdicts[0].action == CHECK and (fits or bool(resized))
 
         def aside(way: ResolvedConfig) -> Advice:
-            return self.advise(
-                way, gpu, gpu_name, capacity, measured, tokens, as_asked, learning_rate, network,
-                is_aside=True,
-            )  # fmt: skip
+            return self.advise(replace(asked, config=way), measured, is_aside=True)
 
         def anew(way: ResolvedConfig) -> ResolvedConfig:
             return decide(
-                way if as_asked else changed(way, {"update_kernel": None, "step_launch": None})
+                way
+                if asked.as_asked
+                else changed(way, {"update_kernel": None, "step_launch": None})
             )
 
         def remedy(cure: Changed) -> Change:
@@ -236,12 +222,12 @@ class Advisor:
             settings=tuple(written(settings(config, gpu))),
             gpu=gpu_name,
             capacity_gib=capacity,
-            tokens=tokens or usual_tokens(shape),
+            tokens=asked.tokens or usual_tokens(shape),
             verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
             clipped=clipped if clipped and clipped.action in surer else None,
             nearest=() if verdicts[0].is_as_today else tuple(
                 Change(what, lead)
-                for what, lead in self.decisions.nearest(config, gpu_name, as_asked)
+                for what, lead in self.decisions.nearest(config, gpu_name, asked.as_asked)
             ),
             elsewhere=tuple(verdicts[1:]),
             fits=fits,

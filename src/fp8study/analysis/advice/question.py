@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ import pandas as pd
 
 from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.asked import Question
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.laws.communication import NETWORK, Network, num_nodes_for
+from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
 from fp8study.analysis.laws.here import find
 from fp8study.analysis.laws.nearby import (
     FORM,
@@ -32,12 +32,11 @@ from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
-from fp8study.core.config import ResolvedConfig, RunConfig, make_config
+from fp8study.core.config import RunConfig, make_config
 from fp8study.core.errors import UserError, together
 from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
 from fp8study.core.presets import check_model, needs_plain_head
-from fp8study.core.recipes import ARITHMETICS
 
 #: Further fields that the laws know, and by which the report tells settings apart.
 _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm",
@@ -54,44 +53,6 @@ _TOKENS = (1e6, 1e15)
 _GBIT_PER_S = (1, 1600)
 #: Fewer steps are no training: somebody gave tokens for sequences.
 _FEWEST_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked, once all that was left open is chosen."""
-
-    config: ResolvedConfig
-    """In BF16, on the tuned path."""
-    gpu: GpuPeak
-    gpu_name: str | None
-    """As its driver names the GPU that is here; None for one that is named."""
-    capacity_gib: float
-    tokens: float | None = None
-    """As `Advice.tokens`."""
-    as_asked: bool = False
-    """As `Advisor.advise` has it."""
-    learning_rate: float | None = None
-    """As `Advisor.advise` has it."""
-    network: Network | None = None
-    """As `Advisor.advise` has it."""
-
-    def layers_to_measure(self) -> list[ResolvedConfig]:
-        """Return a run in BF16 and in each scaling of FP8, for `measure_here`.
-
-        Raises:
-            UserError: No GPU is here, another is asked about, or the model is a mixture.
-        """
-        if self.gpu_name is None:
-            raise UserError(
-                "--measure: times the GPU at hand, not one that is named; leave out --gpu there"
-            )
-        if shape_of(self.config.model).num_experts > 1:
-            raise UserError(
-                f"--measure: '{self.config.model}' is a mixture of experts, whose layers the law "
-                "cannot part; leave out --measure"
-            )
-        bf16 = changed(self.config, BEFORE)  # layers by themselves keep no weights
-        return [bf16, *(as_fp8(bf16, name, False) for name in ARITHMETICS[1:])]
 
 
 def question_for(
@@ -273,13 +234,9 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
         UserError: There are no records, or what was measured here is damaged.
     """
     results = results or results_dir()
-    advisor, here = _advisor(results), asked.gpu_name
+    here = asked.gpu_name
     measured = find(asked.config, here, results) if here else None
-    name = here or advisor.name_of(asked.gpu)
-    return advisor.advise(
-        asked.config, asked.gpu, name, asked.capacity_gib, measured, asked.tokens, asked.as_asked,
-        asked.learning_rate, asked.network,
-    )  # fmt: skip
+    return _advisor(results).advise(asked, measured)
 
 
 @cache  # a process reads the records once

@@ -107,7 +107,7 @@ def test_a_prediction_is_judged_by_the_same_rule():
 
 def test_every_number_says_where_it_is_from():
     found = json.loads(
-        json.dumps(dataclasses.asdict(advice("llama-3.1-8b", 1, gpu="h100-nvl-94gb")))
+        json.dumps(dataclasses.asdict(advice("llama-3.1-8b", 1, batch=4, gpu="h100-nvl-94gb")))
     )
     ways = found["step_parts_ms"].values()
     parts = [part for way in (*ways, found["memory_parts_gib"]) for part in way.values()]

@@ -16,6 +16,7 @@ from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import run_path
 from fp8study.analysis.runs.pairing import DIVERGED, healthy, together
 from fp8study.core.hardware import GPU_PEAKS, find_peak
+from fp8study.core.recipes import GEMMS
 from fp8study.core.records import RunRecord, StoredRun
 from fp8study.report import layouts
 from fp8study.report.page import Report
@@ -296,12 +297,12 @@ def gemms(table: pd.DataFrame) -> pd.DataFrame:
         table.groupby(["machine", "study", "model", "precision"], sort=False)
         if len(table) else ()
     ):  # fmt: skip
-        errors = rows.groupby("gemm")["error"].median()
+        errors = rows.groupby("gemm")["error"].median().reindex(GEMMS)
         found.append({
             "machine": machine, "study": study, "model": model, "what": recipe(precision),
             "run_ids": together(rows["run_ids"].unique()),
             "to_zero_pct": 100 * rows["to_zero"].max(),
-            **{f"error_pct_{gemm}": 100 * errors[gemm] for gemm in errors.index},
+            **{f"error_pct_{gemm}": 100 * error for gemm, error in errors.items()},
         })  # fmt: skip
     return pd.DataFrame(found)
 

@@ -25,12 +25,13 @@ import pandas as pd
 
 from fp8study.analysis.runs.frames import key_of, runs_frame
 from fp8study.analysis.runs.naming import arm_label
-from fp8study.analysis.stats import Interval, count, welch_t_interval
+from fp8study.analysis.stats import Interval, welch_t_interval
 from fp8study.core.config import RunConfig, completed
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.fields import BY_HAND, varying
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, RunRecord, StoredRun, read_record
+from fp8study.core.words import count
 
 #: Confidence level of the intervals of ratios.
 LEVEL = 0.95

@@ -124,12 +124,6 @@ def interval_text(low: float, high: float) -> str:
     return f"{low:+.2f} to {high:+.2f}".replace("-", "\u2212").replace(" ", "\u00a0")
 
 
-def count(number: int, noun: str) -> str:
-    """Put a number before its noun, in the plural where it is not one."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
-
-
 def paired_t_p_value(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of Student's paired t test of no difference."""
     mean, error, freedom = _moments(differences)

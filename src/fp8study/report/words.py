@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import pandas as pd
 
 from fp8study.analysis.runs.naming import PRECISION_LABELS
-from fp8study.analysis.stats import count as count
 from fp8study.core.hardware import GPU_PEAKS, find_peak
+from fp8study.core.words import count as count
 
 #: Says something of a table.
 Say = Callable[[pd.DataFrame], str]

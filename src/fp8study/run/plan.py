@@ -15,10 +15,10 @@ from fp8study.core.fields import PLAIN, varying
 from fp8study.core.files import project_root, studies_dir
 from fp8study.core.presets import check_model, is_reachable
 from fp8study.core.studies import PlannedRun, Study, estimated_minutes, load_study, study_names
+from fp8study.core.words import count
 from fp8study.data.corpus import REMEMBERS, SEEN_AGAIN, check_corpus_name, fewest_tokens
 from fp8study.run.blocks import gpus_to_have
 from fp8study.run.chosen.estimates import check_memory, minutes_on_cpu, needed_gib
-from fp8study.run.chosen.notes import gpus_in_words
 from fp8study.run.defaults import better_than_asked
 from fp8study.run.machine import Machine, unsupported_gpu
 from fp8study.run.slurm.profile import Profile
@@ -140,7 +140,7 @@ def plan_text(study: Study, machine: Machine, cluster: Profile | None = None) ->
     lines = [
         *([cluster.summary(pending)] if cluster else []),
         f"Study {study.name}: {study.question}",
-        f"On {where}. {len(study.runs)} run{'s' * (len(study.runs) != 1)}, {num_done} done, "
+        f"On {where}. {count(len(study.runs), 'run')}, {num_done} done, "
         f"{len(pending)} to do"
         + ("." if cluster else f", about {minutes:,.0f} min.")
         + (" None of them can be run here: see below." if not pending and impossible else ""),
@@ -236,7 +236,7 @@ def _faster_ways(study: Study, pending: list[PlannedRun], machine: Machine) -> l
     cells: dict[tuple[str, Any], dict[str, int]] = {}
     for config in configs:
         place = f"{config.model} at batch {config.micro_batch_size} on "
-        place += gpus_in_words(config.num_gpus)
+        place += count(config.num_gpus, "GPU")
         for name, value in better_than_asked(config, machine).items():
             alike = (c for c in configs if c.precision == config.precision)
             if all(getattr(c, name) != value for c in alike) and _all_take(study, name, value):

@@ -18,10 +18,11 @@ from fp8study.analysis.losses import comparisons
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_kernels
 from fp8study.analysis.runs.pairing import healthy
-from fp8study.analysis.stats import count, interval_text
+from fp8study.analysis.stats import interval_text
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.words import count
 
 #: What the tokens of a step are counted by.
 _OF_A_STEP = ("num_gpus", "micro_batch_size", "gradient_accumulation_steps", "sequence_length")

@@ -9,7 +9,7 @@ from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import by_parts, ends, mean_gap, spread, with_pairs
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.noise import tables as noise
-from fp8study.analysis.stats import count
+from fp8study.core.words import count
 
 _STALE = "; with a stale one it ends {} nats above ({})"
 _SILENT = "; with {} BF16 itself learnt nothing there, and says nothing of FP8"

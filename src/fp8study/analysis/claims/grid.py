@@ -9,9 +9,9 @@ from fp8study.analysis.claims.rules import by_parts, by_rows, ends, on_gpus, spr
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
 from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.analysis.runs.pairing import pairs_of, together
-from fp8study.analysis.stats import count
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import StoredRun
+from fp8study.core.words import count
 
 #: Fewer cells than this are no grid.
 _CELLS = 4

@@ -23,10 +23,10 @@ from fp8study.analysis.noise import tables as noise
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION
 from fp8study.analysis.runs.pairing import DIVERGED, FAILURE_STUDIES, healthy, pairs_of, together
-from fp8study.analysis.stats import count
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, StoredRun
+from fp8study.core.words import count
 
 #: What `_new_text_windows` says of an arm, in % of BF16's loss.
 _WINDOWS = ("early_gap", "early_spread", "late_gap", "late_spread")

@@ -12,9 +12,9 @@ import pandas as pd
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import by_parts, by_rows, by_share, ends, out_of, spread
 from fp8study.analysis.claims.tables import RATE, Tables, along, steps
-from fp8study.analysis.stats import count
 from fp8study.core.hardware import find_peak
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL, StoredRun
+from fp8study.core.words import count
 
 #: States in which a compiled run found torch's compile cache.
 _CACHES = ("cold", "warm", "partly warm")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
 import pandas as pd
 
 from fp8study.analysis.claims.finding import Claim, Figure, Finding, Verdict
 from fp8study.analysis.runs.pairing import DIVERGED
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
+from fp8study.core.words import listed
 
 
 def by_share(share: float) -> Verdict:
@@ -108,12 +108,6 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     judged = paired[same | apart] if not beyond.any() and not is_open.all() else paired
     words |= {"counts": counts, "margin": paired["margin_pct"].max()}
     return claim.found(verdict, mean_gap(judged), paired, **words)
-
-
-def listed(words: Collection[object]) -> str:
-    """Join words by commas and an ``and``."""
-    *first, last = map(str, words)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def on_gpus(arms: pd.DataFrame) -> str:

@@ -14,10 +14,10 @@ from fp8study.analysis.losses import smoothed
 from fp8study.analysis.runs.frames import PLACE, key_of
 from fp8study.analysis.runs.naming import PRECISION_LABELS
 from fp8study.analysis.runs.pairing import healthy, in_fp8, together
-from fp8study.analysis.stats import count
 from fp8study.core.config import completed
 from fp8study.core.fields import varying
 from fp8study.core.records import StoredRun
+from fp8study.core.words import count
 
 #: What tells the arms of a sweep apart, besides the learning rate.
 _ARM = ["precision", "master_dtype", "lr_warmup_steps"]

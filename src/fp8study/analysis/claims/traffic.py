@@ -12,9 +12,9 @@ from fp8study.analysis.claims.rules import by_parts, by_rows, ends, spread
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.pairing import in_fp8
-from fp8study.analysis.stats import count
 from fp8study.core.recipes import SIXTEEN_BIT
 from fp8study.core.records import StoredRun
+from fp8study.core.words import count
 
 #: What a profile and the tables call the bytes of FP8 tensors.
 _FP8 = r"uint8|float8|E4M3|E5M2"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fp8study.core.config import RunConfig
 from fp8study.core.hardware import FP8_CAPABILITY
+from fp8study.core.words import count, listed
 from fp8study.run.chosen.timetable import Cell, cell_of
 from fp8study.run.machine import Machine
 
@@ -41,7 +42,7 @@ def blocks_in_words(cells: Iterable[Cell], baselines: Iterable[RunConfig]) -> st
     said = []
     for number, alike in sorted(by_number.items(), reverse=True):
         names = ", ".join(
-            f"{model} at batch {_and(batches)} on {gpus_in_words(width)}"
+            f"{model} at batch {listed(sorted(batches))} on {count(width, 'GPU')}"
             for (model, width), batches in alike.items()
         )
         said.append(f"{number} of {names}" if number else f"no time for {names}")
@@ -49,12 +50,3 @@ def blocks_in_words(cells: Iterable[Cell], baselines: Iterable[RunConfig]) -> st
         "Blocks (BF16 and FP8 by turns on the same GPUs; 3 of each setting where there is time): "
         f"{'; '.join(said)}"
     )
-
-
-def gpus_in_words(number: int) -> str:
-    return f"{number} GPU{'s' * (number > 1)}"
-
-
-def _and(numbers: Sequence[int]) -> str:
-    *first, last = map(str, sorted(numbers))
-    return f"{', '.join(first)} and {last}" if first else last

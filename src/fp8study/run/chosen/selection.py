@@ -21,12 +21,13 @@ from fp8study.analysis.laws.room import HEADROOM, largest_batch
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.core.config import RunConfig, make_config
 from fp8study.core.presets import needs_plain_head
+from fp8study.core.words import count
 from fp8study.run.chosen.estimates import (
     capacity_gib,
     needed_gib,
     what_would_fit,
 )
-from fp8study.run.chosen.notes import blocks_in_words, gpus_in_words, what_is_special
+from fp8study.run.chosen.notes import blocks_in_words, what_is_special
 from fp8study.run.chosen.timetable import BASE, Block, Chosen, Timetable, cell_of
 from fp8study.run.defaults import suited_to
 from fp8study.run.machine import Machine
@@ -181,7 +182,7 @@ class _Selector:
         """Say what a model that does not fit would need, and what would make it fit."""
         config = self.config(chosen)
         return (
-            f"{config.model} on {gpus_in_words(config.num_gpus)} needs {needed_gib(config):.0f} "
+            f"{config.model} on {count(config.num_gpus, 'GPU')} needs {needed_gib(config):.0f} "
             f"GiB, and {(1 - HEADROOM) * self.capacity_gib:.0f} are to be had"
             f"{what_would_fit(config, self.capacity_gib)}"
         )
@@ -200,8 +201,8 @@ class _Selector:
         there = len(self.machine.gpus)
         found = []
         misfits: dict[int, str] = {}
-        for count in sorted({1, min(2, there), there}):
-            rungs = [[{"model": m, "num_gpus": count} for m in rung] for rung in self.ladder]
+        for width in sorted({1, min(2, there), there}):
+            rungs = [[{"model": m, "num_gpus": width} for m in rung] for rung in self.ladder]
             fitting = [next(filter(self._batch, rung), None) for rung in rungs]
             misfits |= {
                 number: self._misfit(rung[-1])  # which holds for fewer GPUs all the more
@@ -217,8 +218,8 @@ class _Selector:
                     size = "largest batch" if batch == most else f"batch {batch}"
                     is_best = model == models[-1] and batch == most
                     is_bound = is_best or (model == models[0] and batch == 1)
-                    is_between = not is_edge or count not in (1, there)
-                    order = (is_between, not is_bound, -count, not is_best)
+                    is_between = not is_edge or width not in (1, there)
+                    order = (is_between, not is_bound, -width, not is_best)
                     cell = model | {"micro_batch_size": batch, "why": f"{who} model, {size}"}
                     found.append((order, cell))
         self.notes += misfits.values()

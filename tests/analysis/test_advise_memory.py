@@ -128,3 +128,26 @@ def test_without_a_batch_the_largest_that_fits_is_taken():
     taken = found.config["micro_batch_size"]
     larger = advice("llama-3.2-1b", 1, batch=taken + 1, gpu="rtx-5090-32gb")
     assert found.fits and not larger.fits
+
+
+def test_optimizer_states_in_fp8_come_before_more_gpus_and_are_answered_for() -> None:
+    found = advice("llama-3.2-1b", 1, 8192, gpu="rtx-4090")
+    whats = [remedy.what for remedy in found.remedies]
+    state, more = (
+        next(i for i, what in enumerate(whats) if part in what)
+        for part in ("--set optimizer_state=fp8", "--num-gpus")
+    )
+    assert state < more
+    assert "known of a 1B's loss alone" in " ".join(advice_text(found).split())
+    same = advice("llama-3.2-1b", 1, 8192, gpu="rtx-4090", optimizer_state="fp8")
+    assert same.fits and "optimizer_state=fp8" in same.settings
+    assert same.memory_parts_gib["optimizer"].value < found.memory_parts_gib["optimizer"].value / 3
+
+
+def test_optimizer_states_that_a_gpu_was_not_timed_with_are_beyond_the_records() -> None:
+    told = [
+        " ".join(advice("llama-3.2-1b", 1, gpu=gpu, optimizer_state="fp8").beyond)
+        for gpu in ("h100-80gb", "h200")
+    ]
+    assert "optimizer states in FP8" not in told[0]  # study optimizer-states
+    assert "optimizer states in FP8" in told[1]

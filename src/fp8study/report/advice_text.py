@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option, Seeds
-from fp8study.analysis.advice.commands import STUDY
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Advice, Change, Option
 from fp8study.analysis.advice.figures import MEASURED, MODELLED, PREDICTED
 from fp8study.analysis.laws.account import (
     FEWEST_LEADS,
@@ -13,8 +12,9 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
+from fp8study.report.advice_checks import listed, loss_check, speed_check
 from fp8study.report.verdict_text import answer_lines, lead_text
-from fp8study.report.words import amount, count, number, rate, recipe, span
+from fp8study.report.words import amount, count, number, recipe, span
 
 #: What the parts of a step and of memory are called.
 _PARTS = {
@@ -24,14 +24,19 @@ _PARTS = {
     "optimizer": "optimizer states", "loss_head": "loss head", "gathered": "gathered layers",
     "copies": "copies of weights",
 }  # fmt: skip
-#: Of English text, for vocabularies of today.
-_BYTES_PER_TOKEN = 4
 #: The leads of pairs are told where they are so far apart.
 _FAR_POINTS = 10
 #: In the table, where a figure is from.
 _LETTERS = {MEASURED: "m", PREDICTED: "p", MODELLED: "x"}
 #: More than that would break the table's columns: characters of a label, and GiB.
 _LABEL, _WIDEST_GIB = 33, 9999
+
+#: Remedies that train otherwise, with what is to be known of them.
+_CAUTIONS = {
+    "optimizer_state=fp8": "FP8 optimizer states: known of a 1B's loss alone (docs/results.md), "
+    "and not saved in checkpoints here",
+    "master_dtype=bf16": "BF16 master weights round small updates away: check the loss first",
+}
 
 
 def advice_text(advice: Advice) -> str:
@@ -56,69 +61,17 @@ def advice_text(advice: Advice) -> str:
         _limits(advice),
         _layers(advice),
         _measured(advice.measured),
-        _listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
-        _listed("Loss not shown equal for:", advice.loss_uncovered),
-        _listed("Beyond what was measured:", advice.beyond),
-        _listed("Left out of these figures:", advice.left_out),
-        _listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
+        listed("Loss, nearest evidence:", advice.loss_evidence or ("none",)),
+        listed("Loss not shown equal for:", advice.loss_uncovered),
+        listed("Beyond what was measured:", advice.beyond),
+        listed("Left out of these figures:", advice.left_out),
+        listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
                 [f"{c.what}: {lead_text(c.then, ' %', '+.0f')}, {c.then.kind}"
                  for c in advice.changes]),
-        _loss_check(advice),
-        _speed_check(advice),
+        loss_check(advice),
+        speed_check(advice),
     ]  # fmt: skip
     return "\n".join([task, *(line for section in sections for line in section)])
-
-
-def _loss_check(advice: Advice) -> list[str]:
-    check = advice.loss_check
-    if check is None:
-        return []
-    at = rate(check.learning_rate)
-    yours = " (yours: add --set learning_rate=RATE)" * (advice.learning_rate is None)
-    fitting = f", at batch {check.micro_batch_size}, where BF16 fits, too" * (not advice.fits)
-    millions, megabytes = (_short(check.tokens * each / 1e6) for each in (1, _BYTES_PER_TOKEN))
-    return _listed(
-        f"To check its loss at a learning rate of {at}{yours}{fitting}: {check.num_runs} runs, "
-        f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
-        f"about {megabytes} MB, to read it once:",
-        [
-            *_seeds_wanted(check.seeds),
-            check.command,
-            "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
-            "too: docs/using.md, Check its loss",
-        ],
-    )
-
-
-def _seeds_wanted(seeds: Seeds | None) -> list[str]:
-    """Say if so few seeds may not decide, as far as pairs are known to scatter."""
-    if seeds is None or seeds.most <= seeds.num_in_check:
-        return []
-    takes = " to ".join(dict.fromkeys(map(str, (seeds.fewest, seeds.most))))
-    return [f"{seeds.num_in_check} seeds may not decide: from random weights at "
-            f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
-            f"{takes}"]  # fmt: skip
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def _speed_check(advice: Advice) -> list[str]:
-    if advice.building_gib > advice.capacity_gib:
-        return _listed("To check it:", [
-            "no command does, as a run of fp8study first holds the whole model on each GPU "
-            f"({advice.building_gib:.0f} GiB, counted); other trainers need not",
-        ])  # fmt: skip
-    if advice.study:
-        there = f"pipelines/profiles/slurm/config.yaml (max_nodes: {advice.config['num_nodes']})"
-        return _listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml and your "
-                       f"cluster in {there}:",
-                       [*advice.study.splitlines(), "", *advice.commands])  # fmt: skip
-    if not advice.fits:
-        return _listed("To check its speed, in FP8 alone:", advice.commands)
-    return _listed("To check its speed (then ask again: what was run here counts):",
-                   advice.commands)  # fmt: skip
 
 
 def _memory(advice: Advice) -> list[str]:
@@ -144,8 +97,8 @@ def _memory(advice: Advice) -> list[str]:
     if not advice.fits:
         found = "; ".join(map(_remedy, advice.remedies))
         lines.append(f"  would fit  {found or 'with nothing tried here'}")
-        if any("master_dtype=bf16" in remedy.what for remedy in advice.remedies):
-            lines.append("  BF16 master weights round small updates away: check the loss first")
+        told = " ".join(remedy.what for remedy in advice.remedies)
+        lines += [f"  {caution}" for field, caution in _CAUTIONS.items() if field in told]
     return lines
 
 
@@ -316,7 +269,7 @@ def _layers(advice: Advice) -> list[str]:
         rest = f"not worth it alone, as casts cost more than GEMMs save: {', '.join(losing)}"
     kept = ", ".join(advice.kept_in_bf16)
     others = f"; in BF16 stays {kept}" if kept else ", and the loss head"
-    return _listed("Layers in FP8, unless `skip` says otherwise:", [
+    return listed("Layers in FP8, unless `skip` says otherwise:", [
         f"{', '.join(saved)} of every decoder layer{others}",
         f"by the law, {kind}: {rest}",
     ])  # fmt: skip
@@ -344,7 +297,3 @@ def _measured(found: Measured | None) -> list[str]:
         *(f"  {what:<15}{text} {unit}" for what, (text, unit) in figures.items() if text),
         "  kept in results/local/measured.json; --measure does it anew",
     ]
-
-
-def _listed(head: str, items: list[str] | tuple[str, ...]) -> list[str]:
-    return ["", head, *(f"  {item}" for item in items)] if items else []

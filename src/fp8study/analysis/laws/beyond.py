@@ -90,6 +90,8 @@ def _outside(config: ResolvedConfig, shape: ModelShape, known: Sequence[Cell]) -
     on = {c.config.num_gpus for c in known if c.config.step_launch == config.step_launch}
     if config.step_launch == "as_graph" and config.num_gpus not in on:
         never.append(f"steps as one CUDA graph on {config.num_gpus} GPUs")
+    if config.optimizer_state not in {c.config.optimizer_state for c in known}:
+        never.append(f"optimizer states in {config.optimizer_state.upper()}")
     if config.is_fp8 and config.precision not in {c.config.precision for c in known}:
         never.append(label_of(config))
     return found | dict.fromkeys(never, ": never timed on {}")

@@ -65,11 +65,13 @@ def ways(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
 #: What saves memory on the same GPUs, in the order of what it costs.
 SAVERS: dict[str, Any] = {
     "gradient_reduction": "each_pass", "reshard_after_forward": True,
-    "activation_checkpointing": True, "master_dtype": "bf16",
+    "activation_checkpointing": True, "optimizer_state": "fp8", "master_dtype": "bf16",
 }  # fmt: skip
 #: Of these, what costs next to nothing by the law.
 REDUCED = {"gradient_reduction": SAVERS["gradient_reduction"]}
-_SAME_TASK = {name: value for name, value in SAVERS.items() if "master" not in name}
+#: These train in other formats: the first without a loss that is known, the other rounds updates.
+_OTHER_FORMATS = ("optimizer_state", "master_dtype")
+_SAME_TASK = {name: value for name, value in SAVERS.items() if name not in _OTHER_FORMATS}
 #: Fields that are changed, the run then, and a figure of it.
 Changed = tuple[dict[str, Any], ResolvedConfig, float]
 
@@ -95,6 +97,7 @@ _FOLLOWING = {
         "optimizer_step", "clipping", "gradient_pool", "gradient_norm", *_AFTER_KERNEL
     ),
     "master_dtype": (*_EXCHANGE, *UPDATE),
+    "optimizer_state": (*_EXCHANGE, *UPDATE, "optimizer_step", "clipping"),
     "activation_checkpointing": (*UPDATE, *_EXCHANGE),
     "step_launch": ("gradient_pool", "gradient_dtype"),
     "gradient_reduction": ("gradient_pool", *_EXCHANGE[2:], *_AFTER_KERNEL),
@@ -182,8 +185,8 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
     """Return what would make a run fit, with what it would need, GiB.
 
-    A smaller batch, the largest power of two that does, what saves memory, more GPUs, BF16 master
-    weights, which round updates away, or all that.
+    A smaller batch, the largest power of two that does, what saves memory, optimizer states in FP8,
+    more GPUs, BF16 master weights, which round updates away, or all that.
     """
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     most = (config.micro_batch_size - 1) * config.sequence_length
@@ -198,15 +201,17 @@ def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Ch
 
     plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
     free = _savings(config, shape, capacity, REDUCED)
-    saving = [cure for cure in _savings(config, shape, capacity, SAVERS) if cure not in free]
+    saving = [c for c in _savings(config, shape, capacity, _SAME_TASK) if c not in free]
+    formats = [c for c in _savings(config, shape, capacity, SAVERS) if c not in [*free, *saving]]
     more_for_all = [] if savers(config, shape, capacity) else more
     saved = first(of_use(_SAME_TASK | changes, config) for changes in more_for_all)
     both = sorted([*plain, *saved], key=lambda cure: cure[1].num_gpus)  # plain before saved
     others = both if both[:1] == saved else plain
-    rounding = [cure for cure in saving if "master_dtype" in cure[0]]
-    saving = [cure for cure in saving if cure not in rounding]
+    rounding = [cure for cure in formats if "master_dtype" in cure[0]]
+    saving += [cure for cure in formats if cure not in rounding]
     found = [*first(before), *free, *first(one), *saving, *others, *rounding]
-    return found or first(of_use(SAVERS | changes, config) for changes in more)
+    every = {name: value for name, value in SAVERS.items() if name != "optimizer_state"}
+    return found or first(of_use(every | changes, config) for changes in more)
 
 
 def written(

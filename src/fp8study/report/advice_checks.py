@@ -1,0 +1,67 @@
+"""What an advice says of how to check it: what to run, for how long, and whether that decides."""
+
+from __future__ import annotations
+
+from fp8study.analysis.advice.answer import Advice, Seeds
+from fp8study.analysis.advice.commands import STUDY
+from fp8study.report.words import rate
+
+#: Of English text, for vocabularies of today.
+_BYTES_PER_TOKEN = 4
+
+
+def listed(head: str, items: list[str] | tuple[str, ...]) -> list[str]:
+    """Set items under a head; nothing where there is none."""
+    return ["", head, *(f"  {item}" for item in items)] if items else []
+
+
+def loss_check(advice: Advice) -> list[str]:
+    check = advice.loss_check
+    if check is None:
+        return []
+    at = rate(check.learning_rate)
+    yours = " (yours: add --set learning_rate=RATE)" * (advice.learning_rate is None)
+    fitting = f", at batch {check.micro_batch_size}, where BF16 fits, too" * (not advice.fits)
+    millions, megabytes = (_short(check.tokens * each / 1e6) for each in (1, _BYTES_PER_TOKEN))
+    return listed(
+        f"To check its loss at a learning rate of {at}{yours}{fitting}: {check.num_runs} runs, "
+        f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
+        f"about {megabytes} MB, to read it once:",
+        [
+            *_seeds_wanted(check.seeds),
+            check.command,
+            "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
+            "too: docs/using.md, Check its loss",
+        ],
+    )
+
+
+def _seeds_wanted(seeds: Seeds | None) -> list[str]:
+    """Say if so few seeds may not decide, as far as pairs are known to scatter."""
+    if seeds is None or seeds.most <= seeds.num_in_check:
+        return []
+    takes = " to ".join(dict.fromkeys(map(str, (seeds.fewest, seeds.most))))
+    return [f"{seeds.num_in_check} seeds may not decide: from random weights at "
+            f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
+            f"{takes}"]  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def speed_check(advice: Advice) -> list[str]:
+    if advice.building_gib > advice.capacity_gib:
+        return listed("To check it:", [
+            "no command does, as a run of fp8study first holds the whole model on each GPU "
+            f"({advice.building_gib:.0f} GiB, counted); other trainers need not",
+        ])  # fmt: skip
+    if advice.study:
+        there = f"pipelines/profiles/slurm/config.yaml (max_nodes: {advice.config['num_nodes']})"
+        return listed(f"To check its speed, with this as pipelines/studies/{STUDY}.yaml and your "
+                       f"cluster in {there}:",
+                       [*advice.study.splitlines(), "", *advice.commands])  # fmt: skip
+    if not advice.fits:
+        return listed("To check its speed, in FP8 alone:", advice.commands)
+    return listed("To check its speed (then ask again: what was run here counts):",
+                   advice.commands)  # fmt: skip

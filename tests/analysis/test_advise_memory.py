@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fp8study.analysis.advice.question import answer, question_for
-from fp8study.analysis.decision import NO_ROOM
+from fp8study.analysis.decision import CHECK, FP8, NO_ROOM
 from fp8study.analysis.laws.here import law_of
 from fp8study.analysis.laws.nearby import larger_alone
 from fp8study.analysis.laws.room import HEADROOM
@@ -151,3 +151,14 @@ def test_optimizer_states_that_a_gpu_was_not_timed_with_are_beyond_the_records()
     ]
     assert "optimizer states in FP8" not in told[0]  # study optimizer-states
     assert "optimizer states in FP8" in told[1]
+
+
+@pytest.mark.parametrize("state", ["bf16", "fp8"])
+def test_other_optimizer_states_are_told_and_checked(state: str) -> None:
+    """A loss with FP32 states says nothing of theirs, and the commands run what was asked about."""
+    usual = advice("llama-3.2-1b", 1, batch=2)
+    found = advice("llama-3.2-1b", 1, batch=2, optimizer_state=state)
+    assert (usual.verdict.action, found.verdict.action) == (FP8, CHECK)
+    assert f"optimizer_state={state}" in found.settings
+    assert all(f"--set optimizer_state={state}" in command for command in found.commands)
+    assert found.loss_check and f"optimizer_state={state}" in found.loss_check.command

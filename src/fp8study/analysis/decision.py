@@ -254,4 +254,8 @@ def _alike(found: pd.DataFrame, row: Mapping[Any, Any]) -> pd.DataFrame:
     })  # fmt: skip
     if row["path"] == "tuned":
         alike["fp8_part"] |= found["fp8_part"].eq(with_fp8_head(row["fp8_part"]))
-    return alike
+    own, theirs = (
+        settings.str.extract(r"(\w+) optimizer states", expand=False).fillna("FP32")
+        for settings in (pd.Series([row["setting"]]), found["setting"])
+    )
+    return alike.assign(optimizer_state=theirs.eq(own[0]))

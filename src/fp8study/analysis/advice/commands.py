@@ -134,6 +134,8 @@ def _said(config: ResolvedConfig, gpu: GpuPeak | None) -> dict[str, Any]:
 def settings(config: ResolvedConfig, gpu: GpuPeak | None) -> dict[str, Any]:
     """Return what was set so that a run fits, or so that the tuned path takes its model."""
     found = {name: value for name, value in SAVERS.items() if getattr(config, name) == value}
+    if config.optimizer_state != "fp32":
+        found["optimizer_state"] = config.optimizer_state
     if config.strategy != "fsdp2":
         found.pop("reshard_after_forward", None)
     if config.path == "tuned" and config.loss_head == "plain":

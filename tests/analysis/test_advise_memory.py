@@ -156,8 +156,8 @@ def test_optimizer_states_that_a_gpu_was_not_timed_with_are_beyond_the_records()
 @pytest.mark.parametrize("state", ["bf16", "fp8"])
 def test_other_optimizer_states_are_told_and_checked(state: str) -> None:
     """A loss with FP32 states says nothing of theirs, and the commands run what was asked about."""
-    usual = advice("llama-3.2-1b", 1, batch=2)
-    found = advice("llama-3.2-1b", 1, batch=2, optimizer_state=state)
+    usual = advice("llama-3.2-1b", 1, batch=2, max_grad_norm=1.0)
+    found = advice("llama-3.2-1b", 1, batch=2, max_grad_norm=1.0, optimizer_state=state)
     assert (usual.verdict.action, found.verdict.action) == (FP8, CHECK)
     assert f"optimizer_state={state}" in found.settings
     assert all(f"--set optimizer_state={state}" in command for command in found.commands)

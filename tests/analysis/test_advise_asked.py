@@ -245,6 +245,11 @@ def test_a_batch_near_the_largest_is_answered_for_without_other_batches_beyond_i
 def test_other_lengths_and_batches_keep_the_tokens_of_a_step() -> None:
     clipped = {"max_grad_norm": 1.0}
     found = answer(question_for([], "llama-3.1-8b", 64, 8192, 1, "h100-80gb", clipped, None, 1024))
+    two = question_for([], "llama-3.2-1b", 1, 4096, 1, "h200", clipped, None, 2)
+    assert two.config.gradient_accumulation_steps == 2  # four times the batch would be two steps'
+    assert not {"micro_batch_size=4", "sequence_length=16384"} & {
+        c.what for c in answer(two).changes
+    }
     assert found.changes
     for change in found.changes:
         other = {name: int(value) for name, _, value in

@@ -69,7 +69,7 @@ SAVERS: dict[str, Any] = {
 }  # fmt: skip
 #: Of these, what costs next to nothing by the law.
 REDUCED = {"gradient_reduction": SAVERS["gradient_reduction"]}
-#: These train in other formats: the first without a loss that is known, the other rounds updates.
+#: These train in other formats: of the first little is known, the other rounds updates away.
 _OTHER_FORMATS = ("optimizer_state", "master_dtype")
 _SAME_TASK = {name: value for name, value in SAVERS.items() if name not in _OTHER_FORMATS}
 #: Fields that are changed, the run then, and a figure of it.
@@ -265,9 +265,9 @@ def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
 
 
 def _keeping_tokens(config: ResolvedConfig, name: str, factor: float) -> dict[str, int]:
-    """Return what keeps a step's tokens where a batch or length is another; empty: nothing can.
+    """Return what keeps a step's tokens at another batch or length; empty: nothing does.
 
-    Of another length the batch, of another batch, or where that cannot, the passes.
+    At another length another batch; at another batch, or where none is whole, other passes.
     """
     others = [n for n in ("micro_batch_size", "gradient_accumulation_steps") if n != name]
     if name == "micro_batch_size" and config.gradient_accumulation_steps == 1:
@@ -286,7 +286,7 @@ def changes(
 ) -> list[Changed]:
     """Return changes of the task that move FP8's lead notably, with its lead then, %.
 
-    A step keeps its tokens, but for another batch in one pass.
+    A step keeps its tokens where it can, and always if it has several passes.
 
     `decided`: decides anew what the path makes of such a run; `others`: Gb/s of other networks →
     the law with them.
@@ -302,7 +302,10 @@ def changes(
         value = round(getattr(config, name) * factor)
         if value < 1 or (name == "sequence_length" and value < 512):
             continue
-        other = {name: value} | _keeping_tokens(config, name, factor)
+        kept = _keeping_tokens(config, name, factor)
+        if not kept and config.gradient_accumulation_steps > 1:
+            continue
+        other = {name: value} | kept
         try:
             way = (
                 changed(config, _as_reduced(config, other))

@@ -130,8 +130,18 @@ def test_a_diverged_run_counts_and_a_failed_one_does_not(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("zero", "cut", "words"),
     [
-        (0.002, 0.0, "at most 0.20 % become zero, and none is cut off: what document A calls"),
-        (0.3, 0.0, "at most 30.00 % become zero, and none is cut off: the range of the format"),
+        (
+            0.002,
+            0.0,
+            "at most 0.20 % become zero, and none is cut off, as scales follow the largest: what "
+            "document A calls",
+        ),
+        (
+            0.3,
+            0.0,
+            "at most 30.00 % become zero, and none is cut off, as scales follow the largest: the "
+            "range of the format",
+        ),
         (0.0, 0.05, "and at most 5.00 % are cut off at its largest: the range of the format"),
     ],
 )

@@ -127,7 +127,11 @@ def gemms(stored: Sequence[StoredRun]) -> str:
     medians = 100 * fp8.groupby(["precision", "gemm"])["error"].median()
     beside = f", a BF16 one by {100 * bf16['error'].median():.2f} %" if len(bf16) else ""
     zero, cut = 100 * fp8["to_zero"].max(), 100 * fp8["cut_off"].max()
-    ends = f"at most {cut:.2f} % are cut off at its largest" if cut else "none is cut off"
+    ends = (
+        f"at most {cut:.2f} % are cut off at its largest"
+        if cut
+        else "none is cut off, as scales follow the largest"
+    )
     return (
         f"A single FP8 GEMM is off by {span(medians, '.1f', ' %')}{beside} (medians over "
         f"{count(fp8['module'].nunique(), 'layer')}). Of an operand's elements at most "

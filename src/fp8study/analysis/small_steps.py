@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws import speed
 from fp8study.analysis.laws.nearby import as_fp8, changed
-from fp8study.analysis.laws.room import has_room
+from fp8study.analysis.laws.room import fits
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import (
     BEFORE,
@@ -144,9 +144,10 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
 
 
 def _fits(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
+    """Whether a run fits a GPU by its datasheet; one of unknown size is taken to be large."""
     if gpu is None or gpu.memory_gb is None:
         return True
-    return has_room(memory.predicted_memory(config, shape_of(config.model)).held, gpu.memory_gb)
+    return fits(config, shape_of(config.model), gpu.memory_gb)
 
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:

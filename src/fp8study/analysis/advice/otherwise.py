@@ -9,9 +9,8 @@ from typing import Any
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.figures import Quantity
 from fp8study.analysis.decision import CHECK, FP8
-from fp8study.analysis.laws import memory
 from fp8study.analysis.laws.nearby import Changed, changed, with_batch
-from fp8study.analysis.laws.room import has_room
+from fp8study.analysis.laws.room import fits
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
@@ -74,7 +73,7 @@ def _larger(
             }
             with suppress(UserError):  # refused on so many GPUs
                 way = changed(config, changes)
-                if has_room(memory.predicted_memory(way, shape).held, capacity):
+                if fits(way, shape, capacity):
                     yield changes, way
                     break
         batch *= 2

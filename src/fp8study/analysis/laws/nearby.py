@@ -10,7 +10,7 @@ from typing import Any
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.communication import num_nodes_for
-from fp8study.analysis.laws.room import has_room, largest_batch_of
+from fp8study.analysis.laws.room import fits, has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
@@ -224,7 +224,7 @@ def written(
 def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
     """Return whether an FP8 run fits with the update `BEFORE` alone, which keeps no FP8 weights."""
     before = changed(fp8, BEFORE)
-    return not _fits(fp8, shape, capacity) and _fits(before, shape, capacity)
+    return not fits(fp8, shape, capacity) and fits(before, shape, capacity)
 
 
 def larger_alone(
@@ -252,10 +252,6 @@ def larger_alone(
     best = max(found, key=lambda each: each[2], default=None)
     least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
     return best if best and best[2] >= least else None
-
-
-def _fits(config: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
-    return has_room(memory.predicted_memory(config, shape).held, capacity)
 
 
 def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
@@ -316,6 +312,6 @@ def changes(
         except UserError:  # beyond the field's range
             continue
         there = lead_by_law(way, shape, law)
-        if (_fits(way, shape, capacity) or factor < 1) and abs(there - here) >= _NOTABLE_POINTS:
+        if (fits(way, shape, capacity) or factor < 1) and abs(there - here) >= _NOTABLE_POINTS:
             found.append((other, way, there))
     return found

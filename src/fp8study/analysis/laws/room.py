@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fp8study.analysis.laws import memory
 from fp8study.analysis.laws.shape import ModelShape
-from fp8study.core.config import RunConfig
+from fp8study.core.config import ResolvedConfig, RunConfig
 
 #: Of a GPU's memory, what is left free.
 HEADROOM = 0.1
@@ -16,6 +16,11 @@ HEADROOM = 0.1
 def has_room(gib: float, capacity: float) -> bool:
     """Whether so much leaves `HEADROOM` of a GPU's memory free."""
     return gib <= (1 - HEADROOM) * capacity
+
+
+def fits(config: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
+    """Return whether a run has room on GPUs of so many GiB, once each holds its share."""
+    return has_room(memory.predicted_memory(config, shape).held, capacity)
 
 
 def largest_batch_of(
@@ -40,17 +45,17 @@ def largest_batch(
     `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
 
-    def fits(batch: int) -> bool:
+    def takes(batch: int) -> bool:
         tried = dataclasses.replace(config, micro_batch_size=batch)
         law = memory.predicted_memory(tried, shape)
         return has_room(law.needed if builds_whole else law.held, capacity_gib)
 
-    if not fits(1):
+    if not takes(1):
         return 0
     low, high = 1, 2
-    while fits(high):
+    while takes(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if takes(middle) else (low, middle)
     return low

@@ -60,6 +60,7 @@ def test_loss_parity_repeats_bf16_for_a_control(monkeypatch: pytest.MonkeyPatch)
     ("first", "second", "recipes"),
     [
         ("bf16-start", "continue-in-fp8", {"bf16", "fp8_tensorwise", "fp8_rowwise"}),
+        ("bf16-start-3b", "continue-3b", {"bf16", "fp8_tensorwise"}),
         ("bf16-start-8b", "continue-8b", {"bf16", "fp8_tensorwise"}),
     ],
 )

@@ -113,11 +113,15 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         fail(f"WHEELHOUSE={folder}: {error.strerror}; name a folder that you may write to")
-    for stale in folder.glob("*.whl"):  # two versions of a package would stop an install
-        stale.unlink()
     pins = read_pins(version)
     print(f"wheelhouse: {len(pins)} packages for Python {version}, linux x86_64 ...", flush=True)
-    gather(pins, version, folder)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        gather(pins, version, Path(scratch))
+        for stale in folder.glob("*.whl"):  # two versions of a package would stop an install
+            if not stale.name.startswith(tuple(f"{name}-" for name in LEFT_OUT)):  # the user's own
+                stale.unlink()
+        for wheel in Path(scratch).iterdir():
+            wheel.replace(folder / wheel.name)
     sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in folder.glob("*.whl")}
     print(f"wheelhouse: {len(sizes)} wheels, {sum(sizes.values()):.0f} MiB in {folder}/")
     for name in sorted(sizes, key=sizes.__getitem__, reverse=True)[:5]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fp8study.analysis.arms import arm_config
+from fp8study.analysis import compare
+from fp8study.analysis.arms import arm_config, group_arms, read_folder
 from fp8study.analysis.compare import Comparison, compare_folders
 from fp8study.analysis.runs.frames import key_of
 from fp8study.core.config import RunConfig
@@ -80,6 +81,27 @@ def test_rates_that_are_shown_make_the_ratio_beside_them(tmp_path: Path) -> None
     text = comparison_text(found)
     assert "geometric means over an arm's runs, of which B/A is the ratio" in text
     assert "÷ BF16's: the mean" not in text
+
+
+def test_blocks_are_of_one_study(tmp_path: Path) -> None:
+    """The second study ran on a GPU that was twice as fast that day; its runs have the same ids."""
+    for study, speed, start in (("first", 1.0, 0), ("second", 2.0, 1)):
+        for repeat in range(3):
+            for precision, factor in (("bf16", 1.0), ("fp8_tensorwise", 1.2)):
+                record = make_record(
+                    run_id=f"{precision}-{repeat}", study=study, repeat=repeat, precision=precision,
+                    started_at=f"2000-01-0{1 + start}T00:0{repeat}:00+00:00",
+                    results={"tokens_per_second_per_gpu": 1000.0 * speed * factor},
+                    machine=CPU,
+                )  # fmt: skip
+                folder = tmp_path / study / record.run_id
+                folder.mkdir(parents=True)
+                write_record(record, folder)
+    arms = group_arms(read_folder(tmp_path, "A"))
+    bf16, fp8 = arms.values()
+    (ratios,), nothing = compare._over(fp8, bf16)
+    assert nothing == []
+    assert ratios == pytest.approx([1.2] * 6)
 
 
 def test_a_ratio_of_some_of_the_runs_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def _store(results: Path, seed: int, last: float, place: str = "local", **change
     record = make_record(
         study="new-text", seed=seed, run_id=f"{seed}-{len([*results.rglob('run.json')])}",
         results={"loss_last20_mean": last, "validation_losses": scored},
-        judgement={"margin_pct": 0.25, "speed_only": False}, **changes,
+        judgement={"margin_pct": changes.pop("margin", 0.25), "speed_only": False}, **changes,
     )  # fmt: skip
     record.config.update(config)
     store(results, place, record)
@@ -117,6 +118,17 @@ def test_machines_are_pooled_by_seed_and_compared_on_their_own(tmp_path: Path) -
     shown = rows.pooled(table.reset_index())
     assert shown["what"].tolist() == ["FP8 tensorwise v BF16", "BF16 by other kernels"]
     assert shown["interval"].tolist() == ["\u22120.17\u00a0to\u00a0+0.17", ""]
+
+
+@pytest.mark.parametrize("margins", [(1.0, 0.25), (0.25, 1.0)])
+def test_machines_that_judge_by_other_margins_give_no_verdict_together(
+    margins: tuple[float, float], tmp_path: Path
+) -> None:
+    for name, margin in zip(("one", "two"), margins, strict=True):
+        _store_on(tmp_path, f"reference/{name}", dict.fromkeys(range(4), 0.4), margin=margin)
+    (fp8,) = pooled_table(load_runs(tmp_path), frame(tmp_path)).to_dict("records")
+    assert (fp8["num_pairs"], fp8["verdict"]) == (4, "undecided")
+    assert math.isnan(fp8["margin_pct"])
 
 
 def test_what_goes_on_from_trained_weights_is_pooled_and_told_by_itself(tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_a_peer_that_ran_out_of_memory_gives_no_ratio() -> None:
     assert ratio is None
 
 
+def test_blocks_are_compared_whatever_failed_before_them() -> None:
+    blocks = make_peer(blocks=[0, 1, 2])
+    failed = make_peer(
+        status="failed", tokens_per_second_per_gpu=[], memory_peak_gib=[], log_files=[],
+        started_at="1999-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    records = [dataclasses.replace(r, config=r.config | {"repeat": n}, run_id=f"{n}")
+               for n, r in enumerate(ours(1.1))]  # fmt: skip
+    alone, with_failed = (
+        compare_with_peers(records, peers)[0][2] for peers in ([blocks], [failed, blocks])
+    )
+    assert alone == with_failed
+    assert alone is not None and alone.counts == (3,)
+
+
 def test_a_peers_rate_is_that_over_all_of_its_windows() -> None:
     assert make_peer().rates == [9_900, 10_000, 10_100]
     windows = [[10_000.0, 5_000.0, 10_000.0], [8_000.0], [9_000.0, 9_000.0]]

@@ -85,9 +85,15 @@ def test_each_gpu_does_its_runs_in_order_one_at_a_time_and_the_wide_ones_early(
 
 def test_a_run_may_be_told_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     there = machine(H200, H200, H200)
-    for told, numbers in (("2,0", [0, 2]), ("", [0, 1, 2])):
+    for told, numbers in (("2, 0", [0, 2]), ("", [0, 1, 2])):
         monkeypatch.setenv("FP8STUDY_GPUS", told)
         assert [gpu.index for gpu in launch._allowed(there)] == numbers
+    for told in ("3", "0-1", "0,GPU-abc"):
+        monkeypatch.setenv("FP8STUDY_GPUS", told)
+        with pytest.raises(
+            UserError, match=r"^FP8STUDY_GPUS: .* this machine has 0, 1, 2; name those"
+        ):
+            launch._allowed(there)
 
 
 @pytest.mark.parametrize(

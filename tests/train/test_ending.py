@@ -56,3 +56,17 @@ def test_a_model_does_not_fit_only_where_the_whole_gpu_was_its_own(tmp_path: Pat
         found = process.explain(error, tmp_path)
         assert found.status == status
         assert said in (found.status_detail or "")
+
+
+def test_pages_that_were_taken_away_are_told_from_other_errors_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it")
+    for allocator, retries, is_told in (
+        ("expandable", 1, True), ("expandable", 0, False), ("default", 1, False),
+    ):  # fmt: skip
+        save_config(make_config({"allocator": allocator}), tmp_path / "config.yaml")
+        monkeypatch.setattr(process, "num_retries", lambda retries=retries: retries)
+        detail = process.explain(error, tmp_path).status_detail or ""
+        assert detail.startswith("RuntimeError: CUDA error: an illegal memory access")
+        assert ("set allocator=default" in detail) is is_told

@@ -76,15 +76,16 @@ class Arm:
         return dict(zip(self.timed["repeat"], self.rates, strict=True))
 
     @property
-    def blocks_on_gpus(self) -> dict[tuple[int, int, tuple[str, ...]], float]:
-        """The same by seed, ``repeat`` and the GPUs' UUIDs; without runs on unknown GPUs."""
-        there = {record.run_id: record.machine for record in self.records}
-        columns = ["run_id", "seed", "repeat", "tokens_per_second_per_gpu"]
+    def blocks_on_gpus(self) -> dict[tuple[str, int, int, tuple[str, ...]], float]:
+        """The same by study, seed, ``repeat`` and GPUs' UUIDs; without runs on unknown GPUs."""
+        there = {(record.study, record.run_id): record.machine for record in self.records}
+        columns = ["study", "run_id", "seed", "repeat", "tokens_per_second_per_gpu"]
         found = {}
-        for run_id, seed, repeat, rate in self.timed[columns].itertuples(index=False):
-            gpus = tuple(gpu["uuid"] for gpu in there[run_id].get("gpus", ()))
-            if gpus or there[run_id].get("device") != "cuda":
-                found[seed, repeat, gpus] = rate
+        for study, run_id, seed, repeat, rate in self.timed[columns].itertuples(index=False):
+            machine = there[study, run_id]  # a run's id is its own within a study alone
+            gpus = tuple(gpu["uuid"] for gpu in machine.get("gpus", ()))
+            if gpus or machine.get("device") != "cuda":
+                found[study, seed, repeat, gpus] = rate
         return found
 
     @property

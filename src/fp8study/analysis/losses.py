@@ -255,7 +255,7 @@ def judged_pairs(gaps: Sequence[float], pairs: pd.DataFrame, mean: str) -> dict[
 
     However close the seeds that are left, an arm of which one ``diverged`` is called `DIVERGED`.
     """
-    margin = float(pairs["margin_pct"].iloc[0])
+    margin = stats.agreed(pairs["margin_pct"])
     found = stats.judged(gaps, margin, mean)
     found |= {"margin_pct": margin, "run_ids": together(pairs["run_ids"].unique())}
     return found | ({"verdict": DIVERGED} if pairs["diverged"].any() else {})

@@ -184,7 +184,7 @@ class _Rates:
     @classmethod
     def of_arm(cls, arm: Arm, sessions: Sessions) -> Self:
         """Where the peer ran in blocks so did ours; else equal repeats are no block."""
-        return cls(arm.rates, arm.blocks if sessions[0].blocks else {})
+        return cls(arm.rates, arm.blocks if any(peer.blocks for peer in sessions) else {})
 
     @classmethod
     def of_peer(cls, sessions: Sessions) -> Self:

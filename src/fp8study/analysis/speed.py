@@ -276,8 +276,8 @@ def _switch_row(arm: pd.DataFrame, plain: pd.DataFrame, newest: pd.DataFrame) ->
     lost = pairs["status"] == "diverged"
     gaps = (100 * (pairs[_LOSS] / pairs["plain"] - 1))[~lost].dropna()
     gaps = gaps.groupby(pairs["seed"]).mean().tolist()
-    margins = {*own["margin_pct"]}  # of further sessions, which may state others
-    row |= stats.judged(gaps, margins.pop() if len(margins) == 1 else math.nan, "loss_gap_pct")
+    # Further sessions may state another margin.
+    row |= stats.judged(gaps, stats.agreed(own["margin_pct"]), "loss_gap_pct")
     return row | ({"verdict": DIVERGED} if lost.any() else {})
 
 

@@ -16,7 +16,7 @@ import bisect
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,6 +91,12 @@ def tost(differences: Sequence[float], margin: float) -> Verdict:
     if -margin < interval.low and interval.high < margin:
         return "equivalent"
     return "different" if interval.low > margin or interval.high < -margin else "undecided"
+
+
+def agreed(margins: Iterable[float]) -> float:
+    """Return the margin that all pairs state, in percent; NaN where they state several."""
+    stated = {*margins}
+    return stated.pop() if len(stated) == 1 else math.nan
 
 
 def judged(differences: Sequence[float], margin: float, mean: str = "mean_pct") -> dict[str, Any]:

@@ -194,8 +194,8 @@ def cut_metrics(run_dir: Path, step: int) -> None:
 
 def note_resumed(run_dir: Path, **facts: Any) -> None:
     """Remember that a run goes on, whatever will become of this try."""
-    with (run_dir / FOLDER / _RESUMED).open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(facts) + "\n")
+    every = [*times_resumed(run_dir), facts]
+    write_whole(run_dir / FOLDER / _RESUMED, "".join(json.dumps(time) + "\n" for time in every))
 
 
 def times_resumed(run_dir: Path) -> list[dict[str, Any]]:

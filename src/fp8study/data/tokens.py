@@ -138,9 +138,10 @@ def _build(corpus: Corpus, wanted: str, model_vocab_size: int, folder: Path, sho
     show(f"tokenising {corpus.name}, {size:.1f} million characters; once per tokenizer …")
     tokens = _encoded(tokenizer, end, pieces, show)
     if int(tokens.max()) >= model_vocab_size:
+        remedy = "give a model with a larger one" if wanted == "bpe" else "use tokenizer=bpe"
         raise UserError(
             f"tokenizer: '{name}' makes token {int(tokens.max())}, outside the model's "
-            f"vocabulary of {model_vocab_size}; use tokenizer=bpe"
+            f"vocabulary of {model_vocab_size}; {remedy}"
         )
     serialised = tokenizer.to_str()
     try:

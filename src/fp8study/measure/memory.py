@@ -87,8 +87,15 @@ def _peaks() -> tuple[float, float]:
 
 def _events() -> tuple[int, int]:
     """Return retries after a failed allocation, and allocations from the driver, so far."""
-    stats = torch.cuda.memory_stats()
-    return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_device_alloc", 0))
+    return num_retries(), int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+
+
+def num_retries() -> int:
+    """Return how often the allocator gave back what it kept, as the GPU's memory was full."""
+    try:
+        return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+    except RuntimeError:  # after an error nothing may be asked of the GPU any more
+        return 0
 
 
 def summarise_memory(ranks: list[dict[str, Any]]) -> dict[str, Any]:

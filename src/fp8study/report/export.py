@@ -23,6 +23,7 @@ from fp8study.analysis.peers import peer_table
 from fp8study.analysis.runs.frames import cost_table
 from fp8study.analysis.speed import document_a_table, occupancy_table, switch_table
 from fp8study.core.errors import UserError
+from fp8study.core.files import writing
 from fp8study.core.records import StoredRun, load_runs
 from fp8study.report.page import Report, report_of
 from fp8study.report.predictions import cells
@@ -97,18 +98,13 @@ def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
     The folder is made if missing; its tables of the same names are replaced.
 
     Raises:
-        UserError: There is no record, or the folder cannot be made.
+        UserError: There is no record, or a file cannot be written.
     """
     if not stored:
         raise UserError("tables: there are no records to make them from; make reproduce first")
-    try:
+    tables = {folder / f"{name}.csv": table for name, table in tables_of(stored).items()}
+    with writing("folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"folder: '{folder}' cannot be one ({error.strerror}); name another"
-        ) from None
-    paths = []
-    for name, table in tables_of(stored).items():
-        paths.append(folder / f"{name}.csv")
-        table.to_csv(paths[-1], index=False, float_format="%.6g")
-    return paths
+        for path, table in tables.items():
+            table.to_csv(path, index=False, float_format="%.6g")
+    return [*tables]

@@ -22,7 +22,7 @@ from typing import Any
 
 from fp8study.core import checkpoints
 from fp8study.core.config import RunConfig, save_config
-from fp8study.core.errors import StoppedByUser, one_line
+from fp8study.core.errors import StoppedByUser, UserError, one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
 from fp8study.core.records import (
@@ -196,9 +196,20 @@ def stopped(config: RunConfig, run_dir: Path, assignments: Sequence[str]) -> Sto
 
 
 def _allowed(machine: Machine) -> list[Gpu]:
-    """Return the GPUs that the run may take: those in ``$FP8STUDY_GPUS``, by number, or all."""
-    chosen = os.environ.get("FP8STUDY_GPUS", "").split(",")
-    return [gpu for gpu in machine.gpus if str(gpu.index) in chosen] or list(machine.gpus)
+    """Return the GPUs that the run may take: those in ``$FP8STUDY_GPUS``, by number, or all.
+
+    Raises:
+        UserError: It names one that is not here.
+    """
+    words = os.environ.get("FP8STUDY_GPUS", "").split(",")
+    chosen = {word.strip() for word in words} - {""}
+    if unknown := chosen - {str(gpu.index) for gpu in machine.gpus}:
+        there = ", ".join(str(gpu.index) for gpu in machine.gpus) or "no GPU"
+        raise UserError(
+            f"FP8STUDY_GPUS: {min(unknown)!r} is no number of a GPU here; this machine has "
+            f"{there}; name those, as FP8STUDY_GPUS=0,1"
+        )
+    return [gpu for gpu in machine.gpus if not chosen or str(gpu.index) in chosen]
 
 
 def _follow(
@@ -270,7 +281,9 @@ def _finish(
     """Write the record and remove the files that only served the run."""
     ours, others = claimed(run_dir) or [], held_by_others(run_dir)
     first = sorted(machine.gpus, key=lambda gpu: gpu.index not in ours)  # the record describes it
-    steps = outcome.results.get("steps_completed", last_logged_step(run_dir))
+    steps = outcome.results.get("steps_completed")
+    if steps is None:
+        steps = last_logged_step(run_dir)
     times = checkpoints.times_resumed(run_dir)
     resumed = {"resumed": times} if times else {}
     record = RunRecord(

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from fp8study.core.config import load_config
-from fp8study.core.errors import UserError
+from fp8study.core.errors import UserError, first_line
+from fp8study.measure.memory import num_retries
 from fp8study.model.build import import_model_code
 from fp8study.run.children import follow_parent
 from fp8study.run.gpu_lease import claim_gpus, held_by_others
@@ -83,7 +84,7 @@ def run(run_dir: Path) -> None:
 
 def explain(error: Exception, run_dir: Path) -> Outcome:
     """Return what a failure means for the run; of one that was trained to its end, all stays."""
-    reason = (str(error).strip().splitlines() or [""])[0]
+    reason = first_line(error)
     if isinstance(error, UserError):
         failed = Outcome("failed", str(error))
     elif isinstance(error, torch.OutOfMemoryError):
@@ -99,7 +100,14 @@ def explain(error: Exception, run_dir: Path) -> Outcome:
         else:
             failed = Outcome("out_of_memory", detail)
     else:
-        failed = Outcome("failed", f"{type(error).__name__}: {reason}")
+        told = f"{type(error).__name__}: {reason}"
+        # Out of memory, torch unmaps what it keeps, and waits for one stream alone: FSDP2's
+        # all-gathers have another (seen on an H200: results/reference/h200x2/near-full.txt).
+        was_full = reason.startswith("CUDA error") and num_retries() > 0
+        if was_full and load_config(run_dir / "config.yaml").allocator == "expandable":
+            told += ", after the GPU's memory was full; set allocator=default, which goes on, or "
+            told += "lower micro_batch_size"
+        failed = Outcome("failed", told)
     finished = Outcome.load(run_dir)
     if finished is None or finished.status != "completed":
         return failed

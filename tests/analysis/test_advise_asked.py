@@ -39,7 +39,7 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"num_gpus": 2}, "--set: 'num_gpus' has an option of its own; give --num-gpus"),
+        ({"num_gpus": 2}, "--set: 'num_gpus' is an option of its own; give --num-gpus"),
         ({"skip": "*.o_proj"}, "--set: 'skip' is nothing"),  # a lead of other layers
         ({"master_dtpye": "bf16"}, "one of .*master_dtype"),
         ({"master_dtype": "fp16"}, "master_dtype: 'fp16' is not valid"),

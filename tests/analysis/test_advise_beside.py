@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,3 +227,20 @@ def test_a_recipe_that_is_known_better_is_not_named_before_a_faster_one() -> Non
     tensorwise = option_of("tensorwise", -10.0, 34.3, 78.6)
     rowwise = replace(option_of("rowwise", 15.0, 19.5, 24.0), precision="fp8_rowwise_gw_hp")
     assert chosen([tensorwise, rowwise]).label == "tensorwise"
+
+
+def test_a_lead_by_the_law_goes_with_rates_by_the_law() -> None:
+    """BF16's runs there do not count, and FP8's do: their rate is of another day and GPU."""
+    found = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200", {"max_grad_norm": 1.0}))
+    bf16, fp8 = found.options[0], found.chosen
+    rates = [option.tokens_per_second_per_gpu for option in (bf16, fp8)]
+    assert found.verdict.num_void and [each.kind for each in rates] == [PREDICTED] * 2
+    lead = 100 * (rates[1].value / rates[0].value - 1)
+    assert fp8.lead_pct and fp8.lead_pct.value == pytest.approx(lead)
+
+
+def test_the_days_are_of_the_path_as_it_is_now_too() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 2, 4096, None, "h200", {"max_grad_norm": 1.0}))
+    text = " ".join(advice_text(found).split())
+    assert found.verdict.label.endswith("one layout")
+    assert re.search(r"one layout, [\d.]+ in FP8 tensorwise, FP8 all-gather, as the path is", text)

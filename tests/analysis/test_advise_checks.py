@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,17 +109,22 @@ def test_no_more_gpus_are_told_where_these_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "said"),
+    ("model", "rate", "known", "more"),
     [
-        (1e-4, r"6 seeds may not decide: from random weights at 1e‑4 pairs of llama-3.1-8b "),
-        (3e-4, r"6 seeds may not decide: from random weights at 3e‑4 pairs of llama-3.2-1b "),
+        ("llama-3.1-8b", 1e-4, "1e‑4 pairs of llama-3.1-8b", False),
+        ("llama-3.1-8b", 3e-4, "1e‑4 pairs of llama-3.1-8b", True),  # its own, though lower
+        ("llama-3.2-3b", 3e-4, "3e‑4 pairs of llama-3.2-1b", False),
     ],
 )
-def test_a_check_that_may_not_decide_says_so(rate: float, said: str) -> None:
-    found = answer(question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"learning_rate": rate}))
+def test_a_check_that_may_not_decide_says_so(
+    model: str, rate: float, known: str, more: bool
+) -> None:
+    found = answer(question_for([], model, 1, 4096, 1, "h200", {"learning_rate": rate}))
     assert found.loss_check and found.loss_check.seeds
     text = " ".join(advice_text(found).split())
-    assert said + "scattered so that it takes " in text
+    said = rf"6 seeds may not decide: from random weights at {known} scattered so that it takes "
+    said += r"\d+( to \d+)?" + ", at a higher rate perhaps more" * more
+    assert re.search(rf"{said}; one more, which joins them: the same with --set seed=6 ", text)
     usual = answer(question_for([], "llama-3.2-1b", 1, 4096, 8, "h200"))
     assert usual.loss_check and "may not decide" not in advice_text(usual)
 
@@ -152,3 +159,42 @@ def test_a_global_batch_that_does_not_come_out_even_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=f"--global-batch-size: .*{named}"):
         question_for([], "llama-3.2-1b", 8, 4096, batch, "h200", fields, None, sequences)
+
+
+def test_the_commands_for_more_seeds_and_from_weights_plan(tmp_path: Path) -> None:
+    found = answer(question_for([], "llama-3.1-8b", 1, 4096, 1, "h200", {"learning_rate": 1e-4}))
+    assert found.loss_check
+    _, *fields = found.loss_check.command.split(" --set ")
+    plain, more = (
+        load_study("check-loss", parse_assignments([*fields, *extra])).runs
+        for extra in ([], ["seed=6"])
+    )
+    assert {run.config.seed for run in more} == {6}
+    assert replace(more[0].config, seed=0) == plain[0].config  # so it is of the same arm
+    text = " ".join(advice_text(found).split())
+    told = re.search(r"the same with (\S+) for check-loss, and ((--set \S+=\S+ ?)+)", text)
+    assert told
+    weights = told[2].replace("FOLDER", str(tmp_path)).split()
+    from_weights = [each for each in weights if each != "--set"]
+    runs = load_study(told[1], parse_assignments([*fields, *from_weights])).runs
+    assert {run.config.learning_rate for run in runs} == {1e-4}
+    assert {(run.config.init_from, run.config.runs_per_gpu) for run in runs} == {(str(tmp_path), 1)}
+
+
+def test_a_speed_check_of_long_steps_does_few() -> None:
+    long, short = (
+        answer(question_for([], "llama-3.1-8b", 8, 4096, None, "h200", None, None, sequences))
+        for sequences in (1000, 8)
+    )
+    assert all(
+        command.endswith("num_warmup_steps=5 --set num_steps=15") for command in long.commands
+    )
+    assert not any("num_steps" in command for command in short.commands)
+
+
+def test_formats_that_were_never_judged_are_open() -> None:
+    formats = {"optimizer_state": "fp8", "master_dtype": "bf16"}
+    found = answer(question_for([], "llama-3.2-1b", 1, 4096, 1, "h200", formats))
+    assert {"master weights in BF16", "optimizer states in FP8"} <= {*found.loss_uncovered}
+    usual = answer(question_for([], "llama-3.2-1b", 1, 4096, 1, "h200"))
+    assert not any("weights in" in each or "states in" in each for each in usual.loss_uncovered)

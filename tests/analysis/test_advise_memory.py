@@ -61,6 +61,27 @@ def test_a_batch_for_which_fp8_alone_has_room_is_told() -> None:
     assert "over BF16 at batch 1, predicted" in said
 
 
+def test_fp8_that_need_recompute_nothing_is_told() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 8, 32768, None, "h200"))
+    assert found.settings == ("activation_checkpointing=true",)  # as BF16 needs it
+    assert found.larger and found.larger.what == "activation_checkpointing=false"
+    kept = {"activation_checkpointing": False}
+    plain = answer(question_for([], "llama-3.1-8b", 8, 32768, 1, "h200", kept))
+    assert not plain.fits and plain.fp8_fits
+    base = found.options[0].tokens_per_second_per_gpu.value
+    faster = 100 * (plain.chosen.tokens_per_second_per_gpu.value / base - 1)
+    assert found.larger.then.value == pytest.approx(faster, abs=0.5)
+    assert faster > found.verdict.lead_pct.value + 20
+
+
+def test_a_lead_over_a_bf16_that_cannot_run_is_told_as_that() -> None:
+    text = " ".join(advice_text(ask("llama-3.1-8b", 2)).split())
+    assert "its lead is over a BF16 that had the memory" in text
+    assert re.search(r"at these rates: [\d.,]+ in BF16, had it the memory, [\d.,]+ in FP8", text)
+    fits = advice_text(ask("llama-3.1-8b", 1))
+    assert "had the memory" not in fits and "had it the memory" not in fits
+
+
 def test_none_is_told_where_bf16_has_room_too_or_little_is_gained() -> None:
     assert ask("llama-3.2-1b", 1).larger is None  # either precision fits at what a pass may have
     question = question_for([], "llama-3.2-3b", 1, 4096, 7, "h200")  # 8 fits in FP8 alone

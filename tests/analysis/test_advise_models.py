@@ -148,3 +148,16 @@ def test_names_what_a_model_has_that_the_laws_leave_out(tmp_path: Path):
     assert [line for line in long if line not in short] == [
         "attention's window of 4,096 tokens: it is counted over them all"
     ]
+
+
+def test_sizes_that_fp8_gemms_cannot_take_are_named(of_70b, tmp_path):
+    content = json.loads(Path(of_70b, "config.json").read_text()) | {"num_hidden_layers": 8}
+    odd = content | {"intermediate_size": 28_670, "vocab_size": 50_257}
+    (tmp_path / "config.json").write_text(json.dumps(odd))
+    text = " ".join(advice_text(advice(str(tmp_path), 8, gpu="h200")).split())
+    assert (
+        "in BF16 for 28,670, which FP8 GEMMs cannot take: mlp.gate_proj, mlp.up_proj, "
+        "mlp.down_proj; a multiple of 16 would do, as 28,672" in text
+    )
+    assert "in BF16 for 50,257, which FP8 GEMMs cannot take: lm_head;" in text
+    assert "cannot take" not in advice_text(advice(of_70b, 8, gpu="h200"))

@@ -66,7 +66,7 @@ def _of_3b() -> list[str]:
     assert together["verdict"] == "equivalent"
     told = f"{per_cent(together['gap_pct'], 2)} (90 % CI {ends(together, '{}_90', 2)})"
     held_out = loss_gap_table(frame, loss="validation_loss")
-    cooled = one(held_out, arm="FP8 tensorwise, schedule fp8:-100 bf16", num_pairs=2)
+    cooled = one(held_out, arm="FP8 tensorwise, schedule fp8:-100 bf16", num_pairs=3)
     beside = one(held_out, arm="FP8 tensorwise", machine="h200x2", num_pairs=3)
     trained = [
         one(loss_gap_table(frame), arm="FP8 tensorwise", machine=machine)
@@ -89,7 +89,7 @@ def _of_3b() -> list[str]:
         f"in training {first}, and of the second time {second}, undecided",
         f"{', '.join(late[0][:-1])} and {late[0][-1]} % from step 375 to 1,000",
         f"and the second time {', '.join(late[1][:-1])} and {late[1][-1]} %",
-        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (two seeds",
+        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (three seeds",
         f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
     ]
 
@@ -113,6 +113,13 @@ def _of_going_on() -> list[str]:
             for row, where in ((held_out, ""), (trained, " in training"))
         )
         texts += [f"{told.replace(' % (', ' % on held-out text (')}, {trained_too}"]
+    of_3b = runs_frame(stored("h200x1"))
+    of_3b = of_3b[of_3b["study"] == "continue-3b"]
+    trained, held_out = (
+        per_cent(one(loss_gap_table(of_3b, loss=loss), num_pairs=2)["gap_pct"], 2)
+        for loss in ("loss_last20_mean", "validation_loss")
+    )
+    texts.append(f"ends {held_out} on held-out text and {trained} in training, two pairs")
     both = runs[runs["study"].isin(["continue-in-fp8", "new-text"])]
     scatter = scatter_table(metrics_frame(stored("h200x2")), both).set_index("starts_from")
     assert set(scatter["learning_rate"]) == {3e-4}

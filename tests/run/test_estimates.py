@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fp8study.core.config import FIELD_NAMES, make_config
+from fp8study.core.errors import UserError
 from fp8study.core.records import read_record
 from fp8study.core.studies import expanded
 from fp8study.run.chosen.estimates import (
@@ -141,5 +142,9 @@ def test_a_laptop_is_told_what_it_lacks_memory_and_time_for(
     timed = dataclasses.replace(tiny.config, timed_seconds=12.0, num_steps=20_000)
     assert minutes_on_cpu(timed, laptop) == pytest.approx(24 / 60, rel=0.05)  # warm-up and window
     check_memory(dataclasses.replace(small.config, runs_per_gpu=4), laptop)  # no GPU is shared
+    with pytest.raises(UserError, match=r"^memory: 2 runs of llama-3.2-1b .*; set runs_per_gpu=1"):
+        check_memory(
+            dataclasses.replace(small.config, runs_per_gpu=2, micro_batch_size=70), machine(H200)
+        )
     said = re.search(r"2 to do, about (\d+) min", plan_text(study, laptop))
     assert said and int(said[1]) == pytest.approx(minutes, abs=1)

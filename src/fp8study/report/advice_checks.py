@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fp8study.analysis.advice.answer import Advice, Seeds
-from fp8study.analysis.advice.commands import STUDY
+from fp8study.analysis.advice.answer import Advice, LossCheck
+from fp8study.analysis.advice.commands import CHECK_LOSS, CONTINUE, STUDY
 from fp8study.report.words import rate
 
 #: Of English text, for vocabularies of today.
@@ -28,22 +28,27 @@ def loss_check(advice: Advice) -> list[str]:
         f"{_short(check.gpu_hours)} GPU hours of steps, a text of {millions} million tokens, "
         f"about {megabytes} MB, to read it once:",
         [
-            *_seeds_wanted(check.seeds),
+            *_seeds_wanted(check),
             check.command,
             "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
-            "too: docs/using.md, Check its loss",
+            f"too: the same with {CONTINUE} for {CHECK_LOSS}, and --set init_from=FOLDER --set "
+            "tokenizer=auto --set runs_per_gpu=1",
         ],
     )
 
 
-def _seeds_wanted(seeds: Seeds | None) -> list[str]:
+def _seeds_wanted(check: LossCheck) -> list[str]:
     """Say if so few seeds may not decide, as far as pairs are known to scatter."""
+    seeds = check.seeds
     if seeds is None or seeds.most <= seeds.num_in_check:
         return []
     takes = " to ".join(dict.fromkeys(map(str, (seeds.fewest, seeds.most))))
-    return [f"{seeds.num_in_check} seeds may not decide: from random weights at "
-            f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
-            f"{takes}"]  # fmt: skip
+    more = ", at a higher rate perhaps more" * (check.learning_rate > seeds.learning_rate)
+    return [
+        f"{seeds.num_in_check} seeds may not decide: from random weights at "
+        f"{rate(seeds.learning_rate)} pairs of {seeds.models} scattered so that it takes "
+        f"{takes}{more}; one more, which joins them: the same with --set seed={seeds.num_in_check}"
+    ]
 
 
 def _short(value: float) -> str:

@@ -12,8 +12,9 @@ from fp8study.analysis.laws.account import (
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
+from fp8study.core.recipes import ALIGNMENT
 from fp8study.report.advice_checks import listed, loss_check, speed_check
-from fp8study.report.verdict_text import answer_lines, lead_text
+from fp8study.report.verdict_text import answer_lines, as_today, lead_text
 from fp8study.report.words import amount, count, number, recipe, span
 
 #: What the parts of a step and of memory are called.
@@ -170,11 +171,15 @@ def _perhaps_faster(advice: Advice) -> list[str]:
 
 
 def _days(advice: Advice) -> str:
-    """Say how long the training takes in BF16 and in the FP8 of the verdict."""
+    """Say how long the training takes in BF16 and in the FP8 of the verdict, also as it is now."""
+    today = as_today(advice)
+    told = {"BF16": "BF16" if advice.fits else "BF16, had it the memory"}
+    told |= {advice.verdict.label: advice.verdict.label}
+    told |= {today.label: f"{today.label}, as the path is now"} if today else {}
     rates = {
-        option.label: option.tokens_per_second_per_gpu.value * advice.config["num_gpus"]
+        told[option.label]: option.tokens_per_second_per_gpu.value * advice.config["num_gpus"]
         for option in advice.options
-        if option.label in ("BF16", advice.verdict.label)
+        if option.label in told
     }
     hours = {label: advice.tokens / rate / 3600 for label, rate in rates.items()}
     unit, each = ("days", 24) if max(hours.values()) >= 24 else ("hours", 1)
@@ -269,8 +274,13 @@ def _layers(advice: Advice) -> list[str]:
         rest = f"not worth it alone, as casts cost more than GEMMs save: {', '.join(losing)}"
     kept = ", ".join(advice.kept_in_bf16)
     others = f"; in BF16 stays {kept}" if kept else ", and the loss head"
+    unaligned = [
+        f"in BF16 for {side:,}, which FP8 GEMMs cannot take: {', '.join(names)}; a multiple of "
+        f"{ALIGNMENT} would do, as {side + -side % ALIGNMENT:,}"
+        for side, names in advice.unaligned.items()
+    ]
     return listed("Layers in FP8, unless `skip` says otherwise:", [
-        f"{', '.join(saved)} of every decoder layer{others}",
+        f"{', '.join(saved)} of every decoder layer{others}", *unaligned,
         f"by the law, {kind}: {rest}",
     ])  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.answer import Advice, Option
 from fp8study.analysis.advice.evidence import (
     BF16_HEAD,
     CLIPPED,
@@ -31,9 +31,14 @@ _SINCE = {
 def answer_lines(advice: Advice) -> list[str]:
     """Write what to do, what that rests on, and what is known of settings next to it."""
     said = verdict_text(advice.verdict)
+    if not advice.fits and not advice.fp8_fits:
+        return [_too_large(advice)]
     if not advice.fits:
-        alone = f"It does not fit in BF16; {advice.verdict.label} does. {said}"
-        return [alone if advice.fp8_fits else _too_large(advice)]
+        return [
+            f"It does not fit in BF16; {advice.verdict.label} does. {said}",
+            "  its lead is over a BF16 that had the memory",
+            *_no_interval(advice), *_kept_from(advice), *_loss(advice, advice.verdict),
+        ]  # fmt: skip
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
     near = [f"  measured with {c.what}: {lead_text(c.then, ' %')}" for c in advice.nearest]
     option = advice.chosen
@@ -150,14 +155,22 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
 
 def _today(advice: Advice) -> list[str]:
     """Say what is to be expected of the path's kernels, where FP8 was timed before it had them."""
+    now = as_today(advice)
+    if now is None or now.lead_pct is None:
+        return []
+    gives = next(gives for had, gives in _SINCE.items() if advice.verdict.label.endswith(had))
+    lead = lead_text(now.lead_pct, " %")
+    return [f"  with {gives}, as the tuned path is now: {lead}, {now.lead_pct.kind}"]
+
+
+def as_today(advice: Advice) -> Option | None:
+    """Return the verdict's FP8 by today's kernels, where it was timed before the path had them."""
     label = advice.verdict.label
     for kernels in EARLIER_KERNELS:
         label = label.removesuffix(f", {kernels}")
-    for had, gives in _SINCE.items():
-        now = next((o.lead_pct for o in advice.options if o.label == label), None)
-        if advice.verdict.label.endswith(had) and now is not None:
-            return [f"  with {gives}, as the tuned path is now: {lead_text(now, ' %')}, {now.kind}"]
-    return []
+    if not advice.verdict.label.endswith(tuple(_SINCE)):
+        return None
+    return next((option for option in advice.options if option.label == label), None)
 
 
 def _larger(advice: Advice) -> list[str]:

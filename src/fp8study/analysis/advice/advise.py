@@ -35,7 +35,7 @@ from fp8study.analysis.advice.figures import (
     of_cell,
     of_row,
 )
-from fp8study.analysis.advice.loss_evidence import nearest_losses
+from fp8study.analysis.advice.loss_evidence import formats_uncovered, nearest_losses
 from fp8study.analysis.advice.otherwise import decided_with
 from fp8study.analysis.decision import CHECK, FP8, MORE, NO_ROOM
 from fp8study.analysis.laws import account, memory, speed
@@ -45,6 +45,7 @@ from fp8study.analysis.laws.cells import cell_key, cells_of
 from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
+from fp8study.analysis.laws.layer import unaligned
 from fp8study.analysis.laws.nearby import (
     SAVERS,
     Changed,
@@ -158,7 +159,7 @@ class Advisor:
         if not measured and gpu.architecture not in self.architectures:
             unknown = f"no {gpu.architecture} GPU is in the records"
         options = self._options(
-            config, shape, (law, *halved.values()), gpu_name, decided, by_law, num_beyond, unknown
+            asked, shape, (law, *halved.values()), gpu_name, decided, by_law, num_beyond, unknown
         )
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
@@ -249,6 +250,7 @@ class Advisor:
                 for name, size in shape.convertible.items()
             },
             kept_in_bf16=fp8.left_out,
+            unaligned=unaligned(shape),
             head_on_fewer=has_head_on_fewer(config),
             measured=measured, beyond=tuple(beyond_in(config)),
             law_errors=tuple(
@@ -257,7 +259,7 @@ class Advisor:
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
             loss_evidence=evidence,
-            loss_uncovered=uncovered,
+            loss_uncovered=(*uncovered, *formats_uncovered(config, verdicts[0].loss)),
             changes=tuple(
                 with_ends(change(each, {"network": "--network {}"}), each[1], is_lead=True)
                 for each in changes(config, shape, law, capacity, decide, halved)
@@ -271,7 +273,7 @@ class Advisor:
 
     def _options(
         self,
-        config: ResolvedConfig,
+        asked: Question,
         shape: ModelShape,
         laws: Sequence[Law],
         gpu_name: str,
@@ -284,6 +286,7 @@ class Advisor:
 
         Why it is `unknown` how far the law is off, where there is no interval.
         """
+        config = asked.config
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law(way, memory.predicted_memory(way, shape).total)
@@ -301,7 +304,7 @@ class Advisor:
                 rate, lead, gib = of_row(row, way.is_fp8)
                 pairs = (row["lead_low_pct"], row["lead_high_pct"]) if lead else None
                 beside, basis = None, ""
-            elif cell is not None and cell.rates:
+            elif cell is not None and cell.rates and is_of_use(way):
                 rate, gib = of_cell(cell, gib)
                 if is_apart := bool(decided) and way.is_fp8:
                     beside, basis = None, ""
@@ -312,6 +315,10 @@ class Advisor:
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
                 account.wider(num_beyond(way)), is_apart, pairs,
             )  # fmt: skip
+
+        def is_of_use(way: ResolvedConfig) -> bool:
+            """A lead by the law goes with rates by the law, but over a BF16 that cannot run."""
+            return not way.is_fp8 or bool(base) or not bf16.fits(asked.capacity_gib)
 
         base = None
         bf16 = option(config, label_of(config), decided[0].decision if decided else None)

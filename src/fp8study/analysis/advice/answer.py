@@ -131,6 +131,8 @@ class Advice:
     decoder layer and pass, by the law; below 0 it costs more than it saves."""
     kept_in_bf16: tuple[str, ...]
     """Patterns of linear layers that the FP8 of the verdict leaves in BF16, as a run does today."""
+    unaligned: dict[int, tuple[str, ...]]
+    """As `fp8study.analysis.laws.layer.unaligned`."""
     head_on_fewer: bool
     """As `fp8study.analysis.laws.nearby.has_head_on_fewer`."""
     measured: Measured | None

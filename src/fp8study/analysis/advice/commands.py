@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -16,13 +17,15 @@ from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import FORM, SAVERS, written
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.small_steps import is_by_kernel_alone
-from fp8study.core.config import ResolvedConfig, set_by_hand
+from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.hardware import GpuPeak
 from fp8study.core.presets import PRESETS, near_settings
 from fp8study.core.studies import load_study
 
 #: The study of any setting's losses.
 CHECK_LOSS = "check-loss"
+#: That of a training that goes on from given weights.
+CONTINUE = "continue-in-fp8"
 #: The study that checks an advice on several nodes, and what all of its runs share.
 STUDY = "advised"
 ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length",
@@ -33,6 +36,8 @@ ALIKE = ("model", "path", "strategy", "num_gpus", "num_nodes", "sequence_length"
 _WARM_UP, _TIMED_SECONDS, _FEWEST_TIMED = 5, 60, 10
 #: A job's start, compilation among it, minutes; and how much longer than by the law steps may take.
 _START_MINUTES, _SLOWER = 5, 1.5
+#: A run on one node does fewer steps than by default where those take longer.
+_LONG_SECONDS = 600
 
 
 def smaller_like(config: ResolvedConfig, capacity: float) -> str:
@@ -53,13 +58,16 @@ def to_check(
     depends what a run chooses itself, on the `slowest` rate, tokens/s a GPU, how many steps it does
     and how long a job may take.
     """
-    if not runs or runs[0].num_nodes == 1:
-        return tuple(command(run, gpu) for run in runs), ""
-    asked = [_said(run, gpu) for run in runs]
-    base = {name: value for name, value in asked[0].items() if name in ALIKE}
+    if not runs:
+        return (), ""
     step_seconds = runs[0].tokens_per_step / runs[0].num_gpus / slowest
-    base |= {"num_warmup_steps": _WARM_UP}
-    base |= {"num_steps": _WARM_UP + max(_FEWEST_TIMED, round(_TIMED_SECONDS / step_seconds))}
+    steps = {"num_warmup_steps": _WARM_UP}
+    steps |= {"num_steps": _WARM_UP + max(_FEWEST_TIMED, round(_TIMED_SECONDS / step_seconds))}
+    if runs[0].num_nodes == 1:
+        is_long = RunConfig().num_steps * step_seconds > _LONG_SECONDS
+        return tuple(command(run, gpu, steps if is_long else {}) for run in runs), ""
+    asked = [_said(run, gpu) for run in runs]
+    base = {name: value for name, value in asked[0].items() if name in ALIKE} | steps
     minutes = _START_MINUTES + _SLOWER * base["num_steps"] * step_seconds / 60
     content = {
         "question": f"Does FP8 pay for {runs[0].model} on {runs[0].num_gpus} GPUs?",
@@ -70,9 +78,11 @@ def to_check(
     return (f"make reproduce STUDY={STUDY} PROFILE=slurm",), text
 
 
-def command(config: ResolvedConfig, gpu: GpuPeak | None) -> str:
-    """Write a command that measures a configuration."""
-    return _command("fp8study run", _said(config, gpu))
+def command(
+    config: ResolvedConfig, gpu: GpuPeak | None, steps: Mapping[str, int] = MappingProxyType({})
+) -> str:
+    """Write a command that measures a configuration, in so many steps or as many as by default."""
+    return _command("fp8study run", _said(config, gpu) | dict(steps))
 
 
 def _command(words: str, fields: Mapping[str, Any]) -> str:
@@ -97,7 +107,7 @@ def check_of_loss(
     tokens = runs[0].config.num_steps * fp8.tokens_per_step
     seconds = len(runs) / len(rates) * sum(tokens / rate for rate in rates)
     rate = learning_rate or runs[0].config.learning_rate
-    near = scatter_near(known, fp8.model, rate)
+    near = scatter_near(known, shape_of(fp8.model), rate)
     seeds = None if near.empty else Seeds(
         len({run.config.seed for run in runs}), ", ".join(dict.fromkeys(near["model"])),
         float(near["learning_rate"].iloc[0]), int(near["num_to_decide"].min()),

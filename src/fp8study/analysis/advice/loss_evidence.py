@@ -19,6 +19,7 @@ from fp8study.analysis.runs.frames import PLACE
 from fp8study.analysis.runs.naming import FAST_ACCUMULATION, FROM_WEIGHTS, num_kernels
 from fp8study.analysis.runs.pairing import healthy
 from fp8study.analysis.stats import interval_text
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.field_types import shown
 from fp8study.core.presets import PRESETS
 from fp8study.core.records import MIN_PAIRS_FOR_INTERVAL
@@ -41,18 +42,28 @@ def read_loss_gaps(results: Path) -> pd.DataFrame:
     return pd.concat(tables) if tables else pd.DataFrame()
 
 
-def scatter_near(runs: pd.DataFrame, model: str, learning_rate: float) -> pd.DataFrame:
+def scatter_near(runs: pd.DataFrame, shape: ModelShape, learning_rate: float) -> pd.DataFrame:
     """Return the rows of `scatter_table` at the rate nearest to one, from random weights.
 
-    Of the model, if pairs of it were run at a rate that is at most twice or half of that.
+    Of the model, if pairs of it were run at a rate that is at most twice or half of that, else of
+    the model nearest in size of which such were; unless it took the model more at a lower rate.
     """
     no_curves = pd.DataFrame(columns=[*PLACE, "loss"])  # which tell of rises alone
     table = scatter_table(no_curves, runs)
     table = table[table["starts_from"] == RANDOM]
     table = table.assign(away=np.log2(table["learning_rate"] / learning_rate).abs())
-    own = table[(table["model"] == model) & (table["away"] <= 1)]
-    table = own if len(own) else table
-    return table[table["away"] == table["away"].min()]
+    own = table[table["model"] == shape.name]
+    below = own[own["learning_rate"] < learning_rate]
+    if len(own) and own["away"].min() <= 1:
+        near = own
+    else:
+        near = table[table["away"] <= max(1, table["away"].min())]
+        sizes = {name: shape_of(name).num_parameters for name in {*near["model"]} & {*PRESETS}}
+        far = np.log2(near["model"].map(sizes) / shape.num_parameters).abs()
+        near = near[far == far.min()]
+        if below["num_to_decide"].max() > near["num_to_decide"].max():
+            near = below
+    return near[near["away"] == near["away"].min()]
 
 
 def pooled_losses(pooled: pd.DataFrame) -> pd.DataFrame:
@@ -148,6 +159,15 @@ def nearest_losses(
     if sizes_of_steps:
         uncovered.append(f"steps of more than {max(sizes_of_steps):,} tokens")
     return tuple(evidence), (*uncovered, *_of_model(shape, nearest, sizes))
+
+
+def formats_uncovered(config: ResolvedConfig, judged: Row) -> list[str]:
+    """Say which formats of weights and states the evidence leaves open, unless it was judged so."""
+    if judged.get("loss_is_same"):
+        return []
+    found = ["master weights in BF16"] * (config.master_dtype == "bf16")
+    narrow = config.optimizer_state != "fp32"
+    return found + [f"optimizer states in {config.optimizer_state.upper()}"] * narrow
 
 
 def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -> list[str]:

@@ -13,6 +13,7 @@ import pandas as pd
 from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
 from fp8study.analysis.advice.asked import Question
+from fp8study.analysis.advice.commands import CONTINUE
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
@@ -216,14 +217,13 @@ def _check_steps(sequences: int, length: int, tokens: float) -> None:
 
 
 def _check_names(others: Mapping[str, Any]) -> None:
-    if wrong := [
-        f"--set: '{name}' has an option of its own; give --{name.replace('_', '-')}"
-        if name in _OWN
-        else f"--set: '{name}' is nothing that the laws answer for; give one of "
-        f"{', '.join(_OTHERS)}, or the options of its own"
-        for name in others
-        if name not in _OTHERS
-    ]:
+    known = f"nothing that the laws answer for; give one of {', '.join(_OTHERS)}"
+    told = (
+        dict.fromkeys(others, f"{known}, or the options of its own")
+        | {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
+        | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
+    )
+    if wrong := [f"--set: '{name}' is {told[name]}" for name in others if name not in _OTHERS]:
         raise UserError("\n".join(wrong))
 
 

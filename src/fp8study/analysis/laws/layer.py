@@ -9,7 +9,7 @@ import fnmatch
 
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
-from fp8study.core.recipes import RECIPES
+from fp8study.core.recipes import RECIPES, is_aligned
 
 #: What a kept score of attention takes: capped, as a share in FP32, and that in BF16.
 _SCORE_BYTES = 8
@@ -30,6 +30,18 @@ def _is_fp8(config: ResolvedConfig, shape: ModelShape, *parts: str) -> bool:
         part in shape.convertible and not _is_left_out(config, f"model.layers.1.{part}")
         for part in parts
     )
+
+
+def unaligned(shape: ModelShape) -> dict[int, tuple[str, ...]]:
+    """Return the sides that FP8's GEMMs do not take, and the linear layers that have them.
+
+    But for those of a mixture's experts, which stay in BF16 whatever their sides.
+    """
+    every = shape.linears | {"lm_head": (shape.hidden_size, shape.vocab_size)}
+    if shape.num_experts > 1:
+        every = {name: size for name, size in every.items() if not name.startswith("mlp")}
+    sides = sorted({side for size in every.values() for side in size if not is_aligned(side)})
+    return {side: tuple(name for name, size in every.items() if side in size) for side in sides}
 
 
 def num_converted_weights(config: ResolvedConfig, shape: ModelShape) -> int:

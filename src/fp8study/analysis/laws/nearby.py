@@ -230,28 +230,39 @@ def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -
 def larger_alone(
     config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float, most_tokens: int
 ) -> Changed | None:
-    """Return FP8 tensorwise at a batch for which BF16 has no room, where it is notably faster so.
+    """Return FP8 tensorwise as BF16 has no room to be, where it is notably faster so.
 
-    At the largest batch up to `most_tokens` a pass, with how much faster it is than the BF16 run as
-    it is asked about, %; None where BF16 has room for more than that has, or little is gained.
+    At the largest batch up to `most_tokens` a pass, or without recomputation; with how much faster
+    it is than the BF16 run as it is asked about, %. None where BF16 has room for as much, or little
+    is gained.
     """
 
     def rate(way: ResolvedConfig) -> float:
         return way.tokens_per_step / law(way).total
 
-    if largest_batch_of([config], shape, capacity, most_tokens) > config.micro_batch_size:
-        return None  # what a larger batch gives is not FP8's alone
-    ways, now, found = tensorwise(config, shape), rate(config), []
-    before = [(changed(way, BEFORE), BEFORE) for way in ways if way.weight_cast == "each_update"]
-    for way, given in [*((way, {}) for way in ways), *before]:
-        batch = largest_batch_of([way], shape, capacity, most_tokens)
-        if batch > config.micro_batch_size and (resized := with_batch(way, batch)):
-            larger = dataclasses.replace(way, **resized)
-            faster = 100 * (rate(larger) / now - 1)
-            found.append((resized | given, larger, faster))
+    ways, now, batch = tensorwise(config, shape), rate(config), config.micro_batch_size
+    tries: list[tuple[ResolvedConfig, dict[str, Any], int, int]] = []
+    # What a larger batch gives, or less recomputed, is FP8's alone where BF16 has no room for it.
+    if largest_batch_of([config], shape, capacity, most_tokens) <= batch:
+        tries += [(way, {}, batch + 1, most_tokens) for way in ways]
+    plain = changed(config, kept := {"activation_checkpointing": False})
+    if config.activation_checkpointing and not largest_batch_of([plain], shape, capacity, 1):
+        most = batch * config.sequence_length
+        tries += [(way, kept, 1, most) for way in tensorwise(plain, shape)]
+    tries += [
+        (changed(way, BEFORE), given | BEFORE, least, most)
+        for way, given, least, most in tries if way.weight_cast == "each_update"
+    ]  # fmt: skip
+    found = []
+    for way, given, least, most in tries:
+        largest = largest_batch_of([way], shape, capacity, most)
+        if largest >= least and (resized := with_batch(way, largest)):
+            other = dataclasses.replace(way, **resized)
+            told = {field: n for field, n in resized.items() if n != getattr(config, field)}
+            found.append((told | given, other, 100 * (rate(other) / now - 1)))
     best = max(found, key=lambda each: each[2], default=None)
-    least = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
-    return best if best and best[2] >= least else None
+    notable = 100 * (max(map(rate, ways)) / now - 1) + _NOTABLE_POINTS
+    return best if best and best[2] >= notable else None
 
 
 def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:

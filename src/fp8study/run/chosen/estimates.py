@@ -7,7 +7,7 @@ from typing import Any
 
 from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import changed, cures, written
-from fp8study.analysis.laws.room import HEADROOM
+from fp8study.analysis.laws.room import HEADROOM, has_room
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.laws.speed import predicted_step
 from fp8study.core.config import RunConfig
@@ -65,11 +65,18 @@ def check_memory(config: RunConfig, machine: Machine) -> None:
                 "model=tiny-llama, or run it where GPUs are"
             )
         return
-    needed, there = config.runs_per_gpu * needed, capacity_gib(machine)
+    there = capacity_gib(machine)
+    if config.runs_per_gpu > 1 and not has_room(config.runs_per_gpu * needed, there):
+        # Each keeps more than it uses, and none gives any of that back to the others.
+        raise UserError(
+            f"memory: {config.runs_per_gpu} runs of {config.model} at batch "
+            f"{config.micro_batch_size} need {config.runs_per_gpu * needed:.0f} GiB of "
+            f"{there:.0f}, of which a tenth should stay free; set runs_per_gpu=1"
+        )
     if needed * (1 + LAW_ERROR) > there:
         raise UserError(
             f"memory: {config.model} at batch {config.micro_batch_size} needs {needed:.0f} GiB of "
-            f"{there:.0f}{what_would_fit(config, there / config.runs_per_gpu)}"
+            f"{there:.0f}{what_would_fit(config, there)}"
         )
 
 

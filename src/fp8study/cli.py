@@ -16,7 +16,7 @@ import typer
 from fp8study import __version__
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
-from fp8study.core.files import results_dir
+from fp8study.core.files import own_results, results_dir
 from fp8study.core.presets import check_model_name
 from fp8study.core.records import read_run
 from fp8study.run.defaults import config_for
@@ -208,7 +208,7 @@ def run(
         check_possible(config, machine)
         check_memory(config, machine)
     name = f"{time.strftime('%Y%m%dT%H%M%S')}-{config.digest()}"
-    run_dir = out or results_dir() / "local" / "adhoc" / name
+    run_dir = out or own_results() / "adhoc" / name
     try:
         record = launch(config, run_dir, show=lambda line: print(f"\r{line}", end="", flush=True))
     except RunFailed as error:

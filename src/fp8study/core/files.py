@@ -42,6 +42,11 @@ def results_dir() -> Path:
     return project_root() / "results"
 
 
+def own_results() -> Path:
+    """Return the folder of what was run here: a folder a study in it."""
+    return results_dir() / "local"
+
+
 def report_dir() -> Path:
     return project_root() / "report"
 

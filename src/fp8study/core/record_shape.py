@@ -73,11 +73,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     ),
     "judgement": kinds(number="margin_pct", flag="speed_only"),
 }
-METRICS = kinds(
-    count="step tokens_seen",
-    number="loss learning_rate step_time_ms tokens_per_second_per_gpu tflops_per_gpu",
-    flag="timed",
-)
+METRICS = kinds(count="step", number="loss step_time_ms")
 _GRAMS = {"*": [[NUMBER]]}
 _BY_PARAMETER = ("error_square", "error_dot_reference", "error_batch_square")
 #: What each section holds where it holds it: a kind, a list of one item's shape, or a mapping of

@@ -19,7 +19,7 @@ import yaml
 from fp8study.core.config import ResolvedConfig, check_names, completed, make_config, save_config
 from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_list, read_mapping, read_value, shown
-from fp8study.core.files import results_dir, studies_dir, write_whole, writing
+from fp8study.core.files import own_results, studies_dir, write_whole, writing
 from fp8study.core.presets import check_model_name
 from fp8study.core.records import (
     LOSS_MARGIN_PCT,
@@ -103,7 +103,7 @@ class Study:
 
         Of `possible`, the runs that will be done here, one is unfinished then.
         """
-        folder = results_dir() / "local" / self.name
+        folder = own_results() / self.name
         there = {path.parent.name for path in folder.glob("*/run.json")}
         is_unfinished = any(run in possible for run in self.pending())
         if there and not (is_unfinished and there <= {run.run_id for run in self.runs}):
@@ -139,7 +139,7 @@ class Study:
 
 def _put_aside(folder: Path) -> None:
     # One level further down, so that it is no study of its own to `load_runs`.
-    earlier = results_dir() / "local" / "earlier"
+    earlier = own_results() / "earlier"
     earlier.mkdir(exist_ok=True)
     paths = (earlier / f"{folder.name}-{number}" for number in itertools.count(1))
     target = next(path for path in paths if not path.exists())
@@ -149,7 +149,7 @@ def _put_aside(folder: Path) -> None:
 
 def chosen_path(name: str) -> Path:
     """Return where the file of a study is that was made on this machine."""
-    return results_dir() / "local" / name / "study.yaml"
+    return own_results() / name / "study.yaml"
 
 
 def continues(earlier: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
@@ -308,7 +308,7 @@ def _read_values(source: str, content: dict[str, Any], kinds: Mapping[str, Any])
 def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> PlannedRun:
     model = config.model.rstrip("/").split("/")[-1]
     run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
-    return PlannedRun(run_id, config, results_dir() / "local" / study / run_id, **told)
+    return PlannedRun(run_id, config, own_results() / study / run_id, **told)
 
 
 def _what_is_missing(run: PlannedRun, on_gpu: bool) -> str | None:

@@ -70,7 +70,7 @@ class FirstStepAudit:
             self._gradient_dtypes.update(_dtypes([gradient]))
 
     def after(self) -> dict[str, Any]:
-        """Return what the step did; see `findings` for its meaning.
+        """Return what the step did; `fp8study.core.audit_rules` says what it means.
 
         Returns:
             ``num_trainable``, ``num_planted``, ``num_in_optimizer_twice``, ``outside_optimizer``

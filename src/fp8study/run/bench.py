@@ -19,7 +19,7 @@ from fp8study.analysis.arms import arm_config, group_arms, read_folder
 from fp8study.analysis.compare import Comparison, compare_relative
 from fp8study.analysis.runs.frames import key_of
 from fp8study.core.errors import UserError
-from fp8study.core.files import results_dir
+from fp8study.core.files import own_results, results_dir
 from fp8study.core.records import read_record
 from fp8study.core.studies import PlannedRun, Study, load_study
 from fp8study.run.machine import Machine
@@ -94,4 +94,4 @@ def run_bench(machine: Machine, overrides: Mapping[str, Any], baseline: Path | N
     done = run_study(study, machine, overrides, one_at_a_time=not machine.gpus, anew=True)
     check_results(done, "bench")
     chosen = baseline or find_baseline(study.name, machine)
-    return compare_relative(chosen, results_dir() / "local" / study.name, study.reference)
+    return compare_relative(chosen, own_results() / study.name, study.reference)

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from fp8study.core.errors import UserError
-from fp8study.core.files import cache_dir, check_writable, results_dir
+from fp8study.core.files import cache_dir, check_writable, own_results
 from fp8study.core.hardware import FP8_CAPABILITY, find_peak
 from fp8study.core.presets import is_reachable
 from fp8study.run.gpu_lease import UNNOTICED_GIB, memory_in_use
@@ -50,7 +50,7 @@ def examine(machine: Machine) -> list[Finding]:
         _cuda(machine),
         *_gpus(machine),
         _links(machine),
-        _disk("disk", results_dir() / "local", "results go there"),
+        _disk("disk", own_results(), "results go there"),
         _disk("cache", cache_dir(), "tokens go there; or set FP8STUDY_CACHE to another folder"),
         _memory(),
         _quarto(),

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fp8study.core.config import FIELD_NAMES, REFUSED, RunConfig
 from fp8study.core.errors import UserError, nearest
-from fp8study.core.files import results_dir
+from fp8study.core.files import own_results
 from fp8study.core.records import RunRecord, read_metrics, read_record
 from fp8study.run.defaults import config_for
 from fp8study.run.launch import RunFailed, check_possible, launch
@@ -76,7 +76,7 @@ def train(config: RunConfig, study: str = "adhoc", run_id: str | None = None) ->
     for name, value in (("study", str(study)), ("run_id", run_id)):
         if not value or value.startswith(".") or "/" in value:
             raise UserError(f"{name}: '{value}' is no plain folder name; use letters and digits")
-    run_dir = results_dir() / "local" / str(study) / run_id
+    run_dir = own_results() / str(study) / run_id
     live = display({"text/plain": "starting …"}, raw=True, display_id=True)
     shown_at = 0.0
 

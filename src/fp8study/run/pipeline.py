@@ -19,7 +19,7 @@ from typing import Any
 from fp8study.core.audit_rules import LOSS_ROSE
 from fp8study.core.config import RunConfig
 from fp8study.core.errors import UserError
-from fp8study.core.files import locked, project_root, results_dir
+from fp8study.core.files import locked, own_results, project_root
 from fp8study.core.presets import model_vocab_size
 from fp8study.core.records import (
     RESULTS,
@@ -80,7 +80,7 @@ def run_study(
         "reproduce: another pipeline is running in this checkout; wait for it, or clone the "
         "repository a second time"
     )
-    with locked(results_dir() / "local" / ".pipeline.lock", "results", busy) as lock:
+    with locked(own_results() / ".pipeline.lock", "results", busy) as lock:
         possible = [run for run in study.runs if run not in impossible]
         if anew:
             study.put_aside_earlier_call(possible)
@@ -136,7 +136,7 @@ def _snakemake(
     one_at_a_time: bool,
     cluster: Profile | None = None,
 ) -> None:
-    log_path = results_dir() / "local" / study.name / "snakemake.log"
+    log_path = own_results() / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
     before = find_jobs() if cluster else {}
     alive = {name for name, job in before.items() if job.is_alive}

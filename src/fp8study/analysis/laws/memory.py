@@ -33,6 +33,7 @@ from fp8study.analysis.laws.layer import (
 )
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig, RunConfig
+from fp8study.core.path.choices import is_sharded
 from fp8study.core.recipes import CHUNK, GROUP
 
 GIB = 2**30
@@ -205,9 +206,9 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
     """Return the bytes of the loss head at its fullest."""
     tokens, vocabulary, head = config.tokens_per_pass, shape.vocab_size, shape.head_parameters
     hidden = constants.hidden_bytes * tokens * shape.hidden_size
-    is_sharded = config.strategy == "fsdp2"
+    by_fsdp2 = config.strategy == "fsdp2"
     # Its weight in BF16: cast by autocast, gathered by FSDP2, or the weight itself.
-    weight = 2 * head if is_sharded or computes_in_autocast(config) else 0
+    weight = 2 * head if by_fsdp2 or computes_in_autocast(config) else 0
     if config.loss_head == "plain":
         return weight + constants.logit_bytes * tokens * vocabulary + hidden
     if config.loss_head == "compiled":
@@ -217,10 +218,10 @@ def _loss_head(config: ResolvedConfig, shape: ModelShape, constants: MemoryConst
     if has_fp8_head(config):  # its gradient in FP8, and a chunk's logits or the weight's in BF16
         hidden += 2 * tokens * shape.hidden_size  # in FP8, in both layouts
         gradient = min(GROUP, tokens) * vocabulary + 4 * head * (tokens > GROUP)
-        total = head * is_sharded + gradient + max(3 * chunk * vocabulary, 2 * head) + hidden
+        total = head * by_fsdp2 + gradient + max(3 * chunk * vocabulary, 2 * head) + hidden
     else:  # the weight's gradient is summed in FP32
         total = weight + 4 * head + 4 * chunk * vocabulary + hidden
-    if is_sharded:
+    if by_fsdp2:
         total += 2 * (shape.root_parameters - head)
         if config.num_gpus > 1 and config.reshard_after_forward is False:
             total += 2 * head
@@ -296,8 +297,7 @@ def _gradients_kept(
     """
     if config.gradient_accumulation_steps == 1:
         return weight_bytes * untrained
-    whole = config.strategy == "fsdp2" and config.num_gpus > 1
-    whole &= config.gradient_reduction == "last_pass"
+    whole = is_sharded(config) and config.gradient_reduction == "last_pass"
     return (4 * config.num_shards if whole else weight_bytes) * shape.num_parameters
 
 

@@ -16,7 +16,7 @@ from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
 from fp8study.core.errors import UserError
 from fp8study.core.field_types import shown
-from fp8study.core.path.choices import MOST_GPUS_OF_HEAD
+from fp8study.core.path.choices import MOST_GPUS_OF_HEAD, is_sharded
 from fp8study.core.recipes import RECIPES
 
 #: A run → what a step of it takes.
@@ -44,10 +44,9 @@ def has_head_on_fewer(config: ResolvedConfig) -> bool:
 
 def tensorwise(config: ResolvedConfig, shape: ModelShape) -> list[ResolvedConfig]:
     """Return FP8 tensorwise in its two ways to gather weights, as far as this run has them."""
-    spread = config.strategy == "fsdp2" and config.num_gpus > 1
     even = all(high % config.num_shards == 0 for _, high in shape.convertible.values())
     # torchao gathers FP8 weights from even shards only.
-    ways = [True] * (spread and even) + [False]
+    ways = [True] * (is_sharded(config) and even) + [False]
     return [as_fp8(config, "fp8_tensorwise", gathers) for gathers in ways]
 
 

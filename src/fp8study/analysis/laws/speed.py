@@ -31,6 +31,7 @@ from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.laws.speed_constants import SpeedConstants, on_gpu
 from fp8study.core.config import ResolvedConfig, RunConfig
 from fp8study.core.hardware import GpuPeak
+from fp8study.core.path.choices import is_sharded
 from fp8study.core.recipes import RECIPES
 
 #: How the GPU's and the host's share make a step: ``(gpu⁴ + host⁴)^¼``. Where both are alike, parts
@@ -299,13 +300,13 @@ def num_kernels(config: ResolvedConfig, shape: ModelShape) -> float:
 def _host_ms(config: ResolvedConfig, shape: ModelShape, c: SpeedConstants) -> tuple[float, float]:
     """Return the host's share: launching kernels, and what gathering in FP8 adds."""
     gathered = num_converted(config, shape) if _gathers_fp8(config) else 0
-    spread = shape.num_layers if config.strategy == "fsdp2" and config.num_gpus > 1 else 0
+    spread = shape.num_layers if is_sharded(config) else 0
     launches = c.launch_us * num_kernels(config, shape) + c.shard_layer_us * spread
     return launches * 1e-3, c.gather_us * gathered * 1e-3
 
 
 def _gathers_fp8(config: ResolvedConfig) -> bool:
-    return bool(config.fp8_all_gather) and config.strategy == "fsdp2" and config.num_gpus > 1
+    return bool(config.fp8_all_gather) and is_sharded(config)
 
 
 def lead_pct(bf16_ms: float, fp8_ms: float) -> float:

@@ -59,8 +59,8 @@ def scatter_near(runs: pd.DataFrame, shape: ModelShape, learning_rate: float) ->
     else:
         near = table[table["away"] <= max(1, table["away"].min())]
         sizes = {name: shape_of(name).num_parameters for name in {*near["model"]} & {*PRESETS}}
-        far = np.log2(near["model"].map(sizes) / shape.num_parameters).abs()
-        near = near[far == far.min()]
+        far = np.log2(near["model"].map(sizes).astype(float) / shape.num_parameters).abs()
+        near = near[far == far.min()] if sizes else near
         if below["num_to_decide"].max() > near["num_to_decide"].max():
             near = below
     return near[near["away"] == near["away"].min()]

@@ -245,7 +245,8 @@ def larger_alone(
     if largest_batch_of([config], shape, capacity, most_tokens) <= batch:
         tries += [(way, {}, batch + 1, most_tokens) for way in ways]
     plain = changed(config, kept := {"activation_checkpointing": False})
-    if config.activation_checkpointing and not largest_batch_of([plain], shape, capacity, 1):
+    fits_plain = fits(dataclasses.replace(plain, micro_batch_size=1), shape, capacity)
+    if config.activation_checkpointing and not fits_plain:
         most = batch * config.sequence_length
         tries += [(way, kept, 1, most) for way in tensorwise(plain, shape)]
     tries += [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,22 +151,6 @@ def test_a_job_that_was_over_before_is_not_blamed(
     assert "SLURM job 6 on n1 ended without" in str(
         read_record(run.run_dir / "run.json").status_detail
     )
-
-
-def test_slurm_is_asked_seldom_and_a_result_is_believed_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An earlier call's job goes on after Snakemake's end; SLURM never says that it is over."""
-    run = run_of(tmp_path)
-    job = f"6|RUNNING|n1|{tmp_path}|rule_run_wildcards_{run.run_id}"
-    command(tmp_path, monkeypatch, "squeue", f"echo >> {tmp_path}/asked; echo '{job}'")
-    later = threading.Timer(
-        2, write_record, (make_record(run_id=run.run_id, status="completed"), run.run_dir)
-    )
-    later.start()
-    assert pipeline._follow(subprocess.Popen(["true"]), [run], "there", CPUS, {}) == []
-    assert (run.run_dir / "run.json").exists()
-    assert len((tmp_path / "asked").read_text()) <= 2
 
 
 def test_an_interrupted_run_whose_job_lives_is_not_over(

@@ -248,25 +248,24 @@ def _follow(
     asked = -math.inf
     started = spoken = time.monotonic()
     waiting = list(pending)
-    going_on: list[PlannedRun] = []
-    has_ended = False
-    while not has_ended or going_on:
-        just_ended = not has_ended and child.poll() is not None
-        has_ended |= just_ended
-        if cluster and (just_ended or time.monotonic() - asked > _ASK_SLURM_SECONDS):
+    alive = True
+    while alive:
+        alive = child.poll() is None
+        if cluster and (not alive or time.monotonic() - asked > _ASK_SLURM_SECONDS):
             asked = time.monotonic()
             jobs |= {name: job for name, job in find_jobs().items() if job.job_id not in over}
-        alive = {run_id for run_id, job in jobs.items() if job.is_alive}
+            live_jobs = [r for r in pending if r.run_id in jobs and jobs[r.run_id].is_alive]
+            if not live_jobs and all(map(_ended, pending)):
+                end(child)  # it looks at its jobs every few minutes only
+            alive = child.poll() is None or bool(live_jobs)
         # An interrupted run's job may go back into the queue, and the run goes on in it.
-        going_on = [r for r in pending if r.run_id in alive and (not _ended(r) or _stopped(r))]
-        if cluster and not going_on and not has_ended and all(map(_ended, pending)):
-            end(child)  # it looks at its jobs every few minutes only
-        for run in [r for r in waiting if _ended(r) and r not in going_on]:
+        back = {run_id for run_id, job in jobs.items() if job.is_alive}
+        for run in [r for r in waiting if _ended(r) and not (r.run_id in back and _stopped(r))]:
             waiting.remove(run)
             spoken = time.monotonic()
             number = len(pending) - len(waiting)
             say(f"[{number}/{len(pending)}  {spoken - started:4.0f} s] {_result_line(run)}")
-        if waiting and time.monotonic() - spoken > 30 and (not has_ended or going_on):
+        if waiting and alive and time.monotonic() - spoken > 30:
             spoken = time.monotonic()
             rows = [(run, read_metrics(run.run_dir)) for run in waiting]
             steps = [
@@ -279,7 +278,7 @@ def _follow(
             queue = ", ".join(f"{number} {state}" for state, number in states.items())
             doing = f"jobs: {queue}" if queue else "running"
             say(f"[{spoken - started:4.0f} s] {doing}: {'; '.join(steps) or 'starting …'}")
-        if not has_ended or going_on:
+        if alive:
             time.sleep(0.5)
     for run in [r for r in waiting if r.run_id in jobs]:
         record_loss(run, study, jobs[run.run_id], _why_no_record(run.run_dir))

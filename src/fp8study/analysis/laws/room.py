@@ -41,8 +41,8 @@ def largest_batch(
 
     `capacity_gib` is the GPU's memory as its driver reports it (a record's ``gpu_memory_gib``).
     What the allocator reserves besides does not count: it gives that back before it runs out,
-    unless a CUDA graph holds it. Segments that grow reserve next to nothing besides; to give that
-    back breaks a run of FSDP2 (docs/log.md, 98).
+    unless a CUDA graph holds it. To give back segments that grow can break a run of FSDP2
+    (docs/log.md, 98), which this does not know.
     `builds_whole`: each GPU must first hold the whole model, as in a run of ours.
     """
 

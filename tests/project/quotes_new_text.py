@@ -62,18 +62,26 @@ def _of_3b() -> list[str]:
     runs = [run for run in committed_runs() if run.record.study == "new-text-3b"]
     frame = shorten_arms(runs_frame(runs))
     together = one(pooled_table(runs, frame), precision="fp8_tensorwise")
-    assert (together["num_pairs"], together["num_runs"]) == (4, 7)
+    assert (together["num_pairs"], together["num_runs"]) == (4, 8)
     assert together["verdict"] == "equivalent"
     told = f"{per_cent(together['gap_pct'], 2)} (90 % CI {ends(together, '{}_90', 2)})"
     held_out = loss_gap_table(frame, loss="validation_loss")
-    cooled = one(held_out, arm="FP8 tensorwise, schedule fp8:-100 bf16", num_pairs=3)
-    beside = one(held_out, arm="FP8 tensorwise", machine="h200x2", num_pairs=3)
+    beside, cooled, warmed, third = (
+        one(held_out, arm=arm, machine="h200x2")
+        for arm in (
+            "FP8 tensorwise",
+            "FP8 tensorwise, schedule fp8:-100 bf16",
+            "FP8 tensorwise, schedule bf16:100 fp8",
+            "FP8 rowwise, BF16 weight gradient",
+        )
+    )
+    assert [row["num_pairs"] for row in (beside, cooled, warmed, third)] == [4, 4, 3, 2]
     trained = [
         one(loss_gap_table(frame), arm="FP8 tensorwise", machine=machine)
         for machine in ("h200x4", "h200x2")
     ]
     assert [(row["num_pairs"], row["verdict"]) for row in trained] == [
-        (4, "equivalent"), (3, "undecided"),
+        (4, "equivalent"), (4, "undecided"),
     ]  # fmt: skip
     first, second = (
         f"{per_cent(row['gap_pct'], 2)} (90 % CI {gap_ends(row, 90)})" for row in trained
@@ -85,11 +93,13 @@ def _of_3b() -> list[str]:
         for row in trained
     ]  # fmt: skip
     return [
-        f"{told.replace(' % (', ' % on held-out text (', 1)}, four seeds, three of them twice;",
+        f"{told.replace(' % (', ' % on held-out text (', 1)}, four seeds, each twice;",
         f"in training {first}, and of the second time {second}, undecided",
         f"{', '.join(late[0][:-1])} and {late[0][-1]} % from step 375 to 1,000",
         f"and the second time {', '.join(late[1][:-1])} and {late[1][-1]} %",
-        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (three seeds",
+        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (four seeds;",
+        f"the first tenth in BF16 {per_cent(warmed['gap_pct'], 2)} (three seeds;",
+        f"with BF16 weight gradients {per_cent(third['gap_pct'], 2)} (two seeds;",
         f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
     ]
 

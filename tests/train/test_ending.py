@@ -58,15 +58,21 @@ def test_a_model_does_not_fit_only_where_the_whole_gpu_was_its_own(tmp_path: Pat
         assert said in (found.status_detail or "")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it"),
+        RuntimeError("Expected mha_graph.execute(handle, pack, pointer).is_good() to be true"),
+    ],
+)
 def test_pages_that_were_taken_away_are_told_from_other_errors_of_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    error = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for it")
     for allocator, retries, is_told in (
         ("expandable", 1, True), ("expandable", 0, False), ("default", 1, False),
     ):  # fmt: skip
         save_config(make_config({"allocator": allocator}), tmp_path / "config.yaml")
         monkeypatch.setattr(process, "num_retries", lambda retries=retries: retries)
         detail = process.explain(error, tmp_path).status_detail or ""
-        assert detail.startswith("RuntimeError: CUDA error: an illegal memory access")
+        assert detail.startswith(f"RuntimeError: {str(error).splitlines()[0]}")
         assert ("set allocator=default" in detail) is is_told

@@ -102,8 +102,9 @@ def explain(error: Exception, run_dir: Path) -> Outcome:
     else:
         told = f"{type(error).__name__}: {reason}"
         # Out of memory, torch unmaps what it keeps, and waits for one stream alone: FSDP2's
-        # all-gathers have another (seen on an H200: results/reference/h200x2/near-full.txt).
-        was_full = reason.startswith("CUDA error") and num_retries() > 0
+        # all-gathers have another. Seen twice on an H200, once as an illegal memory access, once
+        # as a RuntimeError of cuDNN's attention (results/reference/h200x2/near-full.txt).
+        was_full = isinstance(error, RuntimeError) and num_retries() > 0
         if was_full and load_config(run_dir / "config.yaml").allocator == "expandable":
             told += ", after the GPU's memory was full; set allocator=default, which goes on, or "
             told += "lower micro_batch_size"

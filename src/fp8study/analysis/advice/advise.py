@@ -7,7 +7,7 @@ rows, the same rule. What was predicted is judged by that rule too, after all th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +15,7 @@ import pandas as pd
 
 from fp8study.analysis.advice.answer import Advice, Change, Option
 from fp8study.analysis.advice.asked import Question
-from fp8study.analysis.advice.by_law import busy_pct, chosen, predicted_speed
+from fp8study.analysis.advice.by_law import ByLaw, chosen
 from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
     CLIPPED,
@@ -27,9 +27,6 @@ from fp8study.analysis.advice.evidence import (
 )
 from fp8study.analysis.advice.figures import (
     MEASURED,
-    MODELLED,
-    PREDICTED,
-    Quantity,
     Row,
     lead_apart,
     of_cell,
@@ -49,7 +46,6 @@ from fp8study.analysis.laws.layer import unaligned
 from fp8study.analysis.laws.nearby import (
     SAVERS,
     Changed,
-    Law,
     as_fp8,
     changed,
     changes,
@@ -126,41 +122,25 @@ class Advisor:
         halved = {} if network or config.num_nodes == 1 else {
             (rate := NETWORK.gbit_per_s / 2): law_of(shape, gpu, measured, NETWORK.at(rate))
         }  # fmt: skip
-        within = self.nine_of_ten[gpu_name == FITTED_GPU]
+        errors = self.nine_of_ten[gpu_name == FITTED_GPU]
+        unknown = "" if errors.is_known else "too few predictions were tested"
+        if not measured and gpu.architecture not in self.architectures:
+            unknown = f"no {gpu.architecture} GPU is in the records"
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed, network=network,
         )  # fmt: skip
-
-        def num_beyond(way: ResolvedConfig) -> int:
-            return len(beyond_in(way))
-
-        def by_law(way: ResolvedConfig, value: float) -> Quantity:
-            return Quantity(value, MODELLED if num_beyond(way) else PREDICTED)
+        by_law = ByLaw((law, *halved.values()), errors, beyond_in, unknown)
 
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
-            return Change(" ".join(written(changed[0], words)), by_law(*changed[1:]))
-
-        def with_ends(found: Change, way: ResolvedConfig, is_lead: bool = False) -> Change:
-            """Say how far a lead, or a rate over that of another run, may be off."""
-            if unknown:
-                return found
-            (lead_error, step_error), value = within.at(busy_pct(way, law(way))), found.then.value
-            error = lead_error if is_lead else (100 + value) * step_error / 100
-            half = error * account.wider(num_beyond(way))
-            return replace(found, then=replace(found.then, low=value - half, high=value + half))
+            return Change(" ".join(written(changed[0], words)), by_law.figure(*changed[1:]))
 
         def decide(way: ResolvedConfig) -> ResolvedConfig:
             return way if asked.as_asked else decided_anew(way, gpu)
 
         found = self.decisions.of(config, gpu_name)
         decided = [each for each in found if pd.notna(each.decision["lead_pct"])]
-        unknown = "" if within.is_known else "too few predictions were tested"
-        if not measured and gpu.architecture not in self.architectures:
-            unknown = f"no {gpu.architecture} GPU is in the records"
-        options = self._options(
-            asked, shape, (law, *halved.values()), gpu_name, decided, by_law, num_beyond, unknown
-        )
+        options = self._options(asked, shape, gpu_name, decided, by_law)
         fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
@@ -233,20 +213,20 @@ class Advisor:
             elsewhere=tuple(verdicts[1:]),
             fits=fits,
             fp8_fits=bool(fitting),
-            memory_parts_gib={n: by_law(config, gib) for n, gib in filled.parts().items()},
+            memory_parts_gib={n: by_law.figure(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
             smaller=smaller_like(config, capacity) if filled.building > capacity else "",
             remedies=tuple(map(remedy, cured)),
-            larger=with_ends(change(larger, {}), larger[1]) if fits and larger else None,
+            larger=by_law.around(change(larger, {}), larger[1]) if fits and larger else None,
             instead=instead and replace(change(instead[0], {}), lead_pct=instead[1]),
             options=tuple(options),
             step_parts_ms={
-                name: {part: by_law(way, ms) for part, ms in
+                name: {part: by_law.figure(way, ms) for part, ms in
                        (law(way).parts() | {"host": law(way).host}).items()}
                 for name, way in shown.items()
             },
             layers_saved_ms={
-                name: by_law(fp8, speed.saved_ms(fp8, size, constants))
+                name: by_law.figure(fp8, speed.saved_ms(fp8, size, constants))
                 for name, size in shape.convertible.items()
             },
             kept_in_bf16=fp8.left_out,
@@ -261,7 +241,7 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=(*uncovered, *formats_uncovered(config, verdicts[0].loss)),
             changes=tuple(
-                with_ends(change(each, {"network": "--network {}"}), each[1], is_lead=True)
+                by_law.around(change(each, {"network": "--network {}"}), each[1], is_lead=True)
                 for each in changes(config, shape, law, capacity, decide, halved)
             ),
             commands=commands, study=study,
@@ -275,29 +255,17 @@ class Advisor:
         self,
         asked: Question,
         shape: ModelShape,
-        laws: Sequence[Law],
         gpu_name: str,
         decided: Sequence[Decided],
-        by_law: Callable[[ResolvedConfig, float], Quantity],
-        num_beyond: Callable[[ResolvedConfig], int],
-        unknown: str,
+        by_law: ByLaw,
     ) -> list[Option]:
-        """Return BF16, then what was timed, machine by machine, then the others by speed.
-
-        Why it is `unknown` how far the law is off, where there is no interval.
-        """
+        """Return BF16, then what was timed, machine by machine, then the others by speed."""
         config = asked.config
 
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
-            gib = by_law(way, memory.predicted_memory(way, shape).total)
+            gib = by_law.figure(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = predicted_speed(
-                config, way, laws, self.nine_of_ten[gpu_name == FITTED_GPU], num_beyond(way), base,
-                beside,
-            )  # fmt: skip
-            if unknown:
-                rate, lead = _without_ends(rate), lead and _without_ends(lead)
-                basis = unknown if lead else ""
+            rate, lead, basis = by_law.speed(config, way, base, beside)
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             pairs = None
             if row is not None:
@@ -310,10 +278,10 @@ class Advisor:
                     beside, basis = None, ""
                     lead = lead_apart(rate, bf16.tokens_per_second_per_gpu)
             gathers = bool(way.fp8_all_gather)
-            limit = laws[0](way).limit
+            limit = by_law.laws[0](way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
-                account.wider(num_beyond(way)), is_apart, pairs,
+                by_law.wider(way), is_apart, pairs,
             )  # fmt: skip
 
         def is_of_use(way: ResolvedConfig) -> bool:
@@ -337,7 +305,3 @@ class Advisor:
 def usual_tokens(shape: ModelShape) -> float:
     """Return how many tokens a model is trained on where nobody says."""
     return _TOKENS_PER_WEIGHT * shape.num_active_parameters
-
-
-def _without_ends(figure: Quantity) -> Quantity:
-    return replace(figure, low=None, high=None)

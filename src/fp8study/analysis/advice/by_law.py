@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from fp8study.analysis.advice.answer import NEXT_TO_THIS, Option
+from fp8study.analysis.advice.answer import NEXT_TO_THIS, Change, Option
 from fp8study.analysis.advice.evidence import Beside
 from fp8study.analysis.advice.figures import MODELLED, PREDICTED, Quantity
 from fp8study.analysis.decision import WORTH_PCT
@@ -13,47 +14,74 @@ from fp8study.analysis.laws.nearby import Law
 from fp8study.core.config import ResolvedConfig
 
 
-def predicted_speed(
-    bf16: ResolvedConfig,
-    way: ResolvedConfig,
-    laws: Sequence[Law],
-    errors: account.NineOfTen,
-    num_beyond: int,
-    base: float | None,
-    beside: Beside | None,
-) -> tuple[Quantity, Quantity | None, str]:
-    """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
+@dataclass(frozen=True)
+class ByLaw:
+    """What the laws say of what is asked, and how far they may be off."""
 
-    `laws`: the law, and what it would be with other networks, which the intervals include;
-    `errors`: those of this GPU; `num_beyond`: in how many things this is beyond what was measured.
-    With `Option.interval_from`.
-    """
-    kind, wider = MODELLED if num_beyond else PREDICTED, account.wider(num_beyond)
-    steps = [law(way) for law in laws]
-    step = steps[0]
-    busy = busy_pct(way, step)
-    lead_error, step_error = errors.at(busy)
-    shows = busy > speed.HOST_PCT
-    basis = "where the host is busy" if shows else "where the GPU decides"
-    if shows and busy < speed.LATE_PCT:
-        basis = "where the host may be busy"
-    if beside and beside.off_points > lead_error:
-        lead_error, basis = beside.off_points, NEXT_TO_THIS
-        step_error = max(step_error, lead_error)
-    lead_error, step_error = wider * lead_error, wider * step_error
-    leads = [
-        speed.lead_pct(law(bf16).total, there.total) for law, there in zip(laws, steps, strict=True)
-    ]
-    rates = [1000 * way.tokens_per_step / way.num_gpus / there.total for there in steps]
-    error = step_error / 100
-    if base is not None:
-        rates = [base * (1 + lead / 100) for lead in leads]
-        error = lead_error / (100 + leads[0])
-    low, high = min(leads) - lead_error, max(leads) + lead_error
-    lead = Quantity(leads[0], kind, max(-100.0, low), high)
-    low, high = min(rates) * (1 - error), max(rates) * (1 + error)
-    rate = Quantity(rates[0], kind, max(0.0, low), high)
-    return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
+    laws: Sequence[Law]
+    """The law, then what it would be with other networks, which intervals include."""
+    errors: account.NineOfTen
+    """Those of this GPU."""
+    beyond: Callable[[ResolvedConfig], list[str]]
+    """In what a run is beyond what was measured."""
+    unknown: str
+    """Why it is unknown how far the laws are off, where there are no intervals."""
+
+    def wider(self, way: ResolvedConfig) -> float:
+        """Return how much wider than usual an interval is."""
+        return account.wider(len(self.beyond(way)))
+
+    def figure(self, way: ResolvedConfig, value: float) -> Quantity:
+        """Return a figure of a run without an interval."""
+        return Quantity(value, MODELLED if self.beyond(way) else PREDICTED)
+
+    def around(self, found: Change, way: ResolvedConfig, is_lead: bool = False) -> Change:
+        """Say how far a lead, or a rate over that of another run, may be off."""
+        if self.unknown:
+            return found
+        lead_error, step_error = self.errors.at(busy_pct(way, self.laws[0](way)))
+        value = found.then.value
+        error = lead_error if is_lead else (100 + value) * step_error / 100
+        half = error * self.wider(way)
+        return replace(found, then=replace(found.then, low=value - half, high=value + half))
+
+    def speed(
+        self, bf16: ResolvedConfig, way: ResolvedConfig, base: float | None, beside: Beside | None
+    ) -> tuple[Quantity, Quantity | None, str]:
+        """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).
+
+        With `Option.interval_from`. `beside`: how far the law is off next to this.
+        """
+        steps = [law(way) for law in self.laws]
+        busy = busy_pct(way, steps[0])
+        lead_error, step_error = self.errors.at(busy)
+        shows = busy > speed.HOST_PCT
+        basis = "where the host is busy" if shows else "where the GPU decides"
+        if shows and busy < speed.LATE_PCT:
+            basis = "where the host may be busy"
+        if beside and beside.off_points > lead_error:
+            lead_error, basis = beside.off_points, NEXT_TO_THIS
+            step_error = max(step_error, lead_error)
+        wider = self.wider(way)
+        lead_error, step_error = wider * lead_error, wider * step_error
+        leads = [
+            speed.lead_pct(law(bf16).total, there.total)
+            for law, there in zip(self.laws, steps, strict=True)
+        ]
+        rates = [1000 * way.tokens_per_step / way.num_gpus / there.total for there in steps]
+        error = step_error / 100
+        if base is not None:
+            rates = [base * (1 + lead / 100) for lead in leads]
+            error = lead_error / (100 + leads[0])
+        rate, lead = self.figure(way, rates[0]), self.figure(way, leads[0])
+        if self.unknown:
+            basis = self.unknown
+        else:
+            low, high = min(leads) - lead_error, max(leads) + lead_error
+            lead = replace(lead, low=max(-100.0, low), high=high)
+            low, high = min(rates) * (1 - error), max(rates) * (1 + error)
+            rate = replace(rate, low=max(0.0, low), high=high)
+        return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
 
 
 def busy_pct(way: ResolvedConfig, step: speed.StepParts) -> float:

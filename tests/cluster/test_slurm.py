@@ -159,7 +159,8 @@ def test_six_runs_survive_the_death_of_their_driver_and_of_a_node_and_none_is_re
     assert {run_id: done[run_id] for run_id in first} == first
     assert job_of(moved, cluster) == job  # put back into the queue by SLURM
     for run_id in done:
-        log = checkout / f"results/local/tiny/slurm/rule_run/{run_id}/{job_of(run_id, cluster)}.log"
+        logs = checkout / "results/local/tiny/slurm/rule_run" / f"tiny_{run_id}"
+        log = logs / f"{job_of(run_id, cluster)}.log"
         assert "rule run" in log.read_text()
     (wide,) = (record for record in done.values() if record["config"]["num_nodes"] == 2)
     assert [node["ranks"] for node in wide["machine"]["nodes"]] == [[0], [1]]

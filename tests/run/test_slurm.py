@@ -140,9 +140,9 @@ def test_a_job_that_was_over_before_is_not_blamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path)
-    answer = f"6|COMPLETED|n1|{tmp_path}|rule_run_wildcards_{run.run_id}"
+    answer = f"6|COMPLETED|n1|{tmp_path}|rule_run_wildcards_there_{run.run_id}"
     command(tmp_path, monkeypatch, "squeue", f"echo '{answer}'")
-    before = jobs.find_jobs()
+    before = jobs.find_jobs("there")
     lost = pipeline._follow(subprocess.Popen(["false"]), [run], "there", CPUS, before)
     assert lost == [run]
     assert not (run.run_dir / "run.json").exists()
@@ -168,7 +168,7 @@ def test_an_interrupted_run_whose_job_lives_is_not_over(
         tmp_path, monkeypatch, "squeue",
         f"echo >> {tmp_path}/asked; state=RUNNING; [ $(wc -l < {tmp_path}/asked) -ge 3 ] && "
         f"state=COMPLETED && cp {tmp_path}/completed {record}; "
-        f"echo \"6|$state|n1|{tmp_path}|rule_run_wildcards_{run.run_id}\"",
+        f"echo \"6|$state|n1|{tmp_path}|rule_run_wildcards_there_{run.run_id}\"",
     )  # fmt: skip
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert pipeline._follow(child, [run], "there", CPUS, {}) == []
@@ -235,7 +235,8 @@ def test_a_job_that_comes_back_and_gets_no_further_is_given_up(
     (run_dir / "checkpoints").mkdir()
 
     def after(times: int, name: str = run_dir.name) -> str | None:
-        monkeypatch.setattr(restarts, "ask", lambda *_: [f"{times:<9}rule_run_wildcards_{name}  "])
+        told = f"{times:<9}rule_run_wildcards_{run_dir.parent.name}_{name}  "
+        monkeypatch.setattr(restarts, "ask", lambda *_: [told])
         return restarts.why_not_again(run_dir)
 
     assert after(3) is None
@@ -261,13 +262,15 @@ def test_a_run_that_its_job_lost_has_a_record_and_is_still_to_do(
     state: str, node: str, status: str, detail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path)
-    answer = f"7|COMPLETED|n1|{tmp_path}|rule_run_wildcards_other\n"
-    answer += f"9|{state}|n9|/another/checkout|rule_run_wildcards_{run.run_id}\n"
-    answer += f"12|{state}|{node}|{tmp_path}|rule_run_wildcards_{run.run_id}\n"
-    answer += f"11|RUNNING|n3|{tmp_path}|rule_run_wildcards_{run.run_id}\n13|RUNNING|n1|/|(null)\n"
+    answer = f"7|COMPLETED|n1|{tmp_path}|rule_run_wildcards_there_other\n"
+    answer += f"9|{state}|n9|/another/checkout|rule_run_wildcards_there_{run.run_id}\n"
+    answer += f"12|{state}|{node}|{tmp_path}|rule_run_wildcards_there_{run.run_id}\n"
+    answer += f"11|RUNNING|n3|{tmp_path}|rule_run_wildcards_there_{run.run_id}\n"
+    answer += "13|RUNNING|n1|/|(null)\n"
+    answer += f"15|RUNNING|n4|{tmp_path}|rule_run_wildcards_elsewhere_{run.run_id}\n"
     answer += "14_[1-9]|PENDING||/|(null)\n"  # an array, as others on this cluster submit them
     command(tmp_path, monkeypatch, "squeue", f"cat <<'E'\n{answer}E")
-    job = jobs.find_jobs()[run.run_id]
+    job = jobs.find_jobs("there")[run.run_id]
     assert (job.job_id, job.is_alive) == ("12", False)
     jobs.record_loss(run, "there", job, "ValueError: no")
     record = read_record(run.run_dir / "run.json")

@@ -72,7 +72,7 @@ def run_study(
     """
     if cluster:
         check_slurm()
-        wait_for_ending_jobs()
+        wait_for_ending_jobs(study.name)
     impossible = impossible_runs(study, machine, cluster)
     if len(impossible) == len(study.runs):
         raise UserError(next(iter(impossible.values())))
@@ -138,7 +138,7 @@ def _snakemake(
 ) -> None:
     log_path = own_results() / study.name / "snakemake.log"
     plan_path = log_path.with_name("plan.json")
-    before = find_jobs() if cluster else {}
+    before = find_jobs(study.name) if cluster else {}
     alive = {name for name, job in before.items() if job.is_alive}
     todo = [run for run in blocks.ordered(pending) if run.run_id not in alive]
     if len(todo) < len(pending):
@@ -253,7 +253,8 @@ def _follow(
         alive = child.poll() is None
         if cluster and (not alive or time.monotonic() - asked > _ASK_SLURM_SECONDS):
             asked = time.monotonic()
-            jobs |= {name: job for name, job in find_jobs().items() if job.job_id not in over}
+            known = find_jobs(study).items()
+            jobs |= {run_id: job for run_id, job in known if job.job_id not in over}
             live_jobs = [r for r in pending if r.run_id in jobs and jobs[r.run_id].is_alive]
             if not live_jobs and all(map(_ended, pending)):
                 end(child)  # it looks at its jobs every few minutes only
@@ -308,7 +309,7 @@ def _why_no_record(run_dir: Path) -> str:
     log, above = run_dir / "papermill.log", run_dir.parent / "snakemake.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     if not lines:
-        if logs := sorted(run_dir.parent.glob(f"slurm/*/{run_dir.name}/*.log")):
+        if logs := sorted(run_dir.parent.glob(f"slurm/*/*_{run_dir.name}/*.log")):
             return f"it did not start; see {logs[-1]}"
         why = f": {_last_word_of_snakemake(above)}; see {above}" if above.exists() else ""
         return f"it did not start{why}"

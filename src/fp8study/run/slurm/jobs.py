@@ -17,8 +17,6 @@ from fp8study.core.records import RunRecord, last_logged_step, utc_now, write_re
 from fp8study.core.studies import PlannedRun, judgement_of
 from fp8study.run.machine import git_state, versions
 
-#: A job's comment, before its run's id.
-COMMENT = "rule_run_wildcards_"
 #: States of a job that has ended, by what a record says of it; in all others it lives.
 _ENDED = {
     "CANCELLED": ("interrupted", "was cancelled"),
@@ -50,22 +48,28 @@ class SlurmJob:
         return self.state not in _ENDED
 
 
-def find_jobs() -> dict[str, SlurmJob]:
-    """Return the newest job of each run of this checkout, by run id; SLURM forgets after minutes.
+def comment_of(study: str, run_id: str) -> str:
+    """Return the comment of a run's job: two studies may have the same run."""
+    return f"rule_run_wildcards_{study}_{run_id}"
+
+
+def find_jobs(study: str) -> dict[str, SlurmJob]:
+    """Return the newest job of each run of a study here, by run id; SLURM forgets after minutes.
 
     Empty where SLURM does not answer.
     """
     lines = ask("squeue", "--user", getpass.getuser(), "--states=all", "--format=%i|%T|%N|%Z|%k")
     rows = (line.split("|", 4) for line in lines)
     here = str(project_root())
-    ours = [row for row in rows if row[3] == here and row[4].startswith(COMMENT)]
+    before_id = comment_of(study, "")
+    ours = [row for row in rows if row[3] == here and row[4].startswith(before_id)]
     ours.sort(key=lambda row: int(row[0]))  # others' may be arrays, whose ids are no numbers
-    return {comment.removeprefix(COMMENT): SlurmJob(*facts) for *facts, _, comment in ours}
+    return {comment.removeprefix(before_id): SlurmJob(*facts) for *facts, _, comment in ours}
 
 
-def wait_for_ending_jobs() -> None:
-    """Wait until no job is between its end and its last word, as all are after a Ctrl-C."""
-    while any(job.state == "COMPLETING" for job in find_jobs().values()):
+def wait_for_ending_jobs(study: str) -> None:
+    """Wait while a job is between its end and its last word, as all are after a Ctrl-C."""
+    while any(job.state == "COMPLETING" for job in find_jobs(study).values()):
         time.sleep(1)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fp8study.core.checkpoints import last_checkpoint, times_resumed
 from fp8study.core.records import read_record
-from fp8study.run.slurm.jobs import COMMENT, ask
+from fp8study.run.slurm.jobs import ask, comment_of
 
 #: So often a job may come back without a further step that was saved.
 MOST_IN_VAIN = 3
@@ -42,7 +42,7 @@ def why_not_again(run_dir: Path) -> str | None:
     restarts, comment = told[0].split(maxsplit=1) if told else ("0", "")
     steps = {time["from_step"] for time in times_resumed(run_dir)}
     in_vain = int(restarts) - len(steps)
-    if comment.strip() != COMMENT + run_dir.name or in_vain <= MOST_IN_VAIN:
+    if comment.strip() != comment_of(run_dir.parent.name, run_dir.name) or in_vain <= MOST_IN_VAIN:
         return None
     return (
         f"SLURM job {job_id} came back {restarts} times, {in_vain} of them without a further step "

@@ -40,6 +40,7 @@ OPEN, ARTEFACT, ELSEWHERE = Verdict.UNDECIDED, Verdict.ARTEFACT, Verdict.NOT_TES
 
 ENDS = {"skip": ["model.layers.0.self_attn.q_proj", "lm_head"]}
 SCHEDULE = {"precision_schedule": ["bf16:10", "fp8_tensorwise"]}
+BOTH_ENDS = {"precision_schedule": ["bf16:10", "fp8_tensorwise:-10", "bf16"]}
 WORK = {SMALL: 1.0, LARGE: 6.7}
 
 
@@ -53,6 +54,13 @@ def rates(rate: Callable[[str, int, int], float]) -> Records:
 
 def one_batch(batch: int, gap: float, **changes: Any) -> list[RunRecord]:
     return losses(gap, micro_batch_size=batch, study="effective-batch", **changes)
+
+
+def diverged(records: list[RunRecord]) -> list[RunRecord]:
+    """In FP8 alone."""
+    for number in range(1, len(records), 2):
+        records[number] = dataclasses.replace(records[number], status="diverged")
+    return records
 
 
 def and_an_8b(gap: float) -> Records:
@@ -127,6 +135,11 @@ def skips(first_and_last: float, none: float) -> Records:
     return lambda: losses(first_and_last, config=ENDS) + losses(none, config={"skip": []})[1::2]
 
 
+def flops_of(parameters: float, in_fp8: float) -> Records:
+    facts = {"num_parameters": parameters, "flops_per_token": 4e9, "fp8_flops_per_token": in_fp8}
+    return lambda: pair(model_facts=facts)
+
+
 def nothing() -> list[RunRecord]:
     return []
 
@@ -163,6 +176,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
      + losses(50, master_dtype="bf16", outside=78.0, optimizer_binding="before_conversion"), {}),
     ("A13", YES, lambda: one_batch(1, 40) + one_batch(2, 0) + [noisy([0.9])], {"batches": [1, 2]}),
     ("A13", NO, lambda: one_batch(1, 0) + one_batch(2, 0) + [noisy([0.01])], {}),
+    ("A13", PARTLY, lambda: diverged(one_batch(1, 0)) + one_batch(2, 0) + [noisy([0.01])], {}),
     ("A14", YES, lambda: one_batch(1, 40) + one_batch(4, 0), {}),
     ("A14", NO, lambda: one_batch(1, 40) + one_batch(4, 40), {}),
     ("A14", ARTEFACT, with_stale(0, 0), {}),
@@ -170,6 +184,7 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("A14", OPEN, with_stale(40, None), {}),
     ("A14", YES, with_stale(40, 0), {}),
     ("A14", NO, with_stale(40, 40), {}),
+    ("A14", YES, lambda: diverged(one_batch(1, 0)) + one_batch(4, 0), {}),
     ("A15", YES, lambda: [noisy()], {"within": 0.3}),
     ("A15", NO, lambda: [noisy(alike=4) for _ in range(3)], {}),
     ("A16", YES, lambda: measured(step=gathered("uint8", 5.0)), {}),
@@ -183,9 +198,9 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("A20", YES, nothing, {"bf16_tflops": 2250, "fp8_tflops": 4500}),
     ("A21", YES, nothing, {"E4M3": 6, "E5M2": 11}),
     ("A22", YES, nothing, {"fp8": 0.03125, "bf16": 0.5}),
-    ("A23", YES, lambda: pair(model_facts={"flops_per_token": 4e9, "fp8_flops_per_token": 3e9}),
-     {"speedup": 1.6}),
-    ("A23", NO, lambda: pair(model_facts={"flops_per_token": 4e9, "fp8_flops_per_token": 1e9}), {}),
+    ("A23", YES, flops_of(8e9, 3e9), {"speedup": 1.6}),
+    ("A23", NO, flops_of(8e9, 1e9), {}),
+    ("A23", OPEN, flops_of(14e9, 3e9), {}),  # of an 8B
     ("A24", YES, skips(0, 3), {}),
     ("A24", NO, skips(3, 0), {}),
     ("A24", PARTLY, skips(0, 0), {}),
@@ -252,8 +267,9 @@ CASES: list[tuple[str, Verdict, Records, dict[str, Any]]] = [
     ("C09", OPEN, lambda: curves(5, 0, blocks=900), {}),  # seen again at step 1000
     ("C09", OPEN, lambda: curves(5, 0, seeds=2), {}),
     ("C10", YES, lambda: losses(3) + losses(0, both=SCHEDULE), {}),
-    ("C10", NO, lambda: losses(0) + losses(3, both=SCHEDULE), {}),
-    ("C10", NO, lambda: losses(3) + losses(3, both=SCHEDULE), {}),
+    ("C10", NO, lambda: losses(0) + losses(3, both=BOTH_ENDS), {}),
+    ("C10", NO, lambda: losses(3) + losses(3, both=BOTH_ENDS), {}),
+    ("C10", OPEN, lambda: losses(3) + losses(3, both=SCHEDULE), {}),  # the end was not tried
     ("C10", OPEN, lambda: losses(0) + losses(0, both=SCHEDULE), {}),  # nothing to win back
     ("C11", YES, memories(5.0, 8.0, 20.0, first=19.0), {}),
     ("C11", PARTLY, memories(5.0, 8.0, 10.0), {}),

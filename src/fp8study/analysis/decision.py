@@ -121,7 +121,8 @@ def decision_table(leads: pd.DataFrame, gaps: pd.DataFrame, runs: pd.DataFrame) 
     for _, group in ranked.groupby(place):
         row = group.iloc[0].to_dict()
         loss = nearest_loss(row, judged)
-        gathers = bool(group["fp8_all_gather"].fillna(False).all() and row["num_gpus"] > 1)
+        alike = group.loc[group["precision"] == row["precision"], "fp8_all_gather"]
+        gathers = bool(alike.fillna(False).all() and row["num_gpus"] > 1)
         action = advise(row["ci_low_pct"], row["ci_high_pct"], loss_of(loss), gathers)
         rows.append(row | loss | {"action": action})
     table = pd.DataFrame(rows).reindex(columns=DECISION_COLUMNS)
@@ -194,7 +195,8 @@ def nearest_loss(
         row: Has the fields that tell settings apart, ``model``, ``precision``, ``machine`` and
             ``setting``.
         judged: From `judged_losses`.
-        learning_rate: Of settings as near, one at this rate or above comes first.
+        learning_rate: Of settings as near, the lowest at this rate or above comes first; None:
+            the highest at which FP8 ends no worse than BF16.
 
     Returns:
         The values of `LOSS_COLUMNS`; nothing where no loss of the model and recipe was judged.
@@ -208,15 +210,23 @@ def nearest_loss(
     counts = ~found["study"].str.startswith(FAILURE_STUDIES)
     own, decided = found["machine"] == row["machine"], found["verdict"] != "undecided"
     in_one_pass = found["setting"].str.contains(IN_ONE_PASS)
+    is_lost, rates = found["verdict"] == DIVERGED, found["learning_rate"]
+    is_worse = is_lost | (found["verdict"] == "different") & (found["gap_pct"] > 0)
     # Of those as near, a usual learning rate comes before a low one, then one as high as is asked
-    # about, then a divergence, then what the machine's own runs decide, then the most pairs: of
-    # many studies some decide by chance. Of as many, a later study may have been made to decide
-    # what an earlier one left open, and then comes what was updated as the row's runs were.
-    below = found["learning_rate"] < (learning_rate or 0.0)
+    # about, or asked about none the highest with a loss as BF16's: more seeds at one rate say
+    # nothing of another. Of one rate comes a divergence, then what the machine's own runs decide,
+    # then the most pairs: of many studies some decide by chance. Of as many, a later study may have
+    # been made to decide what an earlier one left open, and then comes what was updated as the
+    # row's runs were.
     order = pd.DataFrame({
         "apart": apart, "other_layers": found["fp8_part"] != row["fp8_part"],
-        "low_rate": ~counts, "below": below,
-        "sound": found["verdict"] != DIVERGED,
+        "low_rate": ~counts, "below": rates < (learning_rate or 0.0),
+    })  # fmt: skip
+    alike_at = [*(order[name] for name in order), rates]
+    holds = (decided & ~is_worse).groupby(alike_at).transform("any")
+    order = order.assign(**{
+        "away": (rates - learning_rate).abs() if learning_rate else 0.0,
+        "low": -rates.where(holds, 0.0), "sound": ~is_lost,
         "not_own": ~(own & decided), "few": -found["num_pairs"], "open": ~decided,
         "other_form": in_one_pass != (IN_ONE_PASS in row["setting"]), "elsewhere": ~own,
     })  # fmt: skip
@@ -227,8 +237,7 @@ def nearest_loss(
         alike["fp8_part"] |= found["fp8_part"].map(with_fp8_head).eq(near["fp8_part"])
     same = alike.all(axis=1)
     there = counts & same & (found["learning_rate"] > rate)
-    is_worse = (found["verdict"] == "different") & (found["gap_pct"] > 0)
-    # "different" comes before "undecided".
+    # "different" and "diverged" come before "undecided".
     above = found[there & (is_worse | ~decided)].sort_values(["verdict", "learning_rate"]).head(1)
     return {
         "loss_verdict": near["verdict"], "loss_gap_pct": near["gap_pct"],

@@ -18,6 +18,7 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.runs.frames import PLACE
+from fp8study.analysis.runs.naming import SCHEDULED
 from fp8study.analysis.runs.pairing import (
     ARM,
     DIVERGED,
@@ -114,8 +115,8 @@ def says_nothing(gaps: pd.DataFrame) -> pd.Series:
 
 
 def comparisons(gaps: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what `unswept` does, and what `says_nothing`."""
-    return unswept(gaps[~says_nothing(gaps)])
+    """Leave out what `unswept` does, what `says_nothing`, and arms that train steps in BF16."""
+    return unswept(gaps[~says_nothing(gaps) & ~gaps["arm"].str.contains(SCHEDULED)])
 
 
 def formats_table(runs: pd.DataFrame) -> pd.DataFrame:

@@ -102,8 +102,8 @@ def nearest_losses(
         table = healthy(table[table["precision"] == precision])
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
         table = table.astype({"num_gpus": int})  # of tables of which some are empty
-        # Not arms that put other layers or steps into FP8 than runs do by default, or add up so.
-        other = f"skips|schedule|{FAST_ACCUMULATION}|{FROM_WEIGHTS}"
+        # Not arms that put other layers into FP8 than runs do by default, or add up so.
+        other = f"skips|{FAST_ACCUMULATION}|{FROM_WEIGHTS}"
         says = table["arm"] + " " + table["setting"].fillna("")  # of pooled rows the arm says all
         table = table[~says.str.contains(other)]
     if table.empty:

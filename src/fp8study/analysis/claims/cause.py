@@ -9,6 +9,7 @@ from fp8study.analysis.claims.finding import Claim, Finding, Verdict, judges
 from fp8study.analysis.claims.rules import by_parts, ends, mean_gap, spread, with_pairs
 from fp8study.analysis.claims.tables import Tables
 from fp8study.analysis.noise import tables as noise
+from fp8study.analysis.runs.pairing import DIVERGED
 from fp8study.core.words import count
 
 _STALE = "; with a stale one it ends {} nats above ({})"
@@ -22,8 +23,15 @@ def _on_one_gpu(gaps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fails(gaps: pd.DataFrame, claim: Claim) -> pd.Series:
-    """Whether FP8 ends so far above BF16 that document A would say that it does not learn."""
-    return gaps["gap_pct_low_95"] > claim.published["gap_pct"]
+    """Whether FP8 alone diverges, or ends so far above BF16 that it learnt nothing, as A says."""
+    return gaps["verdict"].eq(DIVERGED) | (gaps["gap_pct_low_95"] > claim.published["gap_pct"])
+
+
+def _ended(gaps: pd.DataFrame) -> str:
+    """Say where FP8's arms end."""
+    is_lost = gaps["verdict"].eq(DIVERGED)
+    told = [f"ends {ends(gaps['gap_pct'][~is_lost])} % from BF16"] if not is_lost.all() else []
+    return " or ".join([*told, *(["diverges"] if is_lost.any() else [])])
 
 
 def _place(gaps: pd.DataFrame) -> pd.Series:
@@ -64,7 +72,7 @@ def fails_alone(tables: Tables, claim: Claim) -> Finding:
     said = f"{count(len(healthy), 'setting')} ({_masters(healthy)})"
     stale_said = _STALE.format(ends(broken["gap"]), _masters(broken)) if len(broken) else ""
     return claim.found(
-        verdict, mean_gap(shown), healthy, stale, healthy=ends(healthy["gap_pct"]), settings=said,
+        verdict, mean_gap(shown), healthy, stale, healthy=_ended(healthy), settings=said,
         stale=stale_said + (_SILENT.format(_masters(silent)) if len(silent) else ""),
     )  # fmt: skip
 
@@ -77,7 +85,7 @@ def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
     """
     low, high = claim.published["batches"]
     alone, more = _on_one_gpu(tables.gaps), with_pairs(tables.effective_batches)
-    alone = alone[(alone["batch"] <= low) & (alone["epochs"] <= 1)]
+    alone = alone[(alone["batch"] <= low) & ~(alone["epochs"] > 1)]
     more = more[more["effective_batch"] >= high]
     meet = noise.over_runs(noise.crossing_table, tables.stored)
     if len(meet):
@@ -89,7 +97,7 @@ def noise_meets_precision(tables: Tables, claim: Claim) -> Finding:
     batch = meet["crossing_batch"]
     return claim.found(
         by_parts(turns, batch.between(low, high).any()), spread(batch), alone, more, meet,
-        alone=ends(alone["gap_pct"]), more=ends(more["gap_pct"]), epochs=more["epochs"].max(),
+        alone=_ended(alone), more=_ended(more), epochs=more["epochs"].max(),
     )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def _new_text_windows(tables: Tables, claim: Claim) -> pd.DataFrame:
     early, late = claim.published["early_steps"], claim.published["late_step"]
     curves = gap_curves(tables.metrics, tables.runs)
     usual = curves["arm_key"].isin(tables.gaps["arm_key"])
-    usual &= ~curves["arm"].str.contains(f"schedule|{FAST_ACCUMULATION}")
+    usual &= ~curves["arm"].str.contains(FAST_ACCUMULATION)
     rows = []
     for key, arm in curves[usual & (curves["precision"] == "fp8_tensorwise")].groupby("arm_key"):
         steps = arm.groupby("step").agg(
@@ -278,7 +278,8 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
 
     Where these end surely above BF16 (95 %), a schedule helps that surely lowers the loss and wins
     half of it back or more, and does not that surely wins back less. Elsewhere there is no loss
-    to win back: that a schedule wins none says nothing, unless it does harm.
+    to win back: that a schedule wins none says nothing, unless it does harm. That none helps is
+    known only if something is of one that begins in BF16, and of one that ends in it.
     """
     field = claim.published["field"]
     judged = seed_by_seed(tables, field)
@@ -292,7 +293,12 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     worse |= judged["bf16_verdict_before"] == DIVERGED
     known = helps | harms | worse & (judged["low_95"] > half)
     verdict = by_share(float(helps[known].mean())) if known.any() else Verdict.UNDECIDED
-    plain = judged.drop_duplicates("arm_key_before")
+    ways = judged[field].str.startswith("bf16:"), judged[field].str.endswith("bf16")
+    if verdict is Verdict.CONTRADICTED and not all((known & way).any() for way in ways):
+        verdict = Verdict.UNDECIDED
+    # Of all seeds that it has beside a schedule.
+    most = judged.sort_values("num_pairs", ascending=False, kind="stable")
+    plain = most.drop_duplicates("arm_key_before")
     ends_at = "; ".join(
         f"{row['bf16_gap_before']:+.2f} % (95 % CI {row['bf16_low_95_before']:+.2f} to "
         f"{row['bf16_high_95_before']:+.2f}) from BF16"
@@ -306,7 +312,7 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
     )
     return claim.found(
         verdict, spread(judged["apart"]), judged, holds=out_of(helps),
-        open=int((~known & (judged["verdict"] == "undecided")).sum()),
+        open=int((~known).sum()),
         margin=judged["margin_pct"].max(), apart=ends(judged["apart"]),
         seeds=ends(judged["num_pairs"], "d"), throughout=ends_at, begins=begins,
         worse="" if worse.any() else ": no loss is shown that a schedule could win back",

@@ -71,8 +71,14 @@ def spread(values: pd.Series) -> Figure:
     return Figure(middle) if low == high else Figure(middle, low, high, f"range of {len(numbers)}")
 
 
-def mean_gap(gaps: pd.DataFrame) -> Figure:
-    """Return the gap of the one arm, with its interval, or the spread over several."""
+def mean_gap(gaps: pd.DataFrame) -> Figure | None:
+    """Return the gap of the one arm, with its interval, or the spread over several.
+
+    Nothing of arms that diverged: they have none.
+    """
+    gaps = gaps[gaps["gap_pct"].notna()]
+    if gaps.empty:
+        return None
     if len(gaps) != 1:
         return spread(gaps["gap_pct"])
     columns = ["gap_pct", "gap_pct_low_95", "gap_pct_high_95"]
@@ -105,9 +111,8 @@ def equal_losses(claim: Claim, gaps: pd.DataFrame, **words: object) -> Finding:
     kinds = {"equivalent": same, "different": apart, "undecided": is_open & ~beyond,
              "undecided with a mean beyond it": beyond}  # fmt: skip
     counts = ", ".join(f"{rows.sum()} {kind}" for kind, rows in kinds.items() if rows.any())
-    judged = paired[same | apart] if not beyond.any() and not is_open.all() else paired
     words |= {"counts": counts, "margin": paired["margin_pct"].max()}
-    return claim.found(verdict, mean_gap(judged), paired, **words)
+    return claim.found(verdict, mean_gap(paired), paired, **words)
 
 
 def on_gpus(arms: pd.DataFrame) -> str:

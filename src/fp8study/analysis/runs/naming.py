@@ -47,6 +47,8 @@ BF16_GATHERED = "BF16 all-gather"
 #: adds up.
 KERNELS = SWIGLU_KERNELS, BOTH_LAYOUTS, FP8_HEAD = "SwiGLU kernels", "both layouts", "FP8 loss head"
 FAST_ACCUMULATION = "fast accumulation"
+#: What an arm says, before its schedule, that trains some of its steps in BF16.
+SCHEDULED = "schedule"
 #: The switches that `BOTH_LAYOUTS` says; the last one where copy engines read what is copied.
 _BOTH = {"transposes": "separate", "cast_kernels": "both_layouts", "gradient_copy": "reduce_stream"}
 #: What a setting says of two GPUs without NCCL, as the tuned path has them since entry 70.
@@ -81,7 +83,7 @@ def arm_label(record: RunRecord) -> str:
         if precision in GATHERED_IN_FP8 and gathers and config.get("fp8_all_gather") is False:
             parts.append(BF16_GATHERED)
         if schedule := config.get("precision_schedule"):
-            parts.append(f"schedule {' '.join(schedule).replace(precision, 'fp8')}")
+            parts.append(f"{SCHEDULED} {' '.join(schedule).replace(precision, 'fp8')}")
         had = as_run(config, record.warnings)
         writes_both = config.get("path") == "tuned" and _writes_both(had)
         skip = config.get("skip")

@@ -17,7 +17,7 @@ from fp8study import __version__
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
 from fp8study.core.files import own_results, results_dir
-from fp8study.core.presets import check_model_name
+from fp8study.core.presets import check_model
 from fp8study.core.records import read_run
 from fp8study.run.defaults import config_for
 from fp8study.run.machine import this_machine
@@ -104,7 +104,7 @@ def flops(
     """Count the arithmetic of one token, and how much of it FP8 can take over."""
     config = make_config({"precision": "fp8"} | parse_assignments(set_), "--set").resolved()
     with using_model(config.model):
-        check_model_name(config.model)
+        check_model(config)
         if measure:
             from fp8study.measure.gemm_peaks import ceilings_of, ceilings_text
 

@@ -40,8 +40,8 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
     ("fields", "named"),
     [
         ({"num_gpus": 2}, "--set: 'num_gpus' is an option of its own; give --num-gpus"),
-        ({"skip": "*.o_proj"}, "--set: 'skip' is nothing"),  # a lead of other layers
-        ({"master_dtpye": "bf16"}, "one of .*master_dtype"),
+        ({"skip": "*.o_proj"}, "--set: 'skip' is no field"),  # a lead of other layers
+        ({"master_dtpye": "bf16"}, "did you mean 'master_dtype'"),
         ({"master_dtype": "fp16"}, "master_dtype: 'fp16' is not valid"),
     ],
 )
@@ -115,6 +115,23 @@ def test_other_lengths_and_batches_keep_the_tokens_of_a_step() -> None:
         assert math.prod((now | other).values()) == math.prod(now.values()), change.what
         assert change.then.low < change.then.value < change.then.high
     assert f"{found.changes[0].what}: +" in advice_text(found)
+
+
+def test_a_change_of_the_task_that_was_timed_has_that_lead() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 4, 4096, 5, "h200", {"max_grad_norm": 1.0}))
+    (at_one,) = (c.then for c in found.changes if c.what == "micro_batch_size=1")
+    assert at_one.kind == "measured"
+    lead = ask("llama-3.1-8b", 4, "h200", {"max_grad_norm": 1.0}).verdict.lead_pct
+    assert (at_one.value, at_one.low) == (lead.value, lead.low)
+
+
+def test_a_change_of_the_task_is_as_sure_as_it_is_asked_directly() -> None:
+    """Its interval was that of the BF16 run, whose host is less busy than FP8's."""
+    found = answer(question_for([], "llama-3.1-8b", 8, 4096, 4, "h100", {"max_grad_norm": 1.0}))
+    (at_one,) = (c.then for c in found.changes if c.what == "micro_batch_size=1")
+    lead = ask("llama-3.1-8b", 8, "h100", {"max_grad_norm": 1.0}).verdict.lead_pct
+    assert at_one.value == pytest.approx(lead.value)
+    assert at_one.high - at_one.low == pytest.approx(lead.high - lead.low, rel=0.02)
 
 
 def test_the_table_holds_its_columns_at_any_batch() -> None:

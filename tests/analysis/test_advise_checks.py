@@ -177,7 +177,11 @@ def test_the_commands_for_more_seeds_and_from_weights_plan(tmp_path: Path) -> No
     weights = told[2].replace("FOLDER", str(tmp_path)).split()
     from_weights = [each for each in weights if each != "--set"]
     runs = load_study(told[1], parse_assignments([*fields, *from_weights])).runs
+    assert f"({len(runs)} runs of {runs[0].config.num_steps} steps" in text
     assert {run.config.learning_rate for run in runs} == {1e-4}
+    unasked = answer(question_for([], "llama-3.1-8b", 2, 4096, 1, "h200", {"max_grad_norm": 1.0}))
+    at_any = " ".join(advice_text(unasked).split())
+    assert "for check-loss, and --set learning_rate=RATE --set init_from=FOLDER" in at_any
     assert {(run.config.init_from, run.config.runs_per_gpu) for run in runs} == {(str(tmp_path), 1)}
 
 

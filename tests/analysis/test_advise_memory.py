@@ -11,6 +11,7 @@ import pytest
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, FP8, NO_ROOM
 from fp8study.analysis.laws.here import law_of
+from fp8study.analysis.laws.memory import predicted_memory
 from fp8study.analysis.laws.nearby import larger_alone
 from fp8study.analysis.laws.room import HEADROOM
 from fp8study.analysis.laws.shape import shape_of
@@ -88,6 +89,21 @@ def test_none_is_told_where_bf16_has_room_too_or_little_is_gained() -> None:
     shape = shape_of("llama-3.2-3b")
     law = law_of(shape, question.gpu, None)
     assert larger_alone(question.config, shape, law, question.capacity_gib, 32768) is None
+
+
+def test_none_is_told_where_bf16_may_have_room_by_the_laws_error() -> None:
+    question = question_for([], "llama-3.1-8b", 1, 4096, 1, "h200")
+    shape = shape_of("llama-3.1-8b")
+    law, wanted = (
+        law_of(shape, question.gpu, None),
+        dataclasses.replace(question.config, micro_batch_size=2),
+    )
+    needs = predicted_memory(wanted, shape).held / (1 - HEADROOM)  # GiB at which BF16 just fits
+    tells = [
+        larger_alone(question.config, shape, law, gib, 8192) is not None
+        for gib in (needs * 0.99, needs * 0.94)
+    ]
+    assert tells == [False, True]
 
 
 def test_the_larger_batch_fits_and_bf16s_would_not() -> None:

@@ -232,6 +232,12 @@ def test_yaml_makes_no_number_of_what_may_be_a_mistake(text: str) -> None:
         make_config({"num_steps": read_yaml(text)})
 
 
+def test_a_number_may_be_copied_from_a_page_with_its_minus() -> None:
+    assert make_config({"learning_rate": "2e\u20115"}).learning_rate == 2e-5
+    with pytest.raises(UserError, match="num_steps: -3 is"):
+        make_config({"num_steps": "\u22123"})
+
+
 def test_yaml_reads_the_numbers_that_people_write() -> None:
     texts = ["0", "-3", "12", "3e-4", "5.0e-05", "1e3", ".5", "true", "null", "[1, 2]"]
     expected = [0, -3, 12, 3e-4, 5e-5, 1000.0, 0.5, True, None, [1, 2]]

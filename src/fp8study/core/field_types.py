@@ -24,6 +24,8 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
           dict: "a mapping of fields to values", type(None): "none"}  # fmt: skip
 _LISTS = {str: "a list of texts", int: "a list of whole numbers", dict: "a list of mappings"}
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)$")
+#: Ways in which pages and what is copied from them write a minus.
+_MINUS = dict.fromkeys(map(ord, "\u2011\u2212"), "-")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?$")
 
 
@@ -142,8 +144,9 @@ def _convert(value: Any, kind: Any) -> Any:
     elif kind is bool:
         value, fits = value in (True, "true"), value in ("true", "false") or value is bool(value)
     elif kind in (int, float):
-        if text and (_WHOLE if kind is int else _NUMBER).match(value):
-            value = kind(value)
+        said = value.translate(_MINUS) if text else ""
+        if text and (_WHOLE if kind is int else _NUMBER).match(said):
+            value = kind(said)
         fits = isinstance(value, int | float) and not isinstance(value, bool)
         fits = fits and math.isfinite(value) and (kind is float or value == int(value))
         value = kind(value) if fits else value

@@ -340,7 +340,8 @@ def flops_text(table: FlopsTable) -> str:
         )
     counts = {"A": table.document_a, "B, compiled arms": table.document_b_compiled}
     lines += [
-        f"Document {name}: {flops / 1e9:.3f} GFLOP ({100 * flops / table.total:.0f} % of ours)"
+        f"As document {name} would count (docs/sources.md): {flops / 1e9:.3f} GFLOP "
+        f"({100 * flops / table.total:.0f} % of ours)"
         for name, flops in counts.items()
         if flops is not None
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fp8study.analysis.advice.answer import Advice, LossCheck
 from fp8study.analysis.advice.commands import CHECK_LOSS, CONTINUE, STUDY
+from fp8study.core.studies import load_study
 from fp8study.report.words import rate
 
 #: Of English text, for vocabularies of today.
@@ -19,7 +20,8 @@ def loss_check(advice: Advice) -> list[str]:
     check = advice.loss_check
     if check is None:
         return []
-    at = rate(check.learning_rate)
+    at, going_on = rate(check.learning_rate), load_study(CONTINUE).runs
+    at_rate = "--set learning_rate=RATE " * ("learning_rate=" not in check.command)
     yours = " (yours: add --set learning_rate=RATE)" * (advice.learning_rate is None)
     fitting = f", at batch {check.micro_batch_size}, where BF16 fits, too" * (not advice.fits)
     millions, megabytes = (_short(check.tokens * each / 1e6) for each in (1, _BYTES_PER_TOKEN))
@@ -31,8 +33,9 @@ def loss_check(advice: Advice) -> list[str]:
             *_seeds_wanted(check),
             check.command,
             "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
-            f"too: the same with {CONTINUE} for {CHECK_LOSS}, and --set init_from=FOLDER --set "
-            "tokenizer=auto --set runs_per_gpu=1",
+            f"too: the same with {CONTINUE} for {CHECK_LOSS}, and {at_rate}--set "
+            f"init_from=FOLDER --set tokenizer=auto --set runs_per_gpu=1 ({len(going_on)} runs of "
+            f"{going_on[0].config.num_steps} steps, of rowwise too, on as much more text)",
         ],
     )
 

@@ -8,7 +8,6 @@ from fp8study.analysis.laws.account import (
     FEWEST_LEADS,
     MEMORY_PCT,
     OTHER_GPU,
-    LawErrors,
 )
 from fp8study.analysis.laws.here import Measured
 from fp8study.analysis.laws.speed import HOST_PCT
@@ -66,7 +65,7 @@ def advice_text(advice: Advice) -> str:
         listed("Loss not shown equal for:", advice.loss_uncovered),
         listed("Beyond what was measured:", advice.beyond),
         listed("Left out of these figures:", advice.left_out),
-        listed("FP8 tensorwise over BF16 in tokens/s, by the law, with:",
+        listed("FP8 over BF16 in tokens/s with:",
                 [f"{c.what}: {lead_text(c.then, ' %', '+.0f')}, {c.then.kind}"
                  for c in advice.changes]),
         loss_check(advice),
@@ -115,13 +114,18 @@ def _remedy(change: Change) -> str:
 def _options(advice: Advice) -> list[str]:
     head = f"{'':<{_LABEL}}{'tokens/s a GPU':>15} {'FP8 over BF16, %':<25}{'GiB':>3}"
     rows = [_option(option, option.fits(advice.capacity_gib)) for option in advice.options]
-    return ["", head, *rows, *_sources(advice), _law_errors(advice.law_errors),
+    return ["", head, *rows, *_sources(advice), _law_errors(advice),
             *_interval(advice.chosen), *_perhaps_faster(advice), _days(advice)]  # fmt: skip
 
 
-def _law_errors(tests: tuple[LawErrors, ...]) -> str:
-    """Say how far the laws were off where they could be tested, as the page of predictions does."""
-    leads = [each for each in tests if each.num_leads]
+def _law_errors(advice: Advice) -> str:
+    """Say how far the laws were off where they could be tested, as the page of predictions does.
+
+    Of leads only where that says something of this GPU's.
+    """
+    tests, lead = advice.law_errors, advice.chosen.lead_pct
+    speaks = lead is not None and lead.low is not None
+    leads = [each for each in tests if each.num_leads and speaks]
     sizes = [each for each in tests if each.num_memory]
     said = []
     if leads:

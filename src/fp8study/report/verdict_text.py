@@ -80,6 +80,9 @@ def _kept_from(advice: Advice) -> list[str]:
             "  its experts stay in BF16, as fp8study converts none (torchao's prototype "
             "moe_training does, which nobody tried here): FP8 is attention's alone"
         )
+    if advice.config["activation_checkpointing"]:
+        said.append("  layers recomputed: not updated in one pass, so without FP8 weights that are "
+                    "kept and the loss head in FP8")  # fmt: skip
     if advice.config["master_dtype"] == "bf16":
         said.append("  BF16 master weights: without steps as one graph, FP8 weights that are kept, "
                     "and the loss head in FP8")  # fmt: skip

@@ -29,6 +29,7 @@ from fp8study.analysis.advice.figures import (
     MEASURED,
     Row,
     lead_apart,
+    lead_of,
     of_cell,
     of_row,
 )
@@ -50,6 +51,7 @@ from fp8study.analysis.laws.nearby import (
     changed,
     changes,
     cures,
+    fastest,
     has_head_on_fewer,
     larger_alone,
     ways,
@@ -134,6 +136,15 @@ class Advisor:
 
         def change(changed: Changed, words: Mapping[str, str]) -> Change:
             return Change(" ".join(written(changed[0], words)), by_law.figure(*changed[1:]))
+
+        def otherwise(each: Changed) -> Change:
+            """Say what a change of the task makes of the lead: as timed, else by the law."""
+            found = change(each, {"network": "--network {}"})
+            timed = () if "network" in each[0] else self.decisions.of(each[1], gpu_name)
+            leads = (lead_of(one.decision) for one in timed)
+            if lead := next(filter(None, leads), None):
+                return replace(found, then=lead)
+            return by_law.around(found, fastest(each[1], shape, law), is_lead=True)
 
         def decide(way: ResolvedConfig) -> ResolvedConfig:
             return way if asked.as_asked else decided_anew(way, gpu)
@@ -241,8 +252,7 @@ class Advisor:
             loss_evidence=evidence,
             loss_uncovered=(*uncovered, *formats_uncovered(config, verdicts[0].loss)),
             changes=tuple(
-                by_law.around(change(each, {"network": "--network {}"}), each[1], is_lead=True)
-                for each in changes(config, shape, law, capacity, decide, halved)
+                otherwise(each) for each in changes(config, shape, law, capacity, decide, halved)
             ),
             commands=commands, study=study,
             learning_rate=learning_rate,

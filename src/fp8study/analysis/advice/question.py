@@ -34,7 +34,7 @@ from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
 from fp8study.core.config import RunConfig, make_config
-from fp8study.core.errors import UserError, together
+from fp8study.core.errors import UserError, nearest, together
 from fp8study.core.files import kept, results_dir
 from fp8study.core.hardware import GpuPeak, find_peak, named_gpu, no_fp8, slugs_with_fp8
 from fp8study.core.presets import check_model, needs_plain_head
@@ -217,13 +217,18 @@ def _check_steps(sequences: int, length: int, tokens: float) -> None:
 
 
 def _check_names(others: Mapping[str, Any]) -> None:
-    known = f"nothing that the laws answer for; give one of {', '.join(_OTHERS)}"
+    known = f"no field that can be asked about; give one of {', '.join(_OTHERS)}"
     told = (
-        dict.fromkeys(others, f"{known}, or the options of its own")
+        dict.fromkeys(others, f"{known}, or an option of advise (--help)")
         | {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
         | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
     )
-    if wrong := [f"--set: '{name}' is {told[name]}" for name in others if name not in _OTHERS]:
+    names = (*_OTHERS, *_OWN)
+    wrong = [
+        f"--set: '{name}'{nearest(name, names) * (name not in _OWN)} is {told[name]}"
+        for name in others if name not in _OTHERS
+    ]  # fmt: skip
+    if wrong:
         raise UserError("\n".join(wrong))
 
 

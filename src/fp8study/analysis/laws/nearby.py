@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fp8study.analysis.laws import memory, speed
+from fp8study.analysis.laws.account import MEMORY_PCT
 from fp8study.analysis.laws.communication import num_nodes_for
 from fp8study.analysis.laws.room import fits, has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
@@ -232,9 +233,10 @@ def larger_alone(
     """Return FP8 tensorwise as BF16 has no room to be, where it is notably faster so.
 
     At the largest batch up to `most_tokens` a pass, or without recomputation; with how much faster
-    it is than the BF16 run as it is asked about, %. None where BF16 has room for as much, or little
-    is gained.
+    it is than the BF16 run as it is asked about, %. None where BF16 has room for as much, or may
+    have it, as the law of memory can be off by `MEMORY_PCT`, or little is gained.
     """
+    surely = capacity * (1 + MEMORY_PCT / 100)
 
     def rate(way: ResolvedConfig) -> float:
         return way.tokens_per_step / law(way).total
@@ -243,9 +245,10 @@ def larger_alone(
     tries: list[tuple[ResolvedConfig, dict[str, Any], int, int]] = []
     # What a larger batch gives, or less recomputed, is FP8's alone where BF16 has no room for it.
     if largest_batch_of([config], shape, capacity, most_tokens) <= batch:
-        tries += [(way, {}, batch + 1, most_tokens) for way in ways]
+        least = max(batch, largest_batch_of([config], shape, surely, most_tokens)) + 1
+        tries += [(way, {}, least, most_tokens) for way in ways]
     plain = changed(config, kept := {"activation_checkpointing": False})
-    fits_plain = fits(dataclasses.replace(plain, micro_batch_size=1), shape, capacity)
+    fits_plain = fits(dataclasses.replace(plain, micro_batch_size=1), shape, surely)
     if config.activation_checkpointing and not fits_plain:
         most = batch * config.sequence_length
         tries += [(way, kept, 1, most) for way in tensorwise(plain, shape)]
@@ -265,10 +268,14 @@ def larger_alone(
     return best if best and best[2] >= notable else None
 
 
+def fastest(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> ResolvedConfig:
+    """Return FP8 tensorwise, with weights gathered in the faster way."""
+    return min(tensorwise(bf16, shape), key=lambda fp8: law(fp8).total)
+
+
 def lead_by_law(bf16: ResolvedConfig, shape: ModelShape, law: Law) -> float:
-    """Return FP8 tensorwise's lead, %, with weights gathered in the faster way."""
-    fastest = min(law(fp8).total for fp8 in tensorwise(bf16, shape))
-    return speed.lead_pct(law(bf16).total, fastest)
+    """Return the lead of the `fastest`, %."""
+    return speed.lead_pct(law(bf16).total, law(fastest(bf16, shape, law)).total)
 
 
 def _keeping_tokens(config: ResolvedConfig, name: str, factor: float) -> dict[str, int]:

@@ -20,7 +20,9 @@ def loss_check(advice: Advice) -> list[str]:
     check = advice.loss_check
     if check is None:
         return []
-    at, going_on = rate(check.learning_rate), load_study(CONTINUE).runs
+    at = rate(check.learning_rate)
+    going_on, anew = (load_study(name).runs for name in (CONTINUE, CHECK_LOSS))
+    longer = going_on[0].config.num_steps / anew[0].config.num_steps
     at_rate = "--set learning_rate=RATE " * ("learning_rate=" not in check.command)
     yours = " (yours: add --set learning_rate=RATE)" * (advice.learning_rate is None)
     fitting = f", at batch {check.micro_batch_size}, where BF16 fits, too" * (not advice.fits)
@@ -35,7 +37,7 @@ def loss_check(advice: Advice) -> list[str]:
             "From weights that BF16 trained fewer seeds decide, at the rate of a real training, "
             f"too: the same with {CONTINUE} for {CHECK_LOSS}, and {at_rate}--set "
             f"init_from=FOLDER --set tokenizer=auto --set runs_per_gpu=1 ({len(going_on)} runs of "
-            f"{going_on[0].config.num_steps} steps, of rowwise too, on as much more text)",
+            f"{going_on[0].config.num_steps} steps, of rowwise too; {longer:g} times the text)",
         ],
     )
 

@@ -123,8 +123,8 @@ def _law_errors(advice: Advice) -> str:
 
     Of leads only where that says something of this GPU's.
     """
-    tests, lead = advice.law_errors, advice.chosen.lead_pct
-    speaks = lead is not None and lead.low is not None
+    tests, told = advice.law_errors, [o.lead_pct for o in advice.options if o.lead_pct]
+    speaks = any(lead.kind != MEASURED and lead.low is not None for lead in told)
     leads = [each for each in tests if each.num_leads and speaks]
     sizes = [each for each in tests if each.num_memory]
     said = []

@@ -275,7 +275,7 @@ class Advisor:
         def option(way: ResolvedConfig, label: str, row: Row | None = None) -> Option:
             gib = by_law.figure(way, memory.predicted_memory(way, shape).total)
             beside = measured_beside(self.pairs, way, gpu_name)
-            rate, lead, basis = by_law.speed(config, way, base, beside)
+            rate, lead, basis = by_law.rate_and_lead(config, way, base, beside)
             cell, is_apart = self.exactly.get(cell_key(way, gpu_name)), False
             pairs = None
             if row is not None:

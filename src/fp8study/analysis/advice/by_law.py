@@ -45,7 +45,7 @@ class ByLaw:
         half = error * self.wider(way)
         return replace(found, then=replace(found.then, low=value - half, high=value + half))
 
-    def speed(
+    def rate_and_lead(
         self, bf16: ResolvedConfig, way: ResolvedConfig, base: float | None, beside: Beside | None
     ) -> tuple[Quantity, Quantity | None, str]:
         """Predict tokens/s and FP8's lead; tokens/s by that lead where BF16 was timed (`base`).

@@ -185,14 +185,14 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
     """Return what would make a run fit, with what it would need, GiB.
 
-    A smaller batch, the largest power of two that does, what saves memory, optimizer states in FP8,
-    more GPUs, BF16 master weights, which round updates away, or all that.
+    The largest smaller batch that does, what saves memory, optimizer states in FP8, more GPUs, BF16
+    master weights, which round updates away, or all that.
     """
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     most = (config.micro_batch_size - 1) * config.sequence_length
     batch = largest_batch_of([config], shape, capacity, most)
-    powers = (2**n for n in reversed(range(batch.bit_length())))
-    one = list(itertools.islice(filter(None, (with_batch(config, n) for n in powers)), 1))
+    smaller = (with_batch(config, n) for n in range(batch, 0, -1))
+    one = list(itertools.islice(filter(None, smaller), 1))
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:

@@ -92,8 +92,8 @@ def measured_beside(pairs: Sequence[Pair], way: ResolvedConfig, gpu_name: str) -
         config, lead = pair.fp8.config, pair.lead_pct
         is_near = way.num_gpus > 1 and config.num_gpus > 1 and pair.fp8.gpu == gpu_name
         is_near &= 0.5 <= config.micro_batch_size / way.micro_batch_size <= 2
-        is_near &= has_usual_path(config.to_dict())
-        if is_near and all(getattr(config, name) == getattr(way, name) for name in _BESIDE):
+        is_near = is_near and all(getattr(config, n) == getattr(way, n) for n in _BESIDE)
+        if is_near and has_usual_path(config.to_dict()):
             law, alike = pair.predicted_pct(laws), config.max_grad_norm == way.max_grad_norm
             if law is not None and lead is not None:
                 measured = Quantity(lead, MEASURED, run_ids=(*pair.fp8.ids, *pair.bf16.ids))

@@ -93,7 +93,7 @@ def test_what_would_fit_is_said_in_the_words_of_a_runs_fields(
     values = {"model": model, "path": "tuned", "sequence_length": 4096, "strategy": "none"}
     assert what_would_fit(make_config(values), gib).startswith(words)
     batch = make_config({"path": "tuned", "strategy": "none", "micro_batch_size": 64})
-    assert "micro_batch_size=8 (" in what_would_fit(batch, 79.6)
+    assert "micro_batch_size=10 (" in what_would_fit(batch, 79.6)
     tuned = {"model": "llama-3.1-8b", "path": "tuned", "strategy": "none", "micro_batch_size": 2}
     fp8 = what_would_fit(make_config(tuned | {"precision": "fp8"}), 133)
     assert fp8.startswith("; would fit: update_kernel=torch (119 GiB); ")

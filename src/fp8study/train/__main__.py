@@ -106,8 +106,8 @@ def explain(error: Exception, run_dir: Path) -> Outcome:
         # as a RuntimeError of cuDNN's attention (results/reference/h200x2/near-full.txt).
         was_full = isinstance(error, RuntimeError) and num_retries() > 0
         if was_full and load_config(run_dir / "config.yaml").allocator == "expandable":
-            told += ", after the GPU's memory was full; set allocator=default, which goes on, or "
-            told += "lower micro_batch_size"
+            told += ", after the GPU's memory had been full, which may be why; set "
+            told += "allocator=default, with which such runs went on, or lower micro_batch_size"
         failed = Outcome("failed", told)
     finished = Outcome.load(run_dir)
     if finished is None or finished.status != "completed":

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fp8study.analysis.claims.finding import Verdict
-from fp8study.analysis.claims.ledger import all_claims, judge, judge_claim
+from fp8study.analysis.claims.ledger import judge, judge_claim
 from fp8study.core.records import RunRecord
 from fp8study.report.page import report_of
+from tests.analysis.test_claims import (
+    CLAIMS,
+    ELSEWHERE,
+    ENDS,
+    OPEN,
+    PARTLY,
+    YES,
+    four_arms,
+    skips,
+)
 from tests.claim_factories import (
     FP8,
     LARGE,
@@ -23,8 +35,6 @@ from tests.claim_factories import (
     sweep,
     tables,
 )
-
-CLAIMS = {claim.id: claim for claim in all_claims()}
 
 
 def why(name: str, records: list[RunRecord]) -> str:
@@ -154,3 +164,59 @@ def test_of_classes_that_decide_nothing_the_gpus_are_printed() -> None:
     alone = judge_claim(CLAIMS["A26"], tables(measured(step=step))).why
     assert "would keep" in alone
     assert found["A26"] == alone
+
+
+@pytest.mark.parametrize(
+    ("blocks", "end"),
+    [(200, "seen up to 0.3 times"), (30, "after the first time 2 of 2 were equivalent")],
+)
+def test_only_of_text_seen_again_a_first_time_is_told(blocks: int, end: str) -> None:
+    curve = {"step": [*range(1, 61)], "loss": [5.0] * 60}
+    data = {"epochs": 60 / blocks, "num_train_tokens": blocks * 4096}
+    both = [losses(0, name, curve=curve, data=data, num_gpus=1, num_steps=60, sequence_length=4096,
+                   both={"micro_batch_size": 1, "gradient_accumulation_steps": 1})
+            for name in FP8[:2]]  # fmt: skip
+    found = judge_claim(CLAIMS["B01"], tables(both[0] + both[1][1::2]))
+    assert end in found.why, found.why
+    assert ("first time" in found.why) == (blocks < 60)
+
+
+def test_repeated_text_does_not_drown_what_another_study_says_of_layers() -> None:
+    loud = losses(0, wobble=0.15, study="repeated", config=ENDS)
+    loud += losses(0, study="repeated", config={"skip": []})[1::2]
+    assert judge_claim(CLAIMS["A24"], tables(loud)).verdict == OPEN
+    assert judge_claim(CLAIMS["A24"], tables(loud + skips(0, 3)())).verdict == YES
+
+
+def test_two_gpus_without_nvlink_are_told_though_four_are_claimed() -> None:
+    slow = {"gpu_link": "SHM"}
+    records = pair(rate=100, machine=slow) + pair(rate=60, num_gpus=2, machine=slow)
+    found = judge_claim(CLAIMS["A26"], tables(records))
+    assert found.verdict == ELSEWHERE
+    assert "without NVLink; two keep 60 % of one's tokens/s per GPU" in found.why
+
+
+def test_of_two_caches_the_arm_of_the_most_runs_speaks_for_document_bs() -> None:
+    once = [run(name, LARGE, 200 - n, config={"compile_cache": "fresh"}, num_gpus=1)
+            for n, name in enumerate(("bf16", FP8[1], FP8[0]))]  # fmt: skip
+    thrice = []
+    for repeat in range(3):
+        thrice += four_arms(108, 92, 87, 81)()[:4]
+        for record in thrice[-4:]:
+            record.config["repeat"] = repeat
+    found = judge_claim(CLAIMS["B02"], tables(once + thrice))
+    assert found.verdict == YES, found.why
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(119, YES), (110, PARTLY), (None, PARTLY)])
+def test_what_layers_in_bf16_cost_may_be_timed_by_another_study(
+    rate: float | None, verdict: Verdict
+) -> None:
+    shared = skips(0, 3)()
+    for record in shared:
+        record.results["tokens_per_second_per_gpu"] = None
+    timed = [*pair(20, study="timed", fp8={"config": {"skip": []}}),
+             *([run(FP8[0], rate=rate, study="timed", config=ENDS)] if rate else [])]  # fmt: skip
+    found = judge_claim(CLAIMS["A24"], tables(shared + timed))
+    assert found.verdict == verdict
+    assert (f"{120 - rate}.0 points" if rate else "not measured") in found.why

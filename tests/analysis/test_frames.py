@@ -99,6 +99,18 @@ def test_runs_of_other_optimizer_states_are_never_compared(tmp_path: Path) -> No
         assert runs.loc[0, key] == runs.loc[1, key]
 
 
+def test_runs_that_shared_a_gpu_are_seeds_and_partners_of_those_that_did_not(
+    tmp_path: Path,
+) -> None:
+    for number, shared in enumerate((2, 1, None)):
+        record = make_record(run_id=f"run-{number}", seed=number)
+        record.config.update({"runs_per_gpu": shared} if shared else {})
+        store(tmp_path, "local", record)
+    runs = frame(tmp_path)
+    assert runs["arm_key"].nunique() == runs["partner_key"].nunique() == 1
+    assert runs["pair_key"].nunique() == 3
+
+
 def test_what_a_study_held_of_its_gpus_is_added_up(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-01T00:00:00+00:00", "ended_at": "2026-01-01T01:00:00+00:00"}
     before = {"launch_seconds": 100.0, "imports_seconds": 200.0, "gpu_wait_seconds": 1500.0}

@@ -71,21 +71,21 @@ def test_the_terminal_shows_every_field_in_80_columns() -> None:
 
 
 def test_comparisons_know_what_may_differ() -> None:
-    saving = {"checkpoint_every", "keep_checkpoints"}
-    assert set(varying("repeat")) == {"seed", "repeat"} | saving
-    assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer", "init_from"} | saving
+    order = {"checkpoint_every", "keep_checkpoints", "runs_per_gpu"}
+    assert set(varying("repeat")) == {"seed", "repeat"} | order
+    assert set(varying("folder")) == {"seed", "repeat", "corpus", "tokenizer", "init_from"} | order
     assert set(varying("pair")) == {
         "precision", "fp8_all_gather", "optimizer_binding", "fp8_emulate", "skip", "gather_cast",
         "gradient_copy", "weight_cast", "transposes", "swiglu", "kernel_launch", "cast_kernels",
         "gradient_dtype",
-        "cpu_ram_efficient_loading", "repeat", "precision_schedule", "fast_accumulation", *saving,
+        "cpu_ram_efficient_loading", "repeat", "precision_schedule", "fast_accumulation", *order,
     }  # fmt: skip
     assert set(varying("effect")) == {*varying("pair"), "master_dtype", "untrained", "seed"} - {
         "skip"
     }
     recipe = {"fast_accumulation"}
-    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | saving | recipe
-    assert set(varying("resume")) == saving | {*PLAIN, "path"} - set(RETIRED) | {
+    assert set(varying("switch")) == {*PLAIN, "path", "seed", "repeat"} | order | recipe
+    assert set(varying("resume")) == order | {*PLAIN, "path"} - set(RETIRED) | {
         "num_gpus", "num_nodes", "strategy", "sharding", "micro_batch_size",
         "gradient_accumulation_steps", "compile",
         "activation_checkpointing", "fp8_all_gather", "fp8_emulate", "cpu_ram_efficient_loading",

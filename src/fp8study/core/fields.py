@@ -252,7 +252,7 @@ class _Described:
              "is more than num_steps={num_steps}; lower it")))
     runs_per_gpu: int = declare(
         1, "execution", "Runs that may share a GPU at one time; runs that share have no timings.",
-        one_of=(1, 2, 4, 8))
+        differs=_EVERYWHERE, one_of=(1, 2, 4, 8))
     checkpoint_every: int = declare(
         0, "execution", "Save the run's whole state every so many steps, after the last one, and "
         "before it ends on SIGTERM or SIGUSR1; started again in the same folder, it goes on from "

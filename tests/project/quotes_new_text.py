@@ -136,10 +136,19 @@ def _of_going_on() -> list[str]:
     of_3b = runs_frame(stored("h200x1"))
     of_3b = of_3b[of_3b["study"] == "continue-3b"]
     trained, held_out = (
-        per_cent(one(loss_gap_table(of_3b, loss=loss), num_pairs=2)["gap_pct"], 2)
+        one(loss_gap_table(of_3b, loss=loss), num_pairs=5)
         for loss in ("loss_last20_mean", "validation_loss")
     )
-    texts.append(f"ends {held_out} on held-out text and {trained} in training, two pairs")
+    assert trained["verdict"] == held_out["verdict"] == "equivalent"
+    assert held_out["gap_pct_low_95"] > 0  # and not zero
+    told = f"{per_cent(held_out['gap_pct'], 2)} (90 % CI {gap_ends(held_out, 90)})"
+    trained_too = f"{per_cent(trained['gap_pct'], 2)} in training ({gap_ends(trained, 90)})"
+    alone = scatter_table(metrics_frame(stored("h200x1")), of_3b)
+    texts += [
+        f"{told.replace(' % (', ' % on held-out text (')} and {trained_too}, five seeds",
+        f"its pairs scatter by {one(alone, starts_from=TRAINED)['scatter_pct']:.2f} %",
+        f"a 3B, at 1e-4, {told}, five",
+    ]
     both = runs[runs["study"].isin(["continue-in-fp8", "new-text"])]
     scatter = scatter_table(metrics_frame(stored("h200x2")), both).set_index("starts_from")
     assert set(scatter["learning_rate"]) == {3e-4}

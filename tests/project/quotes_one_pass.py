@@ -53,10 +53,10 @@ def once_texts() -> list[str]:
     big = runs[runs["model"] == "llama-3.1-8b"]
     few = once[once["verdict"] == "undecided"]["num_pairs"] < MIN_PAIRS_FOR_INTERVAL
     return [
-        f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']}, worse in "
-        f"none.** Of the undecided {few.sum()} have one or two pairs",
-        f"the 8B at {_rate(big)} in five, a 3B in one and {len(equal) - 6} of a 1B, at rates of "
-        f"at most {_rate(runs)}",
+        f"equivalent in {len(equal)} comparisons, undecided in {verdicts['undecided']} "
+        f"({few.sum()} of one or two pairs), worse in none",
+        f"the 8B at {_rate(big)} in five, a 3B in one and {len(equal) - 6} of a 1B, at rates up to "
+        f"{_rate(runs)}",
     ]
 
 

@@ -7,18 +7,18 @@ rows, the same rule. What was predicted is judged by that rule too, after all th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 
-from fp8study.analysis.advice.answer import Advice, Change, Option
-from fp8study.analysis.advice.asked import Question
+from fp8study.analysis.advice.answer import Advice, Change, LossCheck, Option
+from fp8study.analysis.advice.asked import MOST_TOKENS, Question
 from fp8study.analysis.advice.by_law import ByLaw, chosen
+from fp8study.analysis.advice.case import Case
 from fp8study.analysis.advice.commands import check_of_loss, settings, smaller_like, to_check
 from fp8study.analysis.advice.evidence import (
-    CLIPPED,
     Decided,
     Decisions,
     measured_beside,
@@ -29,13 +29,12 @@ from fp8study.analysis.advice.figures import (
     MEASURED,
     Row,
     lead_apart,
-    lead_of,
     of_cell,
     of_row,
 )
 from fp8study.analysis.advice.loss_evidence import formats_uncovered, nearest_losses
-from fp8study.analysis.advice.otherwise import decided_with
-from fp8study.analysis.decision import CHECK, FP8, MORE, NO_ROOM
+from fp8study.analysis.advice.otherwise import Otherwise
+from fp8study.analysis.decision import CHECK
 from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.beyond import beyond
@@ -45,15 +44,9 @@ from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.layer import unaligned
 from fp8study.analysis.laws.nearby import (
-    SAVERS,
-    Changed,
     as_fp8,
     changed,
-    changes,
-    cures,
-    fastest,
     has_head_on_fewer,
-    larger_alone,
     ways,
     with_batch,
     written,
@@ -62,17 +55,9 @@ from fp8study.analysis.laws.room import largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
-from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.hardware import GpuPeak, find_peak
 
-#: Fields as options of this command.
-_OPTIONS = {
-    "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
-    **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
-}  # fmt: skip
-#: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
-MOST_TOKENS = 32768
 #: Trained on by default, for each weight (Hoffmann et al. 2022, arXiv:2203.15556).
 _TOKENS_PER_WEIGHT = 20
 
@@ -103,59 +88,27 @@ class Advisor:
         """Return what drivers name a GPU, where any was measured on; else its slug."""
         return next((c.gpu for c in self.timed if find_peak(c.gpu) == gpu), gpu.slug)
 
-    def advise(
-        self, asked: Question, measured: Measured | None = None, is_aside: bool = False
-    ) -> Advice:
-        """Answer for a BF16 run and every FP8 recipe in its place.
+    def case(self, asked: Question, measured: Measured | None = None) -> Case:
+        """Return the ways to compute and the verdict.
 
         Args:
             asked: What is asked.
             measured: What was measured of the model's layers on this GPU, if anything.
-            is_aside: What other questions would answer is left out.
 
         Raises:
             UserError: As `shape_of`.
         """
-        config, gpu, capacity = asked.config, asked.gpu, asked.capacity_gib
-        gpu_name = asked.gpu_name or self.name_of(gpu)
-        learning_rate, network = asked.learning_rate, asked.network
+        config, learning_rate = asked.config, asked.learning_rate
+        gpu_name = asked.gpu_name or self.name_of(asked.gpu)
         shape = shape_of(config.model)
-        law = law_of(shape, gpu, measured, network or NETWORK)
-        halved = {} if network or config.num_nodes == 1 else {
-            (rate := NETWORK.gbit_per_s / 2): law_of(shape, gpu, measured, NETWORK.at(rate))
-        }  # fmt: skip
-        errors = self.nine_of_ten[gpu_name == FITTED_GPU]
-        unknown = "" if errors.is_known else "too few predictions were tested"
-        if not measured and gpu.architecture not in self.architectures:
-            unknown = f"no {gpu.architecture} GPU is in the records"
-        beyond_in = partial(
-            beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
-            timed=self.timed, network=network,
-        )  # fmt: skip
-        by_law = ByLaw((law, *halved.values()), errors, beyond_in, unknown)
-
-        def change(changed: Changed, words: Mapping[str, str]) -> Change:
-            return Change(" ".join(written(changed[0], words)), by_law.figure(*changed[1:]))
-
-        def otherwise(each: Changed) -> Change:
-            """Say what a change of the task makes of the lead: as timed, else by the law."""
-            found = change(each, {"network": "--network {}"})
-            timed = () if "network" in each[0] else self.decisions.of(each[1], gpu_name)
-            leads = (lead_of(one.decision) for one in timed)
-            if lead := next(filter(None, leads), None):
-                return replace(found, then=lead)
-            return by_law.around(found, fastest(each[1], shape, law), is_lead=True)
-
-        def decide(way: ResolvedConfig) -> ResolvedConfig:
-            return way if asked.as_asked else decided_anew(way, gpu)
-
+        by_law = self._by_law(asked, gpu_name, shape, measured)
         found = self.decisions.of(config, gpu_name)
         decided = [each for each in found if pd.notna(each.decision["lead_pct"])]
         options = self._options(asked, shape, gpu_name, decided, by_law)
-        fitting = [option for option in options[1:] if option.fits(capacity)]
         if decided:
             verdicts = [self.decisions.verdict_of(config, each, learning_rate) for each in decided]
         else:
+            fitting = [option for option in options[1:] if option.fits(asked.capacity_gib)]
             guess = chosen(fitting or options[1:])
             loss = self.decisions.loss(
                 as_fp8(config, guess.precision, guess.gathers_fp8), gpu_name, learning_rate
@@ -163,77 +116,54 @@ class Advisor:
             verdicts = [predicted_verdict(guess.label, guess.lead_pct, loss, learning_rate)]
         num_void = sum(each.num_void for each in found if each not in decided)
         verdicts[0] = replace(verdicts[0], num_void=num_void)
-        best = next(option for option in options[1:] if option.label == verdicts[0].label)
+        return Case(asked, gpu_name, shape, by_law, tuple(options), tuple(verdicts))
+
+    def advise(self, asked: Question, measured: Measured | None = None) -> Advice:
+        """Answer for a BF16 run and every FP8 recipe in its place: as `case`, and why."""
+        case = self.case(asked, measured)
+        otherwise = Otherwise(
+            case, lambda way: self.case(replace(asked, config=way), measured), self.decisions
+        )
+        config, gpu, capacity = asked.config, asked.gpu, asked.capacity_gib
+        gpu_name, shape, by_law, best = case.gpu_name, case.shape, case.by_law, case.chosen
+        first = case.verdicts[0]
         evidence, uncovered = nearest_losses(
-            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, verdicts[0].loss
+            self.loss_gaps, self.runs, shape, best.precision, config.num_gpus, first.loss
         )
         fp8 = as_fp8(config, best.precision, best.gathers_fp8)
         shown = {"bf16": config, best.precision: fp8}
         constants = constants_for(fp8, shape, gpu, measured)
-        filled, fits = memory.predicted_memory(config, shape), options[0].fits(capacity)
+        filled = memory.predicted_memory(config, shape)
         checked = [
-            way for way, option in zip(shown.values(), (options[0], best), strict=True)
+            way for way, option in zip(shown.values(), (case.options[0], best), strict=True)
             if option.fits(capacity) and filled.building <= capacity
         ]  # fmt: skip
-        rates = [o.tokens_per_second_per_gpu.value for o in (options[0], best)]
-        commands, study = to_check(checked, gpu, min(rates))
-        cured = [] if fits or is_aside else cures(config, shape, capacity)
-        larger = larger_alone(config, shape, law, capacity, MOST_TOKENS)
-        # Losses are compared at a batch at which BF16 fits, too.
-        room = 0 if fits else largest_batch_of([config, fp8], shape, capacity, MOST_TOKENS)
-        resized = with_batch(fp8, room) if room else {}
-        asks_for_loss = bool(checked) and verdicts[0].action == CHECK and (fits or bool(resized))
-
-        def aside(way: ResolvedConfig) -> Advice:
-            return self.advise(replace(asked, config=way), measured, is_aside=True)
-
-        def anew(way: ResolvedConfig) -> ResolvedConfig:
-            return decide(
-                way
-                if asked.as_asked
-                else changed(way, {"update_kernel": None, "step_launch": None})
-            )
-
-        def remedy(cure: Changed) -> Change:
-            found = aside(cure[1] if "update_kernel" in cure[0] else anew(cure[1]))
-            rate = found.chosen.tokens_per_second_per_gpu
-            fields = {"micro_batch_size": cure[1].micro_batch_size} | cure[0]
-            return replace(
-                change((fields, *cure[1:]), _OPTIONS),
-                lead_pct=found.verdict.lead_pct, tokens_per_second_per_gpu=rate,
-            )  # fmt: skip
-
-        clipped = instead = None
-        surer = {CHECK: (FP8,), MORE: (FP8, CHECK)}.get(verdicts[0].action, ())
-        if surer and config.max_grad_norm != CLIPPED and not is_aside:
-            clipped = aside(changed(config, {"max_grad_norm": CLIPPED})).verdict
-        if verdicts[0].action == MORE and fits and not is_aside:
-            instead = decided_with(config, shape, capacity, MOST_TOKENS, anew, aside)
+        commands, study = to_check(checked, gpu, min(case.rates))
         return Advice(
             config=config.to_dict(),
             settings=tuple(written(settings(config, gpu))),
             gpu=gpu_name,
             capacity_gib=capacity,
             tokens=asked.tokens or usual_tokens(shape),
-            verdict=verdicts[0] if fits or fitting else replace(verdicts[0], action=NO_ROOM),
-            clipped=clipped if clipped and clipped.action in surer else None,
-            nearest=() if verdicts[0].is_as_today else tuple(
+            verdict=case.verdict,
+            clipped=otherwise.clipped(),
+            nearest=() if first.is_as_today else tuple(
                 Change(what, lead)
                 for what, lead in self.decisions.nearest(config, gpu_name, asked.as_asked)
             ),
-            elsewhere=tuple(verdicts[1:]),
-            fits=fits,
-            fp8_fits=bool(fitting),
+            elsewhere=case.verdicts[1:],
+            fits=case.fits,
+            fp8_fits=case.fp8_fits,
             memory_parts_gib={n: by_law.figure(config, gib) for n, gib in filled.parts().items()},
             building_gib=filled.building,
             smaller=smaller_like(config, capacity) if filled.building > capacity else "",
-            remedies=tuple(map(remedy, cured)),
-            larger=by_law.around(change(larger, {}), larger[1]) if fits and larger else None,
-            instead=instead and replace(change(instead[0], {}), lead_pct=instead[1]),
-            options=tuple(options),
+            remedies=otherwise.remedies(),
+            larger=otherwise.larger(),
+            instead=otherwise.instead(),
+            options=case.options,
             step_parts_ms={
                 name: {part: by_law.figure(way, ms) for part, ms in
-                       (law(way).parts() | {"host": law(way).host}).items()}
+                       (by_law.law(way).parts() | {"host": by_law.law(way).host}).items()}
                 for name, way in shown.items()
             },
             layers_saved_ms={
@@ -243,22 +173,51 @@ class Advisor:
             kept_in_bf16=fp8.left_out,
             unaligned=unaligned(shape),
             head_on_fewer=has_head_on_fewer(config),
-            measured=measured, beyond=tuple(beyond_in(config)),
+            measured=measured, beyond=tuple(by_law.beyond(config)),
             law_errors=tuple(
                 each for each in self.law_errors
                 if (each.test == account.OTHER_GPU) == (gpu_name != FITTED_GPU)
             ),
             left_out=tuple(left_out_of(shape, config.sequence_length, gpu.architecture)),
             loss_evidence=evidence,
-            loss_uncovered=(*uncovered, *formats_uncovered(config, verdicts[0].loss)),
-            changes=tuple(
-                otherwise(each) for each in changes(config, shape, law, capacity, decide, halved)
-            ),
+            loss_uncovered=(*uncovered, *formats_uncovered(config, first.loss)),
+            changes=otherwise.changes(),
             commands=commands, study=study,
-            learning_rate=learning_rate,
-            loss_check=check_of_loss(
-                changed(fp8, resized), gpu, rates, learning_rate, self.decisions.runs
-            ) if asks_for_loss else None,
+            learning_rate=asked.learning_rate,
+            loss_check=self._check_of_loss(case, fp8) if checked else None,
+        )  # fmt: skip
+
+    def _by_law(
+        self, asked: Question, gpu_name: str, shape: ModelShape, measured: Measured | None
+    ) -> ByLaw:
+        gpu, network = asked.gpu, asked.network
+        errors = self.nine_of_ten[gpu_name == FITTED_GPU]
+        unknown = "" if errors.is_known else "too few predictions were tested"
+        if not measured and gpu.architecture not in self.architectures:
+            unknown = f"no {gpu.architecture} GPU is in the records"
+        halved = {} if network or asked.config.num_nodes == 1 else {
+            (rate := NETWORK.gbit_per_s / 2): law_of(shape, gpu, measured, NETWORK.at(rate))
+        }  # fmt: skip
+        beyond_in = partial(
+            beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
+            timed=self.timed, network=network,
+        )  # fmt: skip
+        law = law_of(shape, gpu, measured, network or NETWORK)
+        return ByLaw(law, halved, errors, beyond_in, unknown)
+
+    def _check_of_loss(self, case: Case, fp8: ResolvedConfig) -> LossCheck | None:
+        """Return the check of the loss, where that is what the verdict asks for and it has room."""
+        if case.verdicts[0].action != CHECK:
+            return None
+        resized = {}
+        if not case.fits:  # losses are compared at a batch at which BF16 fits, too
+            ways = [case.config, fp8]
+            room = largest_batch_of(ways, case.shape, case.asked.capacity_gib, MOST_TOKENS)
+            if not (resized := with_batch(fp8, room) if room else {}):
+                return None
+        return check_of_loss(
+            changed(fp8, resized), case.asked.gpu, case.rates, case.asked.learning_rate,
+            self.decisions.runs,
         )  # fmt: skip
 
     def _options(
@@ -288,7 +247,7 @@ class Advisor:
                     beside, basis = None, ""
                     lead = lead_apart(rate, bf16.tokens_per_second_per_gpu)
             gathers = bool(way.fp8_all_gather)
-            limit = by_law.laws[0](way).limit
+            limit = by_law.law(way).limit
             return Option(
                 way.precision, label, gathers, rate, lead, gib, limit, beside, basis,
                 by_law.wider(way), is_apart, pairs,

@@ -13,6 +13,9 @@ from fp8study.core.errors import UserError
 from fp8study.core.hardware import GpuPeak
 from fp8study.core.recipes import ARITHMETICS
 
+#: The most tokens of a pass that are chosen for those who name no batch: GPUs are busy by then.
+MOST_TOKENS = 32768
+
 
 @dataclass(frozen=True)
 class Question:

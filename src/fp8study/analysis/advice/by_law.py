@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fp8study.analysis.advice.answer import NEXT_TO_THIS, Change, Option
@@ -18,8 +18,9 @@ from fp8study.core.config import ResolvedConfig
 class ByLaw:
     """What the laws say of what is asked, and how far they may be off."""
 
-    laws: Sequence[Law]
-    """The law, then what it would be with other networks, which intervals include."""
+    law: Law
+    halved: Mapping[float, Law]
+    """What it would be with slower networks, by their Gbit/s, which intervals include."""
     errors: account.NineOfTen
     """Those of this GPU."""
     beyond: Callable[[ResolvedConfig], list[str]]
@@ -39,7 +40,7 @@ class ByLaw:
         """Say how far a lead, or a rate over that of another run, may be off."""
         if self.unknown:
             return found
-        lead_error, step_error = self.errors.at(busy_pct(way, self.laws[0](way)))
+        lead_error, step_error = self.errors.at(busy_pct(way, self.law(way)))
         value = found.then.value
         error = lead_error if is_lead else (100 + value) * step_error / 100
         half = error * self.wider(way)
@@ -52,7 +53,8 @@ class ByLaw:
 
         With `Option.interval_from`. `beside`: how far the law is off next to this.
         """
-        steps = [law(way) for law in self.laws]
+        laws = (self.law, *self.halved.values())
+        steps = [law(way) for law in laws]
         busy = busy_pct(way, steps[0])
         lead_error, step_error = self.errors.at(busy)
         shows = busy > speed.HOST_PCT
@@ -66,7 +68,7 @@ class ByLaw:
         lead_error, step_error = wider * lead_error, wider * step_error
         leads = [
             speed.lead_pct(law(bf16).total, there.total)
-            for law, there in zip(self.laws, steps, strict=True)
+            for law, there in zip(laws, steps, strict=True)
         ]
         rates = [1000 * way.tokens_per_step / way.num_gpus / there.total for there in steps]
         error = step_error / 100

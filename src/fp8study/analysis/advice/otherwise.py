@@ -1,79 +1,154 @@
-"""Another way to train the same model, of which more is known than of what is asked about."""
+"""What would be answered if something else were asked: other batches, savers of memory, tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.figures import Quantity
-from fp8study.analysis.decision import CHECK, FP8
-from fp8study.analysis.laws.nearby import Changed, changed, with_batch
+from fp8study.analysis.advice.answer import Change
+from fp8study.analysis.advice.asked import MOST_TOKENS
+from fp8study.analysis.advice.case import Case
+from fp8study.analysis.advice.evidence import CLIPPED, Decisions, Verdict
+from fp8study.analysis.advice.figures import lead_of
+from fp8study.analysis.decision import CHECK, FP8, MORE
+from fp8study.analysis.laws.nearby import (
+    SAVERS,
+    Changed,
+    changed,
+    changes,
+    cures,
+    fastest,
+    larger_alone,
+    with_batch,
+    written,
+)
 from fp8study.analysis.laws.room import fits
-from fp8study.analysis.laws.shape import ModelShape
+from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 
+#: Fields as options of this command.
+_OPTIONS = {
+    "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
+    **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
+}  # fmt: skip
 #: What makes room for a larger batch and leaves the training as it is, the cheapest first.
 _ROOMIER: tuple[dict[str, Any], ...] = (
     {}, {"reshard_after_forward": True}, {"activation_checkpointing": True},
 )  # fmt: skip
 
 
-def decided_with(
-    config: ResolvedConfig,
-    shape: ModelShape,
-    capacity: float,
-    most_tokens: int,
-    decide: Callable[[ResolvedConfig], ResolvedConfig],
-    answer: Callable[[ResolvedConfig], Advice],
-) -> tuple[Changed, Quantity] | None:
-    """Return a larger batch at which FP8 surely pays and neither precision makes fewer tokens/s.
+class Otherwise:
+    """Answers to other questions, as far as they matter to the one that is asked.
 
     Args:
-        config: The BF16 run whose answer is open.
-        shape: Its model's.
-        capacity: Of a GPU, GiB.
-        most_tokens: Of a pass on one GPU.
-        decide: Decides anew what the path makes of a run with another batch.
-        answer: Answers for another BF16 run.
-
-    Returns:
-        The fields that are changed, the BF16 run then, and how many tokens/s more than as asked its
-        FP8 makes, %; and FP8's lead there.
+        case: What is asked.
+        ask: Answers for another BF16 run.
+        decisions: What the report decides.
     """
-    asked = _rates(answer(config))
-    for changes, larger in _larger(config, shape, capacity, most_tokens):
-        found = answer(way := decide(larger))
-        if found.verdict.action in (FP8, CHECK):
-            faster = [rate / before for rate, before in zip(_rates(found), asked, strict=True)]
-            if min(faster) >= 1:
-                return (changes, way, 100 * (faster[1] - 1)), found.verdict.lead_pct
-    return None
 
+    def __init__(
+        self, case: Case, ask: Callable[[ResolvedConfig], Case], decisions: Decisions
+    ) -> None:
+        self.case, self.ask, self.decisions = case, ask, decisions
+        self.config, self.shape, self.law = case.config, case.shape, case.by_law.law
+        self.capacity = case.asked.capacity_gib
 
-def _rates(advice: Advice) -> list[float]:
-    """Return the tokens/s of BF16, and of the FP8 that an advice speaks of."""
-    return [o.tokens_per_second_per_gpu.value for o in (advice.options[0], advice.chosen)]
+    def clipped(self) -> Verdict | None:
+        """Return the verdict with gradients clipped at 1, where that is surer."""
+        surer = {CHECK: (FP8,), MORE: (FP8, CHECK)}.get(self.case.verdicts[0].action, ())
+        if not surer or self.config.max_grad_norm == CLIPPED:
+            return None
+        verdict = self.ask(changed(self.config, {"max_grad_norm": CLIPPED})).verdict
+        return verdict if verdict.action in surer else None
 
+    def remedies(self) -> tuple[Change, ...]:
+        """Tell what makes room for BF16, where it has none."""
+        if self.case.fits:
+            return ()
+        return tuple(map(self._remedy, cures(self.config, self.shape, self.capacity)))
 
-def _larger(
-    config: ResolvedConfig, shape: ModelShape, capacity: float, most_tokens: int
-) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
-    """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits.
+    def larger(self) -> Change | None:
+        """Tell by how much FP8 is faster at a batch for which BF16 alone has no room, if it is."""
+        if not self.case.fits:
+            return None
+        found = larger_alone(self.config, self.shape, self.law, self.capacity, MOST_TOKENS)
+        return found and self.case.by_law.around(self._change(found, {}), found[1])
 
-    Where a step has several passes it has fewer then, as long as they come out even.
-    """
-    batch = 2 * config.micro_batch_size
-    while batch * config.sequence_length <= most_tokens and (resized := with_batch(config, batch)):
-        for roomier in _ROOMIER:
-            changes = resized | {
-                name: value for name, value in roomier.items() if getattr(config, name) != value
-            }
-            with suppress(UserError):  # refused on so many GPUs
-                way = changed(config, changes)
-                if fits(way, shape, capacity):
-                    yield changes, way
-                    break
-        batch *= 2
+    def instead(self) -> Change | None:
+        """Return a larger batch at which FP8 surely pays and neither precision is slower.
+
+        Where the verdict is open: how many tokens/s more FP8 makes there than as asked, %, and its
+        lead there.
+        """
+        if self.case.verdicts[0].action != MORE or not self.case.fits:
+            return None
+        for fields, larger in self._larger():
+            found = self.ask(way := self._anew(larger))
+            faster = [r / before for r, before in zip(found.rates, self.case.rates, strict=True)]
+            if found.verdict.action in (FP8, CHECK) and min(faster) >= 1:
+                told = self._change((fields, way, 100 * (faster[1] - 1)), {})
+                return replace(told, lead_pct=found.verdict.lead_pct)
+        return None
+
+    def changes(self) -> tuple[Change, ...]:
+        """Tell FP8's lead in other tasks: as timed, else by the law."""
+        found = changes(
+            self.config, self.shape, self.law, self.capacity, self._decide, self.case.by_law.halved
+        )
+        return tuple(map(self._lead, found))
+
+    def _change(self, changed: Changed, words: Mapping[str, str]) -> Change:
+        fields, way, value = changed
+        return Change(" ".join(written(fields, words)), self.case.by_law.figure(way, value))
+
+    def _lead(self, each: Changed) -> Change:
+        found = self._change(each, {"network": "--network {}"})
+        timed = () if "network" in each[0] else self.decisions.of(each[1], self.case.gpu_name)
+        leads = (lead_of(one.decision) for one in timed)
+        if lead := next(filter(None, leads), None):
+            return replace(found, then=lead)
+        way = fastest(each[1], self.shape, self.law)
+        return self.case.by_law.around(found, way, is_lead=True)
+
+    def _remedy(self, cure: Changed) -> Change:
+        fields, way, _ = cure
+        found = self.ask(way if "update_kernel" in fields else self._anew(way))
+        told = {"micro_batch_size": way.micro_batch_size} | fields
+        return replace(
+            self._change((told, *cure[1:]), _OPTIONS),
+            lead_pct=found.verdict.lead_pct,
+            tokens_per_second_per_gpu=found.chosen.tokens_per_second_per_gpu,
+        )
+
+    def _decide(self, way: ResolvedConfig) -> ResolvedConfig:
+        """Decide what the path makes of another run, unless a form of it is asked about."""
+        return way if self.case.asked.as_asked else decided_anew(way, self.case.asked.gpu)
+
+    def _anew(self, way: ResolvedConfig) -> ResolvedConfig:
+        """The same, of a run with another batch or savers, also where it was decided before."""
+        if self.case.asked.as_asked:
+            return way
+        return self._decide(changed(way, {"update_kernel": None, "step_launch": None}))
+
+    def _larger(self) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
+        """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits.
+
+        Where a step has several passes it has fewer then, as long as they come out even.
+        """
+        config, batch = self.config, 2 * self.config.micro_batch_size
+        while batch * config.sequence_length <= MOST_TOKENS:
+            if not (resized := with_batch(config, batch)):
+                return
+            for roomier in _ROOMIER:
+                fields = resized | {
+                    name: value for name, value in roomier.items() if getattr(config, name) != value
+                }
+                with suppress(UserError):  # refused on so many GPUs
+                    way = changed(config, fields)
+                    if fits(way, self.shape, self.capacity):
+                        yield fields, way
+                        break
+            batch *= 2

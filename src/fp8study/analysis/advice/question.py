@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from fp8study.analysis.advice.advise import MOST_TOKENS, Advisor, usual_tokens
+from fp8study.analysis.advice.advise import Advisor, usual_tokens
 from fp8study.analysis.advice.answer import Advice
-from fp8study.analysis.advice.asked import Question
+from fp8study.analysis.advice.asked import MOST_TOKENS, Question
 from fp8study.analysis.advice.commands import CONTINUE
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps

@@ -27,7 +27,6 @@ class Driver:
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetTotalEnergyConsumption": self.energy,
             "nvmlDeviceGetPowerUsage": lambda handle: 300_000,
-            "nvmlDeviceGetTemperature": lambda handle, sensor: 55,
             "nvmlDeviceGetClockInfo": lambda handle, which: 1500 + 10 * (self.samples % 2),
             "nvmlDeviceGetCurrentClocksEventReasons": self.reasons,
         }
@@ -64,8 +63,24 @@ def test_energy_is_the_difference_of_two_readings(monkeypatch: pytest.MonkeyPatc
     assert facts["joules"] >= 300 * 0.3 * 0.9
     assert facts["clock_sm_mhz_min"] == 1500
     assert facts["throttled_pct"]["power_cap"] == pytest.approx(50, abs=35)
-    assert facts["before"] == {"temperature_celsius": 55, "throttled_by": ["power_cap"]}
-    assert facts["after"]["temperature_celsius"] == 55
+
+
+def test_what_is_between_pauses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, clock = Driver(monkeypatch), [0.0]
+    monkeypatch.setattr(energy.time, "perf_counter", lambda: clock[0])
+    meter = PowerMeter(GPU)
+    meter.open_window()
+    clock[0] = 2.0
+    meter.pause()
+    time.sleep(0.05)  # no sample is taken, but for one that had begun
+    taken, clock[0] = driver.samples, 12.0
+    time.sleep(0.05)
+    assert driver.samples == taken
+    meter.go_on()
+    clock[0] = 13.0
+    meter.close_window()
+    assert meter.facts["joules"] == pytest.approx(300 * (2 + 1))
+    assert meter.facts["watts_mean"] == pytest.approx(300)
 
 
 def test_without_a_counter_sampled_power_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,16 +136,3 @@ def test_joules_per_token_are_all_gpus_over_all_tokens() -> None:
     assert found["throttled_pct"] == {"power_cap": 10.0}
     half = summarise_energy([one, {}], 1000)  # half an answer is none
     assert half == {"ranks": [one, {}]}
-
-
-def test_heat_and_throttling_at_both_ends_are_the_worst_gpus() -> None:
-    cool = {"before": {"temperature_celsius": 31, "throttled_by": []},
-            "after": {"temperature_celsius": 60, "throttled_by": ["power_cap"]}}  # fmt: skip
-    hot = {"before": {"temperature_celsius": 40, "throttled_by": []},
-           "after": {"temperature_celsius": 84, "throttled_by": ["thermal"]}}  # fmt: skip
-    found = summarise_energy([cool, hot, {}], num_tokens=1000)
-    assert found["before"] == {"temperature_celsius": 40, "throttled_by": []}
-    assert found["after"]["temperature_celsius"] == 84
-    assert found["after"]["throttled_by"] == ["power_cap", "thermal"]
-    assert found["ranks"] == [cool, hot, {}]
-    assert "joule_per_token" not in found

@@ -65,6 +65,11 @@ def test_products_are_told_apart_by_the_dtypes_of_their_factors() -> None:
     assert found["fp8_gemm_time_pct"] == pytest.approx(25)
 
 
+def test_a_gemm_in_fp16_is_one_that_the_report_shows() -> None:
+    half = op(1, "aten::mm", [[64, 32], [32, 16]], ["c10::Half", "c10::Half"])
+    assert kind_of(kernel(1, "nvjet_sm90_hsh", 0, 1), half) == "gemm_bf16"
+
+
 def test_every_kernel_has_a_kind_and_no_time_is_lost() -> None:
     kinds = summarise_events(EVENTS)["by_kind_ms"]
     assert kinds == {

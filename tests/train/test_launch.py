@@ -112,7 +112,7 @@ def test_a_run_whose_fp8_was_switched_off_is_stopped_by_its_audit(
 
 
 def test_an_earlier_record_is_kept_when_its_run_is_repeated_and_no_other_takes_its_place(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = tmp_path / "run"
     first = launch_tiny(run_dir, strategy="none")
@@ -123,6 +123,9 @@ def test_an_earlier_record_is_kept_when_its_run_is_repeated_and_no_other_takes_i
     left = {path: path.read_bytes() for path in run_dir.iterdir()}
     with pytest.raises(UserError, match=r"result of another run \(seed=0, not 1\); give another"):
         launch_tiny(run_dir, strategy="none", seed=1)
+    monkeypatch.setenv("FP8STUDY_GPUS", "7")
+    with pytest.raises(UserError, match="^FP8STUDY_GPUS: '7' is no number of a GPU here"):
+        launch_tiny(run_dir, strategy="none")
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == left
 
 

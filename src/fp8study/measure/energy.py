@@ -5,6 +5,7 @@ Absent rather than zero: where the driver does not say, nothing is reported.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -28,13 +29,14 @@ _REASONS = {
 
 
 class PowerMeter:
-    """One GPU's energy between `open_window` and `close_window`."""
+    """One GPU's energy between `open_window` and `close_window`, without what is between pauses."""
 
     def __init__(self, device: torch.device) -> None:
         self.facts: dict[str, Any] = {}
         self._handle = _handle(device) if device.type == "cuda" else None
-        self._stop = threading.Event()
+        self._stop, self._counts = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._seconds, self._joules = 0.0, 0.0
         self._watts: list[float] = []
         self._clocks: list[int] = []
         self._reasons: Counter[str] = Counter()
@@ -43,23 +45,36 @@ class PowerMeter:
         """Read the counter and start sampling; call when the GPU has finished what came before."""
         if self._handle is None:
             return
-        self.facts["before"] = _state(self._handle)
-        self._started, self._joules_before = time.perf_counter(), _joules(self._handle)
         self._thread = threading.Thread(target=self._sample_until_stopped, daemon=True)
+        self.go_on()
         self._thread.start()
+
+    def pause(self) -> None:
+        """Leave out what comes now, as a save; call when the GPU has finished the last step."""
+        if self._thread is None:
+            return
+        self._counts.clear()
+        self._seconds += time.perf_counter() - self._since
+        self._joules += _joules(self._handle) - self._joules_before
+
+    def go_on(self) -> None:
+        """Count again."""
+        if self._thread is None:
+            return
+        self._since, self._joules_before = time.perf_counter(), _joules(self._handle)
+        self._counts.set()
 
     def close_window(self) -> None:
         """Read the counter again; call when the GPU has finished the window's last step."""
         if self._thread is None:
             return
-        joules, seconds = _joules(self._handle), time.perf_counter() - self._started
+        self.pause()
         self.stop()
-        self.facts["after"] = _state(self._handle)
-        watts = statistics.fmean(self._watts) if self._watts else None
-        if joules is not None and self._joules_before is not None:
-            watts = (joules - self._joules_before) / seconds
-        if watts is not None:
-            self.facts |= {"joules": watts * seconds, "watts_mean": watts}
+        watts = statistics.fmean(self._watts) if self._watts else math.nan
+        if not math.isnan(self._joules):
+            watts = self._joules / self._seconds
+        if not math.isnan(watts):
+            self.facts |= {"joules": watts * self._seconds, "watts_mean": watts}
         if self._clocks:
             self.facts["clock_sm_mhz_median"] = statistics.median(self._clocks)
             self.facts["clock_sm_mhz_min"] = min(self._clocks)
@@ -76,6 +91,8 @@ class PowerMeter:
 
     def _sample_until_stopped(self) -> None:
         while not self._stop.wait(SAMPLE_SECONDS):
+            if not self._counts.is_set():
+                continue
             watts = _told("nvmlDeviceGetPowerUsage", self._handle)
             clock = _told("nvmlDeviceGetClockInfo", self._handle, 1)  # of the multiprocessors
             reasons = _reasons(self._handle)
@@ -106,16 +123,6 @@ def _reasons(handle: Any) -> set[str] | None:
     return {reason for name, reason in _REASONS.items() if mask & getattr(pynvml, name, 0)}
 
 
-def _state(handle: Any) -> dict[str, Any]:
-    """Return a GPU's ``temperature_celsius`` and what throttles it now, as far as it tells."""
-    reasons = _reasons(handle)
-    state = {
-        "temperature_celsius": _told("nvmlDeviceGetTemperature", handle, 0),  # of the chip
-        "throttled_by": None if reasons is None else sorted(reasons),
-    }
-    return {name: value for name, value in state.items() if value is not None}
-
-
 def _handle(device: torch.device) -> Any:
     """Return NVML's handle of a torch device, found by its UUID: indices may be remapped.
 
@@ -133,9 +140,10 @@ def _handle(device: torch.device) -> Any:
     return None if is_split else handle
 
 
-def _joules(handle: Any) -> float | None:
+def _joules(handle: Any) -> float:
+    """Return what the GPU has taken since its driver began to count; not a number: unknown."""
     millijoules = _told("nvmlDeviceGetTotalEnergyConsumption", handle)
-    return None if millijoules is None else millijoules / 1000
+    return math.nan if millijoules is None else millijoules / 1000
 
 
 def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
@@ -144,18 +152,14 @@ def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, 
     `num_tokens` are those of the timed window over all ranks.
 
     Returns:
-        ``ranks``; ``before`` and ``after`` the window the hottest GPU's ``temperature_celsius``
-        and all that throttled any of them (``throttled_by``); and, where every rank knows its
-        energy, ``joule_per_token`` (all GPUs' energy over all tokens), ``watts_mean`` and
-        ``clock_sm_mhz_median`` (means over GPUs), ``clock_sm_mhz_min`` and ``throttled_pct``
-        (share of samples by reason, the worst GPU's). Empty if no rank knows anything.
+        ``ranks``; and, where every rank knows its energy, ``joule_per_token`` (all GPUs' energy
+        over all tokens), ``watts_mean`` and ``clock_sm_mhz_median`` (means over GPUs),
+        ``clock_sm_mhz_min`` and ``throttled_pct`` (share of samples by reason, the worst GPU's).
+        Empty if no rank knows anything.
     """
     if not any(ranks):
         return {}
-    summary: dict[str, Any] = {
-        when: _hottest([facts[when] for facts in ranks if when in facts])
-        for when in ("before", "after")
-    }
+    summary: dict[str, Any] = {}
     if all("joules" in facts for facts in ranks):
         summary["joule_per_token"] = sum(facts["joules"] for facts in ranks) / num_tokens
         summary["watts_mean"] = statistics.fmean(facts["watts_mean"] for facts in ranks)
@@ -169,14 +173,4 @@ def summarise_energy(ranks: list[dict[str, Any]], num_tokens: int) -> dict[str, 
                 r: max(facts["throttled_pct"].get(r, 0.0) for facts in ranks) for r in reasons
             },
         }
-    return {name: value for name, value in summary.items() if value != {}} | {"ranks": ranks}
-
-
-def _hottest(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the highest temperature of several GPUs' `_state`, and every reason to throttle."""
-    found: dict[str, Any] = {}
-    if temperatures := [s["temperature_celsius"] for s in states if "temperature_celsius" in s]:
-        found["temperature_celsius"] = max(temperatures)
-    if reasons := [s["throttled_by"] for s in states if "throttled_by" in s]:
-        found["throttled_by"] = sorted(set().union(*reasons))
-    return found
+    return summary | {"ranks": ranks}

@@ -1,4 +1,4 @@
-"""All that looks at a run while it trains, behind four calls: start, first step, window, end.
+"""All that looks at a run while it trains, from its first step to its last.
 
 The timed window is the steps after the warm-up. Its two ends wait for the GPU; inside it nothing
 does. What would disturb a timing (the profiled step, the achievable peaks) comes after it.
@@ -39,6 +39,16 @@ class Instruments:
         yield from self.clock.finish()
         self.memory.open_window(replays)
         self.power.open_window()
+        self.clock.restart()
+
+    def pause(self) -> Iterator[FinishedStep]:
+        """Wait for the last step and yield what is unread; what comes until `go_on` is no step."""
+        yield from self.clock.finish()
+        self.power.pause()
+
+    def go_on(self) -> None:
+        """Begin the next step."""
+        self.power.go_on()
         self.clock.restart()
 
     def close_window(self) -> Iterator[FinishedStep]:

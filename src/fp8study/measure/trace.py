@@ -294,7 +294,7 @@ def _collective(name: str) -> str:
 def kind_of(kernel: Event, launcher: Event | None) -> str:
     """Return what a kernel is for.
 
-    One of ``gemm_fp8``, ``gemm_bf16``, ``gemm_other``, ``attention``, ``optimizer``, ``loss``,
+    One of ``gemm_fp8``, ``gemm_bf16`` (every other GEMM), ``attention``, ``optimizer``, ``loss``,
     ``communication``, ``fused`` (by Triton: casts, scales, transposes, norms, activations),
     ``copy`` (copies and casts outside the compiled layers, FSDP2's packing of weights and
     gradients among them) and ``other``.
@@ -306,8 +306,7 @@ def kind_of(kernel: Event, launcher: Event | None) -> str:
         "communication": "nccl" in name.lower()
         or (op in _PULLED and not name.startswith("triton_")),
         "gemm_fp8": "float8" in dtypes,
-        "gemm_bf16": dtypes == "bfloat16 × bfloat16",
-        "gemm_other": bool(dtypes),
+        "gemm_bf16": bool(dtypes),  # and what is of FP16 or FP32
         "attention": "attention" in op or "flash" in name or "sdpa" in name,
         "optimizer": "adam" in op or "adam" in name.lower(),
         "loss": any(part in op for part in ("softmax", "nll_loss", "cross_entropy")),

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fp8study.core import checkpoints
-from fp8study.core.config import RunConfig, save_config
+from fp8study.core.config import ResolvedConfig, RunConfig, save_config
 from fp8study.core.errors import StoppedByUser, UserError, one_line
 from fp8study.core.files import check_writable, locked, writing
 from fp8study.core.presets import check_model, model_vocab_size
@@ -105,6 +105,7 @@ def launch(
     """
     machine = machine or this_machine()
     check_possible(config, machine)
+    gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
     check_writable(run_dir, "run_dir")  # tokenising takes minutes
     config = config.resolved(on_gpu=bool(machine.gpus))
     prepared = tokens.prepare(config, model_vocab_size(config.model), show)
@@ -117,35 +118,13 @@ def launch(
     with ExitStack() as held:
         busy = f"run_dir: '{run_dir}' is being written by another run; wait for it or stop it"
         lock = held.enter_context(locked(run_dir / ".lock", "run_dir", busy))
-        checkpoint = checkpoints.go_on_from(run_dir, config, asdict(prepared))
-        _remove_messages(run_dir)
-        weights = None
-        if config.init_from and checkpoint is None:
-            weights = checkpoints.weights_to_start_from(config.init_from)
         environment = training_environment(config, machine)
         if config.compile_cache == "fresh":
             cache = held.enter_context(TemporaryDirectory(prefix="fp8study-compile-"))
             environment["TORCHINDUCTOR_CACHE_DIR"] = cache
             environment["TRITON_CACHE_DIR"] = f"{cache}/triton"
-        if (run_dir / "run.json").exists():
-            kept_as = set_aside(run_dir / "run.json", "earlier")
-            for name in ("metrics.jsonl", "step-trace.json.gz"):
-                if checkpoint is None and (run_dir / name).exists():
-                    set_aside(run_dir / name, "earlier")
-            show(f"an earlier record in this folder is kept as {kept_as.name}")
         started_at = utc_now()
-        gpus = {gpu.index: gpu.name for gpu in _allowed(machine)}
-        with writing("run_dir", run_dir):
-            save_config(config, run_dir / "config.yaml")
-            first_step = checkpoint.step if checkpoint else 0
-            checkpoints.cut_metrics(run_dir, first_step)  # what an unfinished try did after it
-            start_from = str(path) if (path := checkpoint.path if checkpoint else weights) else None
-            Job(prepared, gpus, time.time(), first_step, start_from).save(run_dir)
-            if checkpoint:
-                show(f"going on after step {first_step}")
-                checkpoints.note_resumed(
-                    run_dir, from_step=first_step, num_gpus=config.num_gpus, at=started_at
-                )
+        _begin(config, run_dir, prepared, gpus, started_at, show)
         parts: dict[str, Any] = {
             "run_id": run_dir.name,
             "study": study,
@@ -180,6 +159,39 @@ def launch(
         last = "\n".join(tail)
         raise RunFailed(f"{last}\nrun {record.run_id} {record.status}: {record.status_detail}")
     return record
+
+
+def _begin(
+    config: ResolvedConfig,
+    run_dir: Path,
+    prepared: tokens.PreparedData,
+    gpus: dict[int, str],
+    started_at: str,
+    show: Show,
+) -> None:
+    """Leave in the run's folder what its processes read, and set an earlier record aside."""
+    checkpoint = checkpoints.go_on_from(run_dir, config, asdict(prepared))
+    _remove_messages(run_dir)
+    start_from = checkpoint.path if checkpoint else None
+    if config.init_from and checkpoint is None:
+        start_from = checkpoints.weights_to_start_from(config.init_from)
+    if (run_dir / "run.json").exists():
+        kept_as = set_aside(run_dir / "run.json", "earlier")
+        for name in ("metrics.jsonl", "step-trace.json.gz"):
+            if checkpoint is None and (run_dir / name).exists():
+                set_aside(run_dir / name, "earlier")
+        show(f"an earlier record in this folder is kept as {kept_as.name}")
+    first_step = checkpoint.step if checkpoint else 0
+    with writing("run_dir", run_dir):
+        save_config(config, run_dir / "config.yaml")
+        checkpoints.cut_metrics(run_dir, first_step)  # what an unfinished try did after it
+        job = Job(prepared, gpus, time.time(), first_step, str(start_from) if start_from else None)
+        job.save(run_dir)
+        if checkpoint:
+            show(f"going on after step {first_step}")
+            checkpoints.note_resumed(
+                run_dir, from_step=first_step, num_gpus=config.num_gpus, at=started_at
+            )
 
 
 def stopped(config: RunConfig, run_dir: Path, assignments: Sequence[str]) -> StoppedByUser:

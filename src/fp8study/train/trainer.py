@@ -151,16 +151,16 @@ class Trainer:
                 if step < config.num_steps:  # the last one follows the timed window
                     self.validate_if_due(step)
                 if self.pace.wants_look(step):
-                    self._log(watch.clock.finish(), metrics)
+                    self._log(watch.pause(), metrics)
                     self.pace.look(self.steps)
-                    watch.clock.restart()
+                    watch.go_on()
                 is_told = watch.clock.is_told  # of a step read, so alike on all ranks
                 if step < self.pace.num_steps and (is_told or checkpoints.is_due(step)):
-                    self._log(watch.clock.finish(), metrics)
+                    self._log(watch.pause(), metrics)
                     checkpoints.save(step)
                     if is_told:
                         raise checkpoints.interrupt(step)
-                    watch.clock.restart()
+                    watch.go_on()
             if self.updates.scaling().get("num_skipped") == step:
                 self._log(watch.clock.finish(), metrics)  # or its loss is no number
                 raise UserError(

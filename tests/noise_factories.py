@@ -32,20 +32,19 @@ def make_point(step: int, error_size: float = 0.1) -> dict[str, Any]:
         "error_square": np.square(error).sum(2).mean(0).tolist(),
         "error_dot_reference": (error * gradient).sum(2).mean(0).tolist(),
     }
-    kept = {"error_batch_square": np.square(error.mean(0)).sum(1).tolist(),
-            "error_grams": gram(error)}  # fmt: skip
     return {
         "step": step,
         "num_samples": N,
         "losses": {"fp32": [2.0] * N, "bf16": [2.0] * N, "fp8_rowwise": [2.5] * N},
         "gradient_grams": gram(gradient),
-        "comparisons": [comparison | kept, comparison | {"reference": "fp32"}],
+        "comparisons": [
+            comparison | {"error_grams": gram(error)},
+            comparison | {"reference": "fp32"},
+        ],
         "parameters": {
             "names": NAMES,
-            "num_elements": [30, 30],
             "is_fp8": [False, True],
             "square": dict.fromkeys(("bf16", "fp32"), np.square(gradient).sum(2).mean(0).tolist()),
-            "batch_square": np.square(gradient.mean(0)).sum(1).tolist(),
         },
         "products": {
             "statistics": STATISTICS,
@@ -58,7 +57,7 @@ def make_point(step: int, error_size: float = 0.1) -> dict[str, Any]:
 def make_noise_section(error_size: float = 0.1, emulated: bool = False) -> dict[str, Any]:
     """Two points."""
     points = [make_point(step, error_size) for step in (0, 50)]
-    return {"layout": 1, "tokens_per_sample": 10, "emulated": emulated, "points": points}
+    return {"tokens_per_sample": 10, "emulated": emulated, "points": points}
 
 
 def make_noise(results: Path, error_size: float = 0.1, emulated: bool = False) -> None:

@@ -20,7 +20,7 @@ from tests.noise_factories import N, make_point
 
 @pytest.fixture(scope="module")
 def section() -> dict[str, Any]:
-    return {"layout": 1, "tokens_per_sample": 10, "emulated": True,
+    return {"tokens_per_sample": 10, "emulated": True,
             "points": [make_point(0), make_point(50)]}  # fmt: skip
 
 

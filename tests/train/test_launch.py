@@ -124,7 +124,7 @@ def test_an_earlier_record_is_kept_when_its_run_is_repeated_and_no_other_takes_i
     with pytest.raises(UserError, match=r"result of another run \(seed=0, not 1\); give another"):
         launch_tiny(run_dir, strategy="none", seed=1)
     monkeypatch.setenv("FP8STUDY_GPUS", "7")
-    with pytest.raises(UserError, match="^FP8STUDY_GPUS: '7' is no number of a GPU here"):
+    with pytest.raises(UserError, match=r"^FP8STUDY_GPUS: '7' is no number of a GPU here"):
         launch_tiny(run_dir, strategy="none")
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == left
 

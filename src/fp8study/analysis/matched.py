@@ -15,9 +15,9 @@ import pandas as pd
 
 from fp8study.analysis import stats
 from fp8study.analysis.floors import scored_points
-from fp8study.analysis.losses import gap_curves
-from fp8study.analysis.runs.frames import PLACE, run_path
-from fp8study.analysis.runs.pairing import paired_losses, together
+from fp8study.analysis.losses import asked_on_gpus, gap_curves
+from fp8study.analysis.runs.frames import PLACE
+from fp8study.analysis.runs.pairing import healthy, paired_losses, together
 from fp8study.core.records import StoredRun
 
 #: A curve of fewer points on held-out text says too little of when a loss was reached.
@@ -50,14 +50,13 @@ def equal_time_table(
     Student's interval; below zero FP8 takes longer.
     """
     stored = list(stored_runs)
-    shares = [run_path(run) for run in stored if (run.record.config.get("runs_per_gpu") or 1) > 1]
-    asked = (runs["device"] == "cuda") & ~runs["stale"] & ~runs["speed_only"]
-    asked &= ~runs["timing_void"] & ~runs["run_ids"].isin(shares)
+    asked = asked_on_gpus(runs)
+    asked = asked[~asked["timing_void"] & (asked["runs_per_gpu"].fillna(1) == 1)]
     seconds = metrics.groupby(PLACE)["step_time_ms"].median() / 1000
     points = scored_points(stored).sort_values("step")
     curves = {place: curve for place, curve in points.groupby(PLACE) if len(curve) >= LEAST_POINTS}
     found = []
-    for _, pair in paired_losses(runs[asked]).iterrows():
+    for _, pair in paired_losses(healthy(asked)).iterrows():
         ids = (pair["run_id"], pair["run_id_bf16"])
         places = [(pair["machine"], pair["study"], run_id) for run_id in ids]
         if not all(place in curves and place in seconds.index for place in places):

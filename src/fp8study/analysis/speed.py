@@ -217,9 +217,10 @@ def _with_gains(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     by_session = pairs.groupby(["key", "session"])["log"].mean()
     ends = intervals(pairs, by_session, "machine", "several").reindex(range(len(rows)))
     for key, row in enumerate(rows):
-        gains = 100 * np.expm1(by_session.get(key, by_session[:0]))
+        logs = by_session.get(key, by_session[:0])
+        gains = 100 * np.expm1(logs)
         row |= {
-            "gain_pct": 100 * np.expm1(np.log1p(gains / 100).mean()),
+            "gain_pct": 100 * np.expm1(logs.mean()),
             "gain_low_95": ends.loc[key, "ci_low_pct"],
             "gain_high_95": ends.loc[key, "ci_high_pct"],
             "num_blocks": int((pairs["key"] == key).sum()), "num_sessions": len(gains),

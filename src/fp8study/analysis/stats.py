@@ -44,11 +44,8 @@ class Interval:
 
 
 def paired_t_interval(differences: Sequence[float], level: float) -> Interval:
-    """Student's t interval of the mean of paired differences."""
-    mean, error, freedom = _moments(differences)
-    _check_level(level)
-    half = float(stats.t.ppf(0.5 + level / 2, freedom)) * error
-    return Interval(mean - half, mean + half)
+    """Student's t interval of the mean of paired differences: Welch's of one group."""
+    return welch_t_interval([differences], [1.0], level)
 
 
 def welch_t_interval(

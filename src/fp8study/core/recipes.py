@@ -43,8 +43,8 @@ class Recipe:
     """Which of `GEMMS` multiply in FP8; the others stay in BF16."""
     gathers_in_fp8: bool = False
     """Whether FSDP2 can gather its weights in FP8."""
-    needs_fsdp2: str = ""
-    """Why it trains under FSDP2 alone; empty if it trains under any strategy."""
+    needs_fsdp2: bool = False
+    """Whether it trains under FSDP2 alone."""
     scales_loss: bool = False
     """Whether what it does in 16 bits is FP16, in which small gradients vanish unless the loss is
     scaled up; else it is BF16."""
@@ -65,7 +65,7 @@ RECIPES: dict[Precision, Recipe] = {
         "rowwise_with_gw_hp",
         "rowwise",
         ("output", "grad_input"),
-        needs_fsdp2="its BF16 GEMM would mix FP32 weights with BF16 activations",
+        needs_fsdp2=True,
     ),
 }
 

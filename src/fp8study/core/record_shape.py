@@ -75,7 +75,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 METRICS = kinds(count="step", number="loss step_time_ms")
 _GRAMS = {"*": [[NUMBER]]}
-_BY_PARAMETER = ("error_square", "error_dot_reference", "error_batch_square")
+_BY_PARAMETER = ("error_square", "error_dot_reference")
 #: What each section holds where it holds it: a kind, a list of one item's shape, or a mapping of
 #: names (``*``: of all names) to shapes. Null is missing, and neither may be where ``!`` follows.
 SHAPE: dict[str, Any] = COLUMNS | {
@@ -141,8 +141,8 @@ SHAPE: dict[str, Any] = COLUMNS | {
                 **{name: [NUMBER] for name in _BY_PARAMETER},
             }],
             "parameters": {
-                "names": ["text!"], "is_fp8": ["flag!"], "num_elements": ["count!"],
-                "square": {"*": [NUMBER]}, "batch_square": [NUMBER],
+                "names": ["text!"], "is_fp8": ["flag!"],
+                "square": {"*": [NUMBER]},
             },
             "products": {"layers": ["text!"], "statistics": ["text!"]},
         }],
@@ -211,7 +211,7 @@ def _check_pace(config: Mapping[str, Any], results: Mapping[str, Any]) -> None:
 
 def _check_lengths(point: Mapping[str, Any]) -> None:
     parameters, products = point["parameters"], point["products"]
-    lists = [parameters["is_fp8"], parameters["num_elements"], *parameters["square"].values()]
+    lists = [parameters["is_fp8"], *parameters["square"].values()]
     lists += [c[name] for c in point["comparisons"] for name in _BY_PARAMETER if name in c]
     if any(len(values) != len(parameters["names"]) for values in lists):
         raise UserError("noise.points: not one value for each parameter")

@@ -95,8 +95,9 @@ class RunRecord:
     machine: dict[str, Any] = field(default_factory=dict)
     """device (``cuda`` or ``cpu``), gpu_name, num_gpus_on_machine, gpu_memory_gib, driver,
     compute_capability, power_limit_watts, clock_sm_max_mhz, clock_memory_max_mhz, gpu_link
-    (``NV18``, ``PIX``, ``SHM`` …), cpu_name, num_cpus, memory_gib, platform; of several nodes also
-    nodes (of each its host_hash and its ranks) and network_link. The rest describes the first."""
+    (``NV18``, ``PIX``, ``SHM`` …), cpu_name, num_cpus, memory_gib, platform, host_hash, boot_hash
+    and gpus (of each its index, uuid and name); of several nodes also nodes (of each its host_hash
+    and its ranks) and network_link. The rest describes the first."""
     git: dict[str, Any] = field(default_factory=dict)
     """commit (40 hex digits or null) and dirty (bool or null)."""
     data: dict[str, Any] = field(default_factory=dict)

@@ -57,9 +57,8 @@ def measure_noise(
         over those of the ``fp8_layers``, if there are any); ``comparisons``, each with
         ``precision``, ``reference``, by parameter the means over sequences of
         ``error_square`` |e_i|² and ``error_dot_reference``, and, but for FP8 against FP32,
-        ``error_batch_square`` (of the mean error) and ``error_grams`` (<e_i, e_j>);
-        ``parameters``: their names, sizes and, by reference, mean squared gradients, and the
-        squares of the mean BF16 gradient (``batch_square``);
+        ``error_grams`` (<e_i, e_j>);
+        ``parameters``: their names and, by reference, mean squared gradients;
         ``products``: `measure_products` of the first sequence.
     """
     _release(ids_NT.device)
@@ -93,9 +92,7 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
         scopes["fp8_layers"] = torch.tensor(shadows.is_fp8)
 
     def in_batches() -> dict[str, Any]:
-        grams = errors.grams()
-        mean = short_numbers(grams.mean((1, 2)), 5)
-        return {"error_batch_square": mean, "error_grams": _by_scope(grams, scopes)}
+        return {"error_grams": _by_scope(errors.grams(), scopes)}
 
     fp32_square = torch.stack(against_fp32).mean(0)[:, 2]
     comparisons = [_comparison("bf16", "fp32", against_fp32) | in_batches()]
@@ -114,13 +111,11 @@ def _gradients(shadows: Shadows, ids_NT: torch.Tensor) -> dict[str, Any]:
         "comparisons": comparisons,
         "parameters": {
             "names": shadows.names,
-            "num_elements": [w.numel() for w in weights],
             "is_fp8": shadows.is_fp8,
             "square": {
                 "bf16": short_numbers(gradient_grams.diagonal(dim1=1, dim2=2).mean(1), 5),
                 "fp32": short_numbers(fp32_square, 5),
             },
-            "batch_square": short_numbers(gradient_grams.mean((1, 2)), 5),
         },
     }
 

@@ -13,9 +13,6 @@ from fp8study.core.errors import UserError
 from fp8study.data.tokens import BlockOrder, PreparedData, batch
 from fp8study.measure.gradient_noise import SPAN, measure_noise
 
-#: Version of the measured dictionary's layout.
-LAYOUT = 1
-
 
 class NoiseMeter:
     """Measures the bare model in training when it is due; inert in a run that asked for nothing.
@@ -53,13 +50,12 @@ class NoiseMeter:
     def to_dict(self) -> dict[str, Any]:
         """Return the ``noise`` section of the record; empty where nothing was asked for.
 
-        ``layout``, ``sample_blocks`` (block numbers of the sequences), ``tokens_per_sample``,
-        ``emulated`` and ``points`` (see `measure_noise`; with ``step`` and ``seconds``).
+        ``sample_blocks`` (block numbers of the sequences), ``tokens_per_sample``, ``emulated`` and
+        ``points`` (see `measure_noise`; with ``step`` and ``seconds``).
         """
         if not self._config.noise_at_steps:
             return {}
         return {
-            "layout": LAYOUT,
             "sample_blocks": self._blocks,
             "tokens_per_sample": self._config.sequence_length,
             "emulated": bool(self._config.fp8_emulate),

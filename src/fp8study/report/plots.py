@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fp8study.analysis.losses import SMOOTHING_STEPS
 from fp8study.analysis.runs.pairing import newest_per_seed, together
 from fp8study.report.plotstyle import (
     GREY,
@@ -23,8 +24,6 @@ from fp8study.report.plotstyle import (
     panels,
 )
 
-#: Steps in the running mean of a loss curve.
-SMOOTHING_STEPS = 20
 #: A curve is half a page wide, in points; and as many losses of it are in its download.
 _MOST_POINTS, _MOST_COLUMNS = 250, 50
 PandasObject = TypeVar("PandasObject", pd.Series, pd.DataFrame)

@@ -55,14 +55,6 @@ class Cell:
         return _median(record.results.get("memory_peak_gib") for _, record in self.runs)
 
     @cached_property
-    def slack_pct(self) -> float | None:
-        """What the allocator reserved beyond its steady peak, %."""
-        memory = [record.instruments.get("memory", {}) for _, record in self.runs]
-        shares = [100 * (m["steady_reserved_gib"] / m["steady_allocated_gib"] - 1)
-                  for m in memory if m.get("steady_allocated_gib")]  # fmt: skip
-        return _median(shares)
-
-    @cached_property
     def step_ms(self) -> float | None:
         """Median step; runs whose allocator was at work are left out."""
         return _median(record.results.get("step_time_ms_median") for _, record in self.timed)

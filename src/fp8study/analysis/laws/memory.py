@@ -13,7 +13,6 @@ T: tokens of one micro batch on one GPU, n: GPUs that share the weights.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,14 +48,6 @@ class MemoryConstants:
     """At the loss, bytes a token and hidden feature: the last states and their gradients."""
     workspace_gib: float = 0.065
     """GEMM workspaces and the like."""
-    slack_default: float = 0.1
-    """What torch's allocator reserves beyond the peak, over the peak."""
-    slack_default_fsdp2: float = 0.1
-    """The same under FSDP2, whose streams cannot share what they free."""
-    slack_expandable: float = 0.1
-    """The first with ``allocator=expandable``."""
-    slack_expandable_fsdp2: float = 0.1
-    """The second with ``allocator=expandable``."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ class Parts:
 class MemoryParts(Parts):
     """One GPU's memory at the fullest moment of a step, GiB."""
 
-    BESIDE = ("moment", "slack", "building", "graph")
+    BESIDE = ("moment", "building", "graph")
 
     parameters: float
     optimizer: float
@@ -92,8 +83,6 @@ class MemoryParts(Parts):
     """GEMMs', and with ``collectives=copy_engines`` what other GPUs read."""
     moment: str
     """``loss`` or ``update``: when the step is fullest."""
-    slack: float
-    """What torch's allocator reserves besides; no part of the total."""
     building: float
     """The whole model, which each GPU holds alone before it is shared out; no part of the total."""
     graph: float = 0.0
@@ -149,49 +138,31 @@ def predicted_memory(
     gib |= {"parameters": parameters, "optimizer": optimizer} | moments[moment]
     gib = {name: value / GIB for name, value in gib.items()}
     gib["workspace"] = constants.workspace_gib + _read_by_others(config, shape) / GIB
-    slack = getattr(constants, _slack_name(config))
     # Reduced gradients, as large as the shards: of one stream's memory another cannot have any.
     is_twice = config.step_launch == "as_graph" and sharded > 1 and config.gradient_pool == "own"
     return MemoryParts(
         **gib,
         moment=moment,
-        slack=slack * sum(gib.values()),
         building=weight_bytes * shape.num_parameters / GIB,
         graph=gib["parameters"] * is_twice,
     )
 
 
 def fit_memory(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Fit `MemoryConstants` to the cells with a peak, as `fit_with_errors`.
-
-    The slacks are medians, with the largest that was seen as their error.
-    """
+    """Fit `MemoryConstants` to the cells with a peak, as `fit_with_errors`."""
 
     def miss(values: Mapping[str, float], cell: Cell) -> list[float]:
         law = predicted_memory(cell.config, cell.shape, MemoryConstants(**values))
         return [law.total / (cell.peak_gib or 1) - 1]
 
-    names = ("logit_bytes", "hidden_bytes", "workspace_gib")
-    start = {name: getattr(MemoryConstants(), name) for name in names}
-    found = fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib], usual=0.002)
-    slacks: dict[str, list[float]] = {}
-    for cell in cells:
-        if cell.slack_pct is not None:
-            slacks.setdefault(_slack_name(cell.config), []).append(cell.slack_pct / 100)
-    for name, shares in slacks.items():
-        middle = statistics.median(shares)
-        found["constants"][name] = {"value": middle, "error": max(shares) - middle}
-    return found
+    start = dataclasses.asdict(MemoryConstants())
+    return fit_with_errors(miss, start, [cell for cell in cells if cell.peak_gib], usual=0.002)
 
 
 def state_bytes(config: ResolvedConfig) -> float:
     """Return what one of AdamW's averages takes, bytes a weight; FP8 has a scale for each 256."""
     widths = {"fp32": 4 if config.master_dtype == "fp32" else 2, "bf16": 2, "fp8": 1 + 4 / 256}
     return widths[config.optimizer_state]
-
-
-def _slack_name(config: ResolvedConfig) -> str:
-    return f"slack_{config.allocator}" + "_fsdp2" * (config.strategy == "fsdp2")
 
 
 def _activations(config: ResolvedConfig, shape: ModelShape) -> float:

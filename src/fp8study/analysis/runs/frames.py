@@ -66,7 +66,7 @@ _SECTIONS = ("config", "machine", "data", "model", "results")
 _STARTUP = tuple(f"{part}_seconds" for part in PARTS)
 #: What a run does before it takes its GPUs.
 _BEFORE = [f"startup_{part}_seconds" for part in ("launch", "imports", "gpu_wait")]
-_VERSIONS = ("python", "fp8study", "torch", "torchao", "transformers", "cuda", "nccl")
+_VERSIONS = ("torch", "torchao", "transformers", "cuda")
 
 #: Every column of `runs_frame` with its kind.
 RUN_COLUMNS: dict[str, str] = {

@@ -308,7 +308,7 @@ def claims(
         )
     ledger = judge(found, ids or [], document, verdict)
     content = json.loads(claims_table(ledger).to_json(orient="records"))
-    _print(content, ledger_text(ledger, counts=not ids), as_json)
+    _print(content, ledger_text(ledger, counts=not ids and not verdict), as_json)
 
 
 @app.command()

@@ -59,6 +59,13 @@ def test_where_nothing_like_it_was_timed_the_setting_least_apart_is_told_with_al
     assert near.what == said and near.then.kind == MEASURED
 
 
+def test_sharding_on_one_gpu_and_other_optimizer_states_are_told_as_apart() -> None:
+    (near,) = ask("llama-3.2-1b", 16, 8, "h100-80gb", max_grad_norm=None).nearest
+    assert near.what == "num_gpus=1 strategy=fsdp2"
+    (near,) = ask("llama-3.2-1b", 2, None, "h100-80gb", optimizer_state="bf16").nearest
+    assert near.what == "micro_batch_size=1 optimizer_state=fp32"
+
+
 def test_a_graph_on_as_many_gpus_as_none_was_timed_on_is_beyond_what_was_measured() -> None:
     found = ask("llama-3.2-1b", 4, 1, "h200")
     assert found.config["step_launch"] == "as_graph"

@@ -56,7 +56,7 @@ _BESIDE = ("model", "precision", "fp8_all_gather", "path", "strategy", "sequence
            "step_launch")  # fmt: skip
 #: In what a setting that was timed may differ from one that is asked about, as fields of a run.
 _APART = ("num_gpus", "micro_batch_size", "sequence_length", "gradient_accumulation_steps",
-          "strategy", "master_dtype", "max_grad_norm")  # fmt: skip
+          "strategy", "master_dtype", "optimizer_state", "max_grad_norm")  # fmt: skip
 #: The norm that gradients are usually clipped at.
 CLIPPED = 1.0
 #: What an FP8 is called that was timed before it had one of `KERNELS`: before its SwiGLU had them,
@@ -209,8 +209,7 @@ class Decisions:
 
         As the path was before; with gradients clipped, or not, as it has it; at the batches below
         and above; each in the latest form that was timed, unless it is to be `as_asked`. Where none
-        was timed so, in the setting that is the least apart. Then on the plain path at its own
-        batch.
+        was timed so, in the setting least apart. Then on the plain path at its own batch.
         """
 
         def timed(changes: dict[str, Any]) -> list[tuple[str, Quantity]]:
@@ -250,17 +249,18 @@ class Decisions:
     def _least_apart(self, bf16: ResolvedConfig, gpu_name: str) -> list[tuple[str, Quantity]]:
         """Return in what the lead of a model's nearest setting on the tuned path is apart."""
         of_it = self.leads["gpu_name"].eq(gpu_name) & self.leads["model"].eq(bf16.model)
+        states = self.runs.set_index("run_ids")["optimizer_state"].fillna("fp32")
         asked, found = bf16.to_dict(), []
         for each in self._decide(of_it & self.leads["path"].eq("tuned")):
             row, lead = each.decision, lead_of(each.decision)
-            strategy = row["setting"].partition(", ")[0].lower()
-            row = row | {"strategy": "none" if strategy == "not sharded" else strategy}
+            strategy = row["setting"].partition(", ")[0].lower().replace("not sharded", "none")
+            row = row | {"strategy": strategy, "optimizer_state": states[row["ids"][0]]}
+            usual = {"strategy": "none" if row["num_gpus"] == 1 else "fsdp2"}  # goes without saying
+            known = asked | usual if row["num_gpus"] != asked["num_gpus"] else asked
             changes = {
                 name: None if pd.isna(row[name]) else row[name] for name in _APART
-                if row[name] != asked[name] and not (pd.isna(row[name]) and asked[name] is None)
+                if row[name] != known[name] and not (pd.isna(row[name]) and known[name] is None)
             }  # fmt: skip
-            if "num_gpus" in changes:
-                changes.pop("strategy", None)  # which follows
             factors = [abs(math.log2(changes[n] / asked[n])) for n in _APART[:4] if n in changes]
             if lead is not None and changes:
                 early = forms_behind(pd.Series(row))

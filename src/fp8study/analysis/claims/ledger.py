@@ -110,7 +110,8 @@ def judge(
 ) -> list[Judged]:
     """Judge every claim, or those of some ids, a document or a verdict, by every class of machines.
 
-    One's own comes first, then those that decide, then that of the most runs.
+    One's own comes first, then those that decide, then that of the most runs. The first is the
+    verdict by which claims are chosen and counted.
 
     A class that has nothing to say of a claim is left out where another one has; of classes without
     a run that decides, the one with the most runs is kept, the CPU last.
@@ -132,13 +133,15 @@ def judge(
         if not telling:
             by_size = sorted(found, key=lambda kind: (kind == "CPU", -len(tables[kind].stored)))
             telling = {kind: found[kind] for kind in by_size[:1]}
-        for _, finding in sorted(telling.items(), key=_most_telling):
+        answers = sorted(telling.items(), key=_most_telling)
+        if verdict not in (None, answers[0][1].verdict):
+            continue
+        for _, finding in answers:
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)
             names = " and ".join(sorted({gpus[label] for label in labels}))
             own = f"{_OURS}, " if _OWN in labels else ""
             name = f"{own}{names} ({', '.join(labels)})" if labels else ""
-            if verdict in (None, finding.verdict):
-                ledger.append(Judged(claim, name, finding, _OWN in labels))
+            ledger.append(Judged(claim, name, finding, _OWN in labels))
     return ledger
 
 

@@ -199,3 +199,34 @@ def test_other_optimizer_states_are_told_and_checked(state: str) -> None:
     assert f"optimizer_state={state}" in found.settings
     assert all(f"--set optimizer_state={state}" in command for command in found.commands)
     assert found.loss_check and f"optimizer_state={state}" in found.loss_check.command
+
+
+def test_layers_are_recomputed_unasked_where_slow_links_make_small_batches_slower() -> None:
+    found = advice("llama-3.1-8b", 8, batch=None, gpu="h100-pcie-80gb")
+    assert found.settings == ("activation_checkpointing=true",)
+    plain = advice("llama-3.1-8b", 8, batch=2, gpu="h100-pcie-80gb")
+    assert plain.fits and found.config["micro_batch_size"] > 2
+    rates = [
+        [o.tokens_per_second_per_gpu.value for o in (each.options[0], each.chosen)]
+        for each in (found, plain)
+    ]
+    assert rates[0][0] > rates[1][0] and rates[0][1] > 1.1 * rates[1][1]
+    fast = advice("llama-3.1-8b", 8, batch=None, gpu="h100-80gb")
+    assert fast.settings == () and fast.config["micro_batch_size"] == 2
+
+
+def test_no_step_grows_beyond_the_largest_that_are_known_for_a_batch_that_is_chosen() -> None:
+    found = advice("llama-3.1-70b", 1024, batch=None, gpu="h200-141gb")
+    assert 1024 * 4096 * found.config["micro_batch_size"] <= 16 * 2**20
+
+
+def test_a_remedy_keeps_the_sequences_a_step_that_were_asked_for() -> None:
+    def of_1024(batch: int, **others: Any) -> Any:
+        asked = [], "llama-3.1-8b", 16, 4096, batch, "h100-80gb", others, None, 1024
+        return answer(question_for(*asked))
+
+    found = of_1024(64)
+    assert not found.fits  # a batch of 3 would, but is no part of 1,024
+    remedy = "--micro-batch-size 2 --set gradient_reduction=each_pass"
+    assert found.remedies[0].what == remedy
+    assert of_1024(2, gradient_reduction="each_pass").fits

@@ -93,7 +93,7 @@ class Advice:
     config: dict[str, Any]
     """The BF16 run that is spoken of, resolved."""
     settings: tuple[str, ...]
-    """What is set in it so that it fits, or so that the tuned path takes its model."""
+    """What is set in it so that it fits, is faster, or is a model that the tuned path takes."""
     gpu: str
     capacity_gib: float
     tokens: float

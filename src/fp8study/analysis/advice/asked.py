@@ -32,6 +32,8 @@ class Question:
     """As `Advice.tokens`."""
     as_asked: bool = False
     """What is told beside it keeps its form of the path, as it was asked for."""
+    keeps_step: bool = False
+    """Its sequences a step were asked for, so passes follow from batch and GPUs."""
     learning_rate: float | None = None
     """At which FP8's loss must be known to be BF16's, if one is asked for."""
     network: Network | None = None

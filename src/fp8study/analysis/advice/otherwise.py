@@ -24,7 +24,7 @@ from fp8study.analysis.laws.nearby import (
     with_batch,
     written,
 )
-from fp8study.analysis.laws.room import fits
+from fp8study.analysis.laws.room import ROOMIER, fits
 from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
@@ -34,10 +34,6 @@ _OPTIONS = {
     "num_gpus": "--num-gpus {}", "micro_batch_size": "--micro-batch-size {}",
     **{name: f"--set {name}={{}}" for name in (*SAVERS, "gradient_accumulation_steps")},
 }  # fmt: skip
-#: What makes room for a larger batch and leaves the training as it is, the cheapest first.
-_ROOMIER: tuple[dict[str, Any], ...] = (
-    {}, {"reshard_after_forward": True}, {"activation_checkpointing": True},
-)  # fmt: skip
 
 
 class Otherwise:
@@ -68,7 +64,9 @@ class Otherwise:
         """Tell what makes room for BF16, where it has none."""
         if self.case.fits:
             return ()
-        return tuple(map(self._remedy, cures(self.config, self.shape, self.capacity)))
+        keeps_step = self.case.asked.keeps_step
+        found = cures(self.config, self.shape, self.capacity, keeps_step)
+        return tuple(map(self._remedy, found))
 
     def larger(self) -> Change | None:
         """Tell by how much FP8 is faster at a batch for which BF16 alone has no room, if it is."""
@@ -117,6 +115,8 @@ class Otherwise:
         fields, way, _ = cure
         found = self.ask(way if "update_kernel" in fields else self._anew(way))
         told = {"micro_batch_size": way.micro_batch_size} | fields
+        if self.case.asked.keeps_step:
+            told.pop("gradient_accumulation_steps", None)
         return replace(
             self._change((told, *cure[1:]), _OPTIONS),
             lead_pct=found.verdict.lead_pct,
@@ -134,7 +134,7 @@ class Otherwise:
         return self._decide(changed(way, {"update_kernel": None, "step_launch": None}))
 
     def _larger(self) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
-        """Yield twice the batch, four times …, each with the first of `_ROOMIER` by which it fits.
+        """Yield twice the batch, four times …, each with the first of `ROOMIER` by which it fits.
 
         Where a step has several passes it has fewer then, as long as they come out even.
         """
@@ -142,7 +142,7 @@ class Otherwise:
         while batch * config.sequence_length <= MOST_TOKENS:
             if not (resized := with_batch(config, batch)):
                 return
-            for roomier in _ROOMIER:
+            for roomier in ROOMIER:
                 fields = resized | {
                     name: value for name, value in roomier.items() if getattr(config, name) != value
                 }

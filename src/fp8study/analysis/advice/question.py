@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,19 @@ from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
 from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
-from fp8study.analysis.laws.here import find
+from fp8study.analysis.laws.here import find, law_of
 from fp8study.analysis.laws.nearby import (
     FORM,
     REDUCED,
     SAVERS,
     as_fp8,
     changed,
+    fastest,
     fits_before_alone,
     of_use,
     savers,
 )
-from fp8study.analysis.laws.room import largest_batch_of
+from fp8study.analysis.laws.room import ROOMIER, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape, shape_of
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.analysis.small_steps import for_small_steps, rests_on_the_path
@@ -52,6 +54,11 @@ _MOST_GPUS = 1024
 _TOKENS = (1e6, 1e15)
 #: Gb/s of a GPU from other nodes, as networks have them.
 _GBIT_PER_S = (1, 1600)
+#: How much faster FP8 must be for layers that are gathered twice, or computed again, unasked; and
+#: how much of its fastest rate BF16 must keep then.
+_NOTABLY, _ALIKE = 1.1, 0.98
+#: Tokens of the largest steps that are known of (Llama 3, arXiv:2407.21783, section 3.4).
+_LARGEST_STEP = 16 * 2**20
 #: Fewer steps are no training: somebody gave tokens for sequences.
 _FEWEST_STEPS = 100
 
@@ -115,8 +122,9 @@ def question_for(
         if not _batch(config, shape, capacity):  # what saves memory first
             values |= savers(config.resolved(), shape, capacity) | dict(others or {})
             config = make_config(values, "advise")
-        fitting = max(1, _batch(config, shape, capacity))
-        config = make_config(values | {"micro_batch_size": fitting}, "advise")
+        values |= {"micro_batch_size": max(1, _batch(config, shape, capacity))}
+        values |= _faster(values, others or {}, shape, peak, capacity, network)
+        config = make_config(values, "advise")
     changes = for_small_steps(config, peak)
     if "update_kernel" not in values and not rests_on_the_path(config):
         before = fits_before_alone(as_fp8(config, "fp8_tensorwise"), shape, capacity)
@@ -127,7 +135,42 @@ def question_for(
     if network and config.num_nodes == 1:
         raise UserError(f"--network: {number} GPUs are of one node; leave it out")
     joins = NETWORK.at(network) if network else None
-    return Question(config.resolved(), peak, name, capacity, tokens, as_asked, rate, joins)
+    keeps_step = global_batch_size is not None
+    return Question(
+        config.resolved(), peak, name, capacity, tokens, as_asked, keeps_step, rate, joins
+    )
+
+
+def _faster(
+    values: Mapping[str, Any], others: Mapping[str, Any], shape: ModelShape, peak: GpuPeak,
+    capacity: float, network: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a larger batch and what makes room for it, where that is notably faster by the law.
+
+    In FP8, at a batch at which BF16 is about as fast as it can be: where links are slow, computing
+    layers again may cost less than a small batch does.
+    """
+    law = law_of(shape, peak, None, NETWORK.at(network) if network else NETWORK)
+
+    def rates(fields: Mapping[str, Any]) -> tuple[float, float]:
+        bf16 = make_config(fields, "advise").resolved()
+        ways = bf16, fastest(bf16, shape, law)
+        bf16_rate, fp8_rate = (way.tokens_per_step / law(way).total for way in ways)
+        return bf16_rate, fp8_rate
+
+    plain = rates(values)
+    most = max(1, _LARGEST_STEP // (values["num_gpus"] * values["sequence_length"]))
+    tries: list[tuple[dict[str, Any], float, float]] = [({}, *plain)]
+    for roomier in ROOMIER[1:]:
+        fields = {**values, **roomier, **others}
+        with suppress(UserError):  # refused on so many GPUs
+            batch = _batch(make_config(fields, "advise"), shape, capacity)
+            fields["micro_batch_size"] = min(batch, most)
+            changes = {name: fields[name] for name in (*roomier, "micro_batch_size")}
+            tries.append((changes, *rates(fields)))
+    least = _ALIKE * max(bf16 for _, bf16, _ in tries)
+    best, _, fp8 = max((t for t in tries if t[1] >= least), key=lambda t: t[2])
+    return best if fp8 >= _NOTABLY * plain[1] else {}
 
 
 def _parted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -182,17 +183,30 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
     return found[0][0] if found else {}
 
 
-def cures(config: ResolvedConfig, shape: ModelShape, capacity: float) -> list[Changed]:
+def cures(
+    config: ResolvedConfig, shape: ModelShape, capacity: float, keeps_step: bool = False
+) -> list[Changed]:
     """Return what would make a run fit, with what it would need, GiB.
 
     The largest smaller batch that does, what saves memory, optimizer states in FP8, more GPUs, BF16
-    master weights, which round updates away, or all that.
+    master weights, which round updates away, or all that. `keeps_step`: a step keeps its sequences.
     """
+
+    def kept(changes: dict[str, Any]) -> dict[str, Any]:
+        """Add to changes the passes by which a step is as large; empty: none do."""
+        if not keeps_step or not changes:
+            return changes
+        part = {n: changes.get(n, getattr(config, n)) for n in ("num_gpus", "micro_batch_size")}
+        sequences = config.tokens_per_step // config.sequence_length
+        passes, rest = divmod(sequences, math.prod(part.values()))
+        return {} if rest else changes | {"gradient_accumulation_steps": passes}
+
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
+    more = list(filter(None, map(kept, more)))
     most = (config.micro_batch_size - 1) * config.sequence_length
     batch = largest_batch_of([config], shape, capacity, most)
-    smaller = (with_batch(config, n) for n in range(batch, 0, -1))
-    one = list(itertools.islice(filter(None, smaller), 1))
+    smaller = filter(None, (kept(with_batch(config, n)) for n in range(batch, 0, -1)))
+    one = (of_use(own | n, changed(config, n)) for n in smaller for own in ({}, REDUCED))
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:

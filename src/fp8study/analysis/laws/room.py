@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from fp8study.analysis.laws import memory
 from fp8study.analysis.laws.shape import ModelShape
@@ -11,6 +12,11 @@ from fp8study.core.config import ResolvedConfig, RunConfig
 
 #: Of a GPU's memory, what is left free.
 HEADROOM = 0.1
+#: What makes room for a larger batch and leaves the training as it is, the cheapest first.
+ROOMIER: tuple[dict[str, Any], ...] = (
+    {}, {"reshard_after_forward": True}, {"activation_checkpointing": True},
+    {"reshard_after_forward": True, "activation_checkpointing": True},
+)  # fmt: skip
 
 
 def has_room(gib: float, capacity: float) -> bool:

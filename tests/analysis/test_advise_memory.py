@@ -34,6 +34,7 @@ def test_fp8_that_fits_as_it_was_updated_before_is_answered_for_so() -> None:
     assert found.config["update_kernel"] == "torch" and found.settings == ("update_kernel=torch",)
     assert found.fp8_fits and not found.fits and found.larger is None
     assert "It does not fit in BF16; FP8 tensorwise does." in advice_text(found)
+    assert f"BF16 fits with {found.remedies[0].what}" in " ".join(advice_text(found).split())
     assert all("--set update_kernel=torch" in command for command in found.commands)
     assert ask("llama-3.1-8b", 1).config["update_kernel"] == "one_pass"
 

@@ -161,3 +161,10 @@ def test_sizes_that_fp8_gemms_cannot_take_are_named(of_70b, tmp_path):
     )
     assert "in BF16 for 50,257, which FP8 GEMMs cannot take: lm_head;" in text
     assert "cannot take" not in advice_text(advice(of_70b, 8, gpu="h200"))
+
+
+def test_rows_that_do_not_divide_by_the_gpus_are_told_where_fp8_is_not_gathered() -> None:
+    told = "no FP8 all-gather: the layers' rows do not divide by 6"
+    for num_gpus, is_told in ((6, True), (8, False), (1, False)):
+        found = answer(question_for([], "llama-3.1-8b", num_gpus, 4096, 1, "h100-80gb"))
+        assert (told in advice_text(found)) == is_told

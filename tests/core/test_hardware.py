@@ -62,7 +62,10 @@ def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("h20", "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100$"),
+        *((name, "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100; one that is "
+           "not listed is measured by `make reproduce` on it$")
+          for name in ("h20", "h800", "l40", "rtx 5080", "rtx pro 6000")),
+        ("h100-pci", r"is not known \(did you mean 'h100-pcie'\?\)"),
         ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),
         ("NVIDIA H100", "several sizes of memory; name one of h100-pcie-80gb, .*, h100-80gb$"),

@@ -124,11 +124,16 @@ def named_gpu(slug: str) -> GpuPeak:
                 f"{', '.join(peak.slug for peak in kinds)}"
             )
     if not fitting:
-        # Of another size, that of the same name; H800 is no H100, nor H20 an H200.
+        # Of another size, that of the same name; H800 is no H100, nor an L40 an L40S.
         known = (*alike, *(peak.slug for peak in GPU_PEAKS), *(peak.part for peak in GPU_PEAKS))
-        is_h20 = re.fullmatch("h20" + _BEHIND, wanted)
-        close = "" if is_h20 else nearest(next(iter(alike), wanted), known, 0.8)
-        raise UserError(f"--gpu: '{slug}' is not known{close}; name one of {names}")
+        number = "".join(re.findall(r"[0-9]+", wanted)[:1])
+        same = [name for name in known if re.search(rf"(?<![0-9]){number}(?![0-9])", name)]
+        is_l40 = re.fullmatch("l40" + _BEHIND, wanted)
+        close = "" if is_l40 else nearest(next(iter(alike), wanted), same, 0.8)
+        raise UserError(
+            f"--gpu: '{slug}' is not known{close}; name one of {names}; one that is not listed is "
+            "measured by `make reproduce` on it"
+        )
     return fitting[0]
 
 

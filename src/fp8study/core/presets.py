@@ -45,6 +45,13 @@ _QWEN3 = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     "bos_token_id": 151643, "eos_token_id": 151645,
 }  # fmt: skip
+_SIDES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "tie_word_embeddings")  # fmt: skip
+_QWEN3_SIZES = {
+    "0.6b": (1024, 3072, 28, 16, True), "1.7b": (2048, 6144, 28, 16, True),
+    "4b": (2560, 9728, 36, 32, True), "8b": (4096, 12288, 36, 32, False),
+    "14b": (5120, 17408, 40, 40, False), "32b": (5120, 25600, 64, 64, False),
+}  # fmt: skip
 # Small enough for two CPU cores; every dimension divides by 16, as FP8 asks.
 _TINY = {
     "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
@@ -95,14 +102,8 @@ PRESETS: dict[str, dict[str, Any]] = _WIDTHS | {
         "num_attention_heads": 128, "head_dim": 128, "tie_word_embeddings": False,
         "rope_parameters": _LLAMA3_ROPE | {"factor": 8.0},
     },
-    "qwen3-4b": _QWEN3 | {
-        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "tie_word_embeddings": True,
-    },
-    "qwen3-14b": _QWEN3 | {
-        "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,
-        "num_attention_heads": 40, "tie_word_embeddings": False,
-    },
+    **{f"qwen3-{size}": _QWEN3 | dict(zip(_SIDES, sides, strict=True))
+       for size, sides in _QWEN3_SIZES.items()},
     "tiny-llama": _TINY | {"model_type": "llama"},
     "tiny-qwen3": _TINY | {"model_type": "qwen3"},
 }  # fmt: skip
@@ -128,8 +129,7 @@ HUB_IDS = {
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
     "llama-3.1-70b": "meta-llama/Llama-3.1-70B",
     "llama-3.1-405b": "meta-llama/Llama-3.1-405B",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-14b": "Qwen/Qwen3-14B",
+    **{f"qwen3-{size}": f"Qwen/Qwen3-{size.upper()}" for size in _QWEN3_SIZES},
 }
 
 

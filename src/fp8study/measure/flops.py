@@ -204,6 +204,7 @@ class FlopsTable:
 
     model: str
     precision: str
+    path: str
     sequence_length: int
     linear: dict[str, int]
     """By the layer's own name (``q_proj`` … ``lm_head``), summed over the model's layers."""
@@ -282,6 +283,7 @@ def count_flops(config: ResolvedConfig) -> FlopsTable:
     return FlopsTable(
         model=config.model,
         precision=config.precision,
+        path=config.path,
         sequence_length=length,
         linear={label: round(flops) for label, flops in linear.items()},
         attention=attention,
@@ -322,8 +324,8 @@ def flops_text(table: FlopsTable) -> str:
         f"  {'total, causal':<24}{table.total_causal / 1e9:>9.3f} GFLOP",
         f"FP8 could take {eligible:.1f} % of the causal total: at most "
         f"{table.speedup_bound(table.eligible):.2f} × as fast (GEMMs alone)",
-        f"{table.precision} takes {converted:.1f} % of the causal total: at most "
-        f"{table.speedup_bound(table.converted):.2f} × as fast",
+        f"{table.precision}, path={table.path}, takes {converted:.1f} % of the causal total: at "
+        f"most {table.speedup_bound(table.converted):.2f} × as fast",
         f"Of the total, masked scores too: it could take {100 * table.eligible / table.total:.1f} "
         f"%, and takes {100 * table.converted / table.total:.1f} %",
     ]

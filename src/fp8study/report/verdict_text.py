@@ -34,9 +34,11 @@ def answer_lines(advice: Advice) -> list[str]:
     if not advice.fits and not advice.fp8_fits:
         return [_too_large(advice)]
     if not advice.fits:
+        cured = " or ".join(each.what for each in advice.remedies[:2])
         return [
             f"It does not fit in BF16; {advice.verdict.label} does. {said}",
             "  its lead is over a BF16 that had the memory",
+            *[f"  BF16 fits with {cured}"] * bool(cured),
             *_no_interval(advice), *_kept_from(advice), *_loss(advice, advice.verdict),
         ]  # fmt: skip
     also = [f"  also: {verdict_text(other)}" for other in advice.elsewhere]
@@ -74,6 +76,10 @@ def _kept_from(advice: Advice) -> list[str]:
         said.append(
             f"  on more than {MOST_GPUS_OF_HEAD} GPUs the loss head stays in BF16: there FP8's was "
             "never timed"
+        )
+    if advice.config["num_gpus"] > 1 and not any(each.gathers_fp8 for each in advice.options):
+        said.append(
+            f"  no FP8 all-gather: the layers' rows do not divide by {advice.config['num_gpus']}"
         )
     if EXPERTS_IN_BF16 in advice.left_out:
         said.append(

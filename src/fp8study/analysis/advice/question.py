@@ -48,6 +48,8 @@ _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm
 AS_TRAINED = {"max_grad_norm": CLIPPED}
 #: Those that have an option of their own.
 _OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size")
+#: Those that no answer is about otherwise.
+_FIXED = ("path", "strategy", "sharding", "compile")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
@@ -265,10 +267,16 @@ def _check_names(others: Mapping[str, Any]) -> None:
         dict.fromkeys(others, f"{known}, or an option of advise (--help)")
         | {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
         | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
+        | dict.fromkeys(
+            _FIXED,
+            "fixed: the laws are of FSDP2, fully sharded, compiled, on the tuned "
+            "path; of another, time both: `fp8study run --set precision=bf16` with it, "
+            "then precision=fp8_tensorwise",
+        )
     )
     names = (*_OTHERS, *_OWN)
     wrong = [
-        f"--set: '{name}'{nearest(name, names) * (name not in _OWN)} is {told[name]}"
+        f"--set: '{name}'{nearest(name, names) * (name not in (*_OWN, *_FIXED))} is {told[name]}"
         for name in others if name not in _OTHERS
     ]  # fmt: skip
     if wrong:

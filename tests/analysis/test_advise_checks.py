@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fp8study.analysis import decision
 from fp8study.analysis.advice.question import answer, question_for
@@ -61,10 +62,10 @@ def test_losses_are_compared_at_a_batch_at_which_bf16_fits_too():
 def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
     """In the largest batch that fits; fewer tokens a step are no remedy."""
 
-    def parted(sequences: int, batch: int | None = None) -> Any:
-        clipped = {"max_grad_norm": 1.0}
+    def parted(sequences: int, batch: int | None = None, **others: Any) -> Any:
+        values = {"max_grad_norm": 1.0, **others}
         return question_for(
-            [], "llama-3.1-8b", 8, 4096, batch, "h100-80gb", clipped, None, sequences
+            [], "llama-3.1-8b", 8, 4096, batch, "h100-80gb", values, None, sequences
         )
 
     for sequences, batch in ((8, None), (16, None), (48, None), (48, 3), (1008, 2)):
@@ -79,11 +80,10 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
     assert any(cure.what.endswith("--set gradient_reduction=each_pass") for cure in remedies)
     for cure in remedies:
         if "--num-gpus" not in cure.what:
-            batch, passes = (
-                int((re.findall(rf"{name}[ =](\d+)", cure.what) or [usual])[0])
-                for name, usual in (("batch-size", 2), ("accumulation_steps", 8))
-            )
-            assert batch * passes == 16, cure.what
+            batch = int(re.findall(r"--micro-batch-size (\d+)", cure.what)[0])
+            others = dict(re.findall(r"--set (\w+)=(\w+)", cure.what))
+            again = parted(128, batch, **{n: yaml.safe_load(v) for n, v in others.items()})
+            assert again.config.tokens_per_step == 128 * 4096 and answer(again).fits, cure.what
 
 
 @pytest.mark.parametrize(

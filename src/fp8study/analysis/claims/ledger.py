@@ -134,7 +134,7 @@ def judge(
             by_size = sorted(found, key=lambda kind: (kind == "CPU", -len(tables[kind].stored)))
             telling = {kind: found[kind] for kind in by_size[:1]}
         answers = sorted(telling.items(), key=_most_telling)
-        if verdict not in (None, answers[0][1].verdict):
+        if answers and verdict not in (None, answers[0][1].verdict):
             continue
         for _, finding in answers:
             labels = dict.fromkeys(run.split("/")[0] for run in finding.runs)

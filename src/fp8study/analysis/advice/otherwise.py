@@ -98,8 +98,8 @@ class Otherwise:
         )
         return tuple(map(self._lead, found))
 
-    def _change(self, changed: Changed, words: Mapping[str, str]) -> Change:
-        fields, way, value = changed
+    def _change(self, each: Changed, words: Mapping[str, str]) -> Change:
+        fields, way, value = each
         return Change(" ".join(written(fields, words)), self.case.by_law.figure(way, value))
 
     def _lead(self, each: Changed) -> Change:
@@ -128,7 +128,7 @@ class Otherwise:
         return way if self.case.asked.as_asked else decided_anew(way, self.case.asked.gpu)
 
     def _anew(self, way: ResolvedConfig) -> ResolvedConfig:
-        """The same, of a run with another batch or savers, also where it was decided before."""
+        """As `_decide`, of a run with another batch or savers, also where that was said before."""
         if self.case.asked.as_asked:
             return way
         return self._decide(changed(way, {"update_kernel": None, "step_launch": None}))

@@ -269,9 +269,8 @@ def _check_names(others: Mapping[str, Any]) -> None:
         | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
         | dict.fromkeys(
             _FIXED,
-            "fixed: the laws are of FSDP2, fully sharded, compiled, on the tuned "
-            "path; of another, time both: `fp8study run --set precision=bf16` with it, "
-            "then precision=fp8_tensorwise",
+            "fixed: the laws are of FSDP2, fully sharded, compiled, on the tuned path; of another, "
+            "time both: `fp8study run --set precision=bf16` with it, then precision=fp8_tensorwise",
         )
     )
     names = (*_OTHERS, *_OWN)

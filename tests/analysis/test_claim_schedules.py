@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 
 from fp8study.analysis.claims.ledger import judge_claim
+from fp8study.analysis.claims.tables import Tables
 from tests.analysis.test_claims import BOTH_ENDS, CLAIMS, NO, OPEN, SCHEDULE, YES
-from tests.claim_factories import losses, tables
+from tests.claim_factories import Frames, losses, tables
 
 
 def test_a_schedule_is_judged_seed_by_seed_and_only_where_seeds_agree() -> None:
@@ -94,3 +95,17 @@ def test_a_schedule_is_held_against_what_differs_by_the_schedule_alone() -> None
     assert "1 of 1 schedules" in alone.why
     beside = tables(records + losses(0, config={"skip": []})[1::2])
     assert judge_claim(CLAIMS["C10"], beside).why == alone.why
+
+
+def test_seeds_of_several_machines_are_one_arms_and_pairs_are_of_one_machine() -> None:
+    scheduled = losses(0.03, seeds=3, wobble=0.0005, config=BOTH_ENDS)[1::2]
+    records = losses(0.12, seeds=3, wobble=0.0001) + scheduled
+    there = [record for record in records if record.config["seed"] == 2]
+    for record in there:  # another loss altogether, but FP8 is as far from BF16
+        record.results["loss_last20_mean"] *= 1.1
+    here = [record for record in records if record not in there]
+    frames = Frames(here, "a")
+    frames.stored += Frames(there, "b").stored
+    found = judge_claim(CLAIMS["C10"], Tables(frames, ["a", "b"]))
+    assert found.verdict == YES, found.why
+    assert judge_claim(CLAIMS["C10"], Tables(frames, ["a"])).verdict == OPEN  # two seeds

@@ -43,29 +43,30 @@ def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
 
     One row per two arms with three seeds or more in both: what `judged_pairs` says of ``apart``,
     the difference of their gaps to BF16, % of its loss, and the list as a text. The arms differ in
-    `field` alone. They are not pooled: a study on repeated text, whose seeds lie far apart, would
-    drown another. ``bf16_…`` is how far the arm itself ends from BF16, ``bf16_…_before`` the other.
+    `field` alone. Studies are not pooled: one on repeated text, whose seeds lie far apart, would
+    drown another. Machines are: runs are paired on their own, and a seed of several is their mean.
+    ``bf16_…`` is how far the arm itself ends from BF16, ``bf16_…_before`` the other.
     """
     pairs = _gaps(tables, field)
     is_plain = pairs[field] == ""
     keys = ["machine", "study", "precision", "pair_key", "others"]
     both = pairs[~is_plain].merge(pairs[is_plain], on=keys, suffixes=("", "_before"))
     rows = []
-    for _, arms in both.groupby(["arm_key", "arm_key_before"], sort=False):
-        if len(arms) >= MIN_PAIRS_FOR_INTERVAL:
-            apart = (arms["gap"] - arms["gap_before"]).tolist()
+    for _, arms in both.groupby(["study", "precision", "others", field], sort=False):
+        gaps = arms.groupby("seed")[["gap", "gap_before"]].mean()
+        if len(gaps) >= MIN_PAIRS_FOR_INTERVAL:
             ids = {"run_ids_before": together(arms["run_ids_before"])}
-            found = judged_pairs(apart, arms, "apart")
-            rows.append(arms.iloc[0].to_dict() | _from_bf16(arms) | found | ids)
+            found = judged_pairs((gaps["gap"] - gaps["gap_before"]).tolist(), arms, "apart")
+            rows.append(arms.iloc[0].to_dict() | _from_bf16(arms, gaps) | found | ids)
     return pd.DataFrame(rows)
 
 
-def _from_bf16(arms: pd.DataFrame) -> dict[str, Any]:
+def _from_bf16(arms: pd.DataFrame, gaps: pd.DataFrame) -> dict[str, Any]:
     """Return what is said of the gaps to BF16 of an arm, and of that it is held against."""
     said: dict[str, Any] = {}
     for end in ("", "_before"):
         pairs = arms.assign(diverged=arms[f"diverged{end}"])
-        found = judged_pairs(arms[f"gap{end}"].tolist(), pairs, "gap")
+        found = judged_pairs(gaps[f"gap{end}"].tolist(), pairs, "gap")
         names = ("gap", "low_95", "high_95", "verdict")
         said |= {f"bf16_{name}{end}": found[name] for name in names}
     return said

@@ -109,3 +109,8 @@ def test_seeds_of_several_machines_are_one_arms_and_pairs_are_of_one_machine() -
     found = judge_claim(CLAIMS["C10"], Tables(frames, ["a", "b"]))
     assert found.verdict == YES, found.why
     assert judge_claim(CLAIMS["C10"], Tables(frames, ["a"])).verdict == OPEN  # two seeds
+    for record in there:
+        record.data["corpus_sha256"] = "of another text"
+    apart = Frames(here, "a")
+    apart.stored += Frames(there, "b").stored
+    assert judge_claim(CLAIMS["C10"], Tables(apart, ["a", "b"])).verdict == OPEN

@@ -31,6 +31,12 @@ from fp8study.core.words import count
 #: What `_new_text_windows` says of an arm, in % of BF16's loss.
 _WINDOWS = ("early_gap", "early_spread", "late_gap", "late_spread")
 
+#: What seeds of one arm share, on whatever machine: what was trained on what, by what.
+_ALIKE = [
+    "gpu_name", "study", "precision", "others", "corpus_sha256", "num_parameters",
+    "version_torch", "version_torchao", "version_transformers",
+]  # fmt: skip
+
 
 @judges("A10", "A11")
 def equal_on_several_gpus(tables: Tables, claim: Claim) -> Finding:
@@ -52,7 +58,7 @@ def seed_by_seed(tables: Tables, field: str) -> pd.DataFrame:
     keys = ["machine", "study", "precision", "pair_key", "others"]
     both = pairs[~is_plain].merge(pairs[is_plain], on=keys, suffixes=("", "_before"))
     rows = []
-    for _, arms in both.groupby(["study", "precision", "others", field], sort=False):
+    for _, arms in both.groupby([*_ALIKE, field], sort=False, dropna=False):
         gaps = arms.groupby("seed")[["gap", "gap_before"]].mean()
         if len(gaps) >= MIN_PAIRS_FOR_INTERVAL:
             ids = {"run_ids_before": together(arms["run_ids_before"])}
@@ -299,7 +305,7 @@ def schedules_help(tables: Tables, claim: Claim) -> Finding:
         verdict = Verdict.UNDECIDED
     # Of all seeds that it has beside a schedule.
     most = judged.sort_values("num_pairs", ascending=False, kind="stable")
-    plain = most.drop_duplicates("arm_key_before")
+    plain = most.drop_duplicates(_ALIKE)  # of which `others` leaves the schedule out
     ends_at = "; ".join(
         f"{row['bf16_gap_before']:+.2f} % (95 % CI {row['bf16_low_95_before']:+.2f} to "
         f"{row['bf16_high_95_before']:+.2f}) from BF16"

@@ -231,3 +231,9 @@ def test_a_remedy_keeps_the_sequences_a_step_that_were_asked_for() -> None:
     remedy = "--micro-batch-size 2 --set gradient_reduction=each_pass"
     assert found.remedies[0].what == remedy
     assert of_1024(2, gradient_reduction="each_pass").fits
+
+
+def test_no_larger_batch_is_named_where_a_step_is_to_have_no_more_sequences() -> None:
+    asked = [], "llama-3.1-8b", 8, 4096, 2, "h100-80gb", {}, None
+    assert answer(question_for(*asked)).larger
+    assert answer(question_for(*asked, 16)).larger is None  # two for each of eight GPUs

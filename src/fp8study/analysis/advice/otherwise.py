@@ -51,6 +51,8 @@ class Otherwise:
         self.case, self.ask, self.decisions = case, ask, decisions
         self.config, self.shape, self.law = case.config, case.shape, case.by_law.law
         self.capacity = case.asked.capacity_gib
+        # A step of one pass whose sequences are to stay has no other batch.
+        self.may_grow = not case.asked.keeps_step or case.config.gradient_accumulation_steps > 1
 
     def clipped(self) -> Verdict | None:
         """Return the verdict with gradients clipped at 1, where that is surer."""
@@ -73,7 +75,9 @@ class Otherwise:
         if not self.case.fits:
             return None
         found = larger_alone(self.config, self.shape, self.law, self.capacity, MOST_TOKENS)
-        return found and self.case.by_law.around(self._change(found, {}), found[1])
+        if found is None or not (self.may_grow or "micro_batch_size" not in found[0]):
+            return None
+        return self.case.by_law.around(self._change(found, {}), found[1])
 
     def instead(self) -> Change | None:
         """Return a larger batch at which FP8 surely pays and neither precision is slower.
@@ -81,7 +85,7 @@ class Otherwise:
         Where the verdict is open: how many tokens/s more FP8 makes there than as asked, %, and its
         lead there.
         """
-        if self.case.verdicts[0].action != MORE or not self.case.fits:
+        if self.case.verdicts[0].action != MORE or not self.case.fits or not self.may_grow:
             return None
         for fields, larger in self._larger():
             found = self.ask(way := self._anew(larger))

@@ -66,7 +66,7 @@ def _of_3b() -> list[str]:
     runs = [run for run in committed_runs() if run.record.study == "new-text-3b"]
     frame = shorten_arms(runs_frame(runs))
     together = one(pooled_table(runs, frame), precision="fp8_tensorwise")
-    assert (together["num_pairs"], together["num_runs"]) == (4, 8)
+    assert (together["num_pairs"], together["num_runs"]) == (6, 10)
     assert together["verdict"] == "equivalent"
     told = f"{per_cent(together['gap_pct'], 2)} (90 % CI {ends(together, '{}_90', 2)})"
     held_out = loss_gap_table(frame, loss="validation_loss")
@@ -79,13 +79,13 @@ def _of_3b() -> list[str]:
             "FP8 rowwise, BF16 weight gradient",
         )
     )
-    assert [row["num_pairs"] for row in (beside, cooled, warmed, third)] == [4, 4, 3, 2]
+    assert [row["num_pairs"] for row in (beside, cooled, warmed, third)] == [6, 6, 4, 3]
     trained = [
         one(loss_gap_table(frame), arm="FP8 tensorwise", machine=machine)
         for machine in ("h200x4", "h200x2")
     ]
     assert [(row["num_pairs"], row["verdict"]) for row in trained] == [
-        (4, "equivalent"), (4, "undecided"),
+        (4, "equivalent"), (6, "equivalent"),
     ]  # fmt: skip
     first, second = (
         f"{per_cent(row['gap_pct'], 2)} (90 % CI {gap_ends(row, 90)})" for row in trained
@@ -97,19 +97,19 @@ def _of_3b() -> list[str]:
         for row in trained
     ]  # fmt: skip
     tables = Tables(report_of(stored("h200x2")), ["h200x2"])
-    won = one(seed_by_seed(tables, "precision_schedule"), num_pairs=4)
-    assert won["bf16_gap_before"] / 2 < -won["low_95"]  # half of the gap is not ruled out
+    won = one(seed_by_seed(tables, "precision_schedule"), num_pairs=6)
+    assert won["bf16_gap_before"] / 2 > -won["low_95"]  # half of the gap is ruled out
     return [
         f"The last wins {-won['apart']:.2f} points (95 % CI "
-        f"{words.number(-won['high_95'], '.2f')} to {-won['low_95']:.2f})",
-        f"half of the gap, {won['bf16_gap_before'] / 2:.2f},",
-        f"{told.replace(' % (', ' % on held-out text (', 1)}, four seeds, each twice;",
-        f"in training {first}, and of the second time {second}, undecided",
+        f"{words.number(-won['high_95'], '.3f')} to {-won['low_95']:.3f})",
+        f"half of the gap, {won['bf16_gap_before'] / 2:.3f},",
+        f"{told.replace(' % (', ' % on held-out text (', 1)}, six seeds, four of them twice;",
+        f"in training {first}, and of the second time {second};",
         f"{', '.join(late[0][:-1])} and {late[0][-1]} % from step 375 to 1,000",
         f"and the second time {', '.join(late[1][:-1])} and {late[1][-1]} %",
-        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (four seeds;",
-        f"the first tenth in BF16 {per_cent(warmed['gap_pct'], 2)} (three seeds;",
-        f"weight gradients leaves {per_cent(third['gap_pct'], 2)} (two seeds;",
+        f"leaves {per_cent(cooled['gap_pct'], 2)} of {per_cent(beside['gap_pct'], 2)} (six seeds;",
+        f"the first tenth in BF16 {per_cent(warmed['gap_pct'], 2)} (four seeds;",
+        f"leaves {per_cent(third['gap_pct'], 2)} (90 % CI {gap_ends(third, 90)}; three seeds;",
         f"after 1,000 of a 3B at 2e-5 equivalent and not zero, {told}",
     ]
 

@@ -29,6 +29,7 @@ from fp8study.run.terminal import (
     FurtherFields,
     GbitPerSecond,
     GlobalBatch,
+    GpusPerNode,
     Ignored,
     MicroBatch,
     OneLineErrors,
@@ -51,11 +52,9 @@ from fp8study.run.terminal import (
 )
 
 app = typer.Typer(
-    cls=OneLineErrors,
-    help="Should I pre-train in FP8, on my GPUs, for my model?",
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
+    cls=OneLineErrors, help="Should I pre-train in FP8, on my GPUs, for my model?",
+    pretty_exceptions_enable=False, add_completion=False,
+)  # fmt: skip
 
 
 def _print(content: object, text: str, as_json: bool) -> None:
@@ -126,6 +125,7 @@ def advise(
     micro_batch_size: MicroBatch = None,
     global_batch: GlobalBatch = None,
     network: GbitPerSecond = None,
+    gpus_per_node: GpusPerNode = None,
     gpu: Annotated[str | None, typer.Option(help="As h100-80gb; default: the GPU here.")] = None,
     tokens: Tokens = None,
     set_: FurtherFields = None,
@@ -141,7 +141,7 @@ def advise(
     with using_model(model), warnings_in_a_line():
         asked = question_for(
             here, model, num_gpus, sequence_length, micro_batch_size, gpu,
-            AS_TRAINED | parse_assignments(set_), tokens, global_batch, network,
+            AS_TRAINED | parse_assignments(set_), tokens, global_batch, network, gpus_per_node,
         )  # fmt: skip
         if measure:
             from fp8study.measure.layer_times import measure_here  # nothing else here needs torch

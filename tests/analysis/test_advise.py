@@ -257,7 +257,7 @@ def test_fp8_weights_are_gathered_from_even_shards_alone():
         ({"num_gpus": 2048}, "outside 1 to 1024; try 1024"),
         ({"sequence_length": 7}, "no multiple of 16 tokens"),
         ({"num_gpus": 0}, "outside 1 to 1024; try 1"),
-        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8 or 16$"),
+        ({"num_gpus": 12}, "12 does not fill nodes of 8; try 8 or 16, or another --gpus-per-"),
         ({"sequence_length": 10**6}, "positions of 'llama-3.2-1b'"),
         ({"model": "nope"}, "'nope' is no preset"),
     ],

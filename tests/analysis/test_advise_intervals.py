@@ -16,6 +16,9 @@ from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.beyond import beyond_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
+from fp8study.analysis.laws.nearby import cures
+from fp8study.analysis.laws.shape import shape_of
+from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
 from fp8study.report import predictions
@@ -264,6 +267,27 @@ def test_a_network_that_is_named_is_not_a_range() -> None:
 def test_a_network_that_cannot_be_is_refused(num_gpus: int, rate: float, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         question_for([], "llama-3.1-8b", num_gpus, 4096, 1, "h200", network=rate)
+    with pytest.raises(UserError, match=r"^--network: 72 GPUs are joined by NVLink; leave it out$"):
+        question_for([], "llama-3.1-8b", 72, 4096, 1, "gb200", network=400.0)
+
+
+def test_nodes_have_as_many_gpus_as_are_asked_about() -> None:
+    def asked(num_gpus: int, gpu: str, gpus_per_node: int | None = None) -> ResolvedConfig:
+        return question_for(
+            [], "llama-3.1-8b", num_gpus, 4096, 1, gpu, gpus_per_node=gpus_per_node
+        ).config
+
+    assert [asked(8, "h100").num_nodes, asked(8, "h100", 4).num_nodes] == [1, 2]
+    assert [asked(12, "h100", 4).num_nodes, asked(16, "gb200").num_nodes] == [3, 4]
+    with pytest.raises(UserError, match=r"^--gpus-per-node: 6 is none of 1, 2, 4, 8, 16; give"):
+        asked(12, "h100", 6)
+
+
+def test_more_gpus_that_would_have_room_are_in_nodes_as_asked_about() -> None:
+    asked = question_for([], "llama-3.1-8b", 2, 4096, 1, "l40s", gpus_per_node=2)
+    found = cures(asked.config, shape_of("llama-3.1-8b"), asked.capacity_gib, False, 2)
+    more = [way for _, way, _ in found if way.num_gpus > 2]
+    assert more and {way.gpus_per_node for way in more} == {2}
 
 
 def test_leads_beyond_what_was_measured_lie_in_their_intervals() -> None:

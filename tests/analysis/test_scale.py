@@ -7,6 +7,7 @@ import pytest
 from fp8study.analysis import scale
 from fp8study.analysis.laws.cells import cells_of, read_runs
 from fp8study.analysis.laws.communication import (
+    NETWORK,
     Network,
     communication_ms,
     exposed_ms,
@@ -20,6 +21,7 @@ from fp8study.analysis.laws.speed import predicted_step
 from fp8study.analysis.scale import facts_of, run_at_scale
 from fp8study.core.config import make_config
 from fp8study.core.errors import UserError
+from fp8study.core.hardware import named_gpu
 from tests.checkout import ROOT
 
 SHAPE = shape_of("llama-3.1-8b")
@@ -93,6 +95,25 @@ def test_a_slower_network_lowers_efficiency_and_none_matters_within_a_node():
     assert predicted_step(spread(8), SHAPE, network=SLOW) == predicted_step(spread(8), SHAPE)
 
 
+@pytest.mark.parametrize("num_gpus", [4, 64])
+def test_trays_of_four_that_nvlink_joins_are_as_one_node(num_gpus: int) -> None:
+    gb200 = NETWORK.of(named_gpu("gb200"))
+    config = spread(num_gpus, num_nodes=num_gpus // gb200.gpus_per_node)
+    assert gb200.num_parts(config) == 1
+    whole = dataclasses.replace(config, num_nodes=1)
+    assert communication_ms(config, SHAPE, LINK, gb200) == communication_ms(whole, SHAPE, LINK)
+    beyond = spread(128, num_nodes=32)
+    assert gb200.num_parts(beyond) == 2
+    assert gb200.rate_of_ring(beyond) == 72 * NETWORK.gb_per_s
+
+
+def test_nodes_of_four_bring_half_of_what_nodes_of_eight_do() -> None:
+    eight, four = (spread(64, num_nodes=number) for number in (8, 16))
+    assert [NETWORK.rate_of_ring(each) for each in (eight, four)] == [320.0, 160.0]
+    times = [sum(communication_ms(each, SHAPE, LINK)) for each in (eight, four)]
+    assert times[0] < times[1]
+
+
 def test_fp8_leads_by_more_where_its_all_gather_saves_time_that_shows():
     bf16 = spread(64)
     runs = (bf16, *(as_fp8(bf16, "fp8_tensorwise", gathers) for gathers in (False, True)))
@@ -122,6 +143,7 @@ def test_a_node_that_is_half_empty_is_refused_in_one_line(number):
         num_nodes_for(number)
     assert "\n" not in str(caught.value)
     assert [num_nodes_for(n) for n in (1, 3, 8, 16, 1024)] == [1, 1, 1, 2, 128]
+    assert [num_nodes_for(n, 4) for n in (1, 3, 8, 12)] == [1, 1, 2, 3]
 
 
 def test_the_two_answers_at_scale(cells):

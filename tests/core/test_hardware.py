@@ -38,6 +38,11 @@ def test_peak_is_found_by_the_drivers_name(gpu_name: str, expected: str) -> None
     assert peak.name_part == expected
 
 
+def test_memory_is_what_error_correction_leaves() -> None:
+    sizes = [named_gpu(name).memory_gib for name in ("l40s", "l4", "h100-80gb", "a100")]
+    assert sizes == [45, 22.5, 80, None]
+
+
 @pytest.mark.parametrize(
     ("name", "slug"),
     [

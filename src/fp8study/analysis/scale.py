@@ -115,7 +115,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
     """
     tested = lead_table(cells)
     peak = find_peak(FITTED_GPU)
-    if not tested["num_gpus"].gt(1).any() or peak is None or peak.memory_gb is None:
+    if not tested["num_gpus"].gt(1).any() or peak is None or peak.memory_gib is None:
         return pd.DataFrame()
     rows, within = [], nine_of_ten(tested, of_fitted_gpu=True)
     timed = [cell for cell in cells if is_fitted(cell)]
@@ -123,7 +123,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
         shape = shape_of(model)
         for recomputes in (False, True):
             asked = run_at_scale(model, num_gpus, activation_checkpointing=recomputes)
-            bf16 = _filled(asked, shape, peak.memory_gb)
+            bf16 = _filled(asked, shape, peak.memory_gib)
             base = facts_of(bf16, shape)
             for config in (bf16, *tensorwise(bf16, shape)):
                 gib = memory.predicted_memory(config, shape).total
@@ -133,7 +133,7 @@ def scale_table(cells: Sequence[Cell]) -> pd.DataFrame:
                 lead = speed.lead_pct(base["step_ms"], facts["step_ms"])
                 rows.append(_named(config) | {
                     "micro_batch_size": config.micro_batch_size, "memory_gib": gib,
-                    "fits": has_room(gib, peak.memory_gb),
+                    "fits": has_room(gib, peak.memory_gib),
                     "lead_pct": lead if config.is_fp8 else None,
                     "within_points": off * wider(len(further)) if config.is_fp8 else None,
                 } | facts)  # fmt: skip

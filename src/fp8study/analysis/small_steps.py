@@ -145,9 +145,9 @@ def _may_be_recorded(config: RunConfig, gpu: GpuPeak | None) -> bool:
 
 def _fits(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:
     """Whether a run fits a GPU by its datasheet; one of unknown size is taken to be large."""
-    if gpu is None or gpu.memory_gb is None:
+    if gpu is None or gpu.memory_gib is None:
         return True
-    return fits(config, shape_of(config.model), gpu.memory_gb)
+    return fits(config, shape_of(config.model), gpu.memory_gib)
 
 
 def _in_fp8(config: RunConfig, gpu: GpuPeak | None) -> Iterator[speed.StepParts]:

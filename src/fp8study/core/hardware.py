@@ -20,18 +20,28 @@ class GpuPeak:
     memory_tb_per_s: float | None
     """Bandwidth of its memory; None: sold with several kinds of memory under this name."""
     memory_gb: float | None
-    """Size of its memory as sold, of which its driver reports as many GiB within a few per cent;
-    None: sold with several sizes."""
+    """Size of its memory as sold; None: sold with several sizes."""
     link_gb_per_s: float
     """What it receives from the others of its box at most: by NVLink, or by PCIe where that does
     not join them all, since bridges join two or four and a ring is as fast as its slowest link."""
     source: str
+    gpus_per_node: int = 8
+    """In one server, as most are sold."""
+    nvlink_gpus: int = 0
+    """Of several servers, that NVLink joins as it joins those of one; 0: none."""
+    ecc_takes: float = 0.0
+    """Of its memory, as error correction is on as sold and has no chips of its own."""
 
     @property
     def slug(self) -> str:
         """Its name on a command line, as ``h100-80gb``."""
         size = f"-{self.memory_gb:g}gb" if self.memory_gb else ""
         return self.part.removesuffix(size.removesuffix("b")) + size  # some names have it in part
+
+    @property
+    def memory_gib(self) -> float | None:
+        """As its driver reports it, within a per cent; None: sold with several sizes."""
+        return self.memory_gb and self.memory_gb * (1 - self.ecc_takes)
 
     @property
     def architecture(self) -> str:
@@ -51,10 +61,26 @@ _PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "GH": "Hop
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
     GpuPeak(
-        "GB200", 2500, 5000, 8, 186, 900, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed"
+        "GB200",
+        2500,
+        5000,
+        8,
+        186,
+        900,
+        "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed",
+        4,
+        72,
     ),
     GpuPeak(
-        "GB300", 2500, 5000, 8, 279, 900, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed"
+        "GB300",
+        2500,
+        5000,
+        8,
+        279,
+        900,
+        "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed",
+        4,
+        72,
     ),
     GpuPeak("B300", 2250, 4500, 8, 270, 900, "NVIDIA HGX B300 datasheet, sparsity removed"),
     GpuPeak("B200", 2250, 4500, 8, 180, 900, "NVIDIA HGX B200 datasheet, sparsity removed"),
@@ -68,8 +94,12 @@ GPU_PEAKS = (
     GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, 64, "NVIDIA H100 NVL datasheet, sparsity removed"),
     GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
     GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),
-    GpuPeak("L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed"),
-    GpuPeak("L4", 121, 242.5, 0.3, 24, 32, "NVIDIA L4 datasheet, sparsity removed"),
+    GpuPeak(
+        "L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed", ecc_takes=1 / 16
+    ),
+    GpuPeak(
+        "L4", 121, 242.5, 0.3, 24, 32, "NVIDIA L4 datasheet, sparsity removed", ecc_takes=1 / 16
+    ),
     GpuPeak(
         "RTX 6000 Ada", 364.25, 728.5, 0.96, 48, 32, "NVIDIA RTX 6000 Ada datasheet, no sparsity"
     ),

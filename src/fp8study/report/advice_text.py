@@ -43,9 +43,12 @@ def advice_text(advice: Advice) -> str:
     """Write an advice: the answer first, then what it rests on."""
     config = advice.config
     passes, batch = config["gradient_accumulation_steps"], config["micro_batch_size"]
+    nodes = f" in {config['num_nodes']} nodes" * (config["num_nodes"] > 1)
     task = (
-        f"{config['model']} on {config['num_gpus']} × {advice.gpu}: {config['sequence_length']:,} "
-        f"tokens, batch {batch} a GPU" + f", {passes} passes a step" * (passes > 1)
+        f"{config['model']} on {config['num_gpus']} × {advice.gpu}{nodes}: "
+        f"{config['sequence_length']:,} tokens, batch {batch} a GPU"
+        + f", {passes} passes a step"
+        * (passes > 1)
     )
     norm = config["max_grad_norm"]
     clips = f"clipped at {norm:g}" if norm else "not clipped (--set max_grad_norm=1 does)"

@@ -84,6 +84,9 @@ GlobalBatch = Annotated[
 GbitPerSecond = Annotated[
     float | None, typer.Option("--network", help="Gb/s a GPU has from other nodes; default: 400.")
 ]
+GpusPerNode = Annotated[
+    int | None, typer.Option(help="Default: 8; 4 of GB200 and GB300, of which NVLink joins 72.")
+]
 Tokens = Annotated[
     float | None, typer.Option(parser=_number_of_tokens, metavar="NUMBER",
                                help="To train on, as 160B; default: 20 per active weight.")

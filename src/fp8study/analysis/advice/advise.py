@@ -39,7 +39,6 @@ from fp8study.analysis.laws import account, memory, speed
 from fp8study.analysis.laws.account import label_of
 from fp8study.analysis.laws.beyond import beyond
 from fp8study.analysis.laws.cells import cell_key, cells_of
-from fp8study.analysis.laws.communication import NETWORK
 from fp8study.analysis.laws.frozen import Runs
 from fp8study.analysis.laws.here import Measured, constants_for, law_of
 from fp8study.analysis.laws.layer import unaligned
@@ -195,15 +194,15 @@ class Advisor:
         unknown = "" if errors.is_known else "too few predictions were tested"
         if not measured and gpu.architecture not in self.architectures:
             unknown = f"no {gpu.architecture} GPU is in the records"
-        halved = {} if network or asked.config.num_nodes == 1 else {
-            (rate := NETWORK.gbit_per_s / 2): law_of(shape, gpu, measured, NETWORK.at(rate))
-        }  # fmt: skip
+        halved = {}
+        if network.is_assumed and network.num_parts(asked.config) > 1:
+            rate = network.gbit_per_s / 2
+            halved = {rate: law_of(shape, gpu, measured, network.at(rate))}
         beyond_in = partial(
             beyond, shape=shape, gpu=gpu, gpu_name=gpu_name, is_measured=bool(measured),
             timed=self.timed, network=network,
         )  # fmt: skip
-        law = law_of(shape, gpu, measured, network or NETWORK)
-        return ByLaw(law, halved, errors, beyond_in, unknown)
+        return ByLaw(law_of(shape, gpu, measured, network), halved, errors, beyond_in, unknown)
 
     def _check_of_loss(self, case: Case, fp8: ResolvedConfig) -> LossCheck | None:
         """Return the check of the loss, where that is what the verdict asks for and it has room."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fp8study.analysis.laws.communication import Network
+from fp8study.analysis.laws.communication import NETWORK, Network
 from fp8study.analysis.laws.nearby import as_fp8, changed
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import BEFORE
@@ -36,8 +36,8 @@ class Question:
     """Its sequences a step were asked for, so passes follow from batch and GPUs."""
     learning_rate: float | None = None
     """At which FP8's loss must be known to be BF16's, if one is asked for."""
-    network: Network | None = None
-    """What joins the nodes; None: as is assumed, or half as fast."""
+    network: Network = NETWORK
+    """What joins the nodes; if assumed, also half as fast."""
 
     def layers_to_measure(self) -> list[ResolvedConfig]:
         """Return a run in BF16 and in each scaling of FP8, for `measure_here`.

@@ -66,8 +66,10 @@ class Otherwise:
         """Tell what makes room for BF16, where it has none."""
         if self.case.fits:
             return ()
-        keeps_step = self.case.asked.keeps_step
-        found = cures(self.config, self.shape, self.capacity, keeps_step)
+        asked = self.case.asked
+        found = cures(
+            self.config, self.shape, self.capacity, asked.keeps_step, asked.network.gpus_per_node
+        )
         return tuple(map(self._remedy, found))
 
     def larger(self) -> Change | None:

@@ -18,7 +18,7 @@ from fp8study.analysis.advice.commands import CONTINUE
 from fp8study.analysis.advice.evidence import CLIPPED, Decisions
 from fp8study.analysis.advice.loss_evidence import pooled_losses, read_loss_gaps
 from fp8study.analysis.laws.cells import read_runs
-from fp8study.analysis.laws.communication import NETWORK, num_nodes_for
+from fp8study.analysis.laws.communication import Network, network_at, num_nodes_for
 from fp8study.analysis.laws.here import find, law_of
 from fp8study.analysis.laws.nearby import (
     FORM,
@@ -47,15 +47,14 @@ _OTHERS = (*SAVERS, *sorted(FORM), "gradient_accumulation_steps", "max_grad_norm
 #: What the command line takes to be asked, unless something else is: pre-training clips.
 AS_TRAINED = {"max_grad_norm": CLIPPED}
 #: Those that have an option of their own.
-_OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size")
+_OWN = ("model", "num_gpus", "sequence_length", "micro_batch_size", "global_batch_size", "network",
+        "gpus_per_node")  # fmt: skip
 #: Those that no answer is about otherwise.
 _FIXED = ("path", "strategy", "sharding", "compile")
 #: The most GPUs that are spoken of.
 _MOST_GPUS = 1024
 #: Tokens to train on: fewer are no pre-training, and more were never written.
 _TOKENS = (1e6, 1e15)
-#: Gb/s of a GPU from other nodes, as networks have them.
-_GBIT_PER_S = (1, 1600)
 #: How much faster FP8 must be for layers that are gathered twice, or computed again, unasked; and
 #: how much of its fastest rate BF16 must keep then.
 _NOTABLY, _ALIKE = 1.1, 0.98
@@ -76,6 +75,7 @@ def question_for(
     tokens: float | None = None,
     global_batch_size: int | None = None,
     network: float | None = None,
+    gpus_per_node: int | None = None,
 ) -> Question:
     """Ask about a model on a number of GPUs, by default all that are here.
 
@@ -90,22 +90,25 @@ def question_for(
         others: Further fields of a run.
         tokens: As `Advice.tokens`.
         global_batch_size: Sequences a step on all GPUs, in as many passes as they then take.
-        network: Gb/s that each GPU has from other nodes; None: `NETWORK`, as is assumed.
+        network: Gb/s that each GPU has from other nodes; None: as is assumed.
+        gpus_per_node: A power of two up to 16; None: as that GPU is sold.
 
     Raises:
         UserError: No GPU is here and none is named, the GPU is unknown or has no FP8, the model is
             of an unknown kind, or a number or another field cannot be that.
     """
-    shape, (peak, capacity), number, *_ = together(
+    shape, (peak, capacity), number, *_, joins = together(
         lambda: shape_of(model),
         lambda: _gpu(gpus, gpu),
         lambda: _checked_number((1 if gpu else len(gpus) or 1) if num_gpus is None else num_gpus),
         lambda: _check_tokens(tokens),
         lambda: _check_names(others or {}),
-        lambda: _check_network(network),
+        lambda: network_at(network, gpus_per_node),
     )
+    joins = joins.of(peak, gpus_per_node)
     values = {
-        "model": model, "num_gpus": number, "num_nodes": num_nodes_for(number),
+        "model": model, "num_gpus": number,
+        "num_nodes": num_nodes_for(number, joins.gpus_per_node),
         "sequence_length": sequence_length,
         "micro_batch_size": 1 if micro_batch_size is None else micro_batch_size,
         "path": "tuned",
@@ -125,7 +128,7 @@ def question_for(
             values |= savers(config.resolved(), shape, capacity) | dict(others or {})
             config = make_config(values, "advise")
         values |= {"micro_batch_size": max(1, _batch(config, shape, capacity))}
-        values |= _faster(values, others or {}, shape, peak, capacity, network)
+        values |= _faster(values, others or {}, shape, peak, capacity, joins)
         config = make_config(values, "advise")
     changes = for_small_steps(config, peak)
     if "update_kernel" not in values and not rests_on_the_path(config):
@@ -134,9 +137,9 @@ def question_for(
     config = changed(config.resolved(), changes | dict(others or {}))  # what was asked for wins
     name, as_asked = None if gpu else gpus[0][0], bool({*FORM} & values.keys())
     rate = config.learning_rate if "learning_rate" in values else None
-    if network and config.num_nodes == 1:
-        raise UserError(f"--network: {number} GPUs are of one node; leave it out")
-    joins = NETWORK.at(network) if network else None
+    if network and joins.num_parts(config) == 1:
+        what = "of one node" if config.num_nodes == 1 else "joined by NVLink"
+        raise UserError(f"--network: {number} GPUs are {what}; leave it out")
     keeps_step = global_batch_size is not None
     return Question(
         config.resolved(), peak, name, capacity, tokens, as_asked, keeps_step, rate, joins
@@ -145,14 +148,14 @@ def question_for(
 
 def _faster(
     values: Mapping[str, Any], others: Mapping[str, Any], shape: ModelShape, peak: GpuPeak,
-    capacity: float, network: float | None,
+    capacity: float, network: Network,
 ) -> dict[str, Any]:  # fmt: skip
     """Return a larger batch and what makes room for it, where that is notably faster by the law.
 
     In FP8, at a batch at which BF16 is about as fast as it can be: where links are slow, computing
     layers again may cost less than a small batch does.
     """
-    law = law_of(shape, peak, None, NETWORK.at(network) if network else NETWORK)
+    law = law_of(shape, peak, None, network)
 
     def rates(fields: Mapping[str, Any]) -> tuple[float, float]:
         bf16 = make_config(fields, "advise").resolved()
@@ -242,15 +245,6 @@ def _check_tokens(tokens: float | None) -> None:
         )
 
 
-def _check_network(gbit_per_s: float | None) -> None:
-    least, most = _GBIT_PER_S
-    if gbit_per_s is not None and not least <= gbit_per_s <= most:  # nor what is no number
-        raise UserError(
-            f"--network: {gbit_per_s:g} is outside {least} to {most}; give the Gb/s that each GPU "
-            f"has from other nodes, as {NETWORK.gbit_per_s:g}"
-        )
-
-
 def _check_steps(sequences: int, length: int, tokens: float) -> None:
     most = int(tokens / _FEWEST_STEPS / max(length, 1))
     if sequences > most:
@@ -328,11 +322,11 @@ def _gpu(gpus: Sequence[tuple[str, float | None]], slug: str | None) -> tuple[Gp
         found = find_peak(gpus[0][0])
         if found is None:
             raise UserError(f"--gpu: '{gpus[0][0]}' is in no table here; name one of {names}")
-        sizes = [size or found.memory_gb or 0.0 for _, size in gpus]
+        sizes = [size or found.memory_gib or 0.0 for _, size in gpus]
         capacity = min(sizes)
     else:
         found = named_gpu(slug)
-        capacity = found.memory_gb or 0.0
+        capacity = found.memory_gib or 0.0
     if found.fp8_tflops is None:
         raise UserError(no_fp8(found.name_part))
     return found, capacity

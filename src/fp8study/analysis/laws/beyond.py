@@ -20,13 +20,13 @@ from fp8study.core.hardware import GpuPeak, find_peak
 
 def beyond(
     config: ResolvedConfig, shape: ModelShape, gpu: GpuPeak, gpu_name: str, is_measured: bool,
-    timed: Sequence[Cell], network: Network | None = None,
+    timed: Sequence[Cell], network: Network = NETWORK,
 ) -> list[str]:  # fmt: skip
     """Say in what a configuration is beyond the cells of its GPU, or if unknown of `FITTED_GPU`.
 
     What a known GPU was not timed at, but `FITTED_GPU` was, is one thing, however much it is.
     `is_measured`: whether its layers were, here; `timed`: every cell that the law speaks of;
-    `network`: what joins nodes, where that is known.
+    `network`: what joins nodes.
     """
     is_known = knows_gpu(gpu_name, timed)
     of_fitted = [cell for cell in timed if cell.gpu == FITTED_GPU]
@@ -41,11 +41,12 @@ def beyond(
         by = "the copy measured here" if is_measured else "datasheets"
         what = "loss, optimizer and FSDP2's copies" if is_measured else "times"
         found.insert(0, f"{gpu_name}: {what} of an {FITTED_GPU}, scaled by {by}")
-    if config.num_nodes > 1:
-        joins = network or NETWORK
+    if config.num_nodes > 1 and network.num_parts(config) == 1:
+        found.append(f"{config.num_nodes} nodes, joined by NVLink as the GPUs of one are: assumed")
+    elif config.num_nodes > 1:
         found.append(
-            f"{config.num_nodes} nodes, joined by {joins.gbit_per_s:g} Gb/s for each GPU and "
-            f"{joins.hop_us:g} µs a hop: {'never timed' if network else 'assumed'}"
+            f"{config.num_nodes} nodes, joined by {network.gbit_per_s:g} Gb/s for each GPU and "
+            f"{network.hop_us:g} µs a hop: {'assumed' if network.is_assumed else 'never timed'}"
         )
     other_link = fitted is None or gpu.link_gb_per_s != fitted.link_gb_per_s
     if config.num_gpus > 1 and other_link and not is_measured:

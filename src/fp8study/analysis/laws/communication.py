@@ -12,21 +12,27 @@ nodes nothing was measured: `Network` is assumed.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
+from fp8study.core.hardware import GpuPeak
 
-#: GPUs that NVLink joins, as in an HGX or DGX box; more are joined by a network.
+#: As in an HGX or DGX box.
 GPUS_PER_NODE = 8
+#: GPUs that a node may have; powers of two, which more GPUs by twos fill.
+_OF_A_NODE = (1, 2, 4, 8, 16)
+#: Gb/s of a GPU from other nodes, as networks have them.
+_GBIT_PER_S = (1, 1600)
 #: GB/s that are used of each Gb/s of a network: four fifths, of eight bits to a byte.
 _USED = 0.1
 
 
 @dataclass(frozen=True)
 class Network:
-    """What joins nodes: assumed, where nobody says.
+    """What joins GPUs of several nodes: assumed, where nobody says.
 
     Hops are what NCCL itself takes them to be, in rings of its protocol Simple (``hwLat`` in
     https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc).
@@ -38,6 +44,12 @@ class Network:
     """From one node to the next."""
     inner_hop_us: float = 3.4
     """From one GPU of a node to the next, where the ring has several nodes."""
+    gpus_per_node: int = GPUS_PER_NODE
+    """Of a run on several nodes, and of one that would need more GPUs."""
+    nvlink_gpus: int = 0
+    """As `GpuPeak.nvlink_gpus`."""
+    is_assumed: bool = True
+    """Nobody said its rate."""
 
     @property
     def gbit_per_s(self) -> float:
@@ -46,10 +58,44 @@ class Network:
 
     def at(self, gbit_per_s: float) -> Network:
         """Return it at another rate for each GPU, Gb/s."""
-        return replace(self, gb_per_s=_USED * gbit_per_s)
+        return replace(self, gb_per_s=_USED * gbit_per_s, is_assumed=False)
+
+    def of(self, gpu: GpuPeak, gpus_per_node: int | None = None) -> Network:
+        """Return it between nodes of so many of these GPUs; None: as they are sold."""
+        number = gpus_per_node or gpu.gpus_per_node
+        return replace(self, gpus_per_node=number, nvlink_gpus=gpu.nvlink_gpus)
+
+    def num_parts(self, config: ResolvedConfig) -> int:
+        """Return in how many groups that NVLink or one node joins a run's GPUs are."""
+        return math.ceil(config.num_gpus / self._joined(config))
+
+    def rate_of_ring(self, config: ResolvedConfig) -> float:
+        """Return what a ring through all nodes brings each GPU, GB/s: each link brings a part."""
+        return self._joined(config) * self.gb_per_s
+
+    def _joined(self, config: ResolvedConfig) -> int:
+        return max(config.gpus_per_node, self.nvlink_gpus)
 
 
 NETWORK = Network()
+
+
+def network_at(gbit_per_s: float | None, gpus_per_node: int | None) -> Network:
+    """Return what joins nodes at a rate that a user gives; None: as `NETWORK`.
+
+    Raises:
+        UserError: No network has that rate, or no node so many GPUs.
+    """
+    least, most = _GBIT_PER_S
+    if gbit_per_s is not None and not least <= gbit_per_s <= most:  # nor what is no number
+        raise UserError(
+            f"--network: {gbit_per_s:g} is outside {least} to {most}; give the Gb/s that each GPU "
+            f"has from other nodes, as {NETWORK.gbit_per_s:g}"
+        )
+    if gpus_per_node not in (None, *_OF_A_NODE):
+        known = ", ".join(map(str, _OF_A_NODE))
+        raise UserError(f"--gpus-per-node: {gpus_per_node} is none of {known}; give one of them")
+    return NETWORK.at(gbit_per_s) if gbit_per_s else NETWORK
 
 
 @dataclass(frozen=True)
@@ -70,21 +116,21 @@ class Traffic:
         return self.forward + self.backward + self.replicas
 
 
-def num_nodes_for(num_gpus: int) -> int:
-    """Return over how many nodes of at most `GPUS_PER_NODE` GPUs this many are spread evenly.
+def num_nodes_for(num_gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> int:
+    """Return over how many nodes of at most so many GPUs they are spread evenly.
 
     Raises:
         UserError: They would leave a node half empty.
     """
-    if num_gpus <= GPUS_PER_NODE:
+    if num_gpus <= gpus_per_node:
         return 1
-    if num_gpus % GPUS_PER_NODE:
-        whole = num_gpus - num_gpus % GPUS_PER_NODE
+    if num_gpus % gpus_per_node:
+        whole = num_gpus - num_gpus % gpus_per_node
         raise UserError(
-            f"--num-gpus: {num_gpus} does not fill nodes of {GPUS_PER_NODE}; "
-            f"try {whole} or {whole + GPUS_PER_NODE}"
+            f"--num-gpus: {num_gpus} does not fill nodes of {gpus_per_node}; "
+            f"try {whole} or {whole + gpus_per_node}, or another --gpus-per-node"
         )
-    return num_gpus // GPUS_PER_NODE
+    return num_gpus // gpus_per_node
 
 
 def gathers_again(config: ResolvedConfig) -> float:
@@ -137,11 +183,11 @@ def communication_ms(
 ) -> tuple[float, float]:  # fmt: skip
     """Return how long a forward and a backward pass communicate, if nothing waits for the other."""
     moved, calls = traffic(config, shape, reduces), shape.num_layers + 1
-    spanned = 1 if config.sharding == "hybrid" else config.num_nodes
+    spanned = 1 if config.sharding == "hybrid" else network.num_parts(config)
     ring = config.num_gpus if config.strategy == "ddp" else config.num_shards
     rate, start_ms = link_gb_per_s, 0.0
     if spanned > 1:
-        rate = min(rate, config.gpus_per_node * network.gb_per_s)
+        rate = min(rate, network.rate_of_ring(config))
         start_ms = _start_ms(ring, spanned, network)
     gathered = calls if config.strategy == "fsdp2" else 0
     # Gradients: scattered in one round of the ring, or added up in two.

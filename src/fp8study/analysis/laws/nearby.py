@@ -11,7 +11,7 @@ from typing import Any
 
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import MEMORY_PCT
-from fp8study.analysis.laws.communication import num_nodes_for
+from fp8study.analysis.laws.communication import GPUS_PER_NODE, num_nodes_for
 from fp8study.analysis.laws.room import fits, has_room, largest_batch_of
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.runs.naming import BEFORE
@@ -114,13 +114,16 @@ def _said_of_skip(config: RunConfig) -> tuple[str, ...] | None:
     return said
 
 
-def changed(config: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
+def changed(
+    config: ResolvedConfig, changes: Mapping[str, Any], gpus_per_node: int = GPUS_PER_NODE
+) -> ResolvedConfig:
     """Return the run after these changes, with what follows from them decided anew."""
     fields = dataclasses.asdict(config)
     for name in changes:
         fields |= dict.fromkeys(_FOLLOWING.get(name, ()))
     if "num_gpus" in changes:
-        fields |= {"num_nodes": num_nodes_for(changes["num_gpus"]), "strategy": "fsdp2"}
+        fields["num_nodes"] = num_nodes_for(changes["num_gpus"], gpus_per_node)
+        fields["strategy"] = "fsdp2"
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
 
 
@@ -144,10 +147,13 @@ def _as_reduced(config: ResolvedConfig, changes: dict[str, Any]) -> dict[str, An
     return of_use(reduced | changes, config)
 
 
-def _cure(config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any]) -> Changed:
+def _cure(
+    config: ResolvedConfig, shape: ModelShape, changes: dict[str, Any],
+    gpus_per_node: int = GPUS_PER_NODE,
+) -> Changed:  # fmt: skip
     """Return the run after these changes, and its GiB."""
     changes = changes if "num_gpus" in changes else _as_reduced(config, changes)
-    tried = changed(config, changes)
+    tried = changed(config, changes, gpus_per_node)
     return changes, tried, memory.predicted_memory(tried, shape).held
 
 
@@ -184,8 +190,9 @@ def savers(config: ResolvedConfig, shape: ModelShape, capacity: float) -> dict[s
 
 
 def cures(
-    config: ResolvedConfig, shape: ModelShape, capacity: float, keeps_step: bool = False
-) -> list[Changed]:
+    config: ResolvedConfig, shape: ModelShape, capacity: float, keeps_step: bool = False,
+    gpus_per_node: int = GPUS_PER_NODE,
+) -> list[Changed]:  # fmt: skip
     """Return what would make a run fit, with what it would need, GiB.
 
     The largest smaller batch that does, what saves memory, optimizer states in FP8, more GPUs, BF16
@@ -202,7 +209,7 @@ def cures(
         return {} if rest else changes | {"gradient_accumulation_steps": passes}
 
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
-    more = list(filter(None, map(kept, more)))
+    more = [changes for each in more if (changes := kept(each))]
     most = (config.micro_batch_size - 1) * config.sequence_length
     batch = largest_batch_of([config], shape, capacity, most)
     smaller = filter(None, (kept(with_batch(config, n)) for n in range(batch, 0, -1)))
@@ -210,7 +217,7 @@ def cures(
     before = [BEFORE] if config.weight_cast == "each_update" else []
 
     def first(tries: Iterable[dict[str, Any]]) -> list[Changed]:
-        found = (_cure(config, shape, changes) for changes in tries)
+        found = (_cure(config, shape, changes, gpus_per_node) for changes in tries)
         return list(itertools.islice((c for c in found if has_room(c[2], capacity)), 1))
 
     plain = first(own | n for n in more for own in ({}, {"reshard_after_forward": True}))
@@ -237,8 +244,7 @@ def written(
 
 def fits_before_alone(fp8: ResolvedConfig, shape: ModelShape, capacity: float) -> bool:
     """Return whether an FP8 run fits with the update `BEFORE` alone, which keeps no FP8 weights."""
-    before = changed(fp8, BEFORE)
-    return not fits(fp8, shape, capacity) and fits(before, shape, capacity)
+    return not fits(fp8, shape, capacity) and fits(changed(fp8, BEFORE), shape, capacity)
 
 
 def larger_alone(
@@ -305,13 +311,9 @@ def _keeping_tokens(config: ResolvedConfig, name: str, factor: float) -> dict[st
 
 
 def changes(
-    config: ResolvedConfig,
-    shape: ModelShape,
-    law: Law,
-    capacity: float,
-    decided: Callable[[ResolvedConfig], ResolvedConfig],
-    others: Mapping[float, Law],
-) -> list[Changed]:
+    config: ResolvedConfig, shape: ModelShape, law: Law, capacity: float,
+    decided: Callable[[ResolvedConfig], ResolvedConfig], others: Mapping[float, Law],
+) -> list[Changed]:  # fmt: skip
     """Return changes of the task that move FP8's lead notably, with its lead then, %.
 
     A step keeps its tokens where it can, and always if it has several passes.
@@ -320,10 +322,9 @@ def changes(
     the law with them.
     """
     here = lead_by_law(config, shape, law)
-    networks = ((rate, lead_by_law(config, shape, other)) for rate, other in others.items())
     found: list[Changed] = [
-        ({"network": f"{rate:g}"}, config, there) for rate, there in networks
-        if abs(there - here) >= _NOTABLE_POINTS
+        ({"network": f"{rate:g}"}, config, there) for rate, other in others.items()
+        if abs((there := lead_by_law(config, shape, other)) - here) >= _NOTABLE_POINTS
     ]  # fmt: skip
     for name, factor in (("micro_batch_size", 4), ("micro_batch_size", 0.25),
                          ("sequence_length", 4), ("sequence_length", 0.25)):  # fmt: skip

@@ -48,7 +48,7 @@ class Profile:
         if self.gpu is None:
             return Machine((), self.cpus_per_node, self.max_nodes, more)
         peak = named_gpu(self.gpu)
-        memory = self.gpu_memory_gib or peak.memory_gb
+        memory = self.gpu_memory_gib or peak.memory_gib
         capability = FP8_CAPABILITY if peak.fp8_tflops else (8, 0)
         gpu = Gpu(0, "", f"NVIDIA {peak.name_part}", memory, capability, None, None, None)
         gpus = (dataclasses.replace(gpu, index=index) for index in range(self.gpus_per_node))

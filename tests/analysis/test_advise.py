@@ -248,7 +248,7 @@ def test_fp8_weights_are_gathered_from_even_shards_alone():
     [
         ({"gpu": None}, "no NVIDIA GPU is visible here; name one of"),
         ({"gpu": "h10"}, "'h10' is not known; name one of"),  # a number names a GPU
-        ({"gpu": "h20"}, "'h20' is not known; name one of"),
+        ({"gpu": "h30"}, "'h30' is not known; name one of"),
         ({"gpu": "a100"}, "A100 has no FP8 matrix units"),
         ({"gpu": "a100-80gb"}, "A100 has no FP8 matrix units"),
         ({"gpu": "A100 40GB"}, "A100 has no FP8 matrix units"),

@@ -54,6 +54,10 @@ def test_memory_is_what_error_correction_leaves() -> None:
         ("NVIDIA GeForce RTX 4090", "rtx-4090-24gb"),
         ("rtx4090", "rtx-4090-24gb"),
         ("NVIDIA L4", "l4-24gb"),
+        ("NVIDIA L40", "l40-48gb"),
+        ("NVIDIA H20", "h20-96gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-96gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-blackwell-server-96gb"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-48gb"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("Tesla A100", "a100"),
@@ -69,7 +73,7 @@ def test_a_gpu_is_named_as_its_driver_or_this_project_prints_it(name: str, slug:
     [
         *((name, "is not known; name one of gb200.*, rtx-4090-24gb; without FP8: a100; one that is "
            "not listed is measured by `make reproduce` on it$")
-          for name in ("h20", "h800", "l40", "rtx 5080", "rtx pro 6000")),
+          for name in ("h30", "h900", "l20", "rtx 5080", "rtx pro 5000")),
         ("h100-pci", r"is not known \(did you mean 'h100-pcie'\?\)"),
         ("h100-96gb", r"is not known \(did you mean 'h100-80gb'\?\)"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "is not known"),

@@ -55,8 +55,8 @@ class GpuPeak:
 
 
 #: What the name of a GPU begins with, and its architecture.
-_PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "GH": "Hopper",
-          "H": "Hopper", "L4": "Ada", "RTX 40": "Ada", "RTX 6000 Ada": "Ada",
+_PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "RTX PRO": "Blackwell",
+          "GH": "Hopper", "H": "Hopper", "L4": "Ada", "RTX 40": "Ada", "RTX 6000 Ada": "Ada",
           "A100": "Ampere"}  # fmt: skip
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
@@ -93,15 +93,38 @@ GPU_PEAKS = (
     GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, 64, "NVIDIA H100 PCIe datasheet, sparsity removed"),
     GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, 64, "NVIDIA H100 NVL datasheet, sparsity removed"),
     GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
+    GpuPeak("H800", 989, 1979, 3.35, 80, 200, "NVIDIA H800 SXM datasheet, sparsity removed"),
+    GpuPeak("H20", 148, 296, 4.0, 96, 450, "NVIDIA H20 datasheet, no sparsity"),
     GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),
     GpuPeak(
         "L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed", ecc_takes=1 / 16
+    ),
+    GpuPeak(
+        "L40", 181, 362, 0.864, 48, 32, "NVIDIA L40 datasheet, sparsity removed", ecc_takes=1 / 16
     ),
     GpuPeak(
         "L4", 121, 242.5, 0.3, 24, 32, "NVIDIA L4 datasheet, sparsity removed", ecc_takes=1 / 16
     ),
     GpuPeak(
         "RTX 6000 Ada", 364.25, 728.5, 0.96, 48, 32, "NVIDIA RTX 6000 Ada datasheet, no sparsity"
+    ),
+    GpuPeak(
+        "RTX PRO 6000 Blackwell Server",
+        503.8,
+        1007.6,
+        1.597,
+        96,
+        64,
+        "NVIDIA RTX PRO Blackwell whitepaper, sparsity removed",
+    ),
+    GpuPeak(
+        "RTX PRO 6000",
+        503.8,
+        1007.6,
+        1.792,
+        96,
+        64,
+        "NVIDIA RTX PRO Blackwell whitepaper, sparsity removed",
     ),
     GpuPeak(
         "RTX 5090", 209.5, 419, 1.792, 32, 64, "NVIDIA Blackwell whitepaper, FP32 accumulation"
@@ -112,7 +135,9 @@ GPU_PEAKS = (
 
 #: What a driver puts before and behind the names in the table, in lower case with hyphens.
 _BEFORE = re.compile(r"^(?:(?:nvidia|tesla|geforce)-)+")
-_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation))*"
+_BEHIND = (
+    r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation|blackwell|workstation|edition))*"
+)
 #: The size in a driver's name of what holds a GPU's CPU, too.
 _WITH_HOST = {"GH200": 480}
 #: GPUs of others, and what is no GPU.
@@ -154,12 +179,11 @@ def named_gpu(slug: str) -> GpuPeak:
                 f"{', '.join(peak.slug for peak in kinds)}"
             )
     if not fitting:
-        # Of another size, that of the same name; H800 is no H100, nor an L40 an L40S.
+        # Of another size, that of the same name.
         known = (*alike, *(peak.slug for peak in GPU_PEAKS), *(peak.part for peak in GPU_PEAKS))
         number = "".join(re.findall(r"[0-9]+", wanted)[:1])
         same = [name for name in known if re.search(rf"(?<![0-9]){number}(?![0-9])", name)]
-        is_l40 = re.fullmatch("l40" + _BEHIND, wanted)
-        close = "" if is_l40 else nearest(next(iter(alike), wanted), same, 0.8)
+        close = nearest(next(iter(alike), wanted), same, 0.8)
         raise UserError(
             f"--gpu: '{slug}' is not known{close}; name one of {names}; one that is not listed is "
             "measured by `make reproduce` on it"

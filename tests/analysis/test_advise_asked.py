@@ -41,6 +41,7 @@ def test_what_would_fit_can_be_asked_about_as_it_is_written() -> None:
     [
         ({"num_gpus": 2}, "--set: 'num_gpus' is an option of its own; give --num-gpus"),
         ({"strategy": "ddp"}, "--set: 'strategy' is fixed: the laws are of FSDP2, .* time both: "),
+        ({"init_from": "a"}, "^--set: 'init_from' is no matter of speed; leave it out: the study"),
         ({"skip": "*.o_proj"}, "--set: 'skip' is no field"),  # a lead of other layers
         ({"master_dtpye": "bf16"}, "did you mean 'master_dtype'"),
         ({"master_dtype": "fp16"}, "master_dtype: 'fp16' is not valid"),

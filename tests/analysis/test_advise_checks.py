@@ -76,7 +76,9 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
     assert parted(16).config.micro_batch_size == 2  # of one pass, whose gradients are sharded
     large = question_for([], "llama-3.1-70b", 64, 4096, None, "h100-80gb", {}, None, 256).config
     assert (large.micro_batch_size, large.activation_checkpointing) == (4, True)  # saves memory
-    remedies = answer(parted(128, 2)).remedies
+    assert answer(parted(128, 2)).fits
+    assert parted(128, 2).config.gradient_reduction == "each_pass"
+    remedies = answer(parted(128, 4)).remedies
     assert any(cure.what.endswith("--set gradient_reduction=each_pass") for cure in remedies)
     for cure in remedies:
         if "--num-gpus" not in cure.what:
@@ -147,8 +149,8 @@ def test_gradients_that_each_pass_reduces_leave_room_for_a_larger_batch() -> Non
 @pytest.mark.parametrize(
     ("sequences", "batch", "fields", "named"),
     [
-        (100, None, {}, "100 is no multiple of the 8 of a pass on 8 GPUs; try 96"),
-        (128, 3, {}, "128 is no multiple of the 24 .* try 120"),
+        (100, None, {}, "100 does not fill passes of 8 sequences on 8 GPUs; try 96"),
+        (128, 3, {}, "128 does not fill passes of 24 .* try 120"),
         (0, None, {}, "try 8"),
         (128, None, {"gradient_accumulation_steps": 2}, "follows from it; leave one out"),
         (10**6, None, {}, "leave fewer than 100 steps .*give sequences, not tokens, at most"),

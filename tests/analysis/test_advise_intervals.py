@@ -10,17 +10,21 @@ import pytest
 
 from fp8study.analysis.advice import question
 from fp8study.analysis.advice.answer import Advice
+from fp8study.analysis.advice.by_law import most_pct
 from fp8study.analysis.advice.figures import MEASURED, MODELLED, Quantity
 from fp8study.analysis.advice.question import answer, question_for
 from fp8study.analysis.decision import CHECK, MORE
 from fp8study.analysis.laws import account, speed
 from fp8study.analysis.laws.beyond import beyond_table
 from fp8study.analysis.laws.cells import cells_of, read_runs
-from fp8study.analysis.laws.nearby import cures
+from fp8study.analysis.laws.here import law_of
+from fp8study.analysis.laws.nearby import as_fp8, cures
 from fp8study.analysis.laws.shape import shape_of
+from fp8study.analysis.laws.speed_fit import pairs_of
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
 from fp8study.core.files import results_dir
+from fp8study.core.hardware import find_peak
 from fp8study.report import predictions
 from fp8study.report.advice_text import advice_text
 from fp8study.report.page import load_report
@@ -38,7 +42,7 @@ def test_a_slow_network_makes_no_answer_surer() -> None:
         )
         lead = next(o.lead_pct for o in found.options if o.gathers_fp8)
         assert lead and lead.high is not None and lead.low is not None
-        widths.append(lead.high - lead.low)
+        widths.append(round(lead.high - lead.low, 9))
     assert widths == sorted(widths, reverse=True)
 
 
@@ -271,6 +275,20 @@ def test_a_network_that_cannot_be_is_refused(num_gpus: int, rate: float, words: 
         question_for([], "llama-3.1-8b", 72, 4096, 1, "gb200", network=400.0)
 
 
+def test_no_interval_of_a_lead_passes_what_fp8_can_give() -> None:
+    cells = cells_of(read_runs(ROOT / "results"))
+    for pair in pairs_of(cells):  # what was measured stays below it
+        law = law_of(pair.fp8.shape, find_peak(pair.fp8.gpu), None)
+        rates = [each.config.tokens_per_step / each.step_ms for each in (pair.bf16, pair.fp8)]
+        most = most_pct(law(pair.bf16.config), law(pair.fp8.config))
+        assert 100 * (rates[1] / rates[0] - 1) <= most
+    asked = question_for([], "llama-3.1-8b", 64, 4096, None, "h100", global_batch_size=1024)
+    law, bf16 = law_of(shape_of("llama-3.1-8b"), asked.gpu, None), asked.config
+    for option in answer(asked).options[1:]:
+        most = most_pct(law(bf16), law(as_fp8(bf16, option.precision, option.gathers_fp8)))
+        assert option.lead_pct.value < option.lead_pct.high <= most
+
+
 def test_nodes_have_as_many_gpus_as_are_asked_about() -> None:
     def asked(num_gpus: int, gpu: str, gpus_per_node: int | None = None) -> ResolvedConfig:
         return question_for(
@@ -288,6 +306,15 @@ def test_more_gpus_that_would_have_room_are_in_nodes_as_asked_about() -> None:
     found = cures(asked.config, shape_of("llama-3.1-8b"), asked.capacity_gib, False, 2)
     more = [way for _, way, _ in found if way.num_gpus > 2]
     assert more and {way.gpus_per_node for way in more} == {2}
+
+
+def test_another_task_is_told_as_it_is_answered() -> None:
+    found = answer(question_for([], "llama-3.1-8b", 64, 8192, None, "h100", global_batch_size=512))
+    told = next(each for each in found.changes if each.what.startswith("sequence_length=2048"))
+    direct = answer(
+        question_for([], "llama-3.1-8b", 64, 2048, None, "h100", global_batch_size=2048)
+    )
+    assert told.then == direct.verdict.lead_pct
 
 
 def test_leads_beyond_what_was_measured_lie_in_their_intervals() -> None:

@@ -25,9 +25,20 @@ def test_loss_is_told_of_unseen_text_first_and_what_it_leaves_open():
     assert "llama-3.2-1b" in near.loss_evidence[0] and "validation loss" in near.loss_evidence[0]
     (run, *_) = (RESULTS / "h200x2" / "new-text").glob("llama-3.2-1b-fp8_tensorwise-*")
     seen = read_record(run / "run.json").data["num_tokens_seen"] / 1e6
-    assert any(f"{seen:.3g} million tokens in" in line for line in far.loss_evidence)
+    assert any(f"{seen:.3g} million tokens, its text read" in line for line in far.loss_evidence)
     assert f"training on more than {seen:.3g} million tokens" in near.loss_uncovered
     assert any("qwen3-14b itself" in line for line in far.loss_uncovered)
+
+
+def test_the_loss_from_trained_weights_is_told_last() -> None:
+    for model, nearest in (("llama-3.2-3b", "llama-3.2-3b"), ("qwen3-4b", "llama-3.2-3b")):
+        found = advice(model)
+        start = f"from trained weights: {nearest} on 1 GPU, "
+        assert found.loss_evidence[-1].startswith(start), found.loss_evidence
+        assert not any("from trained" in line for line in found.loss_evidence[:-1])
+    own = advice("llama-3.2-3b")
+    assert "learning rate 0.0001, validation loss: +0.02 %" in own.loss_evidence[-1]
+    assert "llama-3.2-3b from random weights at learning rates above 2e-05" in own.loss_uncovered
 
 
 def test_the_loss_of_the_very_model_is_told_at_each_of_its_learning_rates():
@@ -81,7 +92,11 @@ def test_a_model_that_went_on_in_fp8_is_no_evidence_of_pre_training() -> None:
         nearest_losses(rows, [], shape_of("llama-3.1-8b"), "fp8_tensorwise", 1)
         for rows in (pd.concat([other.assign(gap_pct=10.0), table]), table)
     )
-    assert told == without and told[0]
+    start = f"{FROM_WEIGHTS}: "
+    assert told[0][-1].startswith(start) and "+10.00 %" in told[0][-1]
+    kept = [[each for each in found[0] if not each.startswith(start)] for found in (told, without)]
+    assert kept[0] == kept[1] and kept[0]
+    assert told[1] == without[1]
 
 
 @pytest.mark.parametrize(
@@ -100,10 +115,10 @@ def test_a_loss_decides_up_to_the_learning_rate_at_which_it_was_tested(
     json.dumps(dataclasses.asdict(open_), allow_nan=False)
     assert {found.verdict.lead_pct.kind for found in (open_, low, high)} == {kind}
     assert [found.verdict.action for found in (open_, low, high)] == [FP8, FP8, CHECK]
-    assert f"its loss is BF16's at a learning rate of {rate}" in advice_text(open_)
+    assert f"its loss is equivalent to BF16's at a learning rate of {rate}" in advice_text(open_)
     assert "add --set learning_rate=RATE" in " ".join(advice_text(open_).split())
     assert "learning_rate=RATE" not in " ".join(advice_text(low).split())
-    assert "its loss is BF16's" not in advice_text(high)
+    assert "its loss is equivalent" not in advice_text(high)
     assert "--set learning_rate=0.0003" in high.loss_check.command
     assert "at a learning rate of 3e\u20114: 12 runs" in " ".join(advice_text(high).split())
 
@@ -128,7 +143,7 @@ def test_unclipped_one_is_told_what_is_known_of_clipped_gradients() -> None:
     assert found.clipped == advice("llama-3.1-8b", max_grad_norm=1.0).verdict
     text = advice_text(found)
     assert "clipped, --set max_grad_norm=1: FP8. FP8 tensorwise" in text
-    assert "its loss is BF16's at a learning rate of 2e\u20115 in 250 steps" in text
+    assert "its loss is equivalent to BF16's at a learning rate of 2e\u20115 in 250 steps" in text
     other = advice("llama-3.1-8b", max_grad_norm=0.5)
     assert other.clipped == found.clipped
     assert "max_grad_norm=1" in [change.what for change in other.nearest]
@@ -149,8 +164,8 @@ def test_a_smaller_model_than_any_is_told_so() -> None:
 
 def test_it_is_said_of_how_large_steps_and_how_high_rates_the_loss_is_known() -> None:
     found = advice("llama-3.1-8b", max_grad_norm=1.0)
-    rates = "llama-3.1-8b at learning rates above 2e-05 (5e-05 and 0.0001: undecided)"
-    assert rates in found.loss_uncovered
+    rates = "random weights at learning rates above 2e-05 (5e-05 and 0.0001: undecided)"
+    assert f"llama-3.1-8b from {rates}" in found.loss_uncovered
     (sizes,) = (line for line in found.loss_uncovered if line.startswith("steps of more than"))
     most = int(sizes.removeprefix("steps of more than ").split()[0].replace(",", ""))
     configs = [record.config for _, record in read_runs(ROOT / "results")]

@@ -107,6 +107,26 @@ def test_none_is_told_where_bf16_may_have_room_by_the_laws_error() -> None:
     assert tells == [False, True]
 
 
+def test_what_a_step_of_several_passes_could_be_is_told_and_can_be_asked_about() -> None:
+    def of_64(**batch: int) -> Any:
+        return answer(
+            question_for([], "llama-3.1-8b", 64, 4096, gpu="h100", global_batch_size=1024, **batch)
+        )
+
+    chosen, asked = of_64(micro_batch_size=None), of_64(micro_batch_size=4)
+    told = "micro_batch_size=4 gradient_accumulation_steps=4"  # BF16 has room for 3, not of use
+    assert chosen.larger.what == told
+    assert asked.fp8_fits and not asked.fits
+    assert asked.config["gradient_reduction"] == chosen.config["gradient_reduction"] == "each_pass"
+    rates = [max(o.tokens_per_second_per_gpu.value for o in found.options) for found in
+             (chosen, asked)]  # fmt: skip
+    bf16 = chosen.options[0].tokens_per_second_per_gpu.value
+    assert 100 * (rates[1] / bf16 - 1) == pytest.approx(chosen.larger.then.value)
+    best = asked.remedies[0]  # as is chosen where no batch is named
+    assert best.what == "--micro-batch-size 2 --set gradient_reduction=each_pass"
+    assert best.lead_pct == chosen.verdict.lead_pct
+
+
 def test_the_larger_batch_fits_and_bf16s_would_not() -> None:
     at_one, room = ask("llama-3.1-8b", 1), 1 - HEADROOM
     larger = ask("llama-3.1-8b", 2)

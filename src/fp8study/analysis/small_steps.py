@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fp8study.analysis.laws import speed
-from fp8study.analysis.laws.nearby import as_fp8, changed
+from fp8study.analysis.laws.nearby import as_fp8, as_reduced, changed
 from fp8study.analysis.laws.room import fits
 from fp8study.analysis.laws.shape import shape_of
 from fp8study.analysis.runs.naming import (
@@ -112,10 +112,10 @@ def decided_anew(config: ResolvedConfig, gpu: GpuPeak | None) -> ResolvedConfig:
     """
     if config.path != "tuned":
         return config
-    usual = changed(config, {"update_kernel": None, "step_launch": None})
+    usual = changed(config, as_reduced(config, {"update_kernel": None, "step_launch": None}))
     small = for_small_steps(launch_open(usual), gpu)
     is_as_it_was = not small and config.step_launch == "by_kernel"
-    return config if is_as_it_was else changed(usual, small)
+    return config if is_as_it_was else changed(usual, as_reduced(config, dict(small)))
 
 
 def is_by_kernel_alone(config: ResolvedConfig, gpu: GpuPeak | None) -> bool:

@@ -141,8 +141,8 @@ def _loss(advice: Advice, verdict: Verdict) -> list[str]:
     loss = verdict.loss
     if verdict.action not in (FP8, CHECK) or not loss or not loss["loss_is_same"]:
         return []
-    than = "BF16's" if loss["loss_verdict"] == "equivalent" else "below BF16's"
-    said = f"its loss is {than} at a learning rate of {rate(loss['loss_rate'])}"
+    than = "equivalent to" if loss["loss_verdict"] == "equivalent" else "below"
+    said = f"its loss is {than} BF16's at a learning rate of {rate(loss['loss_rate'])}"
     if verdict.action == CHECK:
         said = f"its loss: {loss['loss_verdict']}"
         if loss["loss_verdict"] == "undecided":

@@ -47,10 +47,9 @@ from fp8study.analysis.laws.nearby import (
     changed,
     has_head_on_fewer,
     ways,
-    with_batch,
     written,
 )
-from fp8study.analysis.laws.room import largest_batch_of
+from fp8study.analysis.laws.room import largest_batch_of, with_batch
 from fp8study.analysis.laws.shape import ModelShape, left_out_of, shape_of
 from fp8study.analysis.laws.speed_constants import FITTED_GPU
 from fp8study.analysis.laws.speed_fit import is_fitted, pairs_of
@@ -120,9 +119,7 @@ class Advisor:
     def advise(self, asked: Question, measured: Measured | None = None) -> Advice:
         """Answer for a BF16 run and every FP8 recipe in its place: as `case`, and why."""
         case = self.case(asked, measured)
-        otherwise = Otherwise(
-            case, lambda way: self.case(replace(asked, config=way), measured), self.decisions
-        )
+        otherwise = Otherwise(case, lambda way: self.case(replace(asked, config=way), measured))
         config, gpu, capacity = asked.config, asked.gpu, asked.capacity_gib
         gpu_name, shape, by_law, best = case.gpu_name, case.shape, case.by_law, case.chosen
         first = case.verdicts[0]

@@ -80,10 +80,18 @@ class ByLaw:
             basis = self.unknown
         else:
             low, high = min(leads) - lead_error, max(leads) + lead_error
-            lead = replace(lead, low=max(-100.0, low), high=high)
+            most = max(*leads, *(most_pct(law(bf16), law(way)) for law in laws))
+            lead = replace(lead, low=max(-100.0, low), high=min(most, high))
             low, high = min(rates) * (1 - error), max(rates) * (1 + error)
             rate = replace(rate, low=max(0.0, low), high=high)
         return rate, lead if way.is_fp8 else None, basis if way.is_fp8 else ""
+
+
+def most_pct(bf16: speed.StepParts, fp8: speed.StepParts) -> float:
+    """Return the lead if GEMMs and communication took half as long and casts no time, %."""
+    least = fp8.device - fp8.casts - fp8.gemm - fp8.communication
+    least += (bf16.gemm + bf16.communication) / 2
+    return speed.lead_pct(bf16.device, least)
 
 
 def busy_pct(way: ResolvedConfig, step: speed.StepParts) -> float:

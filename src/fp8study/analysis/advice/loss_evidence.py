@@ -95,7 +95,7 @@ def nearest_losses(
     latest form; then of the nearest model, on the nearest number of GPUs with three pairs; then of
     its most pairs and, where it is the model asked about, at the other learning rates of that
     study; then of the most pairs of all, then of the longest training: of each the loss on text
-    kept out, where that was scored.
+    kept out, where that was scored. Last, of the nearest model that goes on from trained weights.
     """
     if len(table):
         table = comparisons(table)
@@ -103,13 +103,13 @@ def nearest_losses(
         table = table[table["model"].isin(PRESETS) & table["gap_pct"].notna()]
         table = table.astype({"num_gpus": int})  # of tables of which some are empty
         # Not arms that put other layers into FP8 than runs do by default, or add up so.
-        other = f"skips|{FAST_ACCUMULATION}|{FROM_WEIGHTS}"
-        says = table["arm"] + " " + table["setting"].fillna("")  # of pooled rows the arm says all
-        table = table[~says.str.contains(other)]
+        table = table[~_says(table).str.contains(f"skips|{FAST_ACCUMULATION}")]
     if table.empty:
         return (), (f"anything: no run of {precision} was compared with BF16",)
-    sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
-    away = {name: abs(size - shape.num_parameters) for name, size in sizes.items()}
+    away = {
+        name: abs(shape_of(name).num_parameters - shape.num_parameters)
+        for name in table["model"].unique()
+    }
     seen = {name: record.data.get("num_tokens_seen") or 0 for name, record in runs}
     rates = {name: shown(record.config.get("learning_rate")) for name, record in runs}
     table = table.assign(
@@ -120,6 +120,11 @@ def nearest_losses(
         ],
         tokens=[max(seen.get(name, 0) for name in ids.split()) for ids in table["run_ids"]],
     ).sort_values(["num_pairs", "loss", "away"], ascending=[False, False, True], kind="stable")
+    from_weights = _says(table).str.contains(FROM_WEIGHTS)
+    trained, table = table[from_weights], table[~from_weights]
+    if table.empty:
+        return (), (f"anything: no run of {precision} from random weights was compared with BF16",)
+    sizes = {name: shape_of(name).num_parameters for name in table["model"].unique()}
     near, longest = (
         table[table[of] == end].head(1)
         for of, end in (("away", table["away"].min()), ("tokens", table["tokens"].max()))
@@ -140,15 +145,10 @@ def nearest_losses(
     rows = pd.concat(
         [own, here, near, same, table.head(1), longest, table.drop_duplicates("study")]
     )
-    evidence = []
-    for _, row in rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4).iterrows():
-        gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
-        evidence.append(
-            f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} "
-            f"million tokens in {row['epochs']:.1f} passes, learning rate {row['rate']}, "
-            f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
-            f"{row['machine']}/{row['study']}"
-        )
+    rows = rows.drop_duplicates(["model", "rate", "num_gpus"]).head(4)
+    evidence = [_told(row) for _, row in rows.iterrows()]
+    going_on = trained[trained["away"] == trained["away"].min()].head(1)
+    evidence += [f"{FROM_WEIGHTS}: {_told(row)}" for _, row in going_on.iterrows()]
     uncovered = [f"training on more than {table['tokens'].max() / 1e6:,.3g} million tokens"]
     tested = table.loc[table["num_pairs"] >= MIN_PAIRS_FOR_INTERVAL, "run_ids"]
     of_pairs = {name for ids in tested for name in ids.split()}
@@ -159,6 +159,21 @@ def nearest_losses(
     if sizes_of_steps:
         uncovered.append(f"steps of more than {max(sizes_of_steps):,} tokens")
     return tuple(evidence), (*uncovered, *_of_model(shape, nearest, sizes))
+
+
+def _says(table: pd.DataFrame) -> pd.Series:
+    """Return what each row says of its arm, which of a pooled row is all."""
+    return table["arm"] + " " + table["setting"].fillna("")
+
+
+def _told(row: pd.Series) -> str:
+    gap = f"{row['gap_pct']:+.2f} %".replace("-", "−")
+    return (
+        f"{row['model']} on {count(row['num_gpus'], 'GPU')}, {row['tokens'] / 1e6:,.3g} million "
+        f"tokens, its text read {row['epochs']:.1f} times, learning rate {row['rate']}, "
+        f"{row['loss']} loss: {gap} ({row['interval']}), {row['verdict']}; "
+        f"{row['machine']}/{row['study']}"
+    )
 
 
 def formats_uncovered(config: ResolvedConfig, judged: Row) -> list[str]:
@@ -177,7 +192,8 @@ def _of_model(shape: ModelShape, nearest: pd.DataFrame, sizes: dict[str, int]) -
     rates = pd.to_numeric(settled, errors="coerce").dropna()
     rest = pd.to_numeric(nearest["rate"], errors="coerce").loc[lambda each: each > rates.max()]
     tried = f" ({' and '.join(map(shown, sorted({*rest})))}: undecided)" if len(rest) else ""
-    found = [f"{name} at learning rates above {rates.max():g}{tried}"] if len(rates) else []
+    above = f"{name} from random weights at learning rates above {rates.max():g}{tried}"
+    found = [above] if len(rates) else []
     if shape.name not in sizes:
         found.append(f"{shape.name} itself; the nearest is {name}")
     least, most = min(sizes.values()), max(sizes.values())

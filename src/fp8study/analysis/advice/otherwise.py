@@ -10,21 +10,20 @@ from typing import Any
 from fp8study.analysis.advice.answer import Change
 from fp8study.analysis.advice.asked import MOST_TOKENS
 from fp8study.analysis.advice.case import Case
-from fp8study.analysis.advice.evidence import CLIPPED, Decisions, Verdict
-from fp8study.analysis.advice.figures import lead_of
+from fp8study.analysis.advice.evidence import CLIPPED, Verdict
 from fp8study.analysis.decision import CHECK, FP8, MORE
 from fp8study.analysis.laws.nearby import (
     SAVERS,
     Changed,
+    as_reduced,
     changed,
     changes,
     cures,
     fastest,
     larger_alone,
-    with_batch,
     written,
 )
-from fp8study.analysis.laws.room import ROOMIER, fits
+from fp8study.analysis.laws.room import ROOMIER, fits, with_batch
 from fp8study.analysis.small_steps import decided_anew
 from fp8study.core.config import ResolvedConfig
 from fp8study.core.errors import UserError
@@ -42,13 +41,10 @@ class Otherwise:
     Args:
         case: What is asked.
         ask: Answers for another BF16 run.
-        decisions: What the report decides.
     """
 
-    def __init__(
-        self, case: Case, ask: Callable[[ResolvedConfig], Case], decisions: Decisions
-    ) -> None:
-        self.case, self.ask, self.decisions = case, ask, decisions
+    def __init__(self, case: Case, ask: Callable[[ResolvedConfig], Case]) -> None:
+        self.case, self.ask = case, ask
         self.config, self.shape, self.law = case.config, case.shape, case.by_law.law
         self.capacity = case.asked.capacity_gib
         # A step of one pass whose sequences are to stay has no other batch.
@@ -98,7 +94,7 @@ class Otherwise:
         return None
 
     def changes(self) -> tuple[Change, ...]:
-        """Tell FP8's lead in other tasks: as timed, else by the law."""
+        """Tell FP8's lead in other tasks, as each would be answered."""
         found = changes(
             self.config, self.shape, self.law, self.capacity, self._decide, self.case.by_law.halved
         )
@@ -110,10 +106,8 @@ class Otherwise:
 
     def _lead(self, each: Changed) -> Change:
         found = self._change(each, {"network": "--network {}"})
-        timed = () if "network" in each[0] else self.decisions.of(each[1], self.case.gpu_name)
-        leads = (lead_of(one.decision) for one in timed)
-        if lead := next(filter(None, leads), None):
-            return replace(found, then=lead)
+        if "network" not in each[0]:
+            return replace(found, then=self.ask(each[1]).chosen.lead_pct or found.then)
         way = fastest(each[1], self.shape, self.law)
         return self.case.by_law.around(found, way, is_lead=True)
 
@@ -137,7 +131,8 @@ class Otherwise:
         """As `_decide`, of a run with another batch or savers, also where that was said before."""
         if self.case.asked.as_asked:
             return way
-        return self._decide(changed(way, {"update_kernel": None, "step_launch": None}))
+        anew = as_reduced(way, {"update_kernel": None, "step_launch": None})
+        return self._decide(changed(way, anew))
 
     def _larger(self) -> Iterator[tuple[dict[str, Any], ResolvedConfig]]:
         """Yield twice the batch, four times …, each with the first of `ROOMIER` by which it fits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -187,8 +187,8 @@ def _parted(
 ) -> dict[str, Any]:
     """Part a step's sequences among GPUs and passes: in the largest batch that fits, if one does.
 
-    With gradients that each pass reduces, where they leave room for a larger one; with what else
-    saves memory, if none does without; neither where a batch is asked for.
+    With gradients that each pass reduces, where they leave room for a larger one, or for the one
+    asked for, if for FP8 alone; with what else saves memory, if none is asked for or does without.
 
     Raises:
         UserError: They do not come out even, or the number of passes is asked for, too.
@@ -202,7 +202,7 @@ def _parted(
     if rest or sequences < 1:
         near = max(1, round(sequences / least)) * least
         raise UserError(
-            f"--global-batch-size: {sequences} is no multiple of the {least} of a pass on "
+            f"--global-batch-size: {sequences} does not fill passes of {least} sequences on "
             f"{values['num_gpus']} GPUs; try {near}"
         )
     a_gpu *= micro_batch_size or 1
@@ -222,12 +222,17 @@ def _parted(
     def with_savers(part: dict[str, int]) -> dict[str, Any]:
         return part | savers(config(part).resolved(), shape, capacity)
 
-    found: Iterable[dict[str, Any]] = parts
-    if not micro_batch_size:
-        found = (way for part in parts for way in (part, reduced(part)))
-        found = itertools.chain(found, map(with_savers, parts))
-    fits = (p for p in found if _batch(config(p), shape, capacity) >= p["micro_batch_size"])
-    return next(fits, parts[-1])
+    def fit(part: dict[str, Any], in_fp8: bool) -> bool:
+        ways = [config(part), as_fp8(config(part), "fp8_tensorwise")][in_fp8:]
+        return largest_batch_of(ways, shape, capacity, MOST_TOKENS) >= part["micro_batch_size"]
+
+    plain = [way for part in parts for way in (part, reduced(part))]
+    fitting = (way for way in plain if fit(way, in_fp8=False))
+    if micro_batch_size:
+        others = (way for way in plain if fit(way, in_fp8=True))
+    else:
+        others = (way for way in map(with_savers, parts) if fit(way, in_fp8=False))
+    return next(itertools.chain(fitting, others), parts[-1])
 
 
 def _checked_number(num_gpus: int) -> int:
@@ -258,8 +263,7 @@ def _check_steps(sequences: int, length: int, tokens: float) -> None:
 def _check_names(others: Mapping[str, Any]) -> None:
     known = f"no field that can be asked about; give one of {', '.join(_OTHERS)}"
     told = (
-        dict.fromkeys(others, f"{known}, or an option of advise (--help)")
-        | {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
+        {name: f"an option of its own; give --{name.replace('_', '-')}" for name in _OWN}
         | {"init_from": f"no matter of speed; leave it out: the study {CONTINUE} tells of its loss"}
         | dict.fromkeys(
             _FIXED,
@@ -269,7 +273,8 @@ def _check_names(others: Mapping[str, Any]) -> None:
     )
     names = (*_OTHERS, *_OWN)
     wrong = [
-        f"--set: '{name}'{nearest(name, names) * (name not in (*_OWN, *_FIXED))} is {told[name]}"
+        f"--set: '{name}' is {told[name]}" if name in told
+        else f"--set: '{name}'{nearest(name, names)} is {known}, or an option of advise (--help)"
         for name in others if name not in _OTHERS
     ]  # fmt: skip
     if wrong:

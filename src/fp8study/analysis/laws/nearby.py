@@ -12,7 +12,7 @@ from typing import Any
 from fp8study.analysis.laws import memory, speed
 from fp8study.analysis.laws.account import MEMORY_PCT
 from fp8study.analysis.laws.communication import GPUS_PER_NODE, num_nodes_for
-from fp8study.analysis.laws.room import fits, has_room, largest_batch_of
+from fp8study.analysis.laws.room import fits, has_room, largest_batch_of, largest_step, with_batch
 from fp8study.analysis.laws.shape import ModelShape
 from fp8study.analysis.runs.naming import BEFORE
 from fp8study.core.config import ResolvedConfig, RunConfig, set_by_hand
@@ -127,21 +127,7 @@ def changed(
     return RunConfig(**fields | {"skip": _said_of_skip(config)} | dict(changes)).resolved()
 
 
-def with_batch(config: ResolvedConfig, micro_batch_size: int) -> dict[str, Any]:
-    """Return the changes to a batch a GPU; empty where passes do not come out even.
-
-    A step of several passes keeps its tokens, by as many more or fewer of them.
-    """
-    passes = config.gradient_accumulation_steps
-    if passes == 1:
-        return {"micro_batch_size": micro_batch_size}
-    passes, rest = divmod(passes * config.micro_batch_size, micro_batch_size)
-    if rest:
-        return {}
-    return {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": passes}
-
-
-def _as_reduced(config: ResolvedConfig, changes: dict[str, Any]) -> dict[str, Any]:
+def as_reduced(config: ResolvedConfig, changes: dict[str, Any]) -> dict[str, Any]:
     """Add to changes how gradients are reduced, where that would be decided anew by them."""
     reduced = REDUCED if config.gradient_reduction in REDUCED.values() else {}
     return of_use(reduced | changes, config)
@@ -152,7 +138,7 @@ def _cure(
     gpus_per_node: int = GPUS_PER_NODE,
 ) -> Changed:  # fmt: skip
     """Return the run after these changes, and its GiB."""
-    changes = changes if "num_gpus" in changes else _as_reduced(config, changes)
+    changes = changes if "num_gpus" in changes else as_reduced(config, changes)
     tried = changed(config, changes, gpus_per_node)
     return changes, tried, memory.predicted_memory(tried, shape).held
 
@@ -211,7 +197,8 @@ def cures(
     more = [{"num_gpus": 2**n} for n in range(1, 11) if 2**n > config.num_gpus]
     more = [changes for each in more if (changes := kept(each))]
     most = (config.micro_batch_size - 1) * config.sequence_length
-    batch = largest_batch_of([config], shape, capacity, most)
+    each = changed(config, of_use(REDUCED, config))
+    batch = max(largest_batch_of([way], shape, capacity, most) for way in (config, each))
     smaller = filter(None, (kept(with_batch(config, n)) for n in range(batch, 0, -1)))
     one = (of_use(own | n, changed(config, n)) for n in smaller for own in ({}, REDUCED))
     before = [BEFORE] if config.weight_cast == "each_update" else []
@@ -264,8 +251,8 @@ def larger_alone(
     ways, now, batch = tensorwise(config, shape), rate(config), config.micro_batch_size
     tries: list[tuple[ResolvedConfig, dict[str, Any], int, int]] = []
     # What a larger batch gives, or less recomputed, is FP8's alone where BF16 has no room for it.
-    if largest_batch_of([config], shape, capacity, most_tokens) <= batch:
-        least = max(batch, largest_batch_of([config], shape, surely, most_tokens)) + 1
+    if largest_step(config, shape, capacity, most_tokens) <= batch:
+        least = max(batch, largest_step(config, shape, surely, most_tokens)) + 1
         tries += [(way, {}, least, most_tokens) for way in ways]
     plain = changed(config, kept := {"activation_checkpointing": False})
     fits_plain = fits(dataclasses.replace(plain, micro_batch_size=1), shape, surely)
@@ -278,9 +265,9 @@ def larger_alone(
     ]  # fmt: skip
     found = []
     for way, given, least, most in tries:
-        largest = largest_batch_of([way], shape, capacity, most)
-        if largest >= least and (resized := with_batch(way, largest)):
-            other = dataclasses.replace(way, **resized)
+        largest = largest_step(way, shape, capacity, most)
+        if largest >= least:
+            other = dataclasses.replace(way, **(resized := with_batch(way, largest)))
             told = {field: n for field, n in resized.items() if n != getattr(config, field)}
             found.append((told | given, other, 100 * (rate(other) / now - 1)))
     best = max(found, key=lambda each: each[2], default=None)
@@ -337,7 +324,7 @@ def changes(
         other = {name: value} | kept
         try:
             way = (
-                changed(config, _as_reduced(config, other))
+                changed(config, as_reduced(config, other))
                 if "gradient_accumulation_steps" in other
                 else dataclasses.replace(config, **other)
             )

@@ -66,3 +66,25 @@ def largest_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if takes(middle) else (low, middle)
     return low
+
+
+def with_batch(config: ResolvedConfig, micro_batch_size: int) -> dict[str, Any]:
+    """Return the changes to a batch a GPU; empty where passes do not come out even.
+
+    A step of several passes keeps its tokens, by as many more or fewer of them.
+    """
+    passes = config.gradient_accumulation_steps
+    if passes == 1:
+        return {"micro_batch_size": micro_batch_size}
+    passes, rest = divmod(passes * config.micro_batch_size, micro_batch_size)
+    if rest:
+        return {}
+    return {"micro_batch_size": micro_batch_size, "gradient_accumulation_steps": passes}
+
+
+def largest_step(
+    config: ResolvedConfig, shape: ModelShape, capacity: float, most_tokens: int
+) -> int:
+    """Return the largest batch that fits and with which a step of several passes comes out even."""
+    most = largest_batch_of([config], shape, capacity, most_tokens)
+    return next((n for n in range(most, 0, -1) if with_batch(config, n)), 0)

@@ -15,6 +15,8 @@ from fp8study.core.checkpoints import (
     partial,
     place_of,
     remove_all_but,
+    times_resumed,
+    weights_sha256,
     weights_to_start_from,
 )
 from fp8study.core.errors import UserError
@@ -51,12 +53,52 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "loss": 1 / step}) for step in range(2, 9, 2)]
     path.write_text("\n".join(lines) + '\n{"step": 9, "lo')
-    cut_metrics(tmp_path, 5)
+    cut_metrics(tmp_path, 5, log_every=2)
     assert path.read_text() == "".join(f"{line}\n" for line in lines[:2])
     assert [row["step"] for row in read_metrics(tmp_path)] == [2, 4]
     cut_metrics(tmp_path, 0)
     assert not path.exists()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (['{"step": 1}', '{"step": 2, "lo', '{"step": 3}'], "metrics.jsonl: no metrics of a run"),
+        (['{"step": 1}', '{"loss": 1}', '{"step": 3}'], "metrics.jsonl: 2 of the 3 steps logged"),
+        (["[1]"], "metrics.jsonl: no metrics of a run"),
+        ([], "metrics.jsonl: 0 of the 3 steps logged before the last checkpoint"),
+    ],
+)
+def test_metrics_that_lack_a_step_before_the_checkpoint_are_kept_and_named(
+    lines: list[str], words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(content := "".join(f"{line}\n" for line in lines))
+    with pytest.raises(UserError, match=words):
+        cut_metrics(tmp_path, 3)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"at": "x"}', "\xff"])
+def test_a_damaged_list_of_resumptions_is_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / FOLDER / "resumed.jsonl"
+    path.parent.mkdir()
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match=r"resumed\.jsonl: not the times .*; take that file away"):
+        times_resumed(tmp_path)
+
+
+def test_weights_are_told_from_others_by_a_sample_of_their_files(tmp_path: Path) -> None:
+    (path := tmp_path / "model.safetensors").write_bytes(bytes(10**6))
+    (tmp_path / "config.json").write_text("{}")
+    before = weights_sha256(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert weights_sha256(tmp_path) == before
+    path.write_bytes(bytes(10**6 - 1) + b"1")
+    assert weights_sha256(tmp_path) != before
+    path.write_bytes(b"")
+    assert weights_sha256(tmp_path) not in (before, weights_sha256(tmp_path / "none"))
 
 
 def test_weights_are_a_runs_last_ones_a_checkpoint_or_safetensors(tmp_path: Path) -> None:

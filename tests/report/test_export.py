@@ -40,10 +40,10 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     store(tmp_path, "local", make_record())
     file = tmp_path / "taken.txt"
     file.touch()
-    with pytest.raises(UserError, match=r"^folder: cannot write '.*taken.txt' \(File exists\)"):
+    with pytest.raises(UserError, match=r"^--tables: cannot write '.*taken.txt' \(File exists\)"):
         export.write_tables(load_runs(tmp_path), file)
     (tmp_path / "out" / "throughput.csv").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"^folder: cannot write '.*out' \(Is a directory\)"):
+    with pytest.raises(UserError, match=r"^--tables: cannot write '.*out' \(Is a directory\)"):
         export.write_tables(load_runs(tmp_path), tmp_path / "out")
 
 

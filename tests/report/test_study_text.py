@@ -89,6 +89,12 @@ def test_without_a_verdict_the_reason_is_told_and_speed_is_silent() -> None:
     assert text(*pairs(2, 0.0)) == "Losses: no verdict, as three seeds are the least."
     only_bf16 = [record for record in pairs(3, 0.0) if record.config["precision"] == "bf16"]
     assert text(*only_bf16) == "Losses: no verdict, as no FP8 run has a BF16 one beside it."
+    none = "Losses: no verdict, as "
+    diverged = [dataclasses.replace(record, status="diverged") for record in pairs(1, 0.0)]
+    assert text(*diverged) == f"{none}BF16 diverged; lower learning_rate."
+    bf16, fp8 = pairs(1, 0.0)
+    fp8.data["corpus_sha256"] = "another"
+    assert text(bf16, fp8).startswith(f"{none}FP8 and BF16 trained on different texts, as the ")
     assert text(*pairs(3, 0.0, judgement={"speed_only": True})) == ""
     assert text(None, *pairs(1, 0.0, status="failed")) == ""
     assert text() == ""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fp8study.core.checkpoints import place_of
+from fp8study.core.checkpoints import place_of, weights_sha256
 from fp8study.core.errors import UserError
 from fp8study.core.presets import PRESETS
 from tests.checkout import tiny_folder
@@ -33,6 +33,7 @@ def test_a_run_starts_from_the_weights_of_another(train: Train, tmp_path: Path) 
         losses = [r.results["validation_loss"] for r in (before, record)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert (record.model["init_step"], record.model["init_precision"]) == (8, "bf16")
+        assert record.model["init_sha256"] == weights_sha256(place_of(start, 8))
         assert record.audit["num_linear_fp8"] == 28
     values["corpus"] = f"text:{tmp_path}/other.txt"
     assert train(tmp_path / "on", init_from=str(start), **values).status == "completed"
@@ -51,6 +52,8 @@ def test_a_run_starts_from_hugging_face_safetensors(
     record = train(tmp_path / "run", precision="fp8", num_gpus=2, learning_rate=1e-12,
                    weight_decay=0, **values)  # fmt: skip
     assert record.status == "completed", record.status_detail
+    assert record.model["init_sha256"] == weights_sha256(tmp_path / "model")
+    assert "init_step" not in record.model
     weights = tensors(tmp_path / "run", 3)
     for name, weight in theirs.named_parameters():
         torch.testing.assert_close(weights[f"/model/{name}"], weight.detach(), rtol=0, atol=1e-9)

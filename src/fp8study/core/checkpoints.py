@@ -8,6 +8,7 @@ torch.distributed.checkpoint writes them (`fp8study.train.checkpoint`).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -21,7 +22,7 @@ from fp8study.core.errors import UserError, one_line
 from fp8study.core.field_types import shown
 from fp8study.core.fields import varying
 from fp8study.core.files import write_whole
-from fp8study.core.records import RESULTS, read_record, set_aside
+from fp8study.core.records import RESULTS, read_metrics, read_record, set_aside
 
 #: Below a run's folder.
 FOLDER = "checkpoints"
@@ -31,6 +32,8 @@ ABOUT = "about.json"
 #: Beside the checkpoints: a line for each time that the run went on from one.
 _RESUMED = "resumed.jsonl"
 _WHOLE, _PARTIAL = "step-", ".partial-"
+#: Of each file of weights, by which they are told from others: blocks, and bytes of a block.
+_SAMPLES, _BLOCK = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -171,25 +174,47 @@ def weights_to_start_from(init_from: str) -> Path:
     )
 
 
+def weights_sha256(folder: Path) -> str:
+    """Return a hash by which a folder's weights are told from others.
+
+    Of the names and sizes of its files and of `_SAMPLES` blocks of each: all of it would take
+    minutes. A training that is done again leaves others, and so does another of its steps.
+    """
+    found = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.distcp")]):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for number in range(_SAMPLES):
+                file.seek(number * max(0, size - _BLOCK) // (_SAMPLES - 1))
+                found.update(file.read(_BLOCK))
+    return found.hexdigest()
+
+
 def is_checkpoint(folder: Path) -> bool:
     """Return whether a folder from `weights_to_start_from` is one of our checkpoints."""
     return (folder / ABOUT).is_file()
 
 
-def cut_metrics(run_dir: Path, step: int) -> None:
-    """Leave in ``metrics.jsonl`` what was logged up to a step: the whole new file or the old."""
+def cut_metrics(run_dir: Path, step: int, log_every: int = 1) -> None:
+    """Leave in ``metrics.jsonl`` what was logged up to a step: the whole new file or the old.
+
+    Raises:
+        UserError: A step up to there is missing: its curve would lose what was trained.
+    """
     path = run_dir / "metrics.jsonl"
     if not step:
         path.unlink(missing_ok=True)
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except ValueError:  # half a line, as a killed run leaves it
-            break
-    write_whole(path, "".join(kept))
+    kept = [row for row in read_metrics(run_dir) if (row.get("step") or step + 1) <= step]
+    logged = [*range(log_every, step + 1, log_every)]
+    if [row["step"] for row in kept] not in (logged, [*logged, step]):  # a run's last one, too
+        raise UserError(
+            f"{path}: {len(kept)} of the {len(logged)} steps logged before the last checkpoint are "
+            "there, each once and in order; bring the file back, or move the run away and do it "
+            "again"
+        )
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def note_resumed(run_dir: Path, **facts: Any) -> None:
@@ -199,7 +224,16 @@ def note_resumed(run_dir: Path, **facts: Any) -> None:
 
 
 def times_resumed(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what `note_resumed` was told of a run, in order."""
+    """Return what `note_resumed` was told of a run, in order.
+
+    Raises:
+        UserError: The file is damaged.
+    """
     path = run_dir / FOLDER / _RESUMED
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [{"from_step": int(each["from_step"]), **each} for each in map(json.loads, lines)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path}: not the times that a run went on ({one_line(error)}); take that file away"
+        ) from error

@@ -89,7 +89,8 @@ SHAPE: dict[str, Any] = COLUMNS | {
     "versions": {"*": TEXT},
     "git": kinds(text="commit", flag="dirty"),
     "data": COLUMNS["data"] | kinds(text="corpus tokenizer tokenizer_sha256"),
-    "model": COLUMNS["model"] | kinds(text="init_precision", count="vocab_size init_step"),
+    "model": COLUMNS["model"]
+    | kinds(text="init_precision init_sha256", count="vocab_size init_step"),
     "results": COLUMNS["results"]
     | {"validation_losses": [{"step": "count!", "loss": NUMBER}],
        "resumed": [{"from_step": "count!", "num_gpus": "count!", "at": TEXT}]},
@@ -268,7 +269,7 @@ def _is_kind(value: Any, kind: str) -> bool:
     if kind in (TEXT, FLAG):
         return isinstance(value, str if kind == TEXT else bool)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (kind == NUMBER or (math.isfinite(value) and value == int(value)))
+    return is_number and math.isfinite(value) and (kind == NUMBER or value == int(value))
 
 
 def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -106,7 +106,8 @@ class RunRecord:
     model: dict[str, Any] = field(default_factory=dict)
     """vocab_size, num_parameters, num_matmul_parameters, flops_per_token, fp8_flops_per_token,
     num_linear, num_linear_fp8, parameters_outside_optimizer_pct, parameter_dtype; of a run that
-    began with the weights of a checkpoint, init_step and init_precision."""
+    began with given weights, init_sha256 (`checkpoints.weights_sha256`) and, of a checkpoint's,
+    init_step and init_precision."""
     results: dict[str, Any] = field(default_factory=dict)
     """Those of `record_shape.COLUMNS` that were measured, and validation_losses: a step and a loss
     for each point at which validation text was scored. Rates are over the timed window, warm-up
@@ -149,11 +150,13 @@ class RunRecord:
 
 
 def _check_version(version: object) -> None:
-    if version not in READABLE_VERSIONS:
-        raise NewerRecord(
-            f"schema_version: {version!r} is none of {', '.join(map(str, READABLE_VERSIONS))}; "
-            "read it with the version of fp8study that wrote it"
-        )
+    if type(version) is int and version in READABLE_VERSIONS:
+        return
+    is_newer = type(version) is int and version > max(READABLE_VERSIONS)
+    raise (NewerRecord if is_newer else UserError)(
+        f"schema_version: {version!r} is none of {', '.join(map(str, READABLE_VERSIONS))}"
+        + "; read it with the version of fp8study that wrote it" * is_newer
+    )
 
 
 def utc_now() -> str:
@@ -233,25 +236,22 @@ def read_record(path: Path) -> RunRecord:
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Read ``metrics.jsonl``: one dictionary per logged step, in order.
 
-    Keys: step (from 1), loss (mean over ranks; null if not finite), learning_rate,
-    gradient_norm (before clipping; null in most steps unless gradients are clipped),
-    step_time_ms, tokens_per_second_per_gpu, tokens_seen (all ranks), timed
-    (true inside the timed window). A half-written last line, as a killed run leaves it, is
-    left out. Records that are kept for good may have theirs packed, as ``metrics.jsonl.gz``.
+    Keys: step (from 1), loss (mean over ranks; null if not finite), learning_rate, gradient_norm
+    (before clipping; null in most steps unless gradients are clipped), step_time_ms, tokens_seen
+    (all ranks), tokens_per_second_per_gpu, timed (true inside the timed window). A half last line,
+    as a killed run leaves it, is left out. Kept for good it may be ``metrics.jsonl.gz``.
 
     Raises:
         UserError: The file cannot be read, or a line holds something else.
     """
     path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
     try:
-        path = path if path.exists() else packed
-        if not path.exists():
+        if not path.exists() and not packed.exists():
             return []
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path == packed else content
+        content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
         lines = content.decode("utf-8").splitlines()
-        try:
-            rows = json.loads(f"[{','.join(lines)}]")  # at once: twice as fast as line by line
+        try:  # at once: twice as fast as line by line
+            rows = json.loads(f"[{','.join(lines)}]")
         except json.JSONDecodeError:
             rows = json.loads(f"[{','.join(lines[:-1])}]")
         if not all(type(row) is dict for row in rows):

@@ -306,7 +306,7 @@ def _read_values(source: str, content: dict[str, Any], kinds: Mapping[str, Any])
 
 
 def _planned(config: ResolvedConfig, study: str, told: Mapping[str, Any]) -> PlannedRun:
-    model = config.model.rstrip("/").split("/")[-1]
+    model = config.model.rstrip("/").split("/")[-1].replace("{", "").replace("}", "")  # wildcards
     run_id = f"{model}-{config.precision}-{config.num_gpus}gpu-s{config.seed}-{config.digest()}"
     return PlannedRun(run_id, config, own_results() / study / run_id, **told)
 

@@ -69,8 +69,9 @@ def _pretrained(model: str, folder: str, dtype: torch.dtype) -> PreTrainedModel:
             raise ValueError(f"{len(differing)} weights differ, as {differing[0]}")
     except Exception as error:  # of any kind
         raise UserError(
-            f"init_from: '{folder}' does not fit the model '{model}' ({one_line(error)}); give the "
-            "weights of the same model, or set model to that folder"
+            f"init_from: '{folder}' does not fit the model '{model}', or is damaged "
+            f"({one_line(error)}); give whole weights of the same model, or set model to that "
+            "folder"
         ) from error
     return cast("PreTrainedModel", built)
 

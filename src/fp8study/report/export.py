@@ -103,7 +103,7 @@ def write_tables(stored: list[StoredRun], folder: Path) -> list[Path]:
     if not stored:
         raise UserError("tables: there are no records to make them from; make reproduce first")
     tables = {folder / f"{name}.csv": table for name, table in tables_of(stored).items()}
-    with writing("folder", folder):
+    with writing("--tables", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for path, table in tables.items():
             table.to_csv(path, index=False, float_format="%.6g")

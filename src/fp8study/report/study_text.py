@@ -12,7 +12,7 @@ import pandas as pd
 from fp8study.analysis.losses import loss_gap_table, says_nothing
 from fp8study.analysis.matched import LEAST_POINTS, equal_time_table
 from fp8study.analysis.runs.frames import metrics_frame, runs_frame
-from fp8study.analysis.runs.pairing import DIVERGED, shorten_arms
+from fp8study.analysis.runs.pairing import DIVERGED, in_fp8, shorten_arms
 from fp8study.core.errors import UserError
 from fp8study.core.record_shape import as_columns
 from fp8study.core.records import RunRecord, StoredRun, read_metrics
@@ -33,12 +33,12 @@ def losses_text(done: Iterable[tuple[PlannedRun, RunRecord | None]]) -> str:
     gaps = loss_gap_table(runs)
     judged = losses_of(gaps, loss_gap_table(runs, "validation_loss"))
     if judged.empty:
-        return f"Losses: no verdict, as {_why_none(gaps)}."
+        return f"Losses: no verdict, as {_why_none(gaps, runs)}."
     title = judged["title"].iloc[0].partition(": ")[2]
     races = _races(stored, runs)
     rows = [_verdict(row, races.get(row["arm_key"], "")) for row in judged.to_dict("records")]
     silent = gaps[says_nothing(gaps)]
-    left_out = [f"  no verdict on {count(len(silent), 'arm')}, as {_why_none(silent)}"]
+    left_out = [f"  no verdict on {count(len(silent), 'arm')}, as {_why_none(silent, runs)}"]
     return "\n".join([f"Losses, FP8 against BF16: {title}", *rows, *left_out * bool(len(silent))])
 
 
@@ -60,8 +60,18 @@ def _race(row: Mapping[Hashable, Any]) -> str:
     return f"; time to one loss there {number(-row['saved_pct'], '+.1f')} % ({facts})"
 
 
-def _why_none(gaps: pd.DataFrame) -> str:
+def _why_none(gaps: pd.DataFrame, runs: pd.DataFrame) -> str:
     if gaps.empty:
+        ended = runs[runs["status"].isin(["completed", "diverged"])]
+        fp8 = in_fp8(ended)
+        if fp8.any() and not fp8.all():
+            if ended.loc[~fp8, "status"].eq("diverged").all():
+                return "BF16 diverged; lower learning_rate"
+            if not {*ended.loc[fp8, "corpus_sha256"]} & {*ended.loc[~fp8, "corpus_sha256"]}:
+                return (
+                    "FP8 and BF16 trained on different texts, as the corpus has changed between "
+                    "them; move the runs of one of them away, and do them again"
+                )
         return "no FP8 run has a BF16 one beside it"
     if says_nothing(gaps).any():
         return (

@@ -175,16 +175,20 @@ def _begin(
     start_from = checkpoint.path if checkpoint else None
     if config.init_from and checkpoint is None:
         start_from = checkpoints.weights_to_start_from(config.init_from)
+    first_step = checkpoint.step if checkpoint else 0
+    if checkpoint:  # before anything is moved: what an unfinished try did after it goes
+        with writing("run_dir", run_dir):
+            checkpoints.cut_metrics(run_dir, first_step, config.log_every)
     if (run_dir / "run.json").exists():
         kept_as = set_aside(run_dir / "run.json", "earlier")
         for name in ("metrics.jsonl", "step-trace.json.gz"):
             if checkpoint is None and (run_dir / name).exists():
                 set_aside(run_dir / name, "earlier")
         show(f"an earlier record in this folder is kept as {kept_as.name}")
-    first_step = checkpoint.step if checkpoint else 0
     with writing("run_dir", run_dir):
         save_config(config, run_dir / "config.yaml")
-        checkpoints.cut_metrics(run_dir, first_step)  # what an unfinished try did after it
+        if not checkpoint:
+            checkpoints.cut_metrics(run_dir, 0)
         job = Job(prepared, gpus, time.time(), first_step, str(start_from) if start_from else None)
         job.save(run_dir)
         if checkpoint:

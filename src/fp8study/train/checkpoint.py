@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +40,7 @@ from fp8study.core.checkpoints import (
     place_of,
     read_checkpoint,
     remove_all_but,
+    weights_sha256,
 )
 from fp8study.core.errors import UserError, one_line
 from fp8study.core.records import write_json
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
 
 #: What a scheduler sends before it ends a run.
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-
 #: A `FinishedStep`, but for its number.
 _OF_A_STEP = ("loss", "step_time_ms", "gradient_norm")
 
@@ -92,7 +91,7 @@ class Checkpoints:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         if trainer.job.first_step:
             self._go_on(Path(str(trainer.job.start_from)))
-        elif trainer.job.start_from and is_checkpoint(Path(trainer.job.start_from)):
+        elif trainer.job.start_from:
             self._start_from(Path(trainer.job.start_from))
 
     @contextmanager
@@ -185,6 +184,7 @@ class Checkpoints:
             "validation_losses": list(trainer.validation_losses.items()),
             "audit": dict(trainer.audit),
             "loss_scaler": trainer.updates.scaler_state(),
+            "began_with": {n: v for n, v in trainer.model_facts.items() if n.startswith("init_")},
         }
 
     def _model_state(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Checkpoints:
         """Bring the run back to where a checkpoint was made."""
         trainer, about = self._trainer, read_checkpoint(place).about
         state, rank = self._state(), str(trainer.state.process_index)
-        saved = FileSystemReader(place).read_metadata().state_dict_metadata
+        saved = self._names_in(place)
         # There may be more ranks now.
         generators = {
             n: t for n, t in state["random"][rank].items() if f"random.{rank}.{n}" in saved
@@ -217,15 +217,34 @@ class Checkpoints:
         trainer.steps = [FinishedStep(number, *step) for number, step in enumerate(columns)]
         trainer.validation_losses = dict(about["validation_losses"])
         trainer.audit = about["audit"] | trainer.audit
+        trainer.model_facts |= about.get("began_with", {})
         if scaler_state := about.get("loss_scaler"):
             trainer.updates.go_on(scaler_state)
 
     def _start_from(self, place: Path) -> None:
-        """Give the model a checkpoint's weights."""
-        self._read(place, {"model": self._model_state()}, "init_from")
-        about = read_checkpoint(place).about
-        facts = {"init_step": about["step"], "init_precision": about["config"]["precision"]}
+        """Give the model a checkpoint's weights, unless it was built with others; note which."""
+        facts = {"init_sha256": weights_sha256(place)}
+        if is_checkpoint(place):
+            self._read(place, {"model": self._model_state()}, "init_from")
+            about = read_checkpoint(place).about
+            facts |= {"init_step": about["step"], "init_precision": about["config"]["precision"]}
         self._trainer.model_facts |= facts
+
+    def _names_in(self, place: Path) -> Mapping[str, Any]:
+        """Return what a checkpoint of this run holds, by name."""
+        try:
+            return FileSystemReader(place).read_metadata().state_dict_metadata
+        except Exception as error:  # of any kind: it is pickled
+            raise UserError(self._damaged("run_dir", place, error)) from error
+
+    def _damaged(self, field: str, place: Path, error: BaseException) -> str:
+        """Say of a checkpoint of this very run, or of one to start from, that it cannot be read."""
+        what = f"does not fit the model '{self._trainer.config.model}', or is damaged"
+        remedy = "give a whole checkpoint of the same model"
+        if field == "run_dir":
+            what = "is damaged"
+            remedy = "take that folder away, and the run goes on from the one before, or anew"
+        return f"{field}: '{place}' {what} ({_reason(error)}); {remedy}"
 
     def _read(self, place: Path, state: dict[str, Any], field: str) -> None:
         """Read tensors into the memory that `state` holds."""
@@ -235,10 +254,7 @@ class Checkpoints:
                 no_dist=self._group is None,
             )  # fmt: skip
         except (Exception, CheckpointException) as error:
-            raise UserError(
-                f"{field}: '{place}' does not fit the model '{self._trainer.config.model}' "
-                f"({_reason(error)}); give a checkpoint of the same model"
-            ) from error
+            raise UserError(self._damaged(field, place, error)) from error
         forget_updates(self._trainer.model)
         self._trainer.updates.after()  # FP8 weights and scales follow from them
 

@@ -245,12 +245,13 @@ def _key(run: StoredRun, config: Mapping[str, Any], ignored: tuple[str, ...]) ->
 
 
 def _trained(record: RunRecord) -> str:
-    """What was trained on what: one configuration may name a file that has changed since."""
+    """What was trained on what: one configuration may name files that have changed since."""
     content = [
         record.data.get("corpus_sha256"),
         record.data.get("tokenizer_sha256"),
         record.model.get("num_parameters"),
         record.versions.get("transformers"),
+        *(record.model.get(f"init_{name}") for name in ("sha256", "step", "precision")),
     ]
     return json.dumps(content, default=str)
 

@@ -135,7 +135,6 @@ def test_partial_records_leave_rows_out_and_say_so(tmp_path: Path) -> None:
         {"machine": {"gpu_name": "Another GPU"}},
         {"versions": {"torch": "2.0.0"}},
         {"data": {"corpus_sha256": "cd" * 32}},
-        {"model": {"init_sha256": "ab" * 32}},
         {"data": {"tokenizer_sha256": "ef" * 32}},
         {"seed": 1},
         {"study": "attribution-2"},

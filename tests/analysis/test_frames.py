@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fp8study.analysis.runs.frames import (
     ALL_STUDIES,
     METRIC_COLUMNS,
@@ -124,3 +126,16 @@ def test_what_a_study_held_of_its_gpus_is_added_up(tmp_path: Path) -> None:
         store(tmp_path, "local", make_record(study=study, **times, **changes))
     hours = cost_table(runs_frame(load_runs(tmp_path))).set_index("study")["gpu_hours"]
     assert hours.to_dict() == {"one": 4.0, "two": 1.0, ALL_STUDIES: 5.0}
+
+
+@pytest.mark.parametrize(
+    ("weights", "num_keys"), [(("ab", "ab"), 1), (("ab", "cd"), 2), ((None, None), 1)]
+)
+def test_runs_that_began_with_other_weights_are_no_pair(
+    weights: tuple[str | None, ...], num_keys: int, tmp_path: Path
+) -> None:
+    for precision, found in zip(("bf16", "fp8_tensorwise"), weights, strict=True):
+        record = make_record(precision=precision)
+        record.model.update({"init_sha256": found} if found else {})
+        store(tmp_path, "local", record)
+    assert frame(tmp_path)["pair_key"].nunique() == num_keys

@@ -49,7 +49,6 @@ def test_speed_is_the_median_over_seeds(tmp_path: Path) -> None:
         {"versions": {"torch": "2.12.0"}},
         {"versions": {"transformers": "6.0.0"}},
         {"data": {"corpus_sha256": "cd" * 32}},
-        {"model": {"init_sha256": "ab" * 32}},
         {"data": {"tokenizer_sha256": "cd" * 32}},
         {"status": "diverged"},
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import shutil
@@ -167,6 +168,25 @@ def test_a_copied_run_is_left_out_and_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=f"zz-copy: a copy of {run}; remove one of them"):
         (found,) = load_runs(tmp_path)
     assert found.run_dir == run
+
+
+def test_a_run_that_was_copied_from_elsewhere_counts_once_and_not_as_ones_own(
+    tmp_path: Path,
+) -> None:
+    record = make_record(machine={"host_hash": "ab" * 8})
+    theirs = store(tmp_path, "reference/box", record)
+    for place in ("local/quick", "reference/box/zz"):
+        shutil.copytree(theirs, tmp_path / place / theirs.name)
+    own = store(tmp_path, "local", dataclasses.replace(record, run_id="own"))
+    with pytest.warns(UserWarning, match=f"a copy of {theirs}; remove one of them") as caught:
+        found = load_runs(tmp_path)
+    assert [run.run_dir for run in found] == [own, theirs]
+    assert len(caught) == 2
+    with pytest.warns(UserWarning, match="/zz/.*: a copy; remove it"):
+        (committed,) = read_runs(tmp_path)
+    with pytest.warns(UserWarning, match="/local/.*: a copy; remove it"):
+        (mine,) = read_runs(tmp_path, "local", but_for=[committed])
+    assert mine[1].run_id == "own"
 
 
 def test_losses_without_a_record_are_named_unless_the_run_goes_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import datetime
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fp8study.core.errors import UserError
@@ -272,6 +273,12 @@ def _is_kind(value: Any, kind: str) -> bool:
     return is_number and math.isfinite(value) and (kind == NUMBER or value == int(value))
 
 
+def whence(record: Any) -> tuple[tuple[str, ...], ...]:
+    """Return by what a copy of a run's record is known, wherever it lies; empty: by nothing."""
+    host = record.machine.get("host_hash")
+    return ((record.run_id, record.started_at, record.ended_at or "", host),) if host else ()
+
+
 def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
     """Refuse metrics that are no numbers, or flags, where `METRICS` has them.
 
@@ -283,6 +290,22 @@ def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:
         allowed = {FLAG: (bool,), NUMBER: (int, float), COUNT: (int,)}[kind]
         if not {type(row.get(name)) for row in rows} <= {*allowed, type(None)}:
             raise UserError(f"{name}: a value is no {kind}")
+
+
+def check_whole(record: Any, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
+    """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
+    steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
+    if record.status not in ("completed", "diverged") or steps is None:
+        return
+    logged = [*range(every, steps + 1, every)]
+    if record.status == "completed" and steps % every:
+        logged.append(steps)
+    found = [line.get("step") for line in lines]
+    if found != logged:
+        raise UserError(
+            f"{run_dir}/metrics.jsonl: {len({*logged} & {*found})} of {len(logged)} logged steps "
+            f"in {len(lines)} lines, not each once and in order; move the run away, and do it again"
+        )
 
 
 def as_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

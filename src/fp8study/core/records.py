@@ -246,9 +246,11 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """
     path, packed = run_dir / "metrics.jsonl", run_dir / "metrics.jsonl.gz"
     try:
-        if not path.exists() and not packed.exists():
+        path = path if path.exists() else packed
+        if not path.exists():
             return []
-        content = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path == packed else content
         lines = content.decode("utf-8").splitlines()
         try:  # at once: twice as fast as line by line
             rows = json.loads(f"[{','.join(lines)}]")
@@ -267,22 +269,6 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 def last_logged_step(run_dir: Path) -> int:
     """Return how many steps a run has done as far as its metrics tell; 0 without any."""
     return max((row.get("step") or 0 for row in read_metrics(run_dir)), default=0)
-
-
-def check_whole(record: RunRecord, lines: list[dict[str, Any]], run_dir: Path) -> None:
-    """Refuse metrics that are not the steps of their run: its curve would be another's, unseen."""
-    steps, every = record.results.get("steps_completed"), record.config.get("log_every") or 1
-    if record.status not in ("completed", "diverged") or steps is None:
-        return
-    logged = [*range(every, steps + 1, every)]
-    if record.status == "completed" and steps % every:
-        logged.append(steps)
-    found = [line.get("step") for line in lines]
-    if found != logged:
-        raise UserError(
-            f"{run_dir}/metrics.jsonl: {len({*logged} & {*found})} of {len(logged)} logged steps "
-            f"in {len(lines)} lines, not each once and in order; move the run away, and do it again"
-        )
 
 
 @dataclass(frozen=True)
@@ -322,11 +308,11 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
     What is damaged, of another schema, a copy, closed to the reader or without a record is named
     in a warning and left out. Nothing is written or renamed.
     """
-    found: dict[tuple[str, str, str], StoredRun] = {}
+    found: list[StoredRun] = []
+    seen: dict[tuple[str, ...], StoredRun] = {}
     left_out = []
-    places = [("local", results_dir / "local")]
-    places += [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
-    for label, root in places:
+    places = [(p.name, p) for p in sorted((results_dir / "reference").glob("*")) if p.is_dir()]
+    for label, root in [*places, ("local", results_dir / "local")]:  # a copy there is not its own
         for folder in (root, *root.glob("*"), *root.glob("*/*")):
             # `glob` passes by in silence what it may not enter.
             if folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
@@ -337,14 +323,18 @@ def load_runs(results_dir: Path) -> list[StoredRun]:
         for path in sorted(root.glob("*/*/run.json")):
             try:
                 record, lines = read_placed(path), read_metrics(path.parent)
-                check_whole(record, lines, path.parent)
+                record_shape.check_whole(record, lines, path.parent)
             except UserError as error:
                 left_out.append(str(error))
                 continue
             run = StoredRun(record, path.parent, label, record_shape.as_columns(lines))
-            if (first := found.setdefault((label, record.study, record.run_id), run)) is not run:
+            keys = [(label, record.study, record.run_id), *record_shape.whence(record)]
+            if first := next((seen[key] for key in keys if key in seen), None):
                 left_out.append(f"{path.parent}: a copy of {first.run_dir}; remove one of them")
+                continue
+            seen |= dict.fromkeys(keys, run)
+            found.append(run)
     for text in left_out:
         warnings.warn(f"left out: {text}", stacklevel=2)
-    record_shape.complete_texts(run.record.data for run in found.values())
-    return list(found.values())
+    record_shape.complete_texts(run.record.data for run in found)
+    return sorted(found, key=lambda run: run.machine_label != "local")

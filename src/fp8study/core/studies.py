@@ -21,12 +21,12 @@ from fp8study.core.errors import UserError, nearest
 from fp8study.core.field_types import read_list, read_mapping, read_value, shown
 from fp8study.core.files import own_results, studies_dir, write_whole, writing
 from fp8study.core.presets import check_model_name
+from fp8study.core.record_shape import check_whole
 from fp8study.core.records import (
     LOSS_MARGIN_PCT,
     RESULTS,
     NewerRecord,
     RunRecord,
-    check_whole,
     read_metrics,
     read_record,
     set_aside,

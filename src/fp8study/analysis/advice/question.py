@@ -295,7 +295,8 @@ def answer(asked: Question, results: Path | None = None) -> Advice:
 
 @cache  # a process reads the records once
 def _advisor(results: Path) -> Advisor:
-    runs, own = read_runs(results), read_runs(results, "local")
+    runs = read_runs(results)
+    own = read_runs(results, "local", but_for=runs)
     if not runs:
         raise UserError(
             f"results: '{results}' holds no committed records, which advice rests on; run it in a "

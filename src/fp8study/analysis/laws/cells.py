@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from fp8study.core.fields import FIELDS
 from fp8study.core.path.switches import RETIRED
 from fp8study.core.presets import PRESETS
 from fp8study.core.recipes import RECIPES
-from fp8study.core.record_shape import as_run, complete_texts
+from fp8study.core.record_shape import as_run, complete_texts, whence
 from fp8study.core.records import RunRecord, read_placed
 
 #: Fields of the task that change no kernel.
@@ -136,17 +136,27 @@ def recorded_config(record: RunRecord) -> ResolvedConfig | None:
     return config if is_judged and adds_up_as_usual else None
 
 
-def read_runs(results: Path, place: str = "reference/*") -> list[tuple[str, RunRecord]]:
+def read_runs(
+    results: Path, place: str = "reference/*", but_for: Sequence[tuple[str, RunRecord]] = ()
+) -> list[tuple[str, RunRecord]]:
     """Read the records below a folder of results, without their steps.
 
-    Damaged ones are named in a warning and left out. Names are ``machine/study/run_id``; `place`
-    says of which machines, by default all committed.
+    Damaged ones are named in a warning and left out, and so are copies, of one another or of those
+    in `but_for`. Names are ``machine/study/run_id``; `place` says of which machines, by default all
+    committed.
     """
-    found = []
+    found: list[tuple[str, RunRecord]] = []
+    seen = {key for _, record in but_for for key in whence(record)}
     for path in sorted(results.glob(f"{place}/*/*/run.json")):
         try:
-            found.append(("/".join(path.parts[-4:-1]), read_placed(path)))
+            record = read_placed(path)
         except UserError as error:
             warnings.warn(f"left out: {error}", stacklevel=2)
+            continue
+        if seen.isdisjoint(keys := whence(record)):
+            seen.update(keys)
+            found.append(("/".join(path.parts[-4:-1]), record))
+        else:
+            warnings.warn(f"left out: {path.parent}: a copy; remove it", stacklevel=2)
     complete_texts(record.data for _, record in found)
     return found

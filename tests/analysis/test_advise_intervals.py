@@ -308,6 +308,16 @@ def test_more_gpus_that_would_have_room_are_in_nodes_as_asked_about() -> None:
     assert more and {way.gpus_per_node for way in more} == {2}
 
 
+def test_a_gpu_that_was_never_timed_is_told_beside_the_answer() -> None:
+    said = advice_text(answer(question_for([], "qwen3-14b", 8, 4096, None, "h100-pcie")))
+    first, *_ = said.split("\n\nMemory")
+    assert "h100-pcie-80gb: times of an NVIDIA H200, scaled by datasheets" in " ".join(
+        first.split()
+    )
+    said = advice_text(answer(question_for([], "qwen3-14b", 8, 4096, None, "h200")))
+    assert "scaled by datasheets" not in said
+
+
 def test_another_task_is_told_as_it_is_answered() -> None:
     found = answer(question_for([], "llama-3.1-8b", 64, 8192, None, "h100", global_batch_size=512))
     told = next(each for each in found.changes if each.what.startswith("sequence_length=2048"))

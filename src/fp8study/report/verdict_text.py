@@ -54,11 +54,13 @@ def answer_lines(advice: Advice) -> list[str]:
 
 
 def _no_interval(advice: Advice) -> list[str]:
-    """Say why it is unknown how far a predicted lead may be off."""
+    """Say why it is unknown how far a predicted lead may be off, or whose times it rests on."""
     lead, why = advice.chosen.lead_pct, advice.chosen.interval_from
-    if lead is None or lead.high is not None or not why:
+    if lead is None or not why:
         return []
-    return [f"  how far that may be off is unknown: {why}"]
+    if lead.high is None:
+        return [f"  how far that may be off is unknown: {why}"]
+    return [f"  {each}" for each in advice.beyond if each.startswith(f"{advice.gpu}: ")]
 
 
 def _unchecked(advice: Advice) -> list[str]:

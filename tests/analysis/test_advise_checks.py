@@ -89,6 +89,28 @@ def test_a_global_batch_is_parted_among_gpus_and_passes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "num_gpus", "sequences", "fields", "chosen"),
+    [
+        ("h100-80gb", 64, 1024, {"master_dtype": "bf16"}, (2, 8, True, False)),
+        ("h100-pcie", 8, 64, {}, (8, 1, "half", True)),
+        ("h100-80gb", 64, 1024, {}, (2, 8, "half", False)),
+    ],
+)
+def test_a_step_is_parted_as_fp8_is_notably_faster(
+    gpu: str, num_gpus: int, sequences: int, fields: dict[str, Any], chosen: tuple[Any, ...]
+) -> None:
+    """With layers gathered twice or recomputed for a larger batch, unasked, as without a step."""
+    values = {"max_grad_norm": 1.0} | fields
+    asked = question_for(
+        [], "llama-3.1-8b", num_gpus, 4096, None, gpu, values, None, sequences
+    ).config
+    names = ("micro_batch_size", "gradient_accumulation_steps", "reshard_after_forward",
+             "activation_checkpointing")  # fmt: skip
+    assert tuple(getattr(asked, name) for name in names) == chosen
+    assert asked.tokens_per_step == sequences * 4096
+
+
+@pytest.mark.parametrize(
     ("model", "gpu", "sequences"),
     [("qwen3-14b", "h200", 512), ("llama-3.1-8b", "h100-80gb", 128), ("qwen3-14b", "b200", 512)],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -116,19 +116,30 @@ def question_for(
     values |= others or {}
     if needs_plain_head(model):
         values["loss_head"] = "plain"
+    base = dict(values)
     if global_batch_size is not None:
         _check_steps(global_batch_size, sequence_length, tokens or usual_tokens(shape))
         values |= _parted(values, global_batch_size, micro_batch_size, shape, capacity)
-        micro_batch_size = values["micro_batch_size"]
     config = make_config(values, "advise")
     check_model(config)
     as_fp8(config, "fp8_tensorwise").resolved(on_gpu=True)  # refuses what FP8's GEMMs cannot
-    if micro_batch_size is None:
+    if micro_batch_size is None and global_batch_size is None:
         if not _batch(config, shape, capacity):  # what saves memory first
             values |= savers(config.resolved(), shape, capacity) | dict(others or {})
             config = make_config(values, "advise")
         values |= {"micro_batch_size": max(1, _batch(config, shape, capacity))}
-        values |= _faster(values, others or {}, shape, peak, capacity, joins)
+        base = dict(values)
+    if micro_batch_size is None:
+
+        def sized(fields: Mapping[str, Any]) -> dict[str, Any]:
+            if global_batch_size is not None:
+                return _parted(fields, global_batch_size, None, shape, capacity)
+            most = max(1, _LARGEST_STEP // (number * sequence_length))
+            batch = _batch(make_config(fields, "advise"), shape, capacity)
+            return {"micro_batch_size": min(batch, most)}
+
+        tries = ({**base, **roomier, **(others or {})} for roomier in ROOMIER[1:])
+        values = _faster(values, tries, sized, shape, peak, capacity, joins)
         config = make_config(values, "advise")
     changes = for_small_steps(config, peak)
     if "update_kernel" not in values and not rests_on_the_path(config):
@@ -147,13 +158,15 @@ def question_for(
 
 
 def _faster(
-    values: Mapping[str, Any], others: Mapping[str, Any], shape: ModelShape, peak: GpuPeak,
+    values: Mapping[str, Any], roomier: Iterable[Mapping[str, Any]],
+    sized: Callable[[Mapping[str, Any]], dict[str, Any]], shape: ModelShape, peak: GpuPeak,
     capacity: float, network: Network,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return a larger batch and what makes room for it, where that is notably faster by the law.
+    """Return a run with a larger batch, and what makes room for it, where that is notably faster.
 
     In FP8, at a batch at which BF16 is about as fast as it can be: where links are slow, computing
-    layers again may cost less than a small batch does.
+    layers again may cost less than a small batch does. `sized`: the batch of such a run, or the
+    parts of its step.
     """
     law = law_of(shape, peak, None, network)
 
@@ -164,18 +177,15 @@ def _faster(
         return bf16_rate, fp8_rate
 
     plain = rates(values)
-    most = max(1, _LARGEST_STEP // (values["num_gpus"] * values["sequence_length"]))
-    tries: list[tuple[dict[str, Any], float, float]] = [({}, *plain)]
-    for roomier in ROOMIER[1:]:
-        fields = {**values, **roomier, **others}
+    tries = [(dict(values), *plain)]
+    for fields in roomier:
         with suppress(UserError):  # refused on so many GPUs
-            batch = _batch(make_config(fields, "advise"), shape, capacity)
-            fields["micro_batch_size"] = min(batch, most)
-            changes = {name: fields[name] for name in (*roomier, "micro_batch_size")}
-            tries.append((changes, *rates(fields)))
+            way = {**fields, **sized(fields)}
+            if _batch(make_config(way, "advise"), shape, capacity) >= way["micro_batch_size"]:
+                tries.append((way, *rates(way)))
     least = _ALIKE * max(bf16 for _, bf16, _ in tries)
     best, _, fp8 = max((t for t in tries if t[1] >= least), key=lambda t: t[2])
-    return best if fp8 >= _NOTABLY * plain[1] else {}
+    return best if fp8 >= _NOTABLY * plain[1] else dict(values)
 
 
 def _parted(

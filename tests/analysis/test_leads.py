@@ -190,7 +190,9 @@ def test_hosts_of_one_name_are_told_apart_by_their_gpus(
     for at, cards in enumerate(used.split()):
         gpus = [{"index": "abcde".index(card) % 2, "uuid": f"GPU-{card}bcd-01"} for card in cards]
         there = {"host_hash": "rented", "num_gpus_on_machine": 2, "gpus": gpus}
-        store(tmp_path, "local", make_record(study=f"machine-{at}", machine=there))
+        began = f"2000-01-01T00:0{at}:00+00:00"  # else it is a copy
+        record = make_record(study=f"machine-{at}", machine=there, started_at=began)
+        store(tmp_path, "local", record)
     named = [f"rented with GPU-{host}bcd" for host in hosts.split()]
     assert list(frame(tmp_path)["host_hash"]) == named
 

@@ -33,6 +33,7 @@ def trainer_of(run_dir: Path, first_step: int) -> Any:
         config=config, model=model, device=torch.device("cpu"), optimizer=optimizer,
         job=SimpleNamespace(first_step=first_step, start_from=start, data=data),
         pace=SimpleNamespace(num_steps=20), steps=[], validation_losses={}, audit={},
+        model_facts={},
         state=SimpleNamespace(is_main_process=True, process_index=0),
         updates=SimpleNamespace(after=lambda: None, adamw=optimizer, scaler_state=dict),
     )  # fmt: skip
@@ -56,6 +57,7 @@ def test_a_run_goes_on_without_gradients_of_all_weights(tmp_path: Path) -> None:
     run_dir.mkdir()
     (run_dir / "metrics.jsonl").touch()
     before = trainer_of(run_dir, 0)
+    before.model_facts = {"init_sha256": "ab" * 32, "num_parameters": 1}
     before.model(torch.randn(4, WIDTH)).sum().backward()
     before.optimizer.step()
     saving = Checkpoints(before, run_dir)
@@ -68,6 +70,7 @@ def test_a_run_goes_on_without_gradients_of_all_weights(tmp_path: Path) -> None:
     # Two states a weight are there to stay; loading takes a copy of one tensor at a time.
     peak = peak_bytes(recorded, tmp_path / "trace.json")
     assert 2 * WEIGHTS_BYTES <= peak < 2 * WEIGHTS_BYTES + 4 * LAYER_BYTES
+    assert after.model_facts == {"init_sha256": "ab" * 32}  # what it began with
     for ours, theirs in zip(after.model.parameters(), before.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
         for name, state in before.optimizer.state[theirs].items():

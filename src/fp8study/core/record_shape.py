@@ -7,6 +7,7 @@ with it, and everything that is made of records may rely on what stands here.
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -276,7 +277,8 @@ def _is_kind(value: Any, kind: str) -> bool:
 def whence(record: Any) -> tuple[tuple[str, ...], ...]:
     """Return by what a copy of a run's record is known, wherever it lies; empty: by nothing."""
     host = record.machine.get("host_hash")
-    return ((record.run_id, record.started_at, record.ended_at or "", host),) if host else ()
+    found = json.dumps([record.machine.get("gpus"), record.results], sort_keys=True)
+    return ((record.run_id, record.started_at, host, found),) if host else ()
 
 
 def check_columns(rows: Sequence[Mapping[str, Any]]) -> None:

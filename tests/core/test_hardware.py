@@ -57,7 +57,7 @@ def test_memory_is_what_error_correction_leaves() -> None:
         ("NVIDIA L40", "l40-48gb"),
         ("NVIDIA H20", "h20-96gb"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000-96gb"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-blackwell-server-96gb"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-96gb"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada-48gb"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("Tesla A100", "a100"),

@@ -61,26 +61,12 @@ _PARTS = {"GB": "Blackwell", "B": "Blackwell", "RTX 50": "Blackwell", "RTX PRO":
 #: Ordered: the first part found in a GPU's name wins.
 GPU_PEAKS = (
     GpuPeak(
-        "GB200",
-        2500,
-        5000,
-        8,
-        186,
-        900,
-        "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed",
-        4,
-        72,
+        "GB200", 2500, 5000, 8, 186, 900, "NVIDIA GB200 NVL72 datasheet, per GPU, sparsity removed",
+        gpus_per_node=4, nvlink_gpus=72,
     ),
     GpuPeak(
-        "GB300",
-        2500,
-        5000,
-        8,
-        279,
-        900,
-        "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed",
-        4,
-        72,
+        "GB300", 2500, 5000, 8, 279, 900, "NVIDIA GB300 NVL72 datasheet, per GPU, sparsity removed",
+        gpus_per_node=4, nvlink_gpus=72,
     ),
     GpuPeak("B300", 2250, 4500, 8, 270, 900, "NVIDIA HGX B300 datasheet, sparsity removed"),
     GpuPeak("B200", 2250, 4500, 8, 180, 900, "NVIDIA HGX B200 datasheet, sparsity removed"),
@@ -93,8 +79,8 @@ GPU_PEAKS = (
     GpuPeak("H100 PCIe", 756, 1513, 2.0, 80, 64, "NVIDIA H100 PCIe datasheet, sparsity removed"),
     GpuPeak("H100 NVL", 835.5, 1671, 3.9, 94, 64, "NVIDIA H100 NVL datasheet, sparsity removed"),
     GpuPeak("H100", 989, 1979, 3.35, 80, 450, "NVIDIA H100 SXM datasheet, sparsity removed"),
-    GpuPeak("H800", 989, 1979, 3.35, 80, 200, "NVIDIA H800 SXM datasheet, sparsity removed"),
-    GpuPeak("H20", 148, 296, 4.0, 96, 450, "NVIDIA H20 datasheet, no sparsity"),
+    GpuPeak("H800", 989, 1979, 3.35, 80, 200, "an H100 SXM's, with NVLink of 400 GB/s both ways"),
+    GpuPeak("H20", 148, 296, 4.0, 96, 450, "as sellers publish it, no sparsity"),
     GpuPeak("A100", 312, None, None, None, 300, "NVIDIA A100 datasheet"),
     GpuPeak(
         "L40S", 362, 733, 0.864, 48, 32, "NVIDIA L40S datasheet, sparsity removed", ecc_takes=1 / 16
@@ -108,36 +94,18 @@ GPU_PEAKS = (
     GpuPeak(
         "RTX 6000 Ada", 364.25, 728.5, 0.96, 48, 32, "NVIDIA RTX 6000 Ada datasheet, no sparsity"
     ),
-    GpuPeak(
-        "RTX PRO 6000 Blackwell Server",
-        503.8,
-        1007.6,
-        1.597,
-        96,
-        64,
-        "NVIDIA RTX PRO Blackwell whitepaper, sparsity removed",
-    ),
-    GpuPeak(
-        "RTX PRO 6000",
-        503.8,
-        1007.6,
-        1.792,
-        96,
-        64,
-        "NVIDIA RTX PRO Blackwell whitepaper, sparsity removed",
-    ),
+    GpuPeak("RTX PRO 6000", 500, 1000, 1.792, 96, 64,
+            "NVIDIA's 4,000 sparse TOPS in FP4: an eighth dense in BF16, a quarter in FP8"),
     GpuPeak(
         "RTX 5090", 209.5, 419, 1.792, 32, 64, "NVIDIA Blackwell whitepaper, FP32 accumulation"
     ),
     GpuPeak("RTX 4090", 165.2, 330.3, 1.008, 24, 32, "NVIDIA Ada whitepaper, FP32 accumulation"),
-)
+)  # fmt: skip
 
 
 #: What a driver puts before and behind the names in the table, in lower case with hyphens.
 _BEFORE = re.compile(r"^(?:(?:nvidia|tesla|geforce)-)+")
-_BEHIND = (
-    r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation|blackwell|workstation|edition))*"
-)
+_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation|blackwell|server|workstation|edition))*"
 #: The size in a driver's name of what holds a GPU's CPU, too.
 _WITH_HOST = {"GH200": 480}
 #: GPUs of others, and what is no GPU.

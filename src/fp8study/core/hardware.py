@@ -105,7 +105,10 @@ GPU_PEAKS = (
 
 #: What a driver puts before and behind the names in the table, in lower case with hyphens.
 _BEFORE = re.compile(r"^(?:(?:nvidia|tesla|geforce)-)+")
-_BEHIND = r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation|blackwell|server|workstation|edition))*"
+_BEHIND = (
+    r"(?:-(?:[0-9]+gb|sxm[0-9]*|pcie|hbm[0-9]e?|ac|generation|blackwell|server|workstation"
+    r"|edition))*"
+)
 #: The size in a driver's name of what holds a GPU's CPU, too.
 _WITH_HOST = {"GH200": 480}
 #: GPUs of others, and what is no GPU.
